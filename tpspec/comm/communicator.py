@@ -1,0 +1,49 @@
+"""The seam every collective goes through. Passed in, never fetched, so two models with two groups share a process.
+
+Knows tensors and purposes; must not know models, requests or rounds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Purpose(StrEnum):
+    """Why a collective runs. Mandatory, so nothing uncounted can be added."""
+
+    attention = "attention"
+    mlp = "mlp"
+    pick = "pick"
+    logits = "logits"
+    control = "control"
+
+
+class Communicator(Protocol):
+    """A group of ranks. Every rank calls the same verbs in the same order with tensors of the same shape."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
+        """The sum over ranks, bitwise the same on each; may reuse x's memory."""
+
+    def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
+        """[N, *x.shape]: x of every rank, in rank order, the same bytes on each."""
+
+
+class OneRank:
+    """A group of one: nothing to send, nothing to count."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
+        return x.unsqueeze(0)

@@ -1,0 +1,38 @@
+"""Rows of a forward: which tokens of which sequences run, where their keys and values live, who may look at whom.
+
+Integers only. A span is a run of committed tokens that are not cached yet, followed, once it reaches the root, by the
+nodes of a tree; so a prompt chunk, a plain decode step and a verification are one thing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Runs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows of one sequence.
+
+    start: tokens of the sequence already cached. tokens: the rows' token ids. runs: (first slot, count) pieces of the
+    slots of positions [0, start + len(tokens)), in order; row i is written at slot of start + i.
+    parents: None for a chain; else for each row the row it follows (row 0 follows the cache: -1), parents[i] < i.
+    num_logits: the last num_logits rows need logits (0 for a prompt chunk that does not reach the root).
+    """
+
+    seq: int
+    start: int
+    tokens: tuple[int, ...]
+    runs: Runs
+    num_logits: int
+    parents: tuple[int, ...] | None = None
+
+    def positions(self) -> list[int]:
+        """Absolute position of every row: the root's plus its depth."""
+        if self.parents is None:
+            return list(range(self.start, self.start + len(self.tokens)))
+        positions: list[int] = []
+        for parent in self.parents:
+            positions.append(self.start if parent < 0 else positions[parent] + 1)
+        return positions

@@ -1,0 +1,95 @@
+"""Nouns of drafting and verifying: a tree of proposed tokens, the verdict on it. No tensors of a model, no ranks.
+
+A chain is a tree. Row 0 of a verification span is the root (the last committed token); node i of the tree is row i + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The distribution q from which the children of one row were drawn: its whole support, sparse.
+
+    ids: token ids, ascending. probs: float64 probabilities, same order, sum 1. Children of the row were drawn from it
+    without replacement in the order in which they stand in the tree. `None` in place of a `Draws` means that the
+    children were chosen deterministically (each is a point mass).
+    """
+
+    ids: tuple[int, ...]
+    probs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Tokens proposed under the root.
+
+    tokens[i] is node i; parents[i] < i is its parent node, or ROOT. Siblings stand in draw order and differ.
+    draws[j], when given, belongs to row j (0 the root, i + 1 node i) and says how that row's children were drawn.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    draws: tuple[Draws | None, ...] | None = None
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], draws: Sequence[Draws | None] | None = None) -> TokenTree:
+        """K tokens, each the child of the one before; draws: one for each row that has a child (K of them)."""
+        rows = None if draws is None else (*draws, None)
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), rows)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+
+    def children(self, node: int) -> list[int]:
+        """Nodes whose parent is `node` (ROOT for the root), in draw order."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`, inclusive; empty for ROOT."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def depths(self) -> list[int]:
+        """Distance of each node from the root; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def pruned(self, size: int) -> TokenTree:
+        """The first `size` nodes: parents come first, so a prefix is a tree."""
+        if size >= len(self.tokens):
+            return self
+        draws = None if self.draws is None else self.draws[: size + 1]
+        return TokenTree(self.tokens[:size], self.parents[:size], draws)
+
+
+NO_DRAFT = TokenTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one round decided for one sequence.
+
+    path: the accepted nodes of its tree, from the root down. tokens: what is emitted, the accepted tokens and then
+    the target's own next token, so len(tokens) == len(path) + 1.
+    """
+
+    seq: int
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
