@@ -36,3 +36,15 @@ class Span:
         for parent in self.parents:
             positions.append(self.start if parent < 0 else positions[parent] + 1)
         return positions
+
+    def own_slots(self) -> list[int]:
+        """Slot of every row: those of the last len(tokens) positions of the runs."""
+        slots: list[int] = []
+        missing = len(self.tokens)
+        for first, count in reversed(self.runs):
+            taken = min(count, missing)
+            slots = [*range(first + count - taken, first + count), *slots]
+            missing -= taken
+            if not missing:
+                break
+        return slots

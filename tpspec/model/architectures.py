@@ -1,0 +1,172 @@
+"""Architectures as data: what differs between the decoder-only models we run, and nothing else.
+
+To add one, add a declaration. Options of a checkpoint that its declaration does not cover are refused by name.
+Must not know shards, ranks or tensors' values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a family of checkpoints may do.
+
+    qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never).
+    qk_norm: RMSNorm over each query and key head before rope. window: "all" layers share config.sliding_window,
+    "layer_types" says which layers do, or None. nope: the config list that says which layers skip rope, or None.
+    """
+
+    qkv_bias: bool | str = False
+    o_bias: str | None = None
+    mlp_bias: str | None = None
+    qk_norm: bool = False
+    window: str | None = None
+    nope: str | None = None
+
+
+ARCHITECTURES = {
+    "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "mistral": Architecture(window="all"),
+    "qwen2": Architecture(qkv_bias=True, window="layer_types"),
+    "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
+    "smollm3": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        window="layer_types",
+        nope="no_rope_layers",
+    ),
+}
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies that do not change with the length of the text
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """rope: whether positions turn queries and keys here. window: how many last positions a row sees, or None."""
+
+    rope: bool
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One checkpoint's architecture, resolved: sizes, options and rope frequencies. Source: its config.json."""
+
+    model_type: str
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    tied: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    layers: tuple[LayerSpec, ...]
+    inv_freq: Tensor
+    rope_scale: float
+    max_position: int
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """The architecture of the checkpoint in `folder`, through transformers' own configuration classes."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}/config.json: not a configuration transformers can read: {error}") from error
+    return resolve(config, str(folder))
+
+
+def resolve(config: Any, where: str) -> ModelSpec:
+    """A transformers configuration, checked against its declaration. `where` names it in errors."""
+    arch = _declaration(config, where)
+    inv_freq, scale = _frequencies(config, where)
+    return ModelSpec(
+        model_type=config.model_type,
+        hidden=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=_head_dim(config),
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
+        tied=config.tie_word_embeddings,
+        qkv_bias=_flag(config, arch.qkv_bias),
+        o_bias=_flag(config, arch.o_bias),
+        mlp_bias=_flag(config, arch.mlp_bias),
+        qk_norm=arch.qk_norm,
+        layers=_layers(config, arch, where),
+        inv_freq=inv_freq,
+        rope_scale=scale,
+        max_position=config.max_position_embeddings,
+    )
+
+
+def _declaration(config: Any, where: str) -> Architecture:
+    arch = ARCHITECTURES.get(config.model_type)
+    if arch is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UserError(f"{where}: architecture {config.model_type!r} is not supported; supported are {known}")
+    if config.hidden_act != "silu":
+        raise UserError(f"{where}: hidden_act {config.hidden_act!r} is not supported; only 'silu' is")
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"{where}: quantized checkpoints are not supported yet; use the unquantized weights")
+    for option in ("attention_bias", "mlp_bias"):
+        if getattr(config, option, False) and option not in (arch.qkv_bias, arch.o_bias, arch.mlp_bias):
+            raise UserError(f"{where}: {option}: true is not supported for {config.model_type}")
+    return arch
+
+
+def _flag(config: Any, flag: bool | str | None) -> bool:
+    return bool(getattr(config, flag)) if isinstance(flag, str) else bool(flag)
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _layers(config: Any, arch: Architecture, where: str) -> tuple[LayerSpec, ...]:
+    num_layers = config.num_hidden_layers
+    rope = getattr(config, arch.nope) if arch.nope else [True] * num_layers
+    kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
+    if arch.window == "all":
+        kinds = ["sliding_attention" if config.sliding_window else "full_attention"] * num_layers
+    kinds = kinds or ["full_attention"] * num_layers
+    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    if unknown or len(kinds) < num_layers or len(rope) < num_layers:
+        raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
+    windows = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    return tuple(LayerSpec(bool(rope[i]), windows[i]) for i in range(num_layers))
+
+
+def _frequencies(config: Any, where: str) -> tuple[Tensor, float]:
+    """Rope's inverse frequencies [head_dim / 2], float32, and the scale of cos and sin, from transformers."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = config.rope_parameters
+    kind = parameters.get("rope_type", "default")
+    if kind not in ROPE_TYPES:
+        raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"{where}: partial_rotary_factor is not supported")
+    if kind == "default":
+        dims = torch.arange(0, _head_dim(config), 2, dtype=torch.float32)
+        return 1.0 / (parameters["rope_theta"] ** (dims / _head_dim(config))), 1.0
+    inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return inv_freq.float(), float(scale)

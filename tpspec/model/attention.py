@@ -1,0 +1,164 @@
+"""Attention of a round's rows over their sequences' pages. Sees slots and masks, never a draft policy.
+
+A row sees the cached tokens of its sequence and, among the rows beside it, its ancestors and itself: a tree of rows is
+a mask. The query heads that share a kv head are folded into rows, so uneven groups need no copy of keys or values.
+
+Shapes: T rows of a span, G kv heads, F query heads folded onto each (the widest group), E head dim, S keys in view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tpspec.cache.store import Slots
+    from tpspec.model.batch import Span
+
+KEY_BLOCK = 64  # `stable` reads whole blocks of keys, so that sums are split the same way at every length
+
+
+class Attend(Protocol):
+    """How queries meet keys; `fused` and `stable` are the two ways."""
+
+    def __call__(self, q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float) -> Tensor:
+        """R = T x F folded rows; mask is added to the scores (0 or -inf), None sees all. Returns [G, R, E]."""
+
+
+def fused(q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float) -> Tensor:
+    """torch's fused kernel; a row's last bits may depend on the rows beside it."""
+    return F.scaled_dot_product_attention(
+        q_GRE.unsqueeze(0), k_GSE.unsqueeze(0), v_GSE.unsqueeze(0), attn_mask=mask_RS, scale=scale
+    ).squeeze(0)
+
+
+def stable(q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float) -> Tensor:
+    """Two products and a float32 softmax; the same bits for a row at any length, given one R and whole key blocks."""
+    scores_GRS = torch.bmm(q_GRE, k_GSE.transpose(1, 2)).float() * scale
+    if mask_RS is not None:
+        scores_GRS += mask_RS
+    return torch.bmm(torch.softmax(scores_GRS, -1).to(q_GRE.dtype), v_GSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """Which query head stands where when heads are folded onto their kv heads.
+
+    kv_of: for each local query head the local kv head it reads, ascending. Uneven groups (a kv head on a boundary
+    between shards) leave holes in the last columns; holes are computed and dropped.
+    """
+
+    num_kv_heads: int
+    width: int
+    to_folded: Tensor | None  # [G * F] index of the query head for each place, None when groups are even
+    from_folded: Tensor | None  # [H] place of each query head
+
+    @classmethod
+    def of(cls, kv_of: Sequence[int], device: torch.device) -> Folding:
+        counts = [list(kv_of).count(g) for g in range(max(kv_of) + 1)]
+        width = max(counts)
+        if min(counts) == width:
+            return cls(len(counts), width, None, None)
+        places = [g * width + kv_of[:h].count(g) for h, g in enumerate(kv_of)]
+        heads = {place: head for head, place in enumerate(places)}
+        to_folded = [heads.get(place, 0) for place in range(len(counts) * width)]
+        return cls(
+            len(counts), width, torch.tensor(to_folded, device=device), torch.tensor(places, device=device)
+        )
+
+    def fold(self, q_THE: Tensor) -> Tensor:
+        """[T, H, E] -> [G, T * F, E], rows in (row, folded head) order."""
+        if self.to_folded is not None:
+            q_THE = q_THE.index_select(1, self.to_folded)
+        rows, _, dim = q_THE.shape
+        return q_THE.view(rows, self.num_kv_heads, self.width, dim).transpose(0, 1).reshape(self.num_kv_heads, -1, dim)
+
+    def unfold(self, out_GRE: Tensor) -> Tensor:
+        """[G, T * F, E] -> [T, H * E]."""
+        dim = out_GRE.shape[-1]
+        out_TGFE = out_GRE.view(self.num_kv_heads, -1, self.width, dim).transpose(0, 1)
+        out_THE = out_TGFE.reshape(out_TGFE.shape[0], -1, dim)
+        if self.from_folded is not None:
+            out_THE = out_THE.index_select(1, self.from_folded)
+        return out_THE.reshape(out_THE.shape[0], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the rows of one span see in layers of one window: key slots, and a mask where rows see different keys."""
+
+    rows: slice
+    keys: Slots
+    mask_RS: Tensor | None
+    padding: int  # empty rows added below, so that R is the same in every round
+
+    def attend(self, attend: Attend, q_THE: Tensor, keys_GSE: Tensor, values_GSE: Tensor, fold: Folding) -> Tensor:
+        """Rows of this span, [T, H * E]; q_THE holds all rows of the round."""
+        q_THE = q_THE[self.rows]
+        num_rows, scale = q_THE.shape[0], q_THE.shape[-1] ** -0.5
+        if self.padding:
+            q_THE = F.pad(q_THE, (0, 0, 0, 0, 0, self.padding))
+        out = attend(fold.fold(q_THE), keys_GSE[:, self.keys], values_GSE[:, self.keys], self.mask_RS, scale)
+        return fold.unfold(out)[:num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is the same for every view of a model. fixed_rows: pad each span to so many rows (deterministic)."""
+
+    fold_width: int
+    num_slots: int
+    mask_dtype: torch.dtype
+    device: torch.device
+    fixed_rows: int | None
+
+    def view(self, span: Span, first_row: int, window: int | None) -> View:
+        """The view of `span`, whose rows start at `first_row` of the round, where rows see the last `window` tokens."""
+        rows = slice(first_row, first_row + len(span.tokens))
+        first_key = 0 if window is None else max(0, span.start - window + 1)
+        num_keys = span.start + len(span.tokens) - first_key
+        if self.fixed_rows is None and len(span.tokens) == 1:
+            return View(rows, self._keys(span, first_key, 0), None, 0)
+        seen_TS = _visible(span, first_key, window)
+        padding = extra = 0
+        if self.fixed_rows is not None:
+            padding, extra = self.fixed_rows - len(span.tokens), -num_keys % KEY_BLOCK
+            seen_TS = F.pad(seen_TS, (0, extra, 0, padding))
+            seen_TS[len(span.tokens) :, 0] = True  # padding rows see one key, so that none of them is all -inf
+        mask_TS = torch.zeros(seen_TS.shape, dtype=self.mask_dtype).masked_fill_(~seen_TS, float("-inf"))
+        mask_RS = mask_TS.repeat_interleave(self.fold_width, 0).to(self.device)
+        return View(rows, self._keys(span, first_key, extra), mask_RS, padding)
+
+    def _keys(self, span: Span, first_key: int, extra: int) -> Slots:
+        """Slots of the keys from `first_key` on, and `extra` more of anything (they are masked)."""
+        first, count = span.runs[0]
+        if len(span.runs) == 1 and first + count + extra <= self.num_slots:
+            return slice(first + first_key, first + count + extra)
+        pieces = [torch.arange(first, first + count) for first, count in span.runs]
+        slots = torch.cat(pieces)[first_key:]
+        return torch.cat([slots, slots[:1].expand(extra)]).to(self.device)
+
+
+def _visible(span: Span, first_key: int, window: int | None) -> Tensor:
+    """[T, S] bool: keys from `first_key` on that each row sees: the cache, its ancestors and itself, in its window."""
+    num_rows = len(span.tokens)
+    if span.parents is None:
+        own_TT = torch.ones(num_rows, num_rows, dtype=torch.bool).tril()
+    else:
+        own_TT = torch.eye(num_rows, dtype=torch.bool)
+        for row, parent in enumerate(span.parents):
+            if parent >= 0:
+                own_TT[row] |= own_TT[parent]
+    seen = torch.cat([torch.ones(num_rows, span.start - first_key, dtype=torch.bool), own_TT], 1)
+    if window is None:
+        return seen
+    positions = torch.tensor(span.positions())
+    key_positions = torch.cat([torch.arange(first_key, span.start), positions])
+    return seen & (key_positions > positions.unsqueeze(1) - window)

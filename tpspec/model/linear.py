@@ -1,0 +1,61 @@
+"""y = x W^T + b, in the layout that suits the machine. Callers do not know which one they hold.
+
+On CPU the weight is reordered once into oneDNN's blocked layout (the one torch's compiler uses), which is faster and
+makes a row's result independent of the rows beside it; where that is not available, the plain product serves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
+PACKABLE = (torch.bfloat16, torch.float32, torch.float16)
+
+
+class Linear(Protocol):
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """[T, I] -> [T, O]."""
+
+
+class PlainLinear:
+    """The reference: the weight as it stands in the checkpoint, [O, I]."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self.weight_OI, self.bias_O = weight_OI, bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return F.linear(x_TI, self.weight_OI, self.bias_O)
+
+
+class PackedLinear:
+    """The weight in oneDNN's blocked layout. The plain weight can be dropped after construction."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), PACK_ROWS)
+        self._bias_O = bias_O
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        y_TO: Tensor = self._product(x_TI, self._packed, self._bias_O, "none", [], "")
+        return y_TO
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch, machine and dtype have the packed product; tried once on a small matrix, not assumed."""
+    if device.type != "cpu" or dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        x = torch.ones(2, 16, dtype=dtype)
+        return bool(torch.equal(PackedLinear(torch.ones(16, 16, dtype=dtype))(x), 16 * x))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+def linear(weight_OI: Tensor, bias_O: Tensor | None = None, *, packed: bool) -> Linear:
+    return PackedLinear(weight_OI, bias_O) if packed else PlainLinear(weight_OI, bias_O)
