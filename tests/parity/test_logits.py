@@ -1,0 +1,119 @@
+"""The sharded decoder computes what transformers computes, for every architecture and any split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import KINDS, tiny
+from tpspec.comm.threads import ThreadWorld
+from tpspec.model.batch import Span
+from tpspec.model.loader import Loader
+from tpspec.topology import checkpoint
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split
+
+CPU = torch.device("cpu")
+SPLITS = [(1,), (1, 1), (1, 1, 1), (1, 1, 1, 1, 1), (1, 2), (3, 1, 2)]
+LENGTH, CHUNK = 43, 16
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tiny")
+    return {kind: tiny(kind, root / kind, shards=2 if kind == "llama" else 1) for kind in KINDS}
+
+
+def reference(folder: Path, ids: list[int]) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def prompt(seed: int = 0) -> list[int]:
+    return torch.randint(3, 263, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def sharded(folder: Path, weights: tuple[int, ...], run: Any) -> list[Any]:
+    """`run(decoder)` on every rank of a world of threads; the results by rank."""
+    shape = ModelShape.from_config(checkpoint.read_config(folder), str(folder))
+    shards = split(shape, weights)
+
+    def rank(comm: Any) -> Any:
+        loader = Loader.open(folder, shards[comm.rank], torch.float32, CPU)
+        return run(loader.decoder(comm, num_slots=256))
+
+    return ThreadWorld(len(weights)).run(rank)
+
+
+@pytest.mark.parametrize("weights", SPLITS, ids=lambda weights: ":".join(map(str, weights)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_sharded_logits_equal_those_of_transformers(
+    folders: dict[str, Path], kind: str, weights: tuple[int, ...]
+) -> None:
+    """Stands against a slice off by a row, a bias added on every rank, a kv head read by the wrong query heads, rope
+    on a NoPE layer, a window off by one; and chunks, rows and pages that disagree: the prompt is read in chunks that
+    end inside pages, over pages that are not contiguous."""
+    ids = prompt()
+    runs = ((32, 20), (96, 30))
+
+    def pieces(stop: int) -> tuple[tuple[int, int], ...]:
+        return ((32, stop),) if stop <= 20 else (runs[0], (96, stop - 20))
+
+    def run(decoder: Any) -> torch.Tensor:
+        parts = []
+        for start in range(0, LENGTH, CHUNK):
+            stop = min(start + CHUNK, LENGTH)
+            parts.append(decoder.forward([Span(0, start, tuple(ids[start:stop]), pieces(stop), stop - start)]))
+        return torch.cat(parts)
+
+    logits = torch.cat(sharded(folders[kind], weights, run), -1)
+    assert (logits - reference(folders[kind], ids)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("weights", [(1,), (3, 1, 2)], ids=["1", "3:1:2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_path_of_a_tree_has_the_logits_of_its_own_text(
+    folders: dict[str, Path], kind: str, weights: tuple[int, ...]
+) -> None:
+    """Stands against a row that sees its siblings, or stands at its slot's position instead of its depth's."""
+    ids = prompt(1)[:20]
+    tree, parents = [50, 60, 70, 80, 90, 100], [-1, 0, 0, 1, 2, 3]
+    rows = (ids[-1], *tree)
+    row_parents = (-1, *(parent + 1 if parent >= 0 else 0 for parent in parents))
+
+    def run(decoder: Any) -> torch.Tensor:
+        decoder.forward([Span(7, 0, tuple(ids[:-1]), ((64, 19),), 0)])
+        return decoder.forward([Span(7, 19, rows, ((64, 19 + len(rows)),), len(rows), row_parents)])
+
+    logits = torch.cat(sharded(folders[kind], weights, run), -1)
+    for node in range(len(rows)):
+        path, at = [], node
+        while at > 0:
+            path.append(rows[at])
+            at = row_parents[at]
+        expected = reference(folders[kind], ids + path[::-1])[-1]
+        assert (logits[node] - expected).abs().max() < 1e-4
+
+
+def test_sequences_of_one_round_do_not_see_each_other(folders: dict[str, Path]) -> None:
+    """Stands against a view that reads the neighbour's pages: three sequences, chunk, decode and tree in one round."""
+    texts = [prompt(seed)[:length] for seed, length in ((2, 30), (3, 17), (4, 5))]
+
+    def run(decoder: Any) -> torch.Tensor:
+        decoder.forward([Span(0, 0, tuple(texts[0][:29]), ((0, 29),), 0), Span(1, 0, tuple(texts[1][:9]), ((48, 9),), 0)])
+        return decoder.forward(
+            [
+                Span(1, 9, tuple(texts[1][9:]), ((48, 17),), 1),
+                Span(0, 29, (texts[0][29],), ((0, 30),), 1),
+                Span(2, 0, tuple(texts[2]), ((80, 5),), 1),
+            ]
+        )
+
+    logits = torch.cat(sharded(folders["smollm2"], (1, 2), run), -1)
+    for row, text in zip(logits, (texts[1], texts[0], texts[2]), strict=True):
+        assert (row - reference(folders["smollm2"], text)[-1]).abs().max() < 1e-4

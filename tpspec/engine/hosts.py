@@ -1,0 +1,70 @@
+"""Where drafts come from, as the engine sees it: asked after a verdict, taken before the next plan, never waited for.
+
+A host knows a drafter and where it runs; the engine knows neither. Must not know tensors of the target.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from tpspec.tokens import NO_DRAFT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.draft.protocol import Ask, Drafter, Run, Taps
+    from tpspec.tokens import TokenTree, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class DraftHost(Protocol):
+    """The engine's side of drafting, wherever it happens."""
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """The next trees are wanted; returns without an answer."""
+
+    def take(self) -> dict[int, TokenTree]:
+        """Trees that are ready, by sequence. Late or lost means absent, and an absent tree costs speed only."""
+
+    def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...
+    def forget(self, seq: int) -> None: ...
+
+
+class InlineHost:
+    """Every target rank drafts for itself, the same on each: no message, no collective."""
+
+    def __init__(self, drafter: Drafter, run: Run | None) -> None:
+        self._drafter, self._run = drafter, run
+        self._trees: dict[int, TokenTree] = {}
+        self._warned = False
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        wanted = [ask for ask in asks if ask.num_tokens > 0]
+        trees = self._propose(wanted) if wanted else []
+        self._trees = {ask.seq: tree for ask, tree in zip(wanted, trees, strict=True)}
+
+    def take(self) -> dict[int, TokenTree]:
+        trees, self._trees = self._trees, {}
+        return trees
+
+    def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
+        self._drafter.observe(verdicts, taps)
+
+    def forget(self, seq: int) -> None:
+        self._trees.pop(seq, None)
+        self._drafter.forget(seq)
+        if self._run is not None:
+            self._run.forget(seq)
+
+    def _propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        try:
+            return self._drafter.propose(asks, self._run)
+        except Exception:  # noqa: BLE001 - a broken source, whatever broke it, must cost speed only
+            if not self._warned:
+                log.warning("the draft source failed; decoding goes on without its drafts", exc_info=True)
+            self._warned = True
+            for ask in asks:  # what it remembers of them may be half done
+                self.forget(ask.seq)
+            return [NO_DRAFT] * len(asks)

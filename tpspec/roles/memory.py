@@ -1,0 +1,36 @@
+"""Whether what a rank is to hold fits where it is placed, asked before any weight is read.
+
+Knows bytes and devices, not models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tpspec.errors import OutOfMemory
+
+MEMINFO = Path("/proc/meminfo")
+
+
+def check_memory(needed: int, device: torch.device, what: str) -> None:
+    """OutOfMemory, saying by how much, when `needed` bytes are not free on the device; unknown counts as enough."""
+    free = free_bytes(device)
+    if free is not None and needed > free:
+        raise OutOfMemory(
+            f"{what} needs {needed / 2**30:.2f} GiB on {device}, {free / 2**30:.2f} GiB are free "
+            f"({(needed - free) / 2**30:.2f} GiB too little); use more ranks, a smaller cache.tokens or a smaller model"
+        )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if not MEMINFO.exists():
+        return None
+    for line in MEMINFO.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None

@@ -1,0 +1,65 @@
+"""What a target rank does: hear the news, run the round, again. The lead also makes the news and tells the outcome.
+
+Every rank runs the same loop on the same news. Must not know where requests come from (an `Inbox`) or how news travels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from tpspec.comm.messages import Cancel, News, Stop, Submit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.comm.channel import Channel
+    from tpspec.comm.messages import Stats, ToLead
+    from tpspec.engine.engine import Engine
+    from tpspec.request import Delta
+
+
+class Inbox(Protocol):
+    """The lead's other side: who sends requests and reads tokens."""
+
+    def receive(self, *, wait: bool) -> Sequence[ToLead]:
+        """What has arrived; with wait, may block a while (not for long: the other ranks hear nothing meanwhile)."""
+
+    def report(self, deltas: list[Delta], stats: Stats) -> None: ...
+
+
+def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
+    """Runs rounds until told to stop; the exit code."""
+    number = 0
+    while True:
+        number += 1
+        news = _news(number, inbox.receive(wait=engine.is_idle), engine.digest)
+        channel.share(news)
+        if news.stop is not None:
+            return news.stop
+        deltas = engine.hear(news) + engine.step()
+        if deltas or news.cancels:
+            inbox.report(deltas, engine.stats())
+
+
+def follow_rounds(engine: Engine, channel: Channel) -> int:
+    """Runs the lead's rounds until it says stop; the exit code."""
+    while True:
+        news = channel.share(None)
+        if news.stop is not None:
+            return news.stop
+        engine.hear(news)
+        engine.step()
+
+
+def _news(number: int, messages: Sequence[ToLead], digest: dict[str, int]) -> News:
+    """A request that was cancelled before its first round is in neither list."""
+    cancels = [message.id for message in messages if isinstance(message, Cancel)]
+    requests = [message.request for message in messages if isinstance(message, Submit)]
+    stops = [message.code for message in messages if isinstance(message, Stop)]
+    return News(
+        round=number,
+        requests=tuple(request for request in requests if request.id not in cancels),
+        cancels=tuple(cancels),
+        stop=stops[0] if stops else None,
+        digest=digest,
+    )

@@ -1,0 +1,49 @@
+"""Whether a draft model speaks the target's language: the same text must mean the same token ids.
+
+Compares tokenizer files; loads no model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenizers import Tokenizer
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer.json of a model's folder."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no tokenizer.json; a fast tokenizer is needed")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{path}: not a tokenizer file ({error})") from error
+
+
+def check_same_tokenizer(target: Path, draft: Path, target_name: str, draft_name: str) -> None:
+    """UserError, naming both models and one difference, unless both map tokens to ids alike.
+
+    Ids beyond the smaller head's rows are padding and may differ; ids that stand for tokens may not.
+    """
+    ours, theirs = (load_tokenizer(folder).get_vocab(with_added_tokens=True) for folder in (target, draft))
+    for token, number in sorted(ours.items(), key=lambda item: item[1]):
+        if theirs.get(token) != number:
+            raise UserError(
+                f"draft model {draft_name} has a different tokenizer than target {target_name}: token {token!r} is "
+                f"{number} in the target and {theirs.get(token, 'missing')} in the draft; "
+                "a draft model must share the target's tokenizer"
+            )
+    extra = sorted(theirs.keys() - ours.keys())
+    if extra:
+        raise UserError(
+            f"draft model {draft_name} has a different tokenizer than target {target_name}: token {extra[0]!r} "
+            "is unknown to the target; a draft model must share the target's tokenizer"
+        )
