@@ -5,10 +5,12 @@ Plain msgspec structs: they travel between processes as they are. No text (the s
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
+MAX_TEMPERATURE = 100.0
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -37,6 +39,21 @@ class Sampling(msgspec.Struct, frozen=True):
     @property
     def penalizes(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def fault(self) -> str | None:
+        """What is wrong with the first field that is out of range, beginning with its name; None when all are right."""
+        ranges = {
+            "temperature": (0.0 <= self.temperature <= MAX_TEMPERATURE, f"from 0 to {MAX_TEMPERATURE:g}"),
+            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "top_p": (0.0 < self.top_p <= 1.0, "above 0, at most 1"),
+            "min_p": (0.0 <= self.min_p <= 1.0, "from 0 to 1"),
+            "repetition_penalty": (0.0 < self.repetition_penalty < math.inf, "above 0"),
+            "presence_penalty": (math.isfinite(self.presence_penalty), "a finite number"),
+            "frequency_penalty": (math.isfinite(self.frequency_penalty), "a finite number"),
+            "seed": (-(2**63) <= self.seed < 2**63, "a 64-bit integer"),
+        }
+        faults = (f"{name} is {getattr(self, name)}; it must be {right}" for name, (ok, right) in ranges.items() if not ok)
+        return next(faults, None)
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -1,0 +1,62 @@
+"""`python -m tpspec.topology check`: what it prints, and that every shipped topology passes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpspec.topology.__main__ import main
+from tpspec.topology.config import load
+from tpspec.topology.report import describe
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "topologies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_topology_checks_clean(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against examples that rot."""
+    assert main(["check", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "collectives per round" in printed.out
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize("path", [path for path in SHIPPED if "x" in path.stem], ids=lambda path: path.name)
+def test_every_shipped_box_of_24_gb_cards_fits_its_model(path: Path) -> None:
+    """Against an example that cannot start: 22 GiB are left on the smallest of these cards."""
+    table = describe(load(path))[4:]
+    totals = [line.split()[-2:] for line in table[1 : table.index("")]]
+    assert all(unit == "GiB" and float(size) < 21 for size, unit in totals)
+
+
+def test_a_mixed_world_is_described_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a drafter's memory left out, and ranges whose ends are off by one."""
+    assert main(["check", str(ROOT / "topologies" / "cpu-2+1.yaml"), "--set", "cache.tokens=4096"]) == 0
+    out = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "0 target shard 0-4 (5) 0-1 (2) 0-767 (768) 0-24575 (24576) 132.5 MiB 60.0 MiB 192.5 MiB" in lines
+    assert "2 dedicated drafter - - - - 256.6 MiB 90.0 MiB 346.6 MiB" in lines
+    assert "collectives per round: 61" in lines
+    assert "not built yet, so this cannot be run: draft.placement: dedicated" in lines
+
+
+def test_a_fault_is_a_message_on_stderr_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against tracebacks, and against scripts that go on after a refused file."""
+    assert main(["check", str(ROOT / "topologies" / "cpu-2.yaml"), "--set", "draft.tokenz=4"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "--set draft.tokenz=4: draft.tokenz: unknown key; did you mean tokens?\n"
+
+
+def test_check_never_imports_torch() -> None:
+    """Against a check that takes ten seconds and a GPU driver."""
+    code = (
+        "import sys; from tpspec.topology.__main__ import main; "
+        "code = main(['check', 'topologies/8x3090.yaml']); "
+        "sys.exit(code or bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60).returncode == 0

@@ -1,0 +1,138 @@
+"""Who holds which slice: exact numbers of the design's examples, and properties for any weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpspec.errors import UserError
+from tpspec.topology.shape import ModelShape, shape_of
+from tpspec.topology.shards import (
+    Shard,
+    collectives_per_round,
+    kv_bytes_per_token,
+    round_bytes,
+    split,
+    weight_bytes,
+)
+
+SMOL = shape_of("smollm2-135m")
+LLAMA70 = shape_of("meta-llama/Llama-3.3-70B-Instruct")
+
+
+def lengths(shards: tuple[Shard, ...], part: str) -> list[int]:
+    return [len(getattr(shard, part)) for shard in shards]
+
+
+def test_nine_heads_over_two_are_five_and_four_and_channels_stay_equal() -> None:
+    """Against channels that follow the heads: the MLP is most of the work, and it divides evenly."""
+    shards = split(SMOL, (1, 1))
+    assert lengths(shards, "heads") == [5, 4]
+    assert [shard.kv_heads for shard in shards] == [range(2), range(1, 3)]
+    assert lengths(shards, "channels") == [768, 768]
+    assert lengths(shards, "vocab") == [24576, 24576]
+
+
+def test_seven_cards_split_a_70b_without_padding() -> None:
+    """Against any layout that needs the head count to divide by the number of cards."""
+    shards = split(LLAMA70, (1,) * 7)
+    assert lengths(shards, "heads") == [10, 9, 9, 9, 9, 9, 9]
+    assert lengths(shards, "channels") == [4096] * 7
+    assert sum(lengths(shards, "kv_heads")) == 8 + 6  # every boundary but none falls inside a KV head
+
+
+def test_weights_are_followed() -> None:
+    """Against weights used as an order rather than as a proportion."""
+    shards = split(SMOL, (3, 1, 2))
+    assert lengths(shards, "heads") == [5, 1, 3]
+    assert lengths(shards, "channels") == [768, 256, 512]
+
+
+def test_small_parts_are_not_bent_to_an_alignment() -> None:
+    """Against alignment that leaves a rank without channels, or with a third more than another."""
+    tiny = replace(SMOL, intermediate=50, vocab=101)
+    shards = split(tiny, (1, 1, 1))
+    assert lengths(shards, "channels") == [17, 17, 16]
+    assert lengths(shards, "vocab") == [34, 34, 33]
+
+
+def test_more_shards_than_heads_names_both_numbers() -> None:
+    """Against a rank with nothing to do, or a crash in the first forward."""
+    with pytest.raises(UserError, match="10 shards for 9 query heads"):
+        split(SMOL, (1,) * 10)
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[ModelShape, list[float]]:
+    kv, group = draw(st.integers(1, 9)), draw(st.integers(1, 8))
+    size = st.integers(kv * group, 60_000)
+    shape = replace(SMOL, num_heads=kv * group, num_kv_heads=kv, intermediate=draw(size), vocab=draw(size))
+    weight = st.floats(1e-3, 1e3) | st.sampled_from([1.0, 5e-324, 1.7e308])
+    return shape, draw(st.lists(weight, min_size=1, max_size=kv * group))
+
+
+@given(splits())
+def test_shards_cover_the_model_exactly_once(case: tuple[ModelShape, list[float]]) -> None:
+    """Against a row held by nobody or summed twice, which shifts logits without any error."""
+    shape, weights = case
+    shards = split(shape, weights)
+    assert [shard.index for shard in shards] == list(range(len(weights)))
+    for part, total in (("heads", shape.num_heads), ("channels", shape.intermediate), ("vocab", shape.vocab)):
+        parts = [getattr(shard, part) for shard in shards]
+        assert [i for own in parts for i in own] == list(range(total))
+        assert all(parts)
+    for shard in shards:
+        assert set(shard.kv_heads) == {head // shape.group for head in shard.heads}
+
+
+@given(splits())
+def test_no_part_is_far_from_its_weight(case: tuple[ModelShape, list[float]]) -> None:
+    """Against largest remainder done wrong; a part exceeds its quota by one unit at most."""
+    shape, weights = case
+    largest = max(weights)
+    for shard, weight in zip(split(shape, weights), weights, strict=True):
+        quota = shape.num_heads * (weight / largest) / sum(w / largest for w in weights)
+        assert len(shard.heads) <= quota + 1 + 1e-6
+        assert len(shard.heads) >= quota - len(weights) - 1e-6
+
+
+@given(st.integers(1, 64))
+def test_equal_weights_differ_by_one_head_at_most(num_shards: int) -> None:
+    """Against one rank that every other waits for."""
+    heads = lengths(split(LLAMA70, (1.0,) * num_shards), "heads")
+    assert max(heads) - min(heads) <= 1
+
+
+def test_collectives_and_bytes_of_a_round_are_exact() -> None:
+    """Against a prediction that forgets the pick, or counts collectives for a rank alone."""
+    assert collectives_per_round(LLAMA70, 7) == 161
+    assert collectives_per_round(LLAMA70, 1) == 0
+    assert round_bytes(SMOL, 2, rows=5, dtype_bytes=2) == {"attention": 172_800, "mlp": 172_800, "pick": 40}
+    assert round_bytes(SMOL, 2, rows=64, dtype_bytes=4, num_logit_rows=1)["pick"] == 8
+    assert sum(round_bytes(SMOL, 1, rows=5, dtype_bytes=2).values()) == 0
+
+
+def test_kv_bytes_count_a_boundary_head_on_both_sides() -> None:
+    """Against a cache planned for fewer heads than a rank reads."""
+    first, second = split(SMOL, (1, 1))
+    assert kv_bytes_per_token(SMOL, first, "bfloat16") == 2 * 30 * 2 * 64 * 2
+    assert kv_bytes_per_token(SMOL, second, "float32") == 2 * 30 * 2 * 64 * 4
+
+
+def test_shards_weigh_what_the_whole_weighs_and_the_norms_again() -> None:
+    """Against memory plans that double-count a matrix or forget one."""
+    (whole,) = split(LLAMA70, (1,))
+    parts = sum(weight_bytes(LLAMA70, shard, "bfloat16") for shard in split(LLAMA70, (1,) * 8))
+    norms = (2 * LLAMA70.num_layers + 1) * LLAMA70.hidden * 2
+    assert parts == weight_bytes(LLAMA70, whole, "bfloat16") + 7 * norms
+
+
+def test_quantized_weights_shrink_and_the_head_does_not() -> None:
+    """Against a box declared large enough because its head was counted at four bits."""
+    (whole,) = split(LLAMA70, (1,))
+    plain, int4 = weight_bytes(LLAMA70, whole, "bfloat16"), weight_bytes(LLAMA70, whole, "bfloat16", "int4")
+    head = LLAMA70.vocab * LLAMA70.hidden * 2
+    assert (int4 - head) / (plain - head) == pytest.approx(4.125 / 16, rel=1e-3)

@@ -1,0 +1,161 @@
+"""What every front door does before its own work: read the topology, join the world, build this rank's engine.
+
+Errors a user can cause become one message from the lead and the same exit code on every rank. Knows no text and no HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.comm.channel import open_channel
+from tpspec.comm.distributed import Place, World, join_world
+from tpspec.errors import OutOfMemory, UserError, WorldFailure
+from tpspec.roles.build import Built, build_engine
+from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
+from tpspec.topology.config import Topology, automatic, dump, load
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from tpspec.comm.channel import Channel
+    from tpspec.comm.messages import Stats
+
+EXIT_CODES = {error.exit_code: error for error in (UserError, OutOfMemory, WorldFailure)}
+
+
+def add_topology_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "topology", nargs="?", type=Path, help="a topology file; without one, every rank becomes a shard of the target"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key: --set draft.tokens=6"
+    )
+    parser.add_argument("--save-topology", type=Path, metavar="FILE", help="write the topology that is used to a file")
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Runs a front door; what a user can cause ends as one line on the lead's terminal instead of a traceback."""
+    try:
+        return run()
+    except UserError as error:
+        if getattr(error, "spoken_by_lead", True) and _rank() == 0 or isinstance(error, WorldFailure):
+            print(f"tpspec: error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is the front door's mouth
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _rank() -> int:
+    return Place.from_env(os.environ).rank
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """This rank's place at the table, ready for rounds."""
+
+    topology: Topology
+    world: World
+    built: Built
+    channel: Channel
+
+    @property
+    def leads(self) -> bool:
+        return self.world.rank == self.topology.target.ranks[0]
+
+    @property
+    def folder(self) -> Path:
+        return self.built.folder
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest prompt plus output that is served."""
+        return self.built.max_tokens
+
+    def stats(self) -> Stats:
+        return self.built.engine.stats()
+
+    def lead(self, inbox: Inbox) -> int:
+        return lead_rounds(self.built.engine, self.channel, inbox)
+
+    def follow(self) -> int:
+        return follow_rounds(self.built.engine, self.channel)
+
+
+@contextmanager
+def open_seat(
+    options: argparse.Namespace, module: str, prepare: Callable[[Topology], None] = lambda _: None
+) -> Iterator[Seat]:
+    """Everything up to the first round. prepare: the lead's own early work, done before any weight is read."""
+    place = Place.from_env(os.environ)
+    topology = read_topology(options, place, module)
+    device = pick_device(topology, place)
+    with join_world(place, device, topology.engine.timeout_s) as world:
+        built, channel = agreed(world, lambda: _build(topology, world, device, prepare))
+        yield Seat(topology, world, built, channel)
+
+
+def read_topology(options: argparse.Namespace, place: Place, module: str) -> Topology:
+    """The topology asked for, checked against the world that torchrun started."""
+    if options.topology is not None:
+        topology = load(options.topology, options.set)
+    else:
+        topology = automatic(place.world_size, cuda=torch.cuda.is_available(), overrides=options.set)
+        if place.rank == 0:
+            print(dump(topology), file=sys.stderr, flush=True)  # noqa: T201 - what is used without a file is shown
+    if unbuilt := topology.unbuilt():
+        raise UserError(f"not built yet: {', '.join(unbuilt)}")
+    if topology.num_ranks != place.world_size:
+        file = options.topology or ""
+        command = f"torchrun --nproc-per-node {topology.num_ranks} -m {module} {file}".rstrip()
+        raise UserError(
+            f"{topology.name} needs {topology.num_ranks} ranks, this world has {place.world_size}; start it with: {command}"
+        )
+    if options.save_topology is not None and place.rank == 0:
+        options.save_topology.write_text(dump(topology), encoding="utf-8")
+    return topology
+
+
+def pick_device(topology: Topology, place: Place) -> torch.device:
+    """The card of this rank, or the CPU. `auto` takes cards when there is one for every rank of this host."""
+    num_cards = torch.cuda.device_count() if topology.device != "cpu" else 0
+    if topology.device == "auto":
+        return torch.device("cuda", place.local_rank) if num_cards >= topology.num_ranks else torch.device("cpu")
+    if topology.device == "cuda" and num_cards <= place.local_rank:
+        raise UserError(f"device: cuda needs a card for local rank {place.local_rank}, {num_cards} found; or device: cpu")
+    return torch.device("cpu") if topology.device == "cpu" else torch.device("cuda", place.local_rank)
+
+
+def agreed(world: World, work: Callable[[], tuple[Built, Channel]]) -> tuple[Built, Channel]:
+    """`work` on every rank. Where it fails on one, all ranks fail alike, and the lead can say why."""
+    result, fault = None, ""
+    try:
+        result = work()
+    except UserError as error:
+        fault = f"{error.exit_code} {error}"
+    for rank in range(world.size):
+        told = world.announce(fault if world.rank == rank else None, lead=rank)
+        if told:
+            code, _, message = told.partition(" ")
+            raise EXIT_CODES[int(code)](message if rank == 0 else f"rank {rank}: {message}")
+    assert result is not None
+    return result
+
+
+def _build(
+    topology: Topology, world: World, device: torch.device, prepare: Callable[[Topology], None]
+) -> tuple[Built, Channel]:
+    """Collective calls first, so that a rank that fails later fails where all agree on it."""
+    comm = world.group(topology.target.ranks, ordered=topology.deterministic)
+    channel = open_channel(world, topology.target.ranks)
+    assert comm is not None, "every rank holds a shard until drafters have ranks of their own"
+    if comm.rank == 0:
+        prepare(topology)
+    return build_engine(topology, comm, device, progress=None), channel

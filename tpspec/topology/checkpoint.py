@@ -1,0 +1,114 @@
+"""Where models live on this machine, and how a name in a topology becomes a folder with config.json and weights.
+
+Reads names and JSON; must not read a weight or import torch. The one room that looks at TPSPEC_CACHE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from tpspec.errors import UserError
+
+DEMO_MODELS = frozenset({"smollm2-135m"})
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
+
+
+def cache_root() -> Path:
+    """TPSPEC_CACHE, or tpspec under XDG_CACHE_HOME, or ~/.cache/tpspec. It may not exist yet."""
+    if own := os.environ.get("TPSPEC_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tpspec"
+
+
+def find(model: str) -> Path:
+    """The folder of a model: one that is there, a demo model's, or a download from the hub. May use the network."""
+    folder = local(model)
+    if folder is not None:
+        return folder
+    if model in DEMO_MODELS:
+        raise UserError(
+            f"demo model {model} is not in {_demo_folder(model)}; make it with: python -m tpspec.model.demo {model}"
+        )
+    if not _HUB_ID.fullmatch(model):
+        demos = ", ".join(sorted(DEMO_MODELS))
+        raise UserError(
+            f"no model {model!r}: should be a folder that exists, a demo model ({demos}), or a hub id such as org/name"
+        )
+    return _download(model)
+
+
+def local(model: str) -> Path | None:
+    """The folder of a model when it is on this machine already, without any network."""
+    folder = Path(model).expanduser()
+    if model and folder.is_dir():
+        return folder
+    if model in DEMO_MODELS:
+        folder = _demo_folder(model)
+        return folder if (folder / "config.json").is_file() else None
+    return _cached(model) if _HUB_ID.fullmatch(model) else None
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    """config.json of a model's folder."""
+    path = folder / "config.json"
+    try:
+        config: object = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no config.json; should be a model's folder in Hugging Face layout") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} should hold a JSON object")
+    return config
+
+
+def _demo_folder(model: str) -> Path:
+    return cache_root() / "models" / model
+
+
+def _cached(model: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json")
+    return Path(found).parent if isinstance(found, str) and _complete(Path(found).parent) else None
+
+
+def _complete(folder: Path) -> bool:
+    """Whether the weights are there too: a download that was cut short must be taken up again, not loaded."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return False
+    return all((folder / shard).is_file() for shard in shards)
+
+
+def _download(model: str) -> Path:
+    # OSError holds the hub's own errors (no such repository, gated, offline); httpx raises its own without a network.
+    from httpx import HTTPError
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_FILES))
+    except (OSError, ValueError, HTTPError) as error:
+        raise UserError(f"model {model} cannot be had from the Hugging Face hub: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return "it is gated; accept its licence on its page, then run `hf auth login`"
+    if isinstance(error, RepositoryNotFoundError):
+        return "no such repository, or a private one; check the name, or run `hf auth login`"
+    if isinstance(error, HfHubHTTPError):
+        return str(error).splitlines()[0] if str(error) else "the hub refused the download"
+    return (
+        f"the hub cannot be reached or the disk written ({type(error).__name__}); a folder with the model works offline"
+    )

@@ -1,0 +1,272 @@
+"""The topology file as frozen models, and its ways in and out: YAML with overrides, JSON between processes.
+
+A field's description says what would be right: it is the second half of its error message. Knows no model's shape, no
+device and no torch; what a draft source is called matters here and in `draft/`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
+
+from tpspec.topology.document import Document, TopologyError, parse, read
+from tpspec.topology.faults import examine
+from tpspec.topology.rules import RULES, SOURCES_WITH_MODEL
+
+__all__ = [
+    "SOURCES_WITH_MODEL",
+    "Placement",
+    "Topology",
+    "TopologyError",
+    "automatic",
+    "dump",
+    "from_json",
+    "load",
+    "to_json",
+]
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Source = Literal["none", "ngram", "model"]
+Role = Literal["target", "drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the drafter runs; rank is None for inline. In YAML: inline | {dedicated: 7} | {gaps: 3}."""
+
+    kind: Literal["inline", "dedicated", "gaps"] = "inline"
+    rank: int | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> Placement:
+        match value:
+            case Placement():
+                return value
+            case "inline":
+                return cls()
+            case {"dedicated": int(rank)} if _is_lone_rank(value, rank):
+                return cls("dedicated", rank)
+            case {"gaps": int(rank)} if _is_lone_rank(value, rank):
+                return cls("gaps", rank)
+            case _:
+                raise ValueError("no placement")
+
+    def plain(self) -> str | dict[str, int]:
+        return "inline" if self.rank is None else {self.kind: self.rank}
+
+
+def _is_lone_rank(value: object, rank: int) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and not isinstance(rank, bool) and rank >= 0
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _distinct(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(ranks)) < len(ranks):
+        raise ValueError("ranks repeat")
+    return ranks
+
+
+def _power_of_two(page: int) -> int:
+    if page & (page - 1):
+        raise ValueError("no power of two")
+    return page
+
+
+Text = Annotated[str, Field(min_length=1)]
+RankList = Annotated[
+    tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_as_tuple), AfterValidator(_distinct)
+]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+WeightList = Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)]
+PlacementField = Annotated[Placement, PlainValidator(Placement.parse), PlainSerializer(Placement.plain)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class TargetConfig(Section):
+    model: Text = Field(description="a folder, a demo model's name or a hub id such as org/name")
+    ranks: RankList = Field(description="a list of distinct rank numbers from 0, the lead first")
+    dtype: Dtype = Field(default="bfloat16", description="float32, bfloat16 or float16")
+    weights: WeightList | Literal["equal", "auto"] = Field(
+        default="equal", description="equal, auto, or a list of numbers above 0, one for each target rank"
+    )
+    quantize: Literal["int8", "int4"] | None = Field(default=None, description="null, int8 or int4")
+
+    @property
+    def fixed_weights(self) -> tuple[float, ...] | None:
+        """One weight for each rank, or None when the cards decide (auto)."""
+        if self.weights == "auto":
+            return None
+        return (1.0,) * len(self.ranks) if isinstance(self.weights, str) else self.weights
+
+
+class DraftConfig(Section):
+    source: Source = Field(default="none", description="none, ngram or model")
+    model: Text | None = Field(
+        default=None, description="null, or a folder, a demo model's name or a hub id such as org/name"
+    )
+    placement: PlacementField = Field(
+        default=Placement(), description="inline, {dedicated: RANK} or {gaps: RANK}, with RANK a number from 0"
+    )
+    tokens: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        default=4, description="auto, or a whole number from 1 to 64"
+    )
+    dtype: Dtype | None = Field(default=None, description="null (as the target), float32, bfloat16 or float16")
+
+    @property
+    def own_model(self) -> str | None:
+        """The model the drafter loads; None when its source has no use for one."""
+        return self.model if self.source in SOURCES_WITH_MODEL else None
+
+
+class PipelineConfig(Section):
+    policy: Literal["serial", "optimistic", "fan_out", "alternate", "auto"] = Field(
+        default="serial", description="serial, optimistic, fan_out, alternate or auto"
+    )
+    fan_out: int = Field(default=3, ge=1, le=64, description="a whole number of outcomes from 1 to 64")
+
+
+class LinkConfig(Section):
+    table: Text | None = Field(default=None, description="null, or the name of a link table")
+    latency_us: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="null, or microseconds per collective, 0 or more"
+    )
+    gbytes_per_s: Positive | None = Field(default=None, description="null, or gigabytes per second, above 0")
+    emulate: bool = Field(default=False, description="true or false")
+
+
+class CacheConfig(Section):
+    tokens: int = Field(default=8192, ge=1, description="a whole number of tokens, 1 or more")
+    page: Annotated[int, AfterValidator(_power_of_two)] = Field(default=16, ge=1, description="a power of two")
+
+
+class ServeConfig(Section):
+    host: Text = Field(default="127.0.0.1", description="a host name or address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="a port number from 0 (any free one) to 65535")
+    max_running: int = Field(default=16, ge=1, description="a whole number of requests, 1 or more")
+    max_queued: int = Field(default=256, ge=0, description="a whole number of requests, 0 or more")
+
+
+class EngineConfig(Section):
+    max_rows: int = Field(default=256, ge=1, description="a whole number of rows, 1 or more")
+    fixed_rows: int = Field(default=16, ge=1, description="a whole number of rows, 1 or more")
+    timeout_s: Positive = Field(default=60.0, description="a number of seconds above 0")
+
+
+class Topology(Section):
+    """Who is what. Made by `load`, `automatic` or `from_json`; anything in it has been checked."""
+
+    name: Text = Field(description="a line of text that says what box this is")
+    target: TargetConfig = Field(description="a section with at least model and ranks")
+    draft: DraftConfig = DraftConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    accept: Literal["match", "rejection"] = Field(default="match", description="match or rejection")
+    deterministic: bool = Field(default=False, description="true or false")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
+    link: LinkConfig = LinkConfig()
+    cache: CacheConfig = CacheConfig()
+    serve: ServeConfig = ServeConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _keep_rules(self) -> Topology:
+        faults = [rule.fault({key: attrgetter(key)(self) for key in rule.keys}) for rule in RULES]
+        if any(faults):
+            raise ValueError("; ".join(fault for fault in faults if fault))
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """The size of the world: target ranks and a dedicated drafter."""
+        return 1 + max(*self.target.ranks, self.draft.placement.rank or 0)
+
+    def role_of(self, rank: int) -> Role:
+        if rank in self.target.ranks:
+            return "target"
+        if self.draft.placement == Placement("dedicated", rank):
+            return "drafter"
+        raise ValueError(f"rank {rank} is outside this world of {self.num_ranks}")
+
+    def drafts_on(self, rank: int) -> bool:
+        """Whether the drafter runs at this rank: inline at every target rank, else at its own."""
+        placement = self.draft.placement
+        return self.draft.source != "none" and (
+            placement.rank == rank if placement.rank is not None else rank in self.target.ranks
+        )
+
+    def unbuilt(self) -> list[str]:
+        """What this topology asks for that no code does yet, as `key: value`."""
+        asked = {key: attrgetter(key)(self) for key in _UNBUILT}
+        return [f"{key.removesuffix('.kind')}: {value}" for key, value in asked.items() if value in _UNBUILT[key]]
+
+
+# Shrinks as rooms are finished: accepted in a file and described by `check`, refused by whoever would have to run it.
+_UNBUILT: dict[str, frozenset[str | bool]] = {
+    "target.weights": frozenset({"auto"}),
+    "target.quantize": frozenset({"int8", "int4"}),
+    "draft.placement.kind": frozenset({"dedicated", "gaps"}),
+    "draft.tokens": frozenset({"auto"}),
+    "pipeline.policy": frozenset({"optimistic", "fan_out", "alternate", "auto"}),
+    "link.emulate": frozenset({True}),
+}
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Topology:
+    """The topology in a YAML file, with `key.path=value` overrides applied. Raises one TopologyError with every fault."""
+    return _checked(read(path), overrides)
+
+
+def automatic(
+    world_size: int, model: str = "smollm2-135m", *, cuda: bool, overrides: Sequence[str] = ()
+) -> Topology:
+    """What runs when no file is given: every rank holds an equal shard, drafts are looked up in the text itself."""
+    made = Topology(
+        name=f"made automatically: {world_size} x {'CUDA' if cuda else 'CPU'}",
+        target=TargetConfig(model=model, ranks=tuple(range(world_size))),
+        draft=DraftConfig(source="ngram"),
+        device="cuda" if cuda else "cpu",
+    )
+    return _checked(parse(dump(made), "automatic topology"), overrides)
+
+
+def _checked(document: Document, overrides: Sequence[str]) -> Topology:
+    last_line = 10**9  # overrides are reported after the lines of the file, in their own order
+    for index, text in enumerate(overrides):
+        document.override(text, last_line + index)
+    examine(document, Topology, RULES)
+    document.raise_faults()
+    return Topology.model_validate(document.values)
+
+
+def dump(topology: Topology) -> str:
+    """YAML text that `load` reads back to an equal topology."""
+    return yaml.safe_dump(topology.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def to_json(topology: Topology) -> str:
+    return topology.model_dump_json()
+
+
+def from_json(text: str) -> Topology:
+    """The inverse of `to_json`; for text that tpspec wrote, so a fault is a bug of ours."""
+    return Topology.model_validate_json(text)

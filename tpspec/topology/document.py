@@ -1,0 +1,166 @@
+"""A YAML text as plain values, and where each of them was written: a line of the file or a `--set`.
+
+Knows YAML and nothing of what the keys mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+
+import yaml
+
+from tpspec.errors import UserError
+
+KeyPath = tuple[str, ...]
+
+
+class TopologyError(UserError):
+    """Everything that is wrong with one topology, a line for each: `where: key.path: what; what would be right`."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)
+
+
+@dataclass
+class Document:
+    """values: what the file and the overrides say. places: (order, where) of each key path."""
+
+    name: str
+    values: dict[str, object] = field(default_factory=dict)
+    places: dict[KeyPath, tuple[int, str]] = field(default_factory=dict)
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    blamed: set[KeyPath] = field(default_factory=set)
+
+    def place(self, path: KeyPath) -> tuple[int, str]:
+        """Where `path` was written, or else the nearest of its parents."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, (1, f"{self.name}:1"))
+
+    def fault(self, path: KeyPath, text: str) -> None:
+        """Note what is wrong at `path`; what is said of it later only follows from the first."""
+        if path in self.blamed:
+            return
+        self.blamed.add(path)
+        order, where = self.place(path)
+        self.faults.append((order, f"{where}: {'.'.join(path)}: {text}" if path else f"{where}: {text}"))
+
+    def raise_faults(self) -> None:
+        if self.faults:
+            raise TopologyError([text for _, text in sorted(self.faults, key=itemgetter(0))])
+
+    def override(self, text: str, order: int) -> None:
+        """Apply one `key.path=value`; the value is YAML. What the keys mean is checked later, with the file's own."""
+        key, equals, value = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            self.faults.append((order, f"--set {text}: should be key.path=value, for example draft.tokens=4"))
+            return
+        try:
+            parsed: object = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError):
+            self.faults.append((order, f"--set {text}: {value!r} is not a YAML value; quotes may be missing"))
+            return
+        self._put(path, parsed, (order, f"--set {text}"))
+
+    def _put(self, path: KeyPath, value: object, place: tuple[int, str]) -> None:
+        at = self.values
+        for depth, key in enumerate(path[:-1], start=1):
+            below = at.get(key)
+            if not isinstance(below, dict):
+                below = at[key] = {}
+                self.places[path[:depth]] = place
+            at = below
+        at[path[-1]] = value
+        # What the file said below this key is gone, and so are the lines where it said it.
+        self.places = {old: where for old, where in self.places.items() if old[: len(path)] != path}
+        self.places[path] = place
+
+
+def read(path: str | Path) -> Document:
+    """The document in a YAML file; a TopologyError when it cannot be read, is no YAML or holds no mapping."""
+    return parse(_text(path), str(path))
+
+
+def parse(text: str, name: str) -> Document:
+    """The document in YAML text; `name` stands for it in messages."""
+    document = Document(name)
+    node = _compose(text, name)
+    if not isinstance(node, yaml.MappingNode):
+        raise TopologyError([f"{name}: is not a mapping; should hold keys such as `target:` and `draft:`"])
+    values = _Values(document).mapping(node, ())
+    document.values.update(values)
+    return document
+
+
+def _text(path: str | Path) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TopologyError([f"{path}: no such file; topologies/ holds examples"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TopologyError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
+    return text
+
+
+def _compose(text: str, name: str) -> yaml.Node:
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise TopologyError([_syntax(error, name)]) from error
+    if node is None:
+        raise TopologyError([f"{name}: is empty; should hold at least `name:` and `target:`"])
+    return node
+
+
+def _syntax(error: yaml.YAMLError, name: str) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"{name}:{mark.line + 1}: is not YAML at column {mark.column + 1}: {error.problem}"
+    return f"{name}: is not YAML: {error}"
+
+
+class _Values:
+    """Turns composed nodes into values, noting lines and refusing what a plain loader would let pass."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.loader = yaml.SafeLoader("")
+        self.seen: set[int] = set()
+
+    def value(self, node: yaml.Node, path: KeyPath) -> object:
+        # An alias composes to the node it names: refusing the second visit also stops a file that contains itself.
+        if not isinstance(node, yaml.ScalarNode) and id(node) in self.seen:
+            self.document.fault(path, "repeats another part by a YAML alias; should be written out")
+            return None
+        self.seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, path) for item in node.value]
+        return self.scalar(node, path)
+
+    def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
+        values: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+            below = (*path, key)
+            line = key_node.start_mark.line + 1
+            first = self.document.places.get(below)
+            self.document.places[below] = (line, f"{self.document.name}:{line}")
+            if key in values and first:
+                self.document.fault(below, f"is given twice, first at {first[1]}; should be given once")
+            values[key] = self.value(value_node, below)
+        return values
+
+    def scalar(self, node: yaml.Node, path: KeyPath) -> object:
+        try:
+            value: object = self.loader.construct_object(node, deep=True)
+        except (yaml.YAMLError, ValueError):
+            self.document.fault(path, f"{node.value!r} cannot be read; put quotes around it if it is text")
+            return None
+        return value

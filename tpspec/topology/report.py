@@ -1,0 +1,127 @@
+"""What a topology means, as lines of text: each rank's role, slices and memory, and what a round sends.
+
+Computes from sizes alone; must not print, import torch, read a weight or need a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+
+from tpspec.topology.config import Topology
+from tpspec.topology.shape import ModelShape, shape_of
+from tpspec.topology.shards import (
+    DTYPE_BYTES,
+    Shard,
+    collectives_per_round,
+    kv_bytes_per_token,
+    round_bytes,
+    split,
+    weight_bytes,
+)
+
+HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
+NO_SLICES = ("-", "-", "-", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank."""
+
+    weights: int = 0
+    kv: int = 0
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.weights + other.weights, self.kv + other.kv)
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv
+
+
+def describe(topology: Topology) -> list[str]:
+    """The lines that `check` prints."""
+    shape = shape_of(topology.target.model)
+    target, draft = topology.target, topology.draft
+    drafter = " ".join(filter(None, (draft.source, draft.own_model)))
+    return [
+        topology.name,
+        f"target {target.model} ({target.quantize or target.dtype}), accept by {topology.accept}",
+        f"draft {drafter}, tokens {draft.tokens}, pipeline {topology.pipeline.policy}",
+        "",
+        *_table([HEADERS, *_rows(topology, shape)]),
+        "",
+        *_round(topology, shape),
+        *_notes(topology),
+    ]
+
+
+def _rows(topology: Topology, shape: ModelShape) -> Iterator[tuple[str, ...]]:
+    target = topology.target
+    shards = split(shape, target.fixed_weights or (1.0,) * len(target.ranks))
+    holders = dict(zip(target.ranks, shards, strict=True))
+    drafter = _drafter_memory(topology)
+    for rank in range(topology.num_ranks):
+        memory = drafter if topology.drafts_on(rank) else Memory()
+        slices: tuple[str, ...] = NO_SLICES
+        if rank in holders:
+            memory += _shard_memory(topology, shape, holders[rank])
+            slices = _slices(holders[rank])
+        yield (str(rank), _role(topology, rank), *slices, *map(_size, (*astuple(memory), memory.total)))
+
+
+def _shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
+    dtype = topology.target.dtype
+    return Memory(
+        weight_bytes(shape, shard, dtype, topology.target.quantize),
+        kv_bytes_per_token(shape, shard, dtype) * topology.cache.tokens,
+    )
+
+
+def _drafter_memory(topology: Topology) -> Memory:
+    """A drafter's model is whole wherever it runs, and keeps a cache as long as the target's."""
+    if topology.draft.own_model is None:
+        return Memory()
+    shape = shape_of(topology.draft.own_model)
+    (whole,) = split(shape, (1.0,))
+    dtype = topology.draft.dtype or topology.target.dtype
+    return Memory(weight_bytes(shape, whole, dtype), kv_bytes_per_token(shape, whole, dtype) * topology.cache.tokens)
+
+
+def _role(topology: Topology, rank: int) -> str:
+    if topology.role_of(rank) == "drafter":
+        return "dedicated drafter"
+    if not topology.drafts_on(rank):
+        return "target shard"
+    return "target shard, drafts " + ("inline" if topology.draft.placement.kind == "inline" else "in gaps")
+
+
+def _slices(shard: Shard) -> tuple[str, ...]:
+    parts = (shard.heads, shard.kv_heads, shard.channels, shard.vocab)
+    return tuple(f"{part.start}-{part.stop - 1} ({len(part)})" for part in parts)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _round(topology: Topology, shape: ModelShape) -> list[str]:
+    num_shards = len(topology.target.ranks)
+    sent = round_bytes(shape, num_shards, 1, DTYPE_BYTES[topology.target.dtype])
+    purposes = ", ".join(f"{purpose} {num_bytes:,}" for purpose, num_bytes in sent.items())
+    return [
+        f"collectives per round: {collectives_per_round(shape, num_shards)}",
+        f"bytes each rank contributes, per row of a round: {sum(sent.values()):,} ({purposes})",
+    ]
+
+
+def _notes(topology: Topology) -> list[str]:
+    notes = [f"not built yet, so this cannot be run: {asked}" for asked in topology.unbuilt()]
+    if topology.target.fixed_weights is None:
+        notes.append("slices above are for equal weights; auto decides them on the machine, from its cards")
+    return notes
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

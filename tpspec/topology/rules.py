@@ -1,0 +1,88 @@
+"""What keys of a topology must be together: one small function for each rule, and the table that binds them to keys.
+
+Knows values, not models or files. Each function returns the fault (`what; what would be right`) or None.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.topology.faults import Rule
+
+if TYPE_CHECKING:
+    from tpspec.topology.config import Placement
+
+SOURCES_WITH_MODEL = frozenset({"model"})
+
+
+def _one_weight_per_rank(weights: tuple[float, ...] | str, ranks: tuple[int, ...]) -> str | None:
+    if isinstance(weights, str) or len(weights) == len(ranks):
+        return None
+    return f"has {len(weights)} weights for {len(ranks)} target ranks; should have one for each"
+
+
+def _model_for_source(model: str | None, source: str) -> str | None:
+    if model is not None or source not in SOURCES_WITH_MODEL:
+        return None
+    return f"is missing; source {source!r} needs the folder or hub id of the drafter's model"
+
+
+def _drafter_has_its_place(placement: Placement, ranks: tuple[int, ...]) -> str | None:
+    shown = ", ".join(map(str, ranks))
+    if placement.kind == "dedicated" and placement.rank in ranks:
+        return f"rank {placement.rank} already holds a shard; should be a rank outside target.ranks ({shown})"
+    if placement.kind == "gaps" and placement.rank not in ranks:
+        return f"rank {placement.rank} holds no shard, so it has no gaps; should be one of target.ranks ({shown})"
+    return None
+
+
+def _no_idle_rank(ranks: tuple[int, ...], placement: Placement) -> str | None:
+    used = {*ranks} if placement.rank is None else {*ranks, placement.rank}
+    idle = sorted(set(range(max(used))) - used)
+    if not idle:
+        return None
+    shown = ", ".join(map(str, idle))
+    return f"leaves rank {shown} idle; should number ranks without a hole (CUDA_VISIBLE_DEVICES chooses the cards)"
+
+
+def _draft_fits_round(tokens: int | str, deterministic: bool, fixed_rows: int, max_rows: int) -> str | None:
+    rows, name = (fixed_rows, "fixed_rows") if deterministic else (max_rows, "max_rows")
+    if isinstance(tokens, str) or tokens + 1 <= rows:
+        return None
+    return f"{tokens} draft tokens and the root are {tokens + 1} rows; should fit engine.{name} ({rows})"
+
+
+def _fixed_rows_fit(fixed_rows: int, max_rows: int, deterministic: bool) -> str | None:
+    if not deterministic or fixed_rows <= max_rows:
+        return None
+    return f"is {fixed_rows}; should be at most engine.max_rows ({max_rows})"
+
+
+def _cache_holds_a_page(tokens: int, page: int) -> str | None:
+    return None if tokens >= page else f"is {tokens}; should be at least cache.page ({page})"
+
+
+def _one_link_cost(table: str | None, latency_us: float | None, gbytes_per_s: float | None) -> str | None:
+    if table is None or (latency_us is None and gbytes_per_s is None):
+        return None
+    return "is given beside latency_us or gbytes_per_s; should be a table or numbers, not both"
+
+
+def _something_to_emulate(emulate: bool, *costs: str | float | None) -> str | None:
+    if not emulate or any(cost is not None for cost in costs):
+        return None
+    return "has nothing to emulate; should stand beside link.table, or latency_us and gbytes_per_s"
+
+
+_COSTS = ("link.table", "link.latency_us", "link.gbytes_per_s")
+RULES = (
+    Rule(("target.weights", "target.ranks"), _one_weight_per_rank),
+    Rule(("draft.model", "draft.source"), _model_for_source),
+    Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
+    Rule(("target.ranks", "draft.placement"), _no_idle_rank),
+    Rule(("draft.tokens", "deterministic", "engine.fixed_rows", "engine.max_rows"), _draft_fits_round),
+    Rule(("engine.fixed_rows", "engine.max_rows", "deterministic"), _fixed_rows_fit),
+    Rule(("cache.tokens", "cache.page"), _cache_holds_a_page),
+    Rule(_COSTS, _one_link_cost),
+    Rule(("link.emulate", *_COSTS), _something_to_emulate),
+)

@@ -1,0 +1,126 @@
+"""Who holds which slice of a model, over any number of ranks and any weights, without padding; and what it costs.
+
+Integers only: knows no tensors, no files and no devices. Query heads are the unit of attention (design, section 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.topology.shape import ModelShape
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Bits of one quantized weight, with a 16-bit scale for each 128 of them.
+QUANTIZED_BITS = {"int8": 8.125, "int4": 4.125}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One target rank's part: query heads, the KV heads these read, MLP channels, and rows of the head."""
+
+    index: int
+    heads: range
+    kv_heads: range
+    channels: range
+    vocab: range
+
+
+def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
+    """One shard for each weight, each part proportional to it; together they hold the model exactly once.
+
+    Only a KV head on a boundary is held by both sides. UserError when there are more shards than query heads.
+    """
+    heads = _ranges(shape.num_heads, weights, "query heads")
+    channels = _aligned_ranges(shape.intermediate, weights, "MLP channels")
+    vocab = _aligned_ranges(shape.vocab, weights, "vocabulary rows")
+    read = [range(own.start // shape.group, (own.stop - 1) // shape.group + 1) for own in heads]
+    return tuple(Shard(i, *parts) for i, parts in enumerate(zip(heads, read, channels, vocab, strict=True)))
+
+
+def _ranges(total: int, weights: Sequence[float], what: str) -> list[range]:
+    bounds = accumulate(_counts(total, weights, what), initial=0)
+    return [range(start, stop) for start, stop in pairwise(bounds)]
+
+
+def _aligned_ranges(total: int, weights: Sequence[float], what: str) -> list[range]:
+    """Boundaries at multiples of 16 or 8, which kernels like, where that moves little between ranks."""
+    step = _alignment(total, len(weights))
+    units = _ranges(-(-total // step), weights, what)
+    return [range(own.start * step, min(own.stop * step, total)) for own in units]
+
+
+def _alignment(total: int, num_shards: int) -> int:
+    """The largest alignment that is at most a sixteenth of an equal part: below that, the slowest rank pays for it."""
+    return next((step for step in (16, 8) if total >= 16 * step * num_shards), 1)
+
+
+def _counts(total: int, weights: Sequence[float], what: str) -> list[int]:
+    """`total` things in proportion to `weights` by largest remainder (the first rank wins a tie), at least one each."""
+    if len(weights) > total:
+        raise UserError(f"{len(weights)} shards for {total} {what}; should be at most {total} target ranks")
+    # Exact, so that every rank of a world of unlike machines comes to the same slices.
+    exact = [Fraction(weight) for weight in weights]
+    quotas = [total * weight / sum(exact) for weight in exact]
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(quotas)), key=lambda i: counts[i] - quotas[i])
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    while 0 in counts:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
+    return counts
+
+
+def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
+    """Bytes of card memory for a shard's weights; the embedding table stays in host memory and is not counted.
+
+    Quantized: the matrices of the layers shrink, norms, biases and the head do not (an estimate; loaders may differ).
+    """
+    matrices = shape.num_layers * _layer_matrices(shape, shard)
+    whole = shape.num_layers * _layer_vectors(shape, shard) + shape.hidden * (len(shard.vocab) + 1)
+    bits = QUANTIZED_BITS[quantize] if quantize else 8 * DTYPE_BYTES[dtype]
+    return int(matrices * bits) // 8 + whole * DTYPE_BYTES[dtype]
+
+
+def _layer_matrices(shape: ModelShape, shard: Shard) -> int:
+    """Elements of q and o, of k and v, and of gate, up and down."""
+    attention = 2 * (len(shard.heads) + len(shard.kv_heads)) * shape.head_dim
+    return shape.hidden * (attention + 3 * len(shard.channels))
+
+
+def _layer_vectors(shape: ModelShape, shard: Shard) -> int:
+    """Elements of the two norms, which every rank holds, and of biases and head norms where the model has them."""
+    biases = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias
+    return 2 * shape.hidden + biases + 2 * shape.head_dim * shape.qk_norm
+
+
+def kv_bytes_per_token(shape: ModelShape, shard: Shard, dtype: str) -> int:
+    """Bytes of K and V that a rank keeps for one token, over all layers."""
+    return 2 * shape.num_layers * len(shard.kv_heads) * shape.head_dim * DTYPE_BYTES[dtype]
+
+
+def collectives_per_round(shape: ModelShape, num_shards: int) -> int:
+    """Two all-reduces in each layer and one all-gather of picks; a rank alone needs none."""
+    return 2 * shape.num_layers + 1 if num_shards > 1 else 0
+
+
+def round_bytes(
+    shape: ModelShape, num_shards: int, rows: int, dtype_bytes: int, num_logit_rows: int | None = None
+) -> dict[str, int]:
+    """Bytes that one rank contributes to the collectives of a round, by purpose.
+
+    rows: query positions in the round; num_logit_rows of them (None: all) are judged, at 8 bytes of (value, id) each.
+    """
+    if num_shards == 1:
+        return {"attention": 0, "mlp": 0, "pick": 0}
+    reduced = shape.num_layers * rows * shape.hidden * dtype_bytes
+    judged = rows if num_logit_rows is None else num_logit_rows
+    return {"attention": reduced, "mlp": reduced, "pick": 8 * judged}
