@@ -1,0 +1,298 @@
+"""Which rows run in a round, and what becomes of the verdicts. Integers only: no tensors, no ranks, no clock.
+
+A pure function of the calls made, so that every rank that hears the same news makes the same plan without a word.
+It must never look at token values to decide what runs: acceptance would depend on it, and the law would be lost.
+
+Running and waiting together always stand in order of arrival: the youngest running sequence is the one to be
+preempted, and it goes to the front of the queue. Between `plan` and `commit` every running sequence owns the slots
+of all its committed tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpspec.cache.pages import BrokenPages, PagePool
+from tpspec.engine.sequence import Sequence
+from tpspec.model.batch import Span
+from tpspec.request import Delta, Request
+from tpspec.tokens import NO_DRAFT, ROOT, TokenTree, Verdict
+from tpspec.verify.rows import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One round. `row` of a case counts the rows that have logits: over the spans, their last num_logits rows."""
+
+    spans: tuple[Span, ...]
+    cases: tuple[Case, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(span.tokens) for span in self.spans)
+
+    @property
+    def num_logits(self) -> int:
+        return sum(span.num_logits for span in self.spans)
+
+
+class Moves(NamedTuple):
+    """Copy slot src[i] to dst[i] for all i, every source read before it is written, before the next forward."""
+
+    src: list[int]
+    dst: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a round changed. finished: ids of sequences that are gone, whose last delta is among `deltas`."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    moves: Moves = field(default_factory=lambda: Moves([], []))
+    finished: list[int] = field(default_factory=list)
+
+
+class Scheduler:
+    """max_rows: rows of one forward; fixed_rows, when every round is padded to one row count, caps it further.
+
+    max_running: sequences that own pages at a time; never more than there are rows, so that every root runs in every
+    round, nobody has to take turns, and a prompt always finds a row. The pool is the scheduler's alone.
+    """
+
+    def __init__(self, pool: PagePool, *, max_rows: int, max_running: int, fixed_rows: int | None) -> None:
+        self._budget = max_rows if fixed_rows is None else min(max_rows, fixed_rows)
+        if self._budget < 1 or max_running < 1:
+            raise ValueError(f"nothing could ever run: {self._budget} rows, {max_running} sequences")
+        self._pool = pool
+        self._max_running = min(max_running, self._budget)
+        self._running: dict[int, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._num_preemptions
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._waiting
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The longest prompt and output that can be served."""
+        return self._pool.num_pages * self._pool.page_size
+
+    def fits(self, request: Request) -> bool:
+        """Whether it could be served if it were alone."""
+        return len(request.prompt) + request.max_tokens <= self.capacity_tokens
+
+    def submit(self, request: Request) -> Delta | None:
+        """Queue the request; a request that can never be served is not queued, and the delta says why."""
+        if request.id in self._running or any(seq.id == request.id for seq in self._waiting):
+            raise ValueError(f"request {request.id} was submitted twice")
+        if fault := self._fault(request):
+            return Delta(request.id, (), finish="error", error=fault)
+        self._waiting.append(Sequence(request))
+        return None
+
+    def cancel(self, request_id: int) -> None:
+        """Forget the request and free its pages at once; unknown ids are ignored."""
+        if self._running.pop(request_id, None) is not None:
+            self._pool.release(request_id)
+        else:
+            self._waiting = deque(seq for seq in self._waiting if seq.id != request_id)
+
+    def ready(self) -> list[Sequence]:
+        """Sequences that can verify a tree in the next round, oldest first."""
+        return [seq for seq in self._running.values() if seq.is_ready]
+
+    def plan(self, trees: Mapping[int, TokenTree]) -> Plan:
+        """The spans and cases of the next round; trees of sequences that cannot use one are ignored."""
+        self._secure_roots()
+        self._admit()
+        verifying = self.ready()
+        behind = [seq for seq in self._running.values() if not seq.is_ready]
+        left = self._budget - len(verifying)
+        # Trees would otherwise take every row, round after round, while a new prompt waits for an old text to end.
+        for_chunks = min(sum(seq.num_uncached for seq in behind), (left + 1) // 2)
+        spans, cut = self._verification_spans(verifying, trees, left - for_chunks)
+        spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
+        return Plan(tuple(spans), self._cases(spans, cut))
+
+    def commit(self, plan: Plan, verdicts: Iterable[Verdict]) -> Commit:
+        """Lengths move, texts grow, finished sequences leave. Sequences cancelled since the plan are passed over."""
+        commit = Commit()
+        for span in plan.spans:
+            if span.num_logits == 0 and span.seq in self._running:
+                self._running[span.seq].num_cached = span.start + len(span.tokens)
+        judged = {verdict.seq: verdict for verdict in verdicts}
+        for case in plan.cases:
+            if case.seq in self._running:
+                self._settle(self._running[case.seq], case.tree, judged[case.seq], commit)
+        return commit
+
+    def check_integrity(self) -> None:
+        """Raises BrokenPages unless pages belong to running sequences only and cover what those have cached."""
+        self._pool.check_integrity()
+        for owner in self._pool.owners:
+            if owner not in self._running:
+                raise BrokenPages(f"sequence {owner} is not running and owns {self._pool.num_slots(owner)} slots")
+        for seq in self._running.values():
+            if not 0 <= seq.num_cached <= min(seq.num_tokens - 1, self._pool.num_slots(seq.id)):
+                owned = self._pool.num_slots(seq.id)
+                raise BrokenPages(f"sequence {seq.id}: {seq.num_cached} of {seq.num_tokens} cached in {owned} slots")
+
+    def _fault(self, request: Request) -> str | None:
+        if not request.prompt:
+            return "the prompt is empty"
+        if request.max_tokens < 1:
+            return f"max_tokens is {request.max_tokens}; it must be at least 1"
+        if not self.fits(request):
+            asked = f"{len(request.prompt)} prompt tokens and max_tokens {request.max_tokens}"
+            return f"{asked} do not fit the cache of {self.capacity_tokens} tokens"
+        return None
+
+    # Pages
+
+    def _secure_roots(self) -> None:
+        """Slots for every committed token of every running sequence, elders first; the youngest make room.
+
+        Who has to go is not admitted again in the same round: he would need all that he had, and an elder took some.
+        """
+        for seq in list(self._running.values()):
+            while seq.id in self._running and not self._pool.can_grow(seq.id, seq.num_tokens):
+                self._preempt_youngest()
+            if seq.id in self._running:
+                self._pool.grow(seq.id, seq.num_tokens)
+
+    def _preempt_youngest(self) -> None:
+        seq_id, seq = self._running.popitem()
+        self._pool.release(seq_id)
+        seq.num_cached = 0
+        self._waiting.appendleft(seq)
+        self._num_preemptions += 1
+
+    def _admit(self) -> None:
+        """The whole prefix is reserved at once, so that it is contiguous and chunks never run out of pages."""
+        while self._waiting and self.num_running < self._max_running:
+            seq = self._waiting[0]
+            headroom = min(seq.num_tokens + self._pool.page_size, seq.max_total)
+            if not self._pool.can_grow(seq.id, headroom):
+                return
+            self._pool.grow(seq.id, seq.num_tokens)
+            self._running[seq.id] = self._waiting.popleft()
+
+    # Rows
+
+    def _verification_spans(
+        self, verifying: list[Sequence], trees: Mapping[int, TokenTree], num_rows: int
+    ) -> tuple[list[Span], dict[int, TokenTree]]:
+        """A span for each sequence, with at most num_rows tree nodes in all; and the trees as they were cut."""
+        useful = [up_to_depth(trees.get(seq.id, NO_DRAFT), seq.remaining - 1) for seq in verifying]
+        shares = fair_shares([len(tree) for tree in useful], num_rows)
+        spans: list[Span] = []
+        cut: dict[int, TokenTree] = {}
+        for seq, tree, share in zip(verifying, useful, shares, strict=True):
+            room = self._pool.num_reachable(seq.id) - seq.num_tokens  # a tree never preempts anybody
+            cut[seq.id] = tree.pruned(min(share, room))
+            spans.append(self._span(seq, (seq.root, *cut[seq.id].tokens), cut[seq.id]))
+        return spans, cut
+
+    def _chunk_spans(self, behind: list[Sequence], num_rows: int) -> list[Span]:
+        spans: list[Span] = []
+        for seq in behind:
+            if num_rows == 0:
+                break
+            stop = min(seq.num_cached + num_rows, seq.num_tokens)
+            spans.append(self._span(seq, tuple(seq.tokens[seq.num_cached : stop]), NO_DRAFT))
+            num_rows -= stop - seq.num_cached
+        return spans
+
+    def _span(self, seq: Sequence, tokens: tuple[int, ...], tree: TokenTree) -> Span:
+        stop = seq.num_cached + len(tokens)
+        self._pool.grow(seq.id, stop)
+        parents = None if tree.is_chain else (ROOT, *(parent + 1 for parent in tree.parents))
+        num_logits = 1 + len(tree) if stop >= seq.num_tokens else 0
+        return Span(seq.id, seq.num_cached, tokens, self._pool.runs(seq.id, stop), num_logits, parents)
+
+    def _cases(self, spans: list[Span], trees: Mapping[int, TokenTree]) -> tuple[Case, ...]:
+        cases: list[Case] = []
+        row = 0
+        for span in spans:
+            if span.num_logits:
+                seq = self._running[span.seq]
+                tree = trees.get(seq.id, NO_DRAFT)
+                cases.append(Case(seq.id, row, tree, seq.tokens, seq.num_prompt, seq.sampling))
+            row += span.num_logits
+        return tuple(cases)
+
+    # Verdicts
+
+    def _settle(self, seq: Sequence, tree: TokenTree, verdict: Verdict, commit: Commit) -> None:
+        tokens, finish = seq.truncated(verdict.tokens)
+        drafted, accepted = tally(tree, min(len(verdict.path), len(tokens)))
+        commit.deltas.append(Delta(seq.id, tokens, finish, drafted, accepted))
+        if finish is not None:
+            commit.finished.append(seq.id)
+            self.cancel(seq.id)
+            return
+        self._move_path(seq, verdict.path, commit.moves)
+        seq.num_cached = seq.num_tokens + len(verdict.path)  # the root, and behind it the accepted path
+        seq.tokens.extend(tokens)
+        self._pool.shrink(seq.id, seq.num_tokens)
+
+    def _move_path(self, seq: Sequence, path: tuple[int, ...], moves: Moves) -> None:
+        """Node i was written i + 1 slots behind the root; the accepted node of depth d belongs d slots behind it.
+
+        A path never moves forward, so an earlier copy in the lists is never undone by a later one.
+        """
+        moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
+        if not moved:
+            return
+        behind_root = self._pool.slots(seq.id, seq.num_tokens, seq.num_tokens + path[-1] + 1)
+        moves.src.extend(behind_root[node] for node, _ in moved)
+        moves.dst.extend(behind_root[depth] for _, depth in moved)
+
+
+def up_to_depth(tree: TokenTree, depth: int) -> TokenTree:
+    """The longest prefix of the tree that is no deeper than `depth`.
+
+    A prefix, so that nodes keep their numbers: a drafter reads the path of a verdict in the tree it proposed.
+    """
+    too_deep = (node for node, below in enumerate(tree.depths()) if below > depth)
+    return tree.pruned(next(too_deep, len(tree)))
+
+
+def fair_shares(wants: list[int], total: int) -> list[int]:
+    """`total` split so that nobody gets more than he wants, and who gets less than that gets as much as any other.
+
+    Max-min fairness; what does not divide goes to the first. Depends on the sizes only.
+    """
+    shares = [0] * len(wants)
+    modest_first = sorted(range(len(wants)), key=lambda i: (wants[i], -i))
+    for served, i in enumerate(modest_first):
+        shares[i] = min(wants[i], total // (len(wants) - served))
+        total -= shares[i]
+    return shares
+
+
+def tally(tree: TokenTree, num_accepted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Draft tokens verified and accepted, by depth, both as long as the tree is deep."""
+    depths = tree.depths()
+    drafted = [0] * max(depths, default=0)
+    for depth in depths:
+        drafted[depth - 1] += 1
+    return tuple(drafted), tuple(int(depth < num_accepted) for depth in range(len(drafted)))

@@ -1,0 +1,80 @@
+"""One request on its way: its tokens so far and how many of them are cached; everything else is derived.
+
+Knows no pages, no other sequence and no policy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tpspec.request import FinishReason, Request, Sampling
+
+
+class Sequence:
+    """tokens: prompt and output, one list that only ever grows, the root last.
+
+    Whoever keeps `tokens` beyond the round copies it. num_cached: the first tokens whose keys and values are cached.
+    """
+
+    __slots__ = ("num_cached", "request", "tokens")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.num_cached = 0
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.request.sampling
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def root(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still emit."""
+        return self.request.max_tokens - self.num_output
+
+    @property
+    def max_total(self) -> int:
+        """Tokens it can ever have."""
+        return self.num_prompt + self.request.max_tokens
+
+    @property
+    def num_uncached(self) -> int:
+        return self.num_tokens - self.num_cached
+
+    @property
+    def is_ready(self) -> bool:
+        """Only the root is not cached: its next span can carry a tree."""
+        return self.num_uncached == 1
+
+    def truncated(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """What of `tokens` may be emitted: up to the first stop token, which is kept, or up to max_tokens."""
+        allowed = tokens[: self.remaining]
+        for i, token in enumerate(allowed):
+            if token in self.request.stop_ids:
+                return allowed[: i + 1], "stop"
+        return allowed, "length" if len(allowed) == self.remaining else None
