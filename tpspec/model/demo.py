@@ -191,7 +191,7 @@ def main() -> int:
         for name in options.models or MODELS:
             _fetch_and_say(name, options.to)
     except UserError as error:
-        sys.stderr.write(f"tpspec: {error}\n")
+        sys.stderr.write(f"tpspec: error: {error}\n")
         return error.exit_code
     return 0
 

@@ -7,6 +7,7 @@ Must not know where the file came from, nor anything of ranks, shards or devices
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,8 +67,10 @@ def convert(source: Path, folder: Path, progress: Callable[[int, int], None]) ->
     header.require("tokenizer.ggml.model", "gpt2")
     header.require("tokenizer.ggml.pre", "smollm")
     weights = dict(_weights(reader, header, progress))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", _config(header, tied="lm_head.weight" not in weights))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    # safetensors makes files that only their owner may read; a cache may be shared.
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")
     _write_json(folder / "generation_config.json", _special_ids(header))
     _tokenizer(header).save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(header))
@@ -101,7 +104,11 @@ def _name(stored: str) -> str:
 
 
 def unpermute(weight: Floats, num_heads: int) -> Floats:
-    """Rows of q or k from GGUF's order (rope pairs adjacent) to Hugging Face's (a head's first halves, then its second)."""
+    """Rows of q or k from GGUF's order to Hugging Face's.
+
+    GGUF keeps the two rows that rope rotates together side by side; Hugging Face has all first ones of a head, then all
+    second ones (llama.cpp, convert_hf_to_gguf.py, does the reverse).
+    """
     pairs = weight.reshape(num_heads, -1, 2, weight.shape[1])
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 

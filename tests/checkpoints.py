@@ -1,0 +1,145 @@
+"""Random tiny checkpoints: real Hugging Face folders, small enough to build inside a test, one kind per peculiarity.
+
+They are made so that bugs show: weights have the scale at which attention, position and every bias and norm change the
+argmax (a fresh transformers model has zero biases, unit norms and near-uniform logits, and hides all of that), and no
+size divides evenly. Knows transformers; must not know tpspec, which is what it is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+LOGIT_STD = 2.0
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXT = ["the cat and the hat, the end of the other one", "there, then, and again: the theme of the thing"]
+
+# 263 ids (prime): 256 bytes, 3 special tokens, 4 merges. One vocabulary for all kinds, so that any may draft for any.
+BASE: dict[str, Any] = {
+    "vocab_size": 263,
+    "hidden_size": 96,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,  # small, so that scaling already changes the first hundred positions
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
+    "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "hidden_size": 48, "head_dim": 16, "intermediate_size": 72},
+    "smollm2": {
+        "model_type": "llama",
+        "hidden_size": 72,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+    },
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
+}
+
+
+def tiny(
+    kind: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    shards: int = 1,
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> Path:
+    """Write a checkpoint of one kind into `folder` and return it. Same arguments, same bytes.
+
+    shards: more than 1 writes that many safetensors files (or one or two more) and an index. overrides: config fields,
+    by transformers' names. A tokenizer is written too, unless the vocabulary cannot hold the 256 bytes.
+    """
+    fields = BASE | KINDS[kind] | overrides
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    randomise(model, torch.Generator().manual_seed(seed))
+    model.save_pretrained(folder, max_shard_size=_shard_bytes(model, shards))
+    if kind == "llama3":
+        _as_published(folder / "config.json")
+    if config.vocab_size >= 256 + len(SPECIAL_TOKENS):
+        write_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+@torch.no_grad()
+def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
+    """Make every parameter random, also those that start as zeros or ones; logits get a std near LOGIT_STD."""
+    for name, parameter in sorted(model.named_parameters()):
+        values = torch.randn(parameter.shape, generator=noise)
+        parameter.copy_(_scaled(name, values))
+
+
+def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
+    if values.dim() == 1:
+        return 0.3 * values if name.endswith("bias") else 1 + 0.3 * values
+    if "embed_tokens" in name or "lm_head" in name:
+        return values * LOGIT_STD / math.sqrt(values.shape[1])
+    # Queries and keys a little larger: attention must prefer some rows, or a wrong mask or position goes unnoticed.
+    gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+    return values * gain / math.sqrt(values.shape[1])
+
+
+def _shard_bytes(model: PreTrainedModel, shards: int) -> int:
+    sizes: list[int] = [p.numel() * p.element_size() for p in model.parameters()]
+    return sum(sizes) + 1 if shards == 1 else max(max(sizes), sum(sizes) // shards)
+
+
+def _as_published(path: Path) -> None:
+    """Say rope as published Llama 3 folders do: rope_theta and rope_scaling; transformers 5 says rope_parameters."""
+    config = json.loads(path.read_text())
+    scaling = config.pop("rope_parameters")
+    config |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A byte-level BPE tokenizer of at most vocab_size ids, with a ChatML template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
