@@ -8,7 +8,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -47,3 +51,18 @@ class OneRank:
 
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
         return x.unsqueeze(0)
+
+
+def sum_in_order(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    """The sum of every rank's x, added in rank order in float32 at least, rounded once into `out`.
+
+    No bit depends on where an element stands in the message, as it does in a ring, which adds each chunk in an order
+    of its own. Two parts need no wide copy: one addition is rounded once, and a + b is b + a.
+    """
+    if len(parts) == 2:
+        return torch.add(parts[0], parts[1], out=out)
+    narrow = out.dtype in (torch.bfloat16, torch.float16)
+    total = parts[0].to(torch.float32 if narrow else out.dtype, copy=True)
+    for part in parts[1:]:
+        total += part
+    return out.copy_(total)

@@ -60,6 +60,7 @@ class Loader:
         self, comm: Communicator, num_slots: int, *, fixed_rows: int | None = None, progress: Progress | None = None
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers)."""
+        head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers = []
         for index, layer in enumerate(self.spec.layers):
             layers.append(self._layer(index, layer))
@@ -71,7 +72,7 @@ class Loader:
             embedding_VD=self.checkpoint.mapped("model.embed_tokens.weight", (spec.vocab, spec.hidden)),
             layers=layers,
             norm=self._norm("model.norm.weight", spec.hidden),
-            head=self._head(),
+            head=head,
             rope=Rope(spec.inv_freq, spec.rope_scale, num_slots, self.dtype, self.device),
             kv_of=self._kv_of(),
             head_dim=spec.head_dim,

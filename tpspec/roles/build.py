@@ -71,3 +71,61 @@ def build_engine(
         ledger=ledger,
     )
     return Built(engine, folder, scheduler.capacity_tokens)
+
+
+def _target(
+    topology: Topology,
+    folder: Path,
+    comm: Communicator,
+    device: torch.device,
+    pool: PagePool,
+    fixed_rows: int | None,
+    progress: Progress | None,
+) -> ShardedTarget:
+    """This rank's shard. Weights come last: everything that can be refused without them has been by then."""
+    shape = _shape(folder)
+    weights = topology.target.fixed_weights
+    assert weights is not None, "auto weights are not built yet"
+    shards = split(shape, weights)
+    shard, num_slots = shards[comm.rank], pool.num_pages * pool.page_size
+    needed = weight_bytes(shape, shard, topology.target.dtype)
+    needed += num_slots * kv_bytes_per_token(shape, shard, topology.target.dtype)
+    check_memory(needed, device, f"shard {comm.rank} of {topology.target.model} with {num_slots} cached tokens")
+    loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device)
+    decoder = loader.decoder(comm, num_slots, fixed_rows=fixed_rows, progress=progress)
+    return ShardedTarget(decoder, shard.vocab, shape.vocab, width=max(len(shard.vocab) for shard in shards))
+
+
+def _shape(folder: Path) -> ModelShape:
+    return ModelShape.from_config(read_config(folder), str(folder))
+
+
+def _inline_host(topology: Topology, folder: Path, noise: Noise, device: torch.device) -> InlineHost:
+    """The drafter on this rank, with a whole model of its own beside the shard if its source needs one."""
+    declared = source(topology.draft.source)
+    model = topology.draft.own_model
+    if model is None:
+        return InlineHost(declared.make(noise=noise, accept=topology.accept, vocab=_shape(folder).vocab), None)
+    draft_folder = find(model)
+    check_same_tokenizer(folder, draft_folder, topology.target.model, model)
+    shape = _shape(draft_folder)
+    run = _draft_run(topology, draft_folder, shape, device)
+    vocab = min(shape.vocab, _shape(folder).vocab)
+    return InlineHost(declared.make(noise=noise, accept=topology.accept, vocab=vocab), run)
+
+
+def _draft_run(topology: Topology, folder: Path, shape: ModelShape, device: torch.device) -> ModelRun:
+    dtype = topology.draft.dtype or topology.target.dtype
+    (whole,) = split(shape, (1.0,))
+    # A page more than the target has, for the draft that stands beyond the last token the target caches.
+    pool = PagePool(-(-topology.cache.tokens // topology.cache.page) + topology.serve.max_running, topology.cache.page)
+    num_slots = pool.num_pages * pool.page_size
+    needed = weight_bytes(shape, whole, dtype) + num_slots * kv_bytes_per_token(shape, whole, dtype)
+    check_memory(needed, device, f"draft model {topology.draft.model} with {num_slots} cached tokens")
+    decoder = Loader.open(folder, whole, DTYPES[dtype], device).decoder(OneRank(), num_slots)
+    return ModelRun(decoder, pool, shape.vocab)
+
+
+def _draft_tokens(topology: Topology) -> int:
+    assert topology.draft.tokens != "auto", "auto draft length is not built yet"
+    return topology.draft.tokens if topology.draft.source != "none" else 0

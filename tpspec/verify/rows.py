@@ -7,8 +7,10 @@ Shapes: T rows of the round, V vocabulary rows of this shard, N shards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,12 +27,19 @@ def whole(x: Tensor) -> Tensor:
     return x.unsqueeze(0)
 
 
+def take(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """Rows of a tensor, uncopied when they are all of them in order."""
+    if list(rows) == list(range(len(x))):
+        return x
+    return x[torch.tensor(rows, dtype=torch.int64, device=x.device)]
+
+
 @dataclass(frozen=True, slots=True)
 class RowLogits:
     """Raw logits of T rows for the ids [start, start + V) of a vocabulary of `vocab` ids; ids >= vocab are padding.
 
     gather: [*shape] -> [N, *shape], the same bytes on every rank, in rank order, one collective.
-    width: the V of the widest shard (shards may differ); equal to V when unsharded.
+    width: the V of the widest shard (shards may differ); equal to V when unsharded, where 0 stands for it.
     """
 
     logits_TV: Tensor
@@ -38,6 +47,24 @@ class RowLogits:
     start: int = 0
     width: int = 0
     gather: Callable[[Tensor], Tensor] = whole
+
+    def select(self, rows: Sequence[int]) -> RowLogits:
+        return replace(self, logits_TV=take(self.logits_TV, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One next token to draw, after `context` (prompt and output so far) and then `path` (drafts not yet accepted)."""
+
+    context: Sequence[int]
+    num_prompt: int
+    sampling: Sampling
+    path: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Where the drawn token will stand; with the seed, the key of its noise."""
+        return len(self.context) + len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +80,16 @@ class Case:
     context: Sequence[int]
     num_prompt: int
     sampling: Sampling
+
+    def rows(self) -> range:
+        return range(self.row, self.row + 1 + len(self.tree))
+
+    def draws(self) -> list[Draw]:
+        """What is to be drawn at each of its rows, the root first."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tree.tokens, self.tree.parents, strict=True):
+            paths.append((*paths[parent + 1], token))
+        return [Draw(self.context, self.num_prompt, self.sampling, path) for path in paths]
 
 
 class Rule(Protocol):

@@ -1,0 +1,38 @@
+"""Two ranks; rank 1 leaves (argv[1] is `dies`) or hangs. Rank 0 prints when it was told what."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+
+from tpspec.comm.communicator import Purpose
+from tpspec.comm.distributed import Place, join_world
+from tpspec.errors import WorldFailure
+
+TIMEOUT_S = 3.0
+
+
+def main() -> None:
+    place = Place.from_env(os.environ)
+    try:
+        with join_world(place, torch.device("cpu"), TIMEOUT_S) as world:
+            comm = world.group([0, 1])
+            assert comm is not None
+            comm.all_reduce(torch.ones(8), Purpose.mlp)
+            if place.rank == 1 and sys.argv[1] == "dies":
+                os._exit(9)
+            if place.rank == 1:
+                time.sleep(TIMEOUT_S + 5)
+                os._exit(9)
+            begin = time.monotonic()
+            comm.all_reduce(torch.ones(8), Purpose.mlp)
+    except WorldFailure as failure:
+        sys.stdout.write(f"{time.monotonic() - begin:.1f} {failure}\n")
+        sys.exit(failure.exit_code)
+
+
+if __name__ == "__main__":
+    main()

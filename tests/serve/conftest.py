@@ -1,0 +1,222 @@
+"""A tokenizer made on the spot, an engine that says what a test wrote, and the real HTTP process between them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tpspec.comm.link import FrontendLink
+from tpspec.comm.messages import Cancel, Ready, Report, Stats, Stop, Submit, Tally
+from tpspec.request import Delta, Request
+
+MODEL = "tiny/talker"
+CACHE_TOKENS = 256
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and loop.first %}"
+    "{{ raise_exception('the user speaks first') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ANSWER = "The bus is slow, naïve 日本 and 👩‍🚀 fly on; the end."
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte-level BPE of a few English words: characters outside ASCII fall apart into bytes, one token each."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the bus is slow and the end of the bus is the end"] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 320, "eos_token_id": 2}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+
+
+class Engine(threading.Thread):
+    """Stands where the lead stands. Each round gives every running request its next tokens of `answer(request)`."""
+
+    def __init__(self, endpoint: str, tokenizer: Tokenizer) -> None:
+        super().__init__(daemon=True)
+        self.endpoint, self.tokenizer = endpoint, tokenizer
+        self.requests: list[Request] = []
+        self.cancelled: list[int] = []
+        self.stopped = threading.Event()
+        self.leave = threading.Event()
+        self.reset()
+
+    def reset(self) -> None:
+        self.answer: Callable[[Request], list[int]] = lambda _: self.tokenizer.encode(ANSWER).ids
+        self.per_round, self.round_s, self.places = 3, 0.0, 64
+        self.error: str | None = None
+
+    def run(self) -> None:
+        link = FrontendLink(self.endpoint)
+        link.send(Ready(cache_tokens=CACHE_TOKENS, num_ranks=2))
+        rounds, tokens = 0, 0
+        waiting: list[Request] = []
+        running: dict[int, tuple[Request, list[int], int]] = {}
+        while not self.leave.is_set():
+            for message in link.poll(0.002):
+                if isinstance(message, Submit):
+                    self.requests.append(message.request)
+                    waiting.append(message.request)
+                elif isinstance(message, Cancel):
+                    self.cancelled.append(message.id)
+                    running.pop(message.id, None)
+                    waiting = [request for request in waiting if request.id != message.id]
+                elif isinstance(message, Stop):
+                    self.stopped.set()
+            while waiting and len(running) < self.places:
+                request = waiting.pop(0)
+                running[request.id] = (request, self.answer(request), 0)
+            if not running:
+                continue
+            time.sleep(self.round_s)
+            deltas = [self.delta(*state) for state in running.values()]
+            for delta in deltas:
+                request, answer, at = running[delta.id]
+                running[delta.id] = (request, answer, at + self.per_round)
+                if delta.finish:
+                    del running[delta.id]
+            rounds, tokens = rounds + 1, tokens + sum(len(delta.tokens) for delta in deltas)
+            stats = Stats(
+                rounds=rounds,
+                tokens=tokens,
+                running=len(running),
+                waiting=len(waiting),
+                pages_used=1,
+                pages_total=4,
+                collectives={"attention": Tally(rounds * 30, rounds * 1000, rounds * 0.5)},
+            )
+            link.send(Report(deltas, stats))
+        link.close()
+
+    def delta(self, request: Request, answer: list[int], at: int) -> Delta:
+        if self.error:
+            return Delta(request.id, (), "error", error=self.error)
+        end = min(at + self.per_round, request.max_tokens)
+        tokens = answer[at:end]
+        finish = None
+        if len(tokens) < end - at or end >= len(answer):
+            tokens, finish = [*tokens, 2], "stop"
+        if finish is None and end == request.max_tokens:
+            finish = "length"
+        if request.stop_ids and (stops := [i for i, token in enumerate(tokens) if token in request.stop_ids]):
+            tokens, finish = tokens[: stops[0] + 1], "stop"
+        accepted = (1,) * (len(tokens) - 1)
+        drafted = (1,) * (self.per_round - 1)
+        return Delta(request.id, tuple(tokens), finish, drafted, accepted)
+
+
+def command_line(model_folder: Path, *options: str) -> list[str]:
+    fixed = ["--model-folder", str(model_folder), "--model-name", MODEL, "--port", "0"]
+    return [sys.executable, "-m", "tpspec.serve.http", *fixed, *options]
+
+
+class Front:
+    """A running HTTP process and the engine behind it."""
+
+    def __init__(self, model_folder: Path, tokenizer: Tokenizer, *options: str) -> None:
+        self.process = subprocess.Popen(
+            command_line(model_folder, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        place = json.loads(self.process.stdout.readline())
+        self.url = place["url"]
+        self.engine = Engine(place["endpoint"], tokenizer)
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+
+    def start_engine(self) -> None:
+        self.engine.start()
+        wait_until(lambda: self.client.get("/ready").status_code == 200)
+
+    def post(self, kind: str = "completions", **fields: object) -> httpx.Response:
+        return self.client.post(f"/v1/{kind}", json=fields)
+
+    def complete(self, **fields: object) -> dict:
+        response = self.post(**({"prompt": "the bus", "max_tokens": 200} | fields))
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def stream(self, kind: str = "completions", **fields: object) -> list[dict]:
+        fields = {"max_tokens": 200, "stream": True} | fields
+        with self.client.stream("POST", f"/v1/{kind}", json=fields) as response:
+            assert response.status_code == 200, response.read()
+            lines = [line for line in response.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+    def close(self) -> str:
+        """Stops everything; what the process wrote to stderr."""
+        self.engine.leave.set()
+        self.process.kill()
+        self.client.close()
+        return self.process.communicate()[1]
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+StartFront = Callable[..., Front]
+
+
+@pytest.fixture(scope="session")
+def make_engine(tokenizer: Tokenizer) -> Callable[[str], Engine]:
+    return lambda endpoint: Engine(endpoint, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def start_front(model_folder: Path, tokenizer: Tokenizer) -> Iterator[StartFront]:
+    fronts: list[Front] = []
+
+    def start(*options: str) -> Front:
+        fronts.append(Front(model_folder, tokenizer, *options))
+        return fronts[-1]
+
+    yield start
+    for front in fronts:
+        front.close()
+
+
+@pytest.fixture(scope="session")
+def shared_front(start_front: StartFront) -> Front:
+    front = start_front("--max-queued", "4")
+    front.start_engine()
+    return front
+
+
+@pytest.fixture
+def front(shared_front: Front) -> Iterator[Front]:
+    """The shared server, with an engine that answers ANSWER at once, and nothing in flight before or after."""
+    shared_front.engine.reset()
+    yield shared_front
+    shared_front.engine.reset()
+    wait_until(lambda: shared_front.client.get("/health").json()["in_flight"] == 0)

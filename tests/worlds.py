@@ -1,0 +1,103 @@
+"""Whole worlds inside a test: N ranks as threads, real checkpoints, real engines, one list of requests.
+
+The lead hands in all requests at the first round (or by a schedule) and stops when every one has finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tpspec.comm.channel import thread_channels
+from tpspec.comm.communicator import Communicator
+from tpspec.comm.messages import Cancel, Stats, Stop, Submit, ToLead
+from tpspec.comm.threads import ThreadWorld
+from tpspec.draft.protocol import Drafter, Run
+from tpspec.engine.engine import Engine
+from tpspec.engine.hosts import InlineHost
+from tpspec.request import Delta, Request
+from tpspec.roles.build import build_engine
+from tpspec.roles.target import follow_rounds, lead_rounds
+from tpspec.topology.config import Topology
+
+CPU = torch.device("cpu")
+DEFAULTS: dict[str, Any] = {"cache": {"tokens": 2048, "page": 16}, "target": {"dtype": "float32"}, "device": "cpu"}
+
+
+def topology(model: Path | str, num_ranks: int = 1, **keys: Any) -> Topology:
+    """A topology of a model over so many ranks; `keys` as in the file, sections as mappings."""
+    target = DEFAULTS["target"] | {"model": str(model), "ranks": tuple(range(num_ranks))} | keys.pop("target", {})
+    return Topology.model_validate(DEFAULTS | {"name": "a test", "target": target} | keys)
+
+
+@dataclass
+class Told:
+    """What the lead told its frontend."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finish: dict[int, str] = field(default_factory=dict)
+    deltas: list[Delta] = field(default_factory=list)
+    stats: list[Stats] = field(default_factory=list)
+
+    def texts(self) -> list[list[int]]:
+        return [self.tokens[request] for request in sorted(self.tokens)]
+
+
+@dataclass
+class Script:
+    """An inbox: messages by the number of the round before which they arrive; stops when all requests have ended."""
+
+    messages: dict[int, list[ToLead]]
+    told: Told = field(default_factory=Told)
+    round: int = 0
+    open: set[int] = field(default_factory=set)
+
+    def receive(self, *, wait: bool) -> Sequence[ToLead]:
+        self.round += 1
+        arrived = self.messages.pop(self.round, [])
+        self.open |= {message.request.id for message in arrived if isinstance(message, Submit)}
+        self.open -= {message.id for message in arrived if isinstance(message, Cancel)}
+        return arrived if arrived or self.open or self.messages else [Stop()]
+
+    def report(self, deltas: list[Delta], stats: Stats) -> None:
+        self.told.stats.append(stats)
+        for delta in deltas:
+            self.told.deltas.append(delta)
+            self.told.tokens.setdefault(delta.id, []).extend(delta.tokens)
+            if delta.finish is not None:
+                self.told.finish[delta.id] = delta.finish
+                self.open.discard(delta.id)
+
+
+def serve(
+    made: Topology,
+    requests: Sequence[Request] = (),
+    *,
+    messages: dict[int, list[ToLead]] | None = None,
+    drafter: Callable[[], Drafter] | None = None,
+    run: Run | None = None,
+    watch: Callable[[Engine], None] = lambda engine: None,
+) -> Told:
+    """Runs the world until every request has ended; what the lead told. drafter: instead of the topology's own.
+
+    watch: called with every rank's engine when the world has ended.
+    """
+    script = Script(messages or {1: [Submit(request) for request in requests]})
+    channels = thread_channels(len(made.target.ranks))
+
+    def rank(comm: Communicator) -> None:
+        engine = build_engine(made, comm, CPU).engine
+        if drafter is not None:
+            engine.host, engine.draft_tokens = InlineHost(drafter(), run), 5
+        if comm.rank == 0:
+            lead_rounds(engine, channels[0], script)
+        else:
+            follow_rounds(engine, channels[comm.rank])
+        watch(engine)
+
+    ThreadWorld(len(made.target.ranks)).run(rank)
+    return script.told

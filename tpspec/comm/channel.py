@@ -1,0 +1,170 @@
+"""How the lead's news reaches the other target ranks, once a round. Integers and msgspec; never a tensor, never a GPU.
+
+Must not know what the news means. The lead binds one ipc socket for each follower in a directory only this user can
+enter; a socket of one reader keeps order and loses nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import zmq
+
+from tpspec.comm.messages import News
+from tpspec.errors import WorldFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.comm.distributed import World
+
+LINGER_MS = 2000  # how long the last news may take to leave when the lead closes
+
+
+class Channel(Protocol):
+    """One end of it on every target rank. All call `share` equally often."""
+
+    def share(self, news: News | None) -> News:
+        """The lead passes news and has it back at once; the others pass None and wait for it.
+
+        Raises WorldFailure when it does not come, or cannot be handed over, within the time limit: an idle lead
+        shares empty news every now and then.
+        """
+
+    def close(self) -> None: ...
+
+
+class OneRankChannel:
+    """Nobody to tell."""
+
+    def share(self, news: News | None) -> News:
+        return _given(news)
+
+    def close(self) -> None:
+        return
+
+
+class LeadThreadChannel:
+    """The lead's end for ranks that are threads."""
+
+    def __init__(self, queues: Sequence[queue.SimpleQueue[News]]) -> None:
+        self._queues = queues
+
+    def share(self, news: News | None) -> News:
+        for follower in self._queues:
+            follower.put(_given(news))
+        return _given(news)
+
+    def close(self) -> None:
+        return
+
+
+class FollowerThreadChannel:
+    """A follower's end for ranks that are threads."""
+
+    def __init__(self, news: queue.SimpleQueue[News], timeout_s: float) -> None:
+        self._news, self._timeout_s = news, timeout_s
+
+    def share(self, news: News | None) -> News:
+        try:
+            return self._news.get(timeout=self._timeout_s)
+        except queue.Empty as error:
+            raise _silent(self._timeout_s) from error
+
+    def close(self) -> None:
+        return
+
+
+def thread_channels(size: int, timeout_s: float = 60.0) -> list[Channel]:
+    """Channels of `size` ranks in one process, by rank; the first is the lead's."""
+    queues: list[queue.SimpleQueue[News]] = [queue.SimpleQueue() for _ in range(size - 1)]
+    return [LeadThreadChannel(queues), *(FollowerThreadChannel(news, timeout_s) for news in queues)]
+
+
+class LeadZmqChannel:
+    """The lead's end: one PUSH socket for each follower. Encodes once a round."""
+
+    def __init__(self, num_followers: int, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._folder = TemporaryDirectory(prefix="tpspec-")  # mode 0700
+        self._context = zmq.Context()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._sockets = [self._bound(endpoint(self.folder, i)) for i in range(num_followers)]
+
+    @property
+    def folder(self) -> str:
+        return self._folder.name
+
+    def share(self, news: News | None) -> News:
+        frame = self._encoder.encode(_given(news))
+        for i, socket in enumerate(self._sockets):
+            try:
+                socket.send(frame)
+            except zmq.Again as error:
+                raise WorldFailure(f"follower {i + 1} took no news for {self._timeout_s:g} s") from error
+        return _given(news)
+
+    def close(self) -> None:
+        self._context.destroy(linger=LINGER_MS)
+        self._folder.cleanup()
+
+    def _bound(self, where: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.sndtimeo = int(self._timeout_s * 1000)
+        socket.bind(where)
+        return socket
+
+
+class FollowerZmqChannel:
+    """A follower's end."""
+
+    def __init__(self, where: str, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._context = zmq.Context()
+        self._decoder = msgspec.msgpack.Decoder(News)
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.rcvtimeo = int(timeout_s * 1000)
+        self._socket.connect(where)
+
+    def share(self, news: News | None) -> News:
+        try:
+            return self._decoder.decode(self._socket.recv())
+        except zmq.Again as error:
+            raise _silent(self._timeout_s) from error
+        except msgspec.DecodeError as error:
+            raise WorldFailure(f"what came from the lead is no news: {error}") from error
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def endpoint(folder: str, follower: int) -> str:
+    return f"ipc://{folder}/news-{follower}"
+
+
+def open_channel(world: World, ranks: Sequence[int], timeout_s: float) -> Channel | None:
+    """The channel of `ranks`, the first of which leads; None on the other ranks. Every rank of the world calls it."""
+    lead, *followers = ranks
+    if not followers:
+        return OneRankChannel() if world.rank == lead else None
+    if world.rank == lead:
+        channel = LeadZmqChannel(len(followers), timeout_s)
+        world.announce(channel.folder, lead)
+        return channel
+    folder = world.announce(None, lead)
+    if world.rank not in followers:
+        return None
+    return FollowerZmqChannel(endpoint(folder, followers.index(world.rank)), timeout_s)
+
+
+def _given(news: News | None) -> News:
+    if news is None:
+        raise ValueError("the lead must pass the news that it shares")
+    return news
+
+
+def _silent(timeout_s: float) -> WorldFailure:
+    return WorldFailure(f"no news from the lead for {timeout_s:g} s: it is gone or hangs")

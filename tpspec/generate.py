@@ -1,0 +1,282 @@
+"""`-m tpspec.generate`: one-shot text on the terminal, and what it cost in collective rounds.
+
+A front door: reads the command line, prints. Must not know tensors; the rank's work is in `roles`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpspec.comm.messages import Stats, Stop, Submit, Tally
+from tpspec.errors import UserError
+from tpspec.request import Request, Sampling
+from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
+from tpspec.text import Detokenizer, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.comm.messages import ToLead
+    from tpspec.request import Delta
+
+MODULE = "tpspec.generate"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code. Every rank of the world calls it with the same arguments."""
+    options = _parser().parse_args(arguments)
+    return guarded(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    prompts = _prompts(options)
+    with open_seat(options, MODULE) as seat:
+        if not seat.leads:
+            return seat.follow()
+        text = Text.load(seat.folder)
+        inbox = OneByOne(seat, text, prompts, _sampling(options), options)
+        return seat.lead(inbox)
+
+
+@dataclass(slots=True)
+class Prompt:
+    text: str
+    chat: bool
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one prompt gave; `before` is what the engine had counted when it began."""
+
+    prompt: tuple[int, ...]
+    before: Stats
+    started: float = field(default_factory=time.perf_counter)
+    first_token_at: float = 0.0
+    ids: list[int] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+    rounds: int = 0
+
+    def add(self, delta: Delta) -> None:
+        self.first_token_at = self.first_token_at or time.perf_counter()
+        self.ids += delta.tokens
+        self.drafted += sum(delta.drafted)
+        self.accepted += sum(delta.accepted)
+        self.rounds += 1
+
+    def report(self, text: str, finish: str | None, after: Stats) -> dict[str, Any]:
+        """The object `--json` prints. tokens_per_second counts from the first token on; the prompt is not in it."""
+        seconds = time.perf_counter() - self.first_token_at
+        collectives = {
+            purpose: tally_between(self.before.collectives.get(purpose, Tally()), tally)
+            for purpose, tally in after.collectives.items()
+        }
+        return {
+            "text": text,
+            "ids": self.ids,
+            "prompt_tokens": len(self.prompt),
+            "tokens": len(self.ids),
+            "rounds": self.rounds,
+            "tokens_per_round": len(self.ids) / max(1, self.rounds),
+            "acceptance": self.accepted / self.drafted if self.drafted else None,
+            "tokens_per_second": (len(self.ids) - 1) / seconds if seconds > 0 and len(self.ids) > 1 else None,
+            "ttft": self.first_token_at - self.started,
+            "finish": finish,
+            "collectives": collectives,
+        }
+
+
+def tally_between(before: Tally, after: Tally) -> dict[str, float]:
+    return {
+        "count": after.count - before.count,
+        "bytes": after.bytes - before.bytes,
+        "seconds": after.seconds - before.seconds,
+    }
+
+
+class OneByOne:
+    """The lead's inbox: one prompt at a time, so that each has its own account; text goes out as it comes."""
+
+    def __init__(
+        self, seat: Seat, text: Text, prompts: Sequence[Prompt], sampling: Sampling, options: argparse.Namespace
+    ) -> None:
+        self._seat, self._text, self._sampling, self._options = seat, text, sampling, options
+        self._left = list(enumerate(prompts))[::-1]
+        self._stats = seat.stats()
+        self._answer: Answer | None = None
+        self._stream: Detokenizer | None = None
+        self._written: list[str] = []
+        self._code = 0
+
+    def receive(self, *, wait: bool) -> Sequence[ToLead]:
+        if not wait:
+            return []
+        if not self._left:
+            return [Stop(self._code)]
+        number, prompt = self._left.pop()
+        ids = self._encode(prompt)
+        request = Request(number, ids, self._max_tokens(ids), self._sampling, self._stop_ids())
+        self._answer, self._written = Answer(ids, self._stats), []
+        self._stream = Detokenizer(self._text, ids, skip_special=True)
+        return [Submit(request)]
+
+    def report(self, deltas: list[Delta], stats: Stats) -> None:
+        self._stats = stats
+        for delta in deltas:
+            if delta.error is not None:
+                raise UserError(delta.error)
+            self._read(delta, stats)
+
+    def _read(self, delta: Delta, stats: Stats) -> None:
+        assert self._answer is not None
+        assert self._stream is not None
+        self._answer.add(delta)
+        ended_by_token = delta.finish == "stop"
+        for token in delta.tokens[: len(delta.tokens) - ended_by_token]:
+            self._write(self._stream.step(token))
+        if delta.finish is not None:
+            self._write(self._stream.flush())
+            self._finish(self._answer.report("".join(self._written), delta.finish, stats))
+
+    def _write(self, piece: str) -> None:
+        self._written.append(piece)
+        if not self._options.json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    def _finish(self, report: dict[str, Any]) -> None:
+        if self._options.json:
+            print(json.dumps(report, ensure_ascii=False), flush=True)
+        else:
+            print("\n", flush=True)
+            _print_table(report)
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if prompt.chat:
+            return self._text.encode_chat([{"role": "user", "content": prompt.text}])
+        return self._text.encode(prompt.text)
+
+    def _max_tokens(self, ids: tuple[int, ...]) -> int:
+        room = self._seat.max_tokens - len(ids)
+        if room < 1:
+            raise UserError(
+                f"the prompt has {len(ids)} tokens; the cache holds {self._seat.max_tokens}, prompt and output together "
+                "(raise cache.tokens)"
+            )
+        return min(int(self._options.max_tokens), room)
+
+    def _stop_ids(self) -> frozenset[int]:
+        return frozenset() if self._options.ignore_eos else self._text.eos_ids
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    """Tokens, rounds, and the collectives of each purpose per token."""
+    from rich.console import Console
+    from rich.table import Table
+
+    tokens = max(1, report["tokens"])
+    table = Table(title=None, box=None, pad_edge=False)
+    for column in ("per token", "collectives", "bytes", "seconds"):
+        table.add_column(column, justify="left" if column == "per token" else "right")
+    for purpose, tally in report["collectives"].items():
+        table.add_row(
+            purpose, f"{tally['count'] / tokens:.2f}", f"{tally['bytes'] / tokens:,.0f}", f"{tally['seconds'] / tokens:.6f}"
+        )
+    acceptance = "-" if report["acceptance"] is None else f"{report['acceptance']:.1%}"
+    speed = "-" if report["tokens_per_second"] is None else f"{report['tokens_per_second']:.1f}"
+    console = Console(highlight=False)
+    console.print(
+        f"{report['tokens']} tokens, {report['rounds']} rounds, {report['tokens_per_round']:.2f} tokens per round, "
+        f"acceptance {acceptance}, {speed} tokens/s"
+    )
+    if report["collectives"]:
+        console.print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=MODULE,
+        description="Generate text with a sharded model, and say what it cost in collective rounds.",
+        epilog=f"Start it with torchrun: torchrun --nproc-per-node 2 -m {MODULE} topologies/cpu-2.yaml --prompt Hello",
+    )
+    add_topology_options(parser)
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
+    parser.add_argument(
+        "--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" and, if it is chat, "kind": "chat"'
+    )
+    parser.add_argument("--chat", action="store_true", help="put --prompt through the model's chat template")
+    parser.add_argument("--json", action="store_true", help="one JSON object per prompt instead of text")
+    parser.add_argument("--max-tokens", type=_positive, default=128, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
+def _sampling(options: argparse.Namespace) -> Sampling:
+    sampling = Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+    if fault := sampling.fault():
+        raise UserError(f"--{fault.replace('_', '-', 1)}")
+    return sampling
+
+
+def _prompts(options: argparse.Namespace) -> list[Prompt]:
+    prompts = [Prompt(text, options.chat) for text in options.prompt or ()]
+    if options.prompts is not None:
+        prompts += _read_prompts(options.prompts)
+    if not prompts:
+        raise UserError("nothing to do: give --prompt TEXT or --prompts FILE")
+    return prompts
+
+
+def _read_prompts(path: Path) -> list[Prompt]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            prompts.append(_read_prompt(line, f"{path}:{number}"))
+    return prompts
+
+
+def _read_prompt(line: str, where: str) -> Prompt:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("prompt"), str):
+        raise UserError(f'{where}: should be an object with "prompt": a string')
+    kind = value.get("kind", "completion")
+    if kind not in ("chat", "completion"):
+        raise UserError(f"{where}: kind is {kind!r}; should be chat or completion")
+    return Prompt(value["prompt"], kind == "chat")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""`python -m tpspec.serve.http`: the process beside the ranks that holds the sockets. Started by the lead's process.
+
+Binds its port before anything slow, then connects requests (api.py) to the lead (comm/link.py), owns the signals, and
+ends when its parent does. Must not know how text is generated. Its one line on stdout, JSON, tells the parent that it
+listens, and where: {"url": ..., "endpoint": ...}; no line means that it could not, and stderr says why.
+Exit codes: 0 stopped when asked, 2 an option, port or tokenizer is wrong, 4 the engine's process is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from tpspec.comm.link import LeadLink
+from tpspec.comm.messages import Ready, Stop
+from tpspec.errors import UserError, WorldFailure
+from tpspec.serve.api import Api
+from tpspec.serve.metrics import Metrics
+from tpspec.serve.requests import Table
+from tpspec.serve.state import State
+from tpspec.serve.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tpspec.comm.messages import ToLead
+
+SAME_SIGNAL_S = 1.0  # a terminal and a launcher both pass Ctrl-C on: twice in this time is once
+PARENT_POLL_S = 0.2
+LAST_WORDS_S = 2.0
+FLUSH_S = 5  # how long open answers may still be sent once everything is decided
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, which close the port at once and exit with 143."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Process:
+    """The life of the HTTP process: loading, serving, draining, gone."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._link = LeadLink()
+        self._outbox: asyncio.Queue[ToLead] = asyncio.Queue()
+        metrics = Metrics(options.model_name)
+        self._state = State(Table(metrics, self._outbox.put_nowait), options.max_queued, options.stall_s)
+        app = Api(self._state, metrics, options.model_name).app()
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=FLUSH_S,
+        )
+        self._server = Server(config)
+        self._signaled: float | None = None
+        self._exit_code = 0
+        self._drain: asyncio.Task[None] | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        return self._state.text is None
+
+    @property
+    def endpoint(self) -> str:
+        return self._link.endpoint
+
+    async def run(self, listener: socket.socket) -> int:
+        """Serves until told to stop; the exit code. Raises UserError (in a group) when the tokenizer is no good."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            async with asyncio.TaskGroup() as group:
+                work = (self._hear(), self._speak(), self._watch_parent(), self._load_text())
+                jobs = [group.create_task(job) for job in work]
+                await self._server.serve([listener])
+                await self._last_words()
+                for job in jobs:
+                    job.cancel()
+        finally:
+            self._link.close()
+        return self._exit_code
+
+    async def _hear(self) -> None:
+        while True:
+            message = await self._link.receive()
+            self._state.hear(message)
+            if isinstance(message, Ready):
+                self._announce()
+
+    async def _speak(self) -> None:
+        while True:
+            await self._link.send(await self._outbox.get())
+            self._outbox.task_done()
+
+    async def _last_words(self) -> None:
+        """Stop must reach the lead; but a lead that never came, or has gone, is not waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._exit_code else LAST_WORDS_S):
+                await self._outbox.join()
+
+    async def _load_text(self) -> None:
+        self._state.text = await asyncio.to_thread(Text.load, self._options.model_folder)
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._state.phase == "ready":
+            say(f"ready: {self._options.model_name}, {self._state.cache_tokens} tokens of cache")
+
+    async def _watch_parent(self) -> None:
+        while os.getppid() == self._options.parent:
+            await asyncio.sleep(PARENT_POLL_S)
+        if self._drain is not None and self._drain.done():
+            return  # it ended because we told it to
+        say("the engine's process is gone")
+        self._state.stopping = True
+        self._state.table.end_all("error", "the engine stopped")
+        self._leave(WorldFailure.exit_code)
+
+    def _on_signal(self) -> None:
+        now = time.monotonic()
+        if self._signaled is None:
+            self._signaled = now
+            self._state.stopping = True
+            say(f"stopping: {len(self._state.table)} requests in flight")
+            self._drain = asyncio.ensure_future(self._drain_and_leave())
+        elif now - self._signaled > SAME_SIGNAL_S:
+            self._server.force_exit = True
+            self._end_work()
+
+    async def _drain_and_leave(self) -> None:
+        try:
+            async with asyncio.timeout(self._options.drain_s):
+                while len(self._state.table):
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            say(f"{len(self._state.table)} requests did not finish in {self._options.drain_s:g} s")
+        self._end_work()
+
+    def _end_work(self) -> None:
+        """Readers get what there is, then the lead is told to end the world."""
+        self._state.table.end_all("abort")
+        self._outbox.put_nowait(Stop())
+        self._leave(0)
+
+    def _leave(self, code: int) -> None:
+        self._exit_code = code
+        self._server.should_exit = True
+
+
+def say(line: str) -> None:
+    sys.stderr.write(f"tpspec: {line}\n")
+    sys.stderr.flush()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UserError naming host and port when there can be none."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise UserError(f"cannot listen on {host}:{port}: {reason}") from error
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tpspec.serve.http", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--model-folder", required=True, type=Path, help="tokenizer, chat template and config")
+    add("--model-name", required=True, help="the name clients ask for")
+    add("--host", default="127.0.0.1")
+    add("--port", type=_between(int, 0, 65535), default=8000, help="0: any free one")
+    add("--max-queued", type=_between(int, 1, 1 << 20), default=128, help="more than these waiting: 429")
+    add("--drain-s", type=_between(float, 0, 3600), default=30.0, help="time for open requests after SIGTERM")
+    add("--stall-s", type=_between(float, 0, 3600), default=30.0, help="silence of a busy engine: unhealthy")
+    add("--parent", type=int, default=os.getppid(), help="the process whose end is ours")
+    return parser.parse_args(arguments)
+
+
+def _between(kind: Callable[[str], float], low: float, high: float) -> Callable[[str], float]:
+    def number(word: str) -> float:
+        value = kind(word)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{word} is not {low} to {high}")
+        return value
+
+    return number
+
+
+def main() -> int:
+    options = parse_options()
+    try:
+        listener = listen(options.host, options.port)
+        say(f"listening on {url(listener)}")
+        return asyncio.run(_run(options, listener))
+    except (UserError, BaseExceptionGroup) as error:
+        return _blame(error)
+
+
+async def _run(options: argparse.Namespace, listener: socket.socket) -> int:
+    process = Process(options)  # made inside the loop, to which its sockets belong
+    sys.stdout.write(json.dumps({"url": url(listener), "endpoint": process.endpoint}) + "\n")
+    sys.stdout.flush()
+    code = await process.run(listener)
+    if process.is_loading:
+        os._exit(code)  # the thread that imports transformers cannot be stopped, and nothing else is left to do
+    return code
+
+
+def _blame(error: BaseException) -> int:
+    """A user's error by its message alone, with its exit code; a group of jobs fails by its first."""
+    first = error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if not isinstance(first, UserError):
+        raise error
+    say(str(first))
+    return first.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Requests in flight: which sequences the engine works on for whom, and the text that waits for its reader.
+
+Turns the engine's deltas into pieces of text as they arrive, whether or not anyone reads. Must not know HTTP or JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from tpspec.comm.messages import Cancel, Submit
+from tpspec.request import Delta, FinishReason, Request, Sampling
+from tpspec.serve.text import Detokenizer, Text, TextStream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+
+    from tpspec.comm.messages import Report, ToLead
+    from tpspec.serve.metrics import Metrics
+
+BACKLOG = 16  # pieces per sequence that wait for a slow reader before they are merged
+MEAN_WEIGHT = 0.2  # weight of the latest request in the running mean of latencies
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One sequence to generate. stops: strings; the engine itself ends at stop_ids and max_tokens."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    stops: tuple[str, ...] = ()
+    skip_special: bool = True
+    num_drafts: int | None = None
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one round (or several, for a reader who lags) adds to sequence `index` of a call."""
+
+    index: int
+    text: str = ""
+    num_tokens: int = 0
+    finish: FinishReason | None = None
+    error: str | None = None
+
+    def absorb(self, later: Piece) -> None:
+        self.text += later.text
+        self.num_tokens += later.num_tokens
+        self.finish, self.error = later.finish, later.error
+
+
+@dataclass(slots=True)
+class Effort:
+    """What a call's tokens cost: rounds of each of its sequences, and draft tokens that were verified and kept."""
+
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Call:
+    """The sequences of one HTTP request and the pieces that wait for it. Bounded: old pieces merge, none is dropped."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._waiting: deque[Piece] = deque()
+        self._news = asyncio.Event()
+        self.flights: list[Flight] = []
+        self.effort = Effort()
+
+    def put(self, piece: Piece) -> None:
+        if len(self._waiting) >= BACKLOG * len(self.flights) and (last := self._last(piece.index)):
+            last.absorb(piece)
+        else:
+            self._waiting.append(piece)
+        self._news.set()
+
+    async def next(self, timeout_s: float | None = None) -> Piece | None:
+        """The oldest piece that waits, or None when none came in time."""
+        if not self._waiting:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+            except TimeoutError:
+                return None
+        return self._waiting.popleft()
+
+    async def pieces(self, pause_s: float | None = None) -> AsyncGenerator[Piece | None]:
+        """Every piece until all sequences have ended, with None for each pause_s of silence. Closes the call."""
+        num_open = len(self.flights)
+        try:
+            while num_open:
+                piece = await self.next(pause_s)
+                num_open -= piece is not None and piece.finish is not None
+                yield piece
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Whatever still runs is cancelled: nobody is left to read it."""
+        for flight in self.flights:
+            self._table.cancel(flight)
+
+    def _last(self, index: int) -> Piece | None:
+        return next((piece for piece in reversed(self._waiting) if piece.index == index), None)
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One sequence between Submit and its end."""
+
+    request: Request
+    index: int
+    call: Call
+    text: TextStream
+    born: float = field(default_factory=time.monotonic)
+    last: float | None = None  # when its latest tokens came
+
+    def read(self, delta: Delta) -> Piece:
+        """A delta as text. The token that ends it is counted but not shown; tokens after a stop string are neither."""
+        shown = delta.tokens
+        if delta.finish == "stop" and shown and shown[-1] in self.request.stop_ids:
+            shown = shown[:-1]
+        text, used = self.text.feed(shown)
+        finish: FinishReason | None = "stop" if self.text.stopped else delta.finish
+        if finish is not None:
+            text += self.text.flush()
+            finish = "stop" if self.text.stopped else finish
+        num_tokens = used if self.text.stopped else len(delta.tokens)
+        return Piece(self.index, text, num_tokens, finish, delta.error)
+
+
+class Table:
+    """Every flight, by id. Speaks to the lead through `send`, which returns at once."""
+
+    def __init__(self, metrics: Metrics, send: Callable[[ToLead], None]) -> None:
+        self._metrics, self._send = metrics, send
+        self._flights: dict[int, Flight] = {}
+        self._ids = count(1)
+        self.running = 0  # on the engine, by its last report and by what we have cancelled since
+        self.busy_since = 0.0
+        self.mean_seconds = 1.0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def open(self, asks: Iterable[Ask], text: Text) -> Call:
+        call = Call(self)
+        for ask in asks:
+            self._submit(call, ask, TextStream(Detokenizer(text, ask.prompt, ask.skip_special), ask.stops))
+        return call
+
+    def cancel(self, flight: Flight) -> None:
+        """Ends a flight that its client no longer wants. Does nothing to one that has ended."""
+        if flight.request.id in self._flights:
+            self._withdraw(flight)
+            self._end(flight, "abort")
+
+    def read(self, report: Report) -> None:
+        self._metrics.engine(report.stats)
+        self.running = report.stats.running
+        for delta in report.deltas:
+            if flight := self._flights.get(delta.id):
+                self._advance(flight, delta)
+
+    def end_all(self, reason: FinishReason, error: str | None = None) -> None:
+        """The server cannot go on: every reader is told why."""
+        for flight in list(self._flights.values()):
+            flight.call.put(Piece(flight.index, flight.text.flush(), finish=reason, error=error))
+            self._end(flight, reason)
+
+    def _submit(self, call: Call, ask: Ask, stream: TextStream) -> None:
+        request = Request(
+            next(self._ids), ask.prompt, ask.max_tokens, ask.sampling, ask.stop_ids, num_drafts=ask.num_drafts
+        )
+        flight = Flight(request, len(call.flights), call, stream)
+        if not self._flights:
+            self.busy_since = flight.born
+        call.flights.append(flight)
+        self._flights[request.id] = flight
+        self._send(Submit(request))
+        self._metrics.submitted(len(ask.prompt))
+
+    def _advance(self, flight: Flight, delta: Delta) -> None:
+        piece = flight.read(delta)
+        if delta.tokens:
+            self._account(flight, delta, piece.num_tokens)
+        if delta.tokens or piece.finish:
+            flight.call.put(piece)
+        if piece.finish:
+            if delta.finish is None:  # a stop string, of which the engine knows nothing
+                self._withdraw(flight)
+            self._end(flight, piece.finish)
+
+    def _withdraw(self, flight: Flight) -> None:
+        """An engine that this leaves idle need not report, so the count of running ones is ours to lower."""
+        self._send(Cancel(flight.request.id))
+        self.running = max(0, self.running - 1)
+
+    def _account(self, flight: Flight, delta: Delta, num_tokens: int) -> None:
+        now = time.monotonic()
+        accepted = min(sum(delta.accepted), num_tokens)
+        self._metrics.round(delta, num_tokens, accepted)
+        if flight.last is None:
+            self._metrics.first(now - flight.born)
+        else:
+            self._metrics.between(now - flight.last)
+        flight.last = now
+        effort = flight.call.effort
+        effort.tokens += num_tokens
+        effort.rounds += 1
+        effort.drafted += sum(delta.drafted)
+        effort.accepted += accepted
+
+    def _end(self, flight: Flight, reason: FinishReason) -> None:
+        seconds = time.monotonic() - flight.born
+        self._metrics.finished(reason, seconds)
+        if reason in ("stop", "length"):
+            self.mean_seconds += MEAN_WEIGHT * (seconds - self.mean_seconds)
+        del self._flights[flight.request.id]
+
+
+def num_prompt_tokens(asks: Sequence[Ask], num_choices: int) -> int:
+    """Prompt tokens of a call: the choices of one prompt share it."""
+    return sum(len(ask.prompt) for ask in asks[::num_choices])

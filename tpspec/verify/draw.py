@@ -1,0 +1,73 @@
+"""Drawing a next token for each row: `pick`, as the target draws (and drafters that share its noise), and `sample`,
+as a drafter draws when the rule asks from what. Knows no trees and no rules.
+
+Shapes: T rows, V ids of this shard, S ids that may be drawn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.tokens import Draws
+from tpspec.verify.noise import Stream
+from tpspec.verify.processors import num_kept, process
+from tpspec.verify.rows import Draw, take
+from tpspec.verify.shards import exchange, hear_candidates, hear_winners, tell_candidates, tell_winners
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tpspec.verify.noise import Noise
+    from tpspec.verify.rows import RowLogits
+
+__all__ = ["Draw", "pick", "sample"]
+
+
+def pick(rows: RowLogits, draws: Sequence[Draw], noise: Noise, stream: Stream = Stream.target) -> list[int]:
+    """The next token of each row: argmax at temperature 0, else argmax of score + Gumbel noise of `stream`.
+
+    draws[i] belongs to row i. One gather of 8 bytes a row; rows that truncate tell their candidates in it instead.
+    A drafter with logits of its own, unsharded, draws what the target would (Daliri, Musco, Suresh, arXiv 2408.07978).
+    """
+    if not draws:
+        return []
+    scores_TV = process(rows, draws)
+    plain = [i for i, draw in enumerate(draws) if not draw.sampling.truncates]
+    cut = [i for i, draw in enumerate(draws) if draw.sampling.truncates]
+    winners = tell_winners(take(scores_TV, plain), [draws[i] for i in plain], noise, stream, rows.start)
+    cut_TV = take(scores_TV, cut)
+    value_NT, ids_NT, *told = exchange(rows, [*winners, *tell_candidates(cut_TV, rows.start)])
+    tokens = dict(zip(plain, hear_winners(value_NT, ids_NT), strict=True))
+    supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told)
+    for i, support in zip(cut, supports, strict=True):
+        seed, position = draws[i].sampling.seed, draws[i].position
+        tokens[i] = noise.best_of(support.scores_S, support.ids_S, seed, position, stream)
+    return [tokens[i] for i in range(len(draws))]
+
+
+def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -> list[tuple[int, Draws]]:
+    """A token for each row, drawn from its `support` likeliest ids with the drafter's own noise, and exactly from what.
+
+    Unsharded rows only. For the `rejection` rule; at temperature 0 the draw is certain.
+    """
+    scores_TV = process(rows, draws)
+    scores_TS, ids_TS = scores_TV.topk(min(support, scores_TV.shape[1]))
+    totals = scores_TV.double().logsumexp(1).tolist()
+    return [
+        _sampled(draw, ids_TS[i].cpu(), scores_TS[i].double().cpu(), totals[i], noise) for i, draw in enumerate(draws)
+    ]
+
+
+def _sampled(draw: Draw, ids_S: Tensor, scores_S: Tensor, log_total: float, noise: Noise) -> tuple[int, Draws]:
+    if draw.sampling.temperature == 0:
+        token = int(ids_S[0])
+        return token, Draws((token,), (1.0,))
+    # None: the target's truncation reaches beyond the list, so the whole list is kept
+    kept = num_kept(scores_S, log_total, False, draw.sampling)
+    scores_S, ids_S = scores_S[:kept], ids_S[:kept]
+    ids_S, order = ids_S[scores_S > -float("inf")].sort()
+    scores_S = scores_S[scores_S > -float("inf")][order]
+    token = noise.best_of(scores_S, ids_S, draw.sampling.seed, draw.position, Stream.draft)
+    return token, Draws(tuple(ids_S.tolist()), tuple(scores_S.softmax(0).tolist()))

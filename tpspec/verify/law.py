@@ -1,0 +1,135 @@
+"""The law of a next token, exact at the ids a rule asks about and lumped elsewhere, and how shards agree on it.
+
+Three kinds of rows become one kind of law: argmax (a point), truncated (a short list), and full rows, of which each
+shard tells a sketch: the scores asked for, the mass of all its other ids, and a token drawn from those. Knows no trees.
+
+Shapes: T rows, V ids of this shard, A ids asked about (the most of any row; -1 fills), N shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.verify.noise import Stream
+from tpspec.verify.processors import process
+from tpspec.verify.rows import take
+from tpspec.verify.shards import (
+    exchange,
+    hear_candidates,
+    hear_winners,
+    log_mass,
+    merged_log_mass,
+    tell_candidates,
+    tell_winners,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from tpspec.verify.noise import Noise
+    from tpspec.verify.rows import Draw, RowLogits
+    from tpspec.verify.shards import Support
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """probs: probability of each id asked about. rest: that of all other ids together; spare: one of them, drawn.
+
+    spare was drawn from the law of the rest with noise that serves nothing else, so it may be emitted once.
+    """
+
+    probs: Mapping[int, float]
+    rest: float
+    spare: int
+
+    def minus(self, q: Mapping[int, float]) -> Law:
+        """norm(max(0, p - q)), for a q within the ids asked about; p itself where nothing would remain."""
+        left = {token: max(0.0, p - q.get(token, 0.0)) for token, p in self.probs.items()}
+        total = sum(left.values()) + self.rest
+        if total <= 0:
+            return self
+        return Law({token: p / total for token, p in left.items()}, self.rest / total, self.spare)
+
+    def draw(self, u: float) -> int:
+        """A token of this law from a uniform number."""
+        scaled = u * (sum(self.probs.values()) + self.rest)
+        reached = 0.0
+        last = self.spare
+        for token, p in self.probs.items():
+            if p <= 0:
+                continue
+            reached += p
+            if scaled < reached:
+                return token
+            last = token
+        return self.spare if self.rest > 0 else last  # `last` only where rounding left u above the sum
+
+
+def laws(rows: RowLogits, draws: Sequence[Draw], asked: Sequence[Sequence[int]], noise: Noise) -> list[Law]:
+    """The law of each row, exact at asked[i], in one gather (and a second where candidates cannot tell a support)."""
+    scores_TV = process(rows, draws)
+    kinds = [_kind(draw) for draw in draws]
+    cold, cut, full = ([i for i, kind in enumerate(kinds) if kind == wanted] for wanted in ("cold", "cut", "full"))
+    cold_TV, cut_TV, full_TV = (take(scores_TV, of) for of in (cold, cut, full))
+    winners = tell_winners(cold_TV, [draws[i] for i in cold], noise, Stream.residual, rows.start)
+    candidates = tell_candidates(cut_TV, rows.start)
+    asked_TA = _padded([asked[i] for i in full])
+    sketch = tell_sketch(full_TV, asked_TA.to(full_TV.device), [draws[i] for i in full], noise, rows.start)
+    told = exchange(rows, [*winners, *candidates, *sketch])
+    supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told[2:6])
+    known = dict(zip(cold, map(_point, hear_winners(*told[:2])), strict=True))
+    known.update(zip(cut, map(_listed, supports), strict=True))
+    known.update(zip(full, hear_sketch(asked_TA, told[6:]), strict=True))
+    return [known[i] for i in range(len(draws))]
+
+
+def _kind(draw: Draw) -> str:
+    if draw.sampling.temperature == 0:
+        return "cold"
+    return "cut" if draw.sampling.truncates else "full"
+
+
+def _point(token: int) -> Law:
+    return Law({token: 1.0}, 0.0, token)
+
+
+def _listed(support: Support) -> Law:
+    ids = support.ids_S.tolist()
+    return Law(dict(zip(ids, support.scores_S.softmax(0).tolist(), strict=True)), 0.0, ids[0])
+
+
+def _padded(asked: Sequence[Sequence[int]]) -> Tensor:
+    """int64 [T, A], filled with -1."""
+    width = max(map(len, asked), default=0)
+    filled = [[*ids, *[-1] * (width - len(ids))] for ids in asked]
+    return torch.tensor(filled, dtype=torch.int64).reshape(len(asked), width)
+
+
+def tell_sketch(scores_TV: Tensor, asked_TA: Tensor, draws: Sequence[Draw], noise: Noise, start: int) -> list[Tensor]:
+    """Of this shard: scores of the ids asked about (-inf where not held), mass of the others, the winner among them."""
+    held_TA = (asked_TA >= start) & (asked_TA < start + scores_TV.shape[1])
+    row, entry = held_TA.nonzero(as_tuple=True)
+    column = asked_TA[row, entry] - start
+    known_TA = torch.full_like(asked_TA, -torch.inf, dtype=scores_TV.dtype)
+    known_TA[row, entry] = scores_TV[row, column]
+    other_TV = scores_TV.clone()
+    other_TV[row, column] = -torch.inf
+    return [known_TA, *log_mass(other_TV), *tell_winners(other_TV, draws, noise, Stream.residual, start)]
+
+
+def hear_sketch(asked_TA: Tensor, told: Sequence[Tensor]) -> list[Law]:
+    known_NTA, top_NT, sum_NT, value_NT, ids_NT = told
+    known_TA = known_NTA.amax(0).double()
+    rest_T = merged_log_mass(top_NT, sum_NT)
+    log_total_T = torch.cat([known_TA, rest_T.unsqueeze(1)], 1).logsumexp(1)
+    probs = (known_TA - log_total_T.unsqueeze(1)).exp().tolist()
+    rests = (rest_T - log_total_T).exp().tolist()
+    return [
+        Law({token: p for token, p in zip(ids, row, strict=True) if token >= 0}, rest, spare)
+        for ids, row, rest, spare in zip(asked_TA.tolist(), probs, rests, hear_winners(value_NT, ids_NT), strict=True)
+    ]

@@ -1,0 +1,44 @@
+"""The rule `match`: a draft token is accepted when it equals the target's own draw, which is what is emitted.
+
+Exact for any drafter that does not look ahead, any tree, and even drafters that share the target's noise: the text is
+a function of (prompt, seed) alone. One gather of 8 bytes a row; no q, no normaliser. Knows no shards: `pick` does.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from tpspec.tokens import ROOT, Verdict
+from tpspec.verify.draw import pick
+from tpspec.verify.noise import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tpspec.verify.noise import Noise
+    from tpspec.verify.rows import Case, RowLogits
+
+
+class Match:
+    name = "match"
+
+    def judge(self, cases: Sequence[Case], rows: RowLogits, noise: Noise) -> list[Verdict]:
+        judged = rows.select([*chain.from_iterable(case.rows() for case in cases)])
+        draws = [*chain.from_iterable(case.draws() for case in cases)]
+        picks = iter(pick(judged, draws, noise, Stream.target))
+        return [walk(case, picks) for case in cases]
+
+
+def walk(case: Case, picks: Iterator[int]) -> Verdict:
+    """Descend while the tree holds the target's draw. Takes one pick for each row of the case."""
+    own = [next(picks) for _ in case.rows()]
+    node: int | None = ROOT
+    path: list[int] = []
+    tokens: list[int] = []
+    while node is not None:
+        tokens.append(own[node + 1])
+        children = case.tree.children(node)
+        node = next((child for child in children if case.tree.tokens[child] == tokens[-1]), None)
+        path += [] if node is None else [node]
+    return Verdict(case.seq, tuple(path), tuple(tokens))

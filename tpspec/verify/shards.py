@@ -1,0 +1,143 @@
+"""What one shard of a row tells the others, and what all of them then know. One gather, whatever is told.
+
+Three things can be told of a row: its winner (8 bytes), its largest scores (when top-k, top-p or min-p need the whole
+row), or a sketch (verify/law.py). Everything after the gather is arithmetic on the same bytes on every rank.
+
+Shapes: T rows, V ids of this shard, N shards, C candidates of a shard, S ids that may be drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.verify.processors import num_kept
+from tpspec.verify.rows import take
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tpspec.request import Sampling
+    from tpspec.verify.noise import Noise, Stream
+    from tpspec.verify.rows import Draw, RowLogits
+
+NUM_CANDIDATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The ids that may be drawn at a truncated row, int64 [S], and their scores, float64 [S], in descending order."""
+
+    ids_S: Tensor
+    scores_S: Tensor
+
+
+def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Several tensors of 4- or 8-byte elements in one gather: [*shape] each -> [N, *shape] each, on the CPU."""
+    words = [part.contiguous().view(torch.int32).flatten() for part in parts]
+    told_N = rows.gather(torch.cat(words)).cpu()
+    pieces = torch.split(told_N, [len(word) for word in words], dim=1)
+    # clone: a piece may begin at an odd word, where 8-byte elements cannot be viewed
+    return [
+        piece.flatten().clone().view(part.dtype).reshape(len(told_N), *part.shape)
+        for piece, part in zip(pieces, parts, strict=True)
+    ]
+
+
+def tell_winners(
+    scores_TV: Tensor, draws: Sequence[Draw], noise: Noise, stream: Stream, start: int
+) -> tuple[Tensor, Tensor]:
+    """The best (score, id) of this shard, float32 [T] and int32 [T]: by noise, or plainly at temperature 0."""
+    warm = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    cold = [i for i, draw in enumerate(draws) if draw.sampling.temperature == 0]
+    value = scores_TV.new_empty(len(draws))
+    ids = torch.empty_like(value, dtype=torch.int64)
+    if cold:
+        value[cold], column = take(scores_TV, cold).max(1)
+        ids[cold] = column + start
+    if warm:
+        seeds = [draws[i].sampling.seed for i in warm]
+        positions = [draws[i].position for i in warm]
+        value[warm], ids[warm] = noise.best(take(scores_TV, warm), seeds, positions, stream, start)
+    return value, ids.int()
+
+
+def hear_winners(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
+    """The best of all shards, ties to the lowest id."""
+    beaten_NT = value_NT < value_NT.amax(0)
+    winners: list[int] = ids_NT.masked_fill(beaten_NT, torch.iinfo(ids_NT.dtype).max).amin(0).tolist()
+    return winners
+
+
+def log_mass(scores_TV: Tensor) -> tuple[Tensor, Tensor]:
+    """(largest score, sum of exp above it) of each row, float32 [T] and float64 [T]; a row of -inf gives (-inf, 0)."""
+    top_T = scores_TV.amax(1)
+    shift_T = top_T.double().masked_fill(top_T.isneginf(), 0.0)
+    return top_T, (scores_TV.double() - shift_T.unsqueeze(1)).exp_().sum(1)
+
+
+def merged_log_mass(top_NT: Tensor, sum_NT: Tensor) -> Tensor:
+    """log of the sum of exp over all shards, float64 [T]; log 0 = -inf makes an empty shard count for nothing."""
+    return (top_NT.double() + sum_NT.log()).logsumexp(0)
+
+
+def tell_candidates(scores_TV: Tensor, start: int) -> list[Tensor]:
+    """The C largest scores of this shard with their ids, and its mass; -inf where it holds fewer."""
+    num_short = max(0, NUM_CANDIDATES - scores_TV.shape[1])
+    padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf)
+    scores_TC, columns_TC = padded_TV.topk(NUM_CANDIDATES)
+    return [scores_TC, (columns_TC + start).int(), *log_mass(scores_TV)]
+
+
+def hear_candidates(
+    rows: RowLogits, scores_TV: Tensor, samplings: Sequence[Sampling], told: Sequence[Tensor]
+) -> list[Support]:
+    """What each row keeps. Rows whose candidates cannot tell are gathered whole, all in one further collective.
+
+    Which rows those are follows from what was gathered, so every rank agrees.
+    """
+    scores_NTC, ids_NTC, top_NT, sum_NT = told
+    totals = merged_log_mass(top_NT, sum_NT).tolist()
+    supports = [_support(scores_NTC[:, i], ids_NTC[:, i], totals[i], sampling) for i, sampling in enumerate(samplings)]
+    unclear = [i for i, support in enumerate(supports) if support is None]
+    clear = dict(
+        zip(unclear, _whole_rows(rows, take(scores_TV, unclear), [samplings[i] for i in unclear]), strict=True)
+    )
+    return [support or clear[i] for i, support in enumerate(supports)]
+
+
+def _support(scores_NC: Tensor, ids_NC: Tensor, log_total: float, sampling: Sampling) -> Support | None:
+    floor = scores_NC[:, -1].max()  # a shard may hold more ids with scores up to its last candidate's
+    scores_S, ids_S = _descending(scores_NC.flatten(), ids_NC.flatten(), floor)
+    kept = num_kept(scores_S, log_total, bool(floor.isneginf()), sampling)
+    return None if kept is None else Support(ids_S[:kept], scores_S[:kept])
+
+
+def _descending(scores: Tensor, ids: Tensor, floor: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Scores above the floor, float64, from the largest down, and their ids; ties by id."""
+    above = scores > floor
+    ids, by_id = ids[above].long().sort()
+    scores, by_score = scores[above].double()[by_id].sort(descending=True, stable=True)
+    return scores, ids[by_score]
+
+
+def _whole_rows(rows: RowLogits, scores_TV: Tensor, samplings: Sequence[Sampling]) -> list[Support]:
+    """The same from every score of the row. Without rows, no collective."""
+    if not samplings:
+        return []
+    num_short = max(0, rows.width - scores_TV.shape[1])
+    padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf)
+    start = torch.tensor([rows.start], dtype=torch.int32, device=scores_TV.device)
+    scores_NTV, start_N1 = exchange(rows, [padded_TV, start])
+    ids_NV = start_N1 + torch.arange(scores_NTV.shape[2], dtype=torch.int32)
+    return [_whole_row(scores_NTV[:, i], ids_NV, sampling) for i, sampling in enumerate(samplings)]
+
+
+def _whole_row(scores_NV: Tensor, ids_NV: Tensor, sampling: Sampling) -> Support:
+    scores_S, ids_S = _descending(scores_NV.flatten(), ids_NV.flatten(), -torch.inf)
+    kept = num_kept(scores_S, float(scores_S.logsumexp(0)), True, sampling)
+    return Support(ids_S[:kept], scores_S[:kept])
