@@ -5,7 +5,7 @@ Everything else that is raised is a bug of ours and keeps its traceback.
 
 
 class UserError(Exception):
-    """Something outside tpspec is wrong: a file, an option, a model, the machine. The message says what would be right."""
+    """Something outside tpspec is wrong: a file, an option, a model, the machine. The message says what is right."""
 
     exit_code = 2
 

@@ -166,8 +166,8 @@ class OneByOne:
         room = self._seat.max_tokens - len(ids)
         if room < 1:
             raise UserError(
-                f"the prompt has {len(ids)} tokens; the cache holds {self._seat.max_tokens}, prompt and output together "
-                "(raise cache.tokens)"
+                f"the prompt has {len(ids)} tokens; the cache holds {self._seat.max_tokens}, prompt and output "
+                "together (raise cache.tokens)"
             )
         return min(int(self._options.max_tokens), room)
 
@@ -185,9 +185,8 @@ def _print_table(report: dict[str, Any]) -> None:
     for column in ("per token", "collectives", "bytes", "seconds"):
         table.add_column(column, justify="left" if column == "per token" else "right")
     for purpose, tally in report["collectives"].items():
-        table.add_row(
-            purpose, f"{tally['count'] / tokens:.2f}", f"{tally['bytes'] / tokens:,.0f}", f"{tally['seconds'] / tokens:.6f}"
-        )
+        count, num_bytes, seconds = (tally[key] / tokens for key in ("count", "bytes", "seconds"))
+        table.add_row(purpose, f"{count:.2f}", f"{num_bytes:,.0f}", f"{seconds:.6f}")
     acceptance = "-" if report["acceptance"] is None else f"{report['acceptance']:.1%}"
     speed = "-" if report["tokens_per_second"] is None else f"{report['tokens_per_second']:.1f}"
     console = Console(highlight=False)

@@ -42,7 +42,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
     def fault(self) -> str | None:
         """What is wrong with the first field that is out of range, beginning with its name; None when all are right."""
-        ranges = {
+        checks = {
             "temperature": (0.0 <= self.temperature <= MAX_TEMPERATURE, f"from 0 to {MAX_TEMPERATURE:g}"),
             "top_k": (self.top_k >= 0, "0 (off) or more"),
             "top_p": (0.0 < self.top_p <= 1.0, "above 0, at most 1"),
@@ -52,7 +52,8 @@ class Sampling(msgspec.Struct, frozen=True):
             "frequency_penalty": (math.isfinite(self.frequency_penalty), "a finite number"),
             "seed": (-(2**63) <= self.seed < 2**63, "a 64-bit integer"),
         }
-        faults = (f"{name} is {getattr(self, name)}; it must be {right}" for name, (ok, right) in ranges.items() if not ok)
+        wrong = ((name, right) for name, (ok, right) in checks.items() if not ok)
+        faults = (f"{name} is {getattr(self, name)}; it must be {right}" for name, right in wrong)
         return next(faults, None)
 
 

@@ -89,7 +89,7 @@ def test_requests_wait_for_a_lead(runner: asyncio.Runner, frontend: LeadLink) ->
     assert runner.run(send_early()) == ASKED
 
 
-@pytest.mark.parametrize("nonsense", [b"", b"\xff", b"\x81\xa4type\xa4Quit", b"\x80", b"\xa2\xff\xff"])
+@pytest.mark.parametrize("nonsense", [b"", b"\xff", b"\x81\xa4type\xa4Quit", b"\x80", b"\x81\xa2\xff\xff\x01"])
 def test_nonsense_is_refused(runner: asyncio.Runner, frontend: LeadLink, nonsense: bytes) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(frontend.endpoint)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from tests.laws.exact import BranchingNoise, Choices, every
+from tests.laws.exact import BranchingNoise, every
 from tpspec.request import Sampling
 from tpspec.tokens import Draws, TokenTree
 from tpspec.verify.draw import Draw, pick, sample

@@ -105,7 +105,9 @@ def test_sequences_of_one_round_do_not_see_each_other(folders: dict[str, Path]) 
     texts = [prompt(seed)[:length] for seed, length in ((2, 30), (3, 17), (4, 5))]
 
     def run(decoder: Any) -> torch.Tensor:
-        decoder.forward([Span(0, 0, tuple(texts[0][:29]), ((0, 29),), 0), Span(1, 0, tuple(texts[1][:9]), ((48, 9),), 0)])
+        decoder.forward(
+            [Span(0, 0, tuple(texts[0][:29]), ((0, 29),), 0), Span(1, 0, tuple(texts[1][:9]), ((48, 9),), 0)]
+        )
         return decoder.forward(
             [
                 Span(1, 9, tuple(texts[1][9:]), ((48, 17),), 1),

@@ -173,9 +173,9 @@ class Front:
     def close(self) -> str:
         """Stops everything; what the process wrote to stderr."""
         self.engine.leave.set()
-        self.process.kill()
         self.client.close()
-        return self.process.communicate()[1]
+        self.process.terminate()  # not killed: it has a folder to remove
+        return self.process.communicate(timeout=20)[1]
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:

@@ -196,9 +196,12 @@ def test_a_client_that_leaves_is_told_to_the_engine(front, stream: bool, state: 
     front.engine.answer = lambda _: [5] * 250
     before = len(front.engine.requests)
     body = {"prompt": "a", "max_tokens": 250, "stream": stream}
-    with suppress(httpx.ReadTimeout), httpx.Client(base_url=front.url, timeout=0.5) as client:
-        with client.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())  # a stream that runs has a first line; the others have none for a long time
+    with (
+        suppress(httpx.ReadTimeout),
+        httpx.Client(base_url=front.url, timeout=0.5) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        next(response.iter_lines())  # a stream that runs has a first line; the others have none for a long time
     _until(lambda: len(front.engine.requests) > before)
     _until(lambda: front.engine.requests[-1].id in front.engine.cancelled, 2)
 

@@ -54,6 +54,14 @@ def test_a_folder_without_a_tokenizer_is_one_line_and_exit_code_2(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+def test_a_stop_while_loading_waits_for_nobody(start_front) -> None:
+    """There may be no lead yet to hear of it, and an import under way cannot be stopped."""
+    front = start_front()
+    front.process.terminate()
+    assert front.process.wait(8) == 0
+    assert "Traceback" not in front.close()
+
+
 def test_from_loading_to_stalled_to_a_drained_stop(start_front) -> None:
     """Health means progress: an engine that hangs was answered with 200 for hours. SIGTERM finishes what is open."""
     front = start_front("--stall-s", "0.3")
@@ -128,6 +136,16 @@ def test_it_ends_when_its_parent_does_and_says_so_to_its_readers(make_engine, mo
     assert "the engine's process is gone" in parent.communicate(timeout=10)[1]  # the pipe closes when the child ends
     folder = Path(place["endpoint"].removeprefix("ipc://")).parent
     assert not folder.exists()
+
+
+def test_the_server_runs_without_torch(model_folder: Path) -> None:
+    """It never sees a tensor; torch would cost it 200 MB and seconds before the first answer."""
+    script = (
+        "import sys, pathlib; from tpspec.serve import http; "
+        "http.Text.load(pathlib.Path(sys.argv[1])).encode_chat([{'role': 'user', 'content': 'a'}], True, 99); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(model_folder)], timeout=60).returncode == 0
 
 
 def test_a_parent_that_is_already_gone_is_exit_code_4(model_folder: Path) -> None:

@@ -21,7 +21,13 @@ class KVStore:
     """Keys and values, head-major so that a contiguous run of slots is one strided view for attention."""
 
     def __init__(
-        self, num_layers: int, num_kv_heads: int, num_slots: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        num_slots: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         shape = (num_kv_heads, num_slots, head_dim)
         self.keys_LGSE = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]

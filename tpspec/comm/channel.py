@@ -134,7 +134,7 @@ class FollowerZmqChannel:
             return self._decoder.decode(self._socket.recv())
         except zmq.Again as error:
             raise _silent(self._timeout_s) from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WorldFailure(f"what came from the lead is no news: {error}") from error
 
     def close(self) -> None:

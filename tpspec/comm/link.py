@@ -19,6 +19,7 @@ from tpspec.errors import WorldFailure
 if TYPE_CHECKING:
     from types import TracebackType
 
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)  # msgspec raises the latter for a str that is not UTF-8
 LINGER_MS = 2000  # how long the last tokens may take to leave when an end closes
 MOST_QUEUED = 100_000  # reports that a busy frontend has not read; then the lead waits for it
 
@@ -60,7 +61,7 @@ class FrontendLink:
     def _decoded(self, frame: bytes) -> ToLead:
         try:
             return self._decoder.decode(frame)
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise _nonsense("frontend", error) from error
 
 
@@ -81,7 +82,7 @@ class LeadLink:
         """The next message of the lead. Raises WorldFailure at nonsense."""
         try:
             return self._decoder.decode(await self._socket.recv())
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise _nonsense("lead", error) from error
 
     async def send(self, message: ToLead) -> None:
@@ -99,5 +100,5 @@ class LeadLink:
         self.close()
 
 
-def _nonsense(sender: str, error: msgspec.DecodeError) -> WorldFailure:
+def _nonsense(sender: str, error: Exception) -> WorldFailure:
     return WorldFailure(f"what came from the {sender} is no message of ours: {error}")

@@ -17,8 +17,6 @@ from tpspec.errors import WorldFailure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from tpspec.cache.pages import PagePool
     from tpspec.comm.ledger import Ledger
     from tpspec.engine.hosts import DraftHost

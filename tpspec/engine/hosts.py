@@ -61,7 +61,7 @@ class InlineHost:
     def _propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         try:
             return self._drafter.propose(asks, self._run)
-        except Exception:  # noqa: BLE001 - a broken source, whatever broke it, must cost speed only
+        except Exception:
             if not self._warned:
                 log.warning("the draft source failed; decoding goes on without its drafts", exc_info=True)
             self._warned = True

@@ -69,9 +69,7 @@ class Folding:
         places = [g * width + kv_of[:h].count(g) for h, g in enumerate(kv_of)]
         heads = {place: head for head, place in enumerate(places)}
         to_folded = [heads.get(place, 0) for place in range(len(counts) * width)]
-        return cls(
-            len(counts), width, torch.tensor(to_folded, device=device), torch.tensor(places, device=device)
-        )
+        return cls(len(counts), width, torch.tensor(to_folded, device=device), torch.tensor(places, device=device))
 
     def fold(self, q_THE: Tensor) -> Tensor:
         """[T, H, E] -> [G, T * F, E], rows in (row, folded head) order."""

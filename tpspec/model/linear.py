@@ -48,7 +48,7 @@ class PackedLinear:
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this torch, machine and dtype have the packed product; tried once on a small matrix, not assumed."""
-    if device.type != "cpu" or dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or dtype not in PACKABLE or not torch._C._has_mkldnn:
         return False
     try:
         x = torch.ones(2, 16, dtype=dtype)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.topology.shards import Shard
 
-Progress = "Callable[[int, int], None]"
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -57,7 +55,12 @@ class Loader:
         return cls(spec, checkpoint, shard, dtype, device, can_pack(device, dtype))
 
     def decoder(
-        self, comm: Communicator, num_slots: int, *, fixed_rows: int | None = None, progress: Progress | None = None
+        self,
+        comm: Communicator,
+        num_slots: int,
+        *,
+        fixed_rows: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers)."""
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large

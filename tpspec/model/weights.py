@@ -1,6 +1,6 @@
 """Reads slices of tensors out of safetensors files: one file, or several behind an index.
 
-A slice is read alone, so a rank never holds more than its own part and the slice at hand. Must not know layers or ranks.
+A slice is read alone, so a rank never holds more than its own part and the slice at hand. Must not know layers, ranks.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class Checkpoint:
             part = file.get_slice(name)
             self._check_shape(name, tuple(part.get_shape()), shape)
             rows = rows if rows is not None else range(shape[0])
-            if columns is None:
-                return part[rows.start : rows.stop].clone()
-            return part[rows.start : rows.stop, columns.start : columns.stop].clone()
+            taken: Tensor = part[rows.start : rows.stop] if columns is None else part[_slices(rows, columns)]
+            return taken.clone()
 
     def mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole tensor, backed by the file: only rows that are looked at take memory."""
@@ -60,6 +59,10 @@ class Checkpoint:
             raise UserError(
                 f"{self._file_of[name]}: tensor {name} has shape {list(found)}, config.json asks for {list(expected)}"
             )
+
+
+def _slices(rows: range, columns: range) -> tuple[slice, slice]:
+    return slice(rows.start, rows.stop), slice(columns.start, columns.stop)
 
 
 def _open_file(path: Path) -> safe_open:

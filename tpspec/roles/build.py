@@ -1,5 +1,4 @@
-"""The one file that knows every room: from a topology to an engine on this rank. Constructs, decides nothing.
-"""
+"""The one file that knows every room: from a topology to an engine on this rank. Constructs, decides nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.memory import check_memory
 from tpspec.roles.tokenizers import check_same_tokenizer
-from tpspec.topology.checkpoint import find
+from tpspec.topology.checkpoint import find, read_config
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
 from tpspec.verify import rule
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
     from tpspec.topology.config import Topology
-    from tpspec.topology.shards import Shard
+    from tpspec.verify.noise import Noise
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
-Progress = "Callable[[int, int], None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Built:
 
 
 def build_engine(
-    topology: Topology, comm: Communicator, device: torch.device, progress: Progress | None = None
+    topology: Topology, comm: Communicator, device: torch.device, progress: Callable[[int, int], None] | None = None
 ) -> Built:
     """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can."""
     folder = find(topology.target.model)
@@ -80,7 +78,7 @@ def _target(
     device: torch.device,
     pool: PagePool,
     fixed_rows: int | None,
-    progress: Progress | None,
+    progress: Callable[[int, int], None] | None,
 ) -> ShardedTarget:
     """This rank's shard. Weights come last: everything that can be refused without them has been by then."""
     shape = _shape(folder)

@@ -1,6 +1,6 @@
 """What every front door does before its own work: read the topology, join the world, build this rank's engine.
 
-Errors a user can cause become one message from the lead and the same exit code on every rank. Knows no text and no HTTP.
+Errors a user can cause become one message from the lead and the same exit code on every rank. Knows no text, no HTTP.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except UserError as error:
-        if getattr(error, "spoken_by_lead", True) and _rank() == 0 or isinstance(error, WorldFailure):
+        if (getattr(error, "spoken_by_lead", True) and _rank() == 0) or isinstance(error, WorldFailure):
             print(f"tpspec: error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is the front door's mouth
         return error.exit_code
     except KeyboardInterrupt:
@@ -115,9 +115,8 @@ def read_topology(options: argparse.Namespace, place: Place, module: str) -> Top
     if topology.num_ranks != place.world_size:
         file = options.topology or ""
         command = f"torchrun --nproc-per-node {topology.num_ranks} -m {module} {file}".rstrip()
-        raise UserError(
-            f"{topology.name} needs {topology.num_ranks} ranks, this world has {place.world_size}; start it with: {command}"
-        )
+        needs = f"{topology.name} needs {topology.num_ranks} ranks, this world has {place.world_size}"
+        raise UserError(f"{needs}; start it with: {command}")
     if options.save_topology is not None and place.rank == 0:
         options.save_topology.write_text(dump(topology), encoding="utf-8")
     return topology
@@ -129,7 +128,7 @@ def pick_device(topology: Topology, place: Place) -> torch.device:
     if topology.device == "auto":
         return torch.device("cuda", place.local_rank) if num_cards >= topology.num_ranks else torch.device("cpu")
     if topology.device == "cuda" and num_cards <= place.local_rank:
-        raise UserError(f"device: cuda needs a card for local rank {place.local_rank}, {num_cards} found; or device: cpu")
+        raise UserError(f"device: cuda needs a card for local rank {place.local_rank}, and {num_cards} are here")
     return torch.device("cpu") if topology.device == "cpu" else torch.device("cuda", place.local_rank)
 
 
@@ -154,8 +153,9 @@ def _build(
 ) -> tuple[Built, Channel]:
     """Collective calls first, so that a rank that fails later fails where all agree on it."""
     comm = world.group(topology.target.ranks, ordered=topology.deterministic)
-    channel = open_channel(world, topology.target.ranks)
+    channel = open_channel(world, topology.target.ranks, topology.engine.timeout_s)
     assert comm is not None, "every rank holds a shard until drafters have ranks of their own"
+    assert channel is not None
     if comm.rank == 0:
         prepare(topology)
     return build_engine(topology, comm, device, progress=None), channel

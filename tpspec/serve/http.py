@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,7 +132,7 @@ class Process:
     async def _watch_parent(self) -> None:
         while os.getppid() == self._options.parent:
             await asyncio.sleep(PARENT_POLL_S)
-        if self._drain is not None and self._drain.done():
+        if self._server.should_exit:
             return  # it ended because we told it to
         say("the engine's process is gone")
         self._state.stopping = True
@@ -160,6 +161,8 @@ class Process:
 
     def _end_work(self) -> None:
         """Readers get what there is, then the lead is told to end the world."""
+        if self._server.should_exit:
+            return
         self._state.table.end_all("abort")
         self._outbox.put_nowait(Stop())
         self._leave(0)
@@ -222,6 +225,8 @@ def main() -> int:
     try:
         listener = listen(options.host, options.port)
         say(f"listening on {url(listener)}")
+        if not ip_address(listener.getsockname()[0]).is_loopback:
+            say("other machines can reach it, and it asks nobody for a key")
         return asyncio.run(_run(options, listener))
     except (UserError, BaseExceptionGroup) as error:
         return _blame(error)

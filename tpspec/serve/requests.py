@@ -145,12 +145,17 @@ class Table:
         self._metrics, self._send = metrics, send
         self._flights: dict[int, Flight] = {}
         self._ids = count(1)
-        self.running = 0  # on the engine, by its last report and by what we have cancelled since
+        self._waiting = 0  # by the engine's last report, and those submitted since
         self.busy_since = 0.0
         self.mean_seconds = 1.0
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests the engine has not begun. Its word is stale while it idles, so never more than have no tokens."""
+        return min(self._waiting, sum(flight.last is None for flight in self._flights.values()))
 
     def open(self, asks: Iterable[Ask], text: Text) -> Call:
         call = Call(self)
@@ -161,12 +166,12 @@ class Table:
     def cancel(self, flight: Flight) -> None:
         """Ends a flight that its client no longer wants. Does nothing to one that has ended."""
         if flight.request.id in self._flights:
-            self._withdraw(flight)
+            self._send(Cancel(flight.request.id))
             self._end(flight, "abort")
 
     def read(self, report: Report) -> None:
         self._metrics.engine(report.stats)
-        self.running = report.stats.running
+        self._waiting = report.stats.waiting
         for delta in report.deltas:
             if flight := self._flights.get(delta.id):
                 self._advance(flight, delta)
@@ -186,6 +191,7 @@ class Table:
             self.busy_since = flight.born
         call.flights.append(flight)
         self._flights[request.id] = flight
+        self._waiting += 1
         self._send(Submit(request))
         self._metrics.submitted(len(ask.prompt))
 
@@ -197,13 +203,8 @@ class Table:
             flight.call.put(piece)
         if piece.finish:
             if delta.finish is None:  # a stop string, of which the engine knows nothing
-                self._withdraw(flight)
+                self._send(Cancel(delta.id))
             self._end(flight, piece.finish)
-
-    def _withdraw(self, flight: Flight) -> None:
-        """An engine that this leaves idle need not report, so the count of running ones is ours to lower."""
-        self._send(Cancel(flight.request.id))
-        self.running = max(0, self.running - 1)
 
     def _account(self, flight: Flight, delta: Delta, num_tokens: int) -> None:
         now = time.monotonic()

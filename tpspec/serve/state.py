@@ -49,13 +49,8 @@ class State:
         return time.monotonic() - max(self._heard, self.table.busy_since) if len(self.table) else 0.0
 
     @property
-    def num_queued(self) -> int:
-        """Requests the engine has not begun, as far as we know: it may not have told us yet."""
-        return max(0, len(self.table) - self.table.running)
-
-    @property
     def is_full(self) -> bool:
-        return self.num_queued >= self._max_queued
+        return self.table.num_queued >= self._max_queued
 
     def hear(self, message: ToFrontend) -> None:
         self._heard = time.monotonic()
@@ -76,8 +71,9 @@ class State:
     def admit(self) -> None:
         """Raises ApiError (429) when the queue is full, with a guess at when it will not be."""
         if self.is_full:
-            wait = self.num_queued * self.table.mean_seconds / max(1, self.table.running)
-            message = f"the queue is full ({self.num_queued} requests wait); try again later"
+            queued = self.table.num_queued
+            wait = queued * self.table.mean_seconds / max(1, self._stats.running)
+            message = f"the queue is full ({queued} requests wait); try again later"
             raise ApiError(429, message, code="queue_full", retry_after=round(min(max(wait, 1), MAX_RETRY_S)))
 
     def health(self) -> dict[str, Any]:
@@ -86,7 +82,7 @@ class State:
             "rounds": self._stats.rounds,
             "silent_s": round(self.silent_s, 3),
             "in_flight": len(self.table),
-            "running": self.table.running,
-            "queued": self.num_queued,
+            "running": self._stats.running,
+            "queued": self.table.num_queued,
             "ranks": None if self._ready is None else self._ready.num_ranks,
         }

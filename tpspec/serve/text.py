@@ -30,14 +30,7 @@ class Text:
     @classmethod
     def load(cls, folder: Path) -> Text:
         """Raises UserError when the folder has no readable tokenizer."""
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-            tokenizer.backend_tokenizer  # noqa: B018  the Rust one: the incremental decoder needs it
-        except (OSError, ValueError, KeyError, AttributeError, ImportError, TypeError) as error:
-            reason = next(iter(str(error).splitlines()), "")
-            raise UserError(f"cannot read the tokenizer in {folder}: {type(error).__name__}: {reason}") from error
+        tokenizer = _tokenizer(folder)
         config = _read_json(folder / "config.json")
         vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or len(tokenizer)
         eos = [config, config.get("text_config", {}), _read_json(folder / "generation_config.json")]
@@ -165,6 +158,21 @@ def too_long(size: object, limit: int) -> ApiError:
     """limit: the longest prompt that leaves room for one token."""
     message = f"the prompt has {size} tokens; this server's cache holds {limit + 1}, prompt and output together"
     return bad_request(message, "prompt", "context_length_exceeded")
+
+
+def _tokenizer(folder: Path) -> Any:
+    """By tokenizer.json where there is one: it needs no torch, which costs this process seconds and 200 MB."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast as Loader
+        else:
+            from transformers import AutoTokenizer as Loader
+        tokenizer = Loader.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tokenizer.backend_tokenizer  # noqa: B018  the Rust one: the incremental decoder needs it
+    except (OSError, ValueError, KeyError, AttributeError, ImportError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"cannot read the tokenizer in {folder}: {type(error).__name__}: {reason}") from error
+    return tokenizer
 
 
 def _read_json(path: Path) -> dict[str, Any]:

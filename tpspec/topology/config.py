@@ -232,13 +232,11 @@ _UNBUILT: dict[str, frozenset[str | bool]] = {
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Topology:
-    """The topology in a YAML file, with `key.path=value` overrides applied. Raises one TopologyError with every fault."""
+    """The topology in a YAML file, with `key.path=value` overrides applied. Raises TopologyError with every fault."""
     return _checked(read(path), overrides)
 
 
-def automatic(
-    world_size: int, model: str = "smollm2-135m", *, cuda: bool, overrides: Sequence[str] = ()
-) -> Topology:
+def automatic(world_size: int, model: str = "smollm2-135m", *, cuda: bool, overrides: Sequence[str] = ()) -> Topology:
     """What runs when no file is given: every rank holds an equal shard, drafts are looked up in the text itself."""
     made = Topology(
         name=f"made automatically: {world_size} x {'CUDA' if cuda else 'CPU'}",

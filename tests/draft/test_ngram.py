@@ -1,0 +1,110 @@
+"""Prompt lookup against a search of the whole text, through growth and rollback."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpspec.draft.ngram import Ngram, copied
+from tpspec.draft.prefix import WINDOW, common_length
+from tpspec.draft.protocol import Ask
+from tpspec.request import Sampling
+
+FEW = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+def ask(tokens: list[int], num_tokens: int = 4, seq: int = 0) -> Ask:
+    return Ask(seq, tokens, 1, num_tokens, Sampling())
+
+
+def searched(tokens: list[int], num_tokens: int, low: int, high: int, reach: int) -> list[int]:
+    """The longest suffix first, the latest earlier occurrence first, one token copied at a time."""
+    for length in range(high, low - 1, -1):
+        for end in range(len(tokens) - 1, length - 1, -1):
+            if length < len(tokens) and tokens[end - length : end] == tokens[-length:]:
+                text = list(tokens)
+                for i in range(num_tokens if length == high else min(num_tokens, reach * length)):
+                    text.append(text[end + i])
+                return text[len(tokens) :]
+    return []
+
+
+@given(
+    rounds=st.lists(st.tuples(st.integers(0, 12), FEW), min_size=1, max_size=6),
+    low=st.integers(1, 3),
+    more=st.integers(0, 3),
+    reach=st.integers(1, 3),
+    num_tokens=st.integers(0, 9),
+)
+def test_equals_a_search(rounds: list[tuple[int, list[int]]], low: int, more: int, reach: int, num_tokens: int) -> None:
+    """Each round takes some tokens back and adds others: an index that forgets to undo finds what no longer stands."""
+    drafter = Ngram(min_match=low, max_match=low + more, reach=reach)
+    text: list[int] = []
+    for num_back, added in rounds:
+        text = text[: max(0, len(text) - num_back)] + added
+        (tree,) = drafter.propose([ask(text, num_tokens)], None)
+        assert tree.is_chain
+        assert list(tree.tokens) == searched(text, num_tokens, low, low + more, reach)
+
+
+def test_the_longest_match_wins_over_a_later_one() -> None:
+    text = [1, 2, 3, 7, 9, 3, 8, 1, 2, 3]
+    (tree,) = Ngram().propose([ask(text, 1)], None)
+    assert tree.tokens == (7,)
+
+
+def test_a_period_goes_on_past_the_end() -> None:
+    assert copied([5, 1, 2, 3, 1, 2, 3], 4, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
+    (tree,) = Ngram().propose([ask([4, 4, 4, 4, 4], 6)], None)
+    assert tree.tokens == (4,) * 6
+
+
+def test_nothing_seen_before_means_silence() -> None:
+    trees = Ngram().propose([ask([1, 2, 3], seq=1), ask([], seq=2), ask([5], seq=3)], None)
+    assert [len(tree) for tree in trees] == [0, 0, 0]
+
+
+def test_sequences_do_not_see_each_other() -> None:
+    """One user's prompt proposed to another would leak it through timing."""
+    drafter = Ngram()
+    drafter.propose([ask([1, 2, 3, 4], seq=1)], None)
+    assert len(drafter.propose([ask([1, 2], seq=2)], None)[0]) == 0
+    drafter.forget(1)
+    drafter.forget(99)
+    assert len(drafter.propose([ask([1, 2], seq=1)], None)[0]) == 0
+
+
+def test_a_round_costs_what_is_new_not_what_there_is() -> None:
+    """100 times the text must not be 100 times the work of a round."""
+
+    def seconds(length: int) -> float:
+        drafter, text = Ngram(), [i * 7919 % 1009 for i in range(length)]
+        drafter.propose([ask(text)], None)
+        best = float("inf")
+        for token in range(200):
+            text.append(token)
+            begin = time.perf_counter()
+            drafter.propose([ask(text)], None)
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    assert seconds(100_000) < 10 * seconds(1000)
+
+
+@pytest.mark.parametrize(("low", "high", "reach"), [(0, 2, 1), (3, 2, 1), (1, 1, 0)])
+def test_impossible_lengths_are_refused(low: int, high: int, reach: int) -> None:
+    with pytest.raises(ValueError, match="min_match"):
+        Ngram(min_match=low, max_match=high, reach=reach)
+
+
+@given(kept=FEW, old=st.lists(st.integers(0, 2), max_size=WINDOW), new=FEW)
+def test_the_common_length_of_short_texts_is_the_common_prefix(kept: list[int], old: list[int], new: list[int]) -> None:
+    a, b = kept + old, kept + new
+    prefix = next((i for i in range(min(len(a), len(b))) if a[i] != b[i]), min(len(a), len(b)))
+    if prefix <= WINDOW or len(a) <= WINDOW:
+        assert common_length(a, b) == prefix
+    else:
+        assert common_length(a, b) >= prefix

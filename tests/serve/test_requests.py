@@ -1,0 +1,108 @@
+"""The table of flights without sockets: what waits for a reader, what the lead is told, what ends when."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tpspec.comm.messages import Cancel, Report, Stats, Submit, ToLead
+from tpspec.request import Delta, Sampling
+from tpspec.serve.metrics import Metrics
+from tpspec.serve.requests import BACKLOG, Ask, Call, Piece, Table
+from tpspec.serve.text import Text
+
+ASK = Ask((5, 6), 200, Sampling(), frozenset({2}))
+
+
+@pytest.fixture(scope="module")
+def text(model_folder: Path) -> Text:
+    return Text.load(model_folder)
+
+
+@pytest.fixture
+def sent() -> list[ToLead]:
+    return []
+
+
+@pytest.fixture
+def table(sent: list[ToLead]) -> Table:
+    return Table(Metrics("m"), sent.append)
+
+
+def _say(table: Table, *deltas: Delta, waiting: int = 0) -> None:
+    table.read(Report(list(deltas), Stats(waiting=waiting)))
+
+
+def _collect(call: Call) -> list[Piece]:
+    async def collect() -> list[Piece]:
+        return [piece async for piece in call.pieces() if piece is not None]
+
+    return asyncio.run(collect())
+
+
+def test_pieces_that_nobody_reads_are_merged_and_none_is_lost(table: Table, text: Text) -> None:
+    """Memory of a reader who lags is bounded; two sequences of one call keep their texts apart."""
+    call = table.open([ASK, ASK], text)
+    words = text.encode("abcdefghij", limit=99)
+    for i in range(100):
+        _say(table, Delta(1, (words[i % 10],)), Delta(2, (words[9 - i % 10],)))
+    _say(table, Delta(1, (2,), "stop"), Delta(2, (), "length"))
+    pieces = _collect(call)
+    assert len(pieces) == 2 * BACKLOG
+    for index, expected in enumerate(("abcdefghij" * 10, "jihgfedcba" * 10)):
+        mine = [piece for piece in pieces if piece.index == index]
+        assert "".join(piece.text for piece in mine) == expected
+        assert mine[-1].finish == ("stop", "length")[index]
+    assert call.effort.tokens == 201
+    assert len(table) == 0
+
+
+def test_a_call_that_is_closed_cancels_what_still_runs_and_later_deltas_are_ignored(
+    table: Table, text: Text, sent: list[ToLead]
+) -> None:
+    call = table.open([ASK, ASK], text)
+    _say(table, Delta(1, (5, 2), "stop"))
+    call.close()
+    call.close()
+    assert [type(message) for message in sent] == [Submit, Submit, Cancel]
+    assert sent[-1] == Cancel(2)
+    _say(table, Delta(2, (5,)), Delta(99, (5,)))
+    assert len(table) == 0
+
+
+def test_the_queue_is_what_the_engine_has_not_begun(table: Table, text: Text) -> None:
+    """Stats lag: a request just submitted is not in them, and an idle engine does not correct them."""
+    calls = [table.open([ASK], text) for _ in range(3)]
+    assert table.num_queued == 3
+    _say(table, Delta(1, (5,)), waiting=2)
+    assert table.num_queued == 2
+    _say(table, waiting=0)  # the others are in prefill
+    assert table.num_queued == 0
+    _say(table, waiting=2)
+    for call in calls:
+        call.close()
+    assert table.num_queued == 0
+
+
+def test_drafts_beyond_a_stop_string_are_not_counted_as_accepted(table: Table, text: Text) -> None:
+    """Otherwise accepted exceeds what came out, and every ratio made of it is wrong."""
+    call = table.open([Ask((5,), 99, Sampling(), frozenset(), stops=("b",))], text)
+    tokens = tuple(text.encode("aXbXc", limit=99))
+    _say(table, Delta(1, tokens, drafted=(1, 1, 1, 1), accepted=(1, 1, 1, 1)))
+    assert (call.effort.tokens, call.effort.drafted, call.effort.accepted) == (3, 4, 3)
+
+
+def test_a_silent_engine_gives_pauses_to_fill(table: Table, text: Text) -> None:
+    call = table.open([ASK], text)
+
+    async def two() -> list[Piece | None]:
+        pieces = call.pieces(0.01)
+        first = await anext(pieces)
+        table.end_all("error", "gone")
+        return [first, await anext(pieces)]
+
+    pause, last = asyncio.run(two())
+    assert pause is None
+    assert last == Piece(0, "", 0, "error", "gone")
