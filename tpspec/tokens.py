@@ -71,6 +71,11 @@ class TokenTree:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return depths
 
+    def known(self, vocab: int) -> TokenTree:
+        """The nodes before the first whose token is no id of a vocabulary of `vocab` ids; usually the tree itself."""
+        strange = (node for node, token in enumerate(self.tokens) if not 0 <= token < vocab)
+        return self.pruned(next(strange, len(self.tokens)))
+
     def pruned(self, size: int) -> TokenTree:
         """The first `size` nodes: parents come first, so a prefix is a tree."""
         if size >= len(self.tokens):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from tpspec.verify.noise import Stream
 
+    Key = tuple[int, ...]  # position first
+    Known = frozenset[tuple[Key, tuple[float, float]]]
+
 Outcome = TypeVar("Outcome")
 SLIVER = 1e-15  # intervals this short are rounding, not chance
 
@@ -57,7 +60,7 @@ def every(program: Callable[[Choices], Outcome]) -> dict[Outcome, float]:
 class Coin:
     """A uniform number that answers `u * q < p`."""
 
-    def __init__(self, noise: BranchingNoise, key: Hashable, scale: float = 1.0) -> None:
+    def __init__(self, noise: BranchingNoise, key: Key, scale: float = 1.0) -> None:
         self.noise, self.key, self.scale = noise, key, scale
 
     def __mul__(self, factor: float) -> Coin:
@@ -71,16 +74,27 @@ class Coin:
 
 
 class BranchingNoise:
-    """A `Noise` that branches."""
+    """A `Noise` that branches. `now`: the position of the next token to be emitted; what lies before it is spent.
 
-    def __init__(self, choices: Choices) -> None:
-        self.choices = choices
-        self.known: dict[Hashable, tuple[float, float]] = {}
+    Spent numbers are forgotten, so that rounds that only differ in them are one; that is sound because `key` refuses
+    them. A mutant that reuses them sets `remembers`.
+    """
 
-    def key(self, seed: int, position: int, stream: Stream) -> Hashable:
-        return (seed, position, stream)
+    remembers = False
 
-    def cell(self, key: Hashable, cuts: Sequence[float]) -> int:
+    def __init__(self, choices: Choices, known: Known, now: int) -> None:
+        self.choices, self.now = choices, now
+        self.known = dict(known)
+
+    def key(self, seed: int, position: int, stream: Stream) -> Key:
+        assert position >= self.now, "noise of an emitted token was asked for again"
+        return (position, seed, stream)
+
+    def left(self, now: int) -> Known:
+        """What is known of the numbers that position `now` and later ones may ask for."""
+        return frozenset((key, span) for key, span in self.known.items() if self.remembers or key[0] >= now)
+
+    def cell(self, key: Key, cuts: Sequence[float]) -> int:
         """Which of the cells between the cuts of (0, 1) holds the number."""
         low, high = self.known.get(key, (0.0, 1.0))
         edges = [low, *(min(max(cut, low), high) for cut in cuts), high]
@@ -104,7 +118,7 @@ class BranchingNoise:
         return int(ids_S[self.winner(scores_S, seed, position, stream)])
 
     def uniform(self, seed: int, position: int, stream: Stream, index: int) -> Coin:
-        return Coin(self, (self.key(seed, position, stream), index))
+        return Coin(self, (*self.key(seed, position, stream), index))
 
 
 def distance(first: dict[tuple[int, ...], float], second: dict[tuple[int, ...], float]) -> float:

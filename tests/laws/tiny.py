@@ -5,6 +5,7 @@ A model is a function from a prefix to a row of logits. Drafters return trees; e
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tests.laws.exact import Known
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Rule
 
+    State = tuple[tuple[int, ...], Known]
     Drafter = Callable[[Sequence[int], Sampling, Noise], TokenTree]
 
 VOCAB = 3
@@ -105,20 +108,40 @@ def plain_law(wanted: Sampling, length: int) -> dict[tuple[int, ...], float]:
 def speculative_law(
     rule: Rule, drafter: Drafter, wanted: Sampling, length: int, noise: type[BranchingNoise] = BranchingNoise
 ) -> dict[tuple[int, ...], float]:
-    """The exact law of the first `length` tokens of the real rule, over as many rounds as it takes."""
-    return every(lambda choices: generate(rule, drafter, wanted, length, noise(choices)))
+    """The exact law of the first `length` tokens of the real rule, over as many rounds as it takes.
+
+    A state between rounds is the text and what is known of the noise to come; equal states are one.
+    """
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+    states: dict[State, float] = {(PROMPT, frozenset()): 1.0}
+    while states:
+        state = min(states, key=lambda state: len(state[0]))
+        weight = states.pop(state)
+        for (text, known), p in every(lambda choices, state=state: after_a_round(rule, drafter, wanted, state, noise, choices)).items():
+            if len(text) >= len(PROMPT) + length:
+                law[text[len(PROMPT) :][:length]] += weight * p
+            else:
+                states[text, known] = states.get((text, known), 0.0) + weight * p
+    return law
 
 
-def generate(rule: Rule, drafter: Drafter, wanted: Sampling, length: int, noise: Noise) -> tuple[int, ...]:
-    context = list(PROMPT)
-    while len(context) < len(PROMPT) + length:
-        tree = drafter(tuple(context), wanted, noise)
-        case = Case(0, 0, tree, tuple(context), len(PROMPT), wanted)
-        verdict = rule.judge([case], RowLogits(rows_of(case), VOCAB), noise)[0]
-        assert verdict.tokens[:-1] == tuple(tree.tokens[node] for node in verdict.path)
-        assert list(verdict.path) == tree.path(verdict.path[-1] if verdict.path else -1)
-        context += verdict.tokens
-    return tuple(context[len(PROMPT) :][:length])
+def after_a_round(
+    rule: Rule, drafter: Drafter, wanted: Sampling, state: State, noise: type[BranchingNoise], choices: Choices
+) -> State:
+    text, known = state
+    chance = noise(choices, known, len(text))
+    text += round_of(rule, drafter, wanted, text, chance)
+    return text, chance.left(len(text))
+
+
+def round_of(rule: Rule, drafter: Drafter, wanted: Sampling, text: tuple[int, ...], noise: Noise) -> tuple[int, ...]:
+    """The tokens one round emits."""
+    tree = drafter(text, wanted, noise)
+    case = Case(0, 0, tree, text, len(PROMPT), wanted)
+    verdict = rule.judge([case], RowLogits(rows_of(case), VOCAB), noise)[0]
+    assert verdict.tokens[:-1] == tuple(tree.tokens[node] for node in verdict.path)
+    assert list(verdict.path) == tree.path(verdict.path[-1] if verdict.path else -1)
+    return verdict.tokens
 
 
 def rows_of(case: Case) -> Tensor:

@@ -39,7 +39,7 @@ class Target(Protocol):
 
 
 class Engine:
-    """draft_tokens: the draft length K that is asked for (a request may ask for another)."""
+    """draft_tokens: the draft length K that is asked for (a request may ask for another). vocab: ids of the target."""
 
     def __init__(
         self,
@@ -51,10 +51,11 @@ class Engine:
         noise: Noise,
         host: DraftHost,
         draft_tokens: int,
+        vocab: int,
         ledger: Ledger,
     ) -> None:
         self.target, self.scheduler, self.pool, self.rule, self.noise = target, scheduler, pool, rule, noise
-        self.host, self.draft_tokens, self.ledger = host, draft_tokens, ledger
+        self.host, self.draft_tokens, self.vocab, self.ledger = host, draft_tokens, vocab, ledger
         self._num_rounds = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._trees: dict[int, TokenTree] = {}
         self._digest: dict[str, int] = {}
@@ -112,7 +113,8 @@ class Engine:
         for seq in finished:
             self.host.forget(seq)
         self.host.ask(self._asks())
-        self._trees = self.host.take()
+        # A source may be wrong, but an id that does not exist would break the forward.
+        self._trees = {seq: tree.known(self.vocab) for seq, tree in self.host.take().items()}
 
     def _asks(self) -> list[Ask]:
         asks = []

@@ -66,6 +66,7 @@ def build_engine(
         noise=noise,
         host=_inline_host(topology, folder, noise, device),
         draft_tokens=_draft_tokens(topology),
+        vocab=_shape(folder).vocab,
         ledger=ledger,
     )
     return Built(engine, folder, scheduler.capacity_tokens)
