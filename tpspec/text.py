@@ -46,13 +46,19 @@ class Text:
 
     def encode_chat(self, messages: list[dict[str, str]], *, answer: bool = True) -> tuple[int, ...]:
         """Messages as ids, through the chat template, which writes the special tokens itself. Raises NoChat."""
-        rendered = self.render_chat(messages, answer=answer)
+        return self.encode_rendered(self.render_chat(messages, answer=answer))
+
+    def encode_rendered(self, rendered: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.backend_tokenizer.encode(rendered, add_special_tokens=False).ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.tokenizer.chat_template)
 
     def render_chat(self, messages: list[dict[str, str]], *, answer: bool) -> str:
         from jinja2 import TemplateError
 
-        if not self.tokenizer.chat_template:
+        if not self.has_chat_template:
             raise NoChat("this model has no chat template")
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))

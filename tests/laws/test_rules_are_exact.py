@@ -30,6 +30,14 @@ EXACT = 1e-12
 DRAFTERS = [silent, certain_chain, certain_tree, coupled_chain, sampled_chain, sampled_tree]
 
 
+# Noise that the rule does not share with the drafter multiplies the cases; two tokens are still several rounds.
+LONG = {"match": {sampled_chain, sampled_tree}, "rejection": {coupled_chain}}
+
+
+def length_of(name: str, drafter) -> int:
+    return 2 if drafter in LONG[name] else 3
+
+
 def check(name: str, drafter, wanted: Sampling, length: int) -> None:
     law = speculative_law(rule(name), drafter, wanted, length)
     assert sum(law.values()) == pytest.approx(1, abs=EXACT)
@@ -39,21 +47,21 @@ def check(name: str, drafter, wanted: Sampling, length: int) -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", RULES)
 def test_chains_and_trees_keep_the_law_of_the_target(name: str, drafter) -> None:
-    check(name, drafter, PLAIN, 3)
+    check(name, drafter, PLAIN, length_of(name, drafter))
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", RULES)
 def test_penalties_bias_and_temperature_keep_the_law_of_the_target(name: str, drafter) -> None:
     """Stands against bugs 6 and 11: a bonus or a draft row judged without its processors or its prefix."""
-    check(name, drafter, MANY, 3)
+    check(name, drafter, MANY, length_of(name, drafter))
 
 
 @pytest.mark.parametrize("wanted", TRUNCATED, ids=["top_k", "top_p", "min_p", "all"])
 @pytest.mark.parametrize("drafter", [certain_tree, coupled_chain, sampled_chain, sampled_tree])
 @pytest.mark.parametrize("name", RULES)
 def test_truncation_keeps_the_law_of_the_target(name: str, drafter, wanted: Sampling) -> None:
-    check(name, drafter, wanted, 3)
+    check(name, drafter, wanted, length_of(name, drafter))
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -99,9 +99,7 @@ def plain_law(wanted: Sampling, length: int) -> dict[tuple[int, ...], float]:
     law = {}
     for text in product(range(VOCAB), repeat=length):
         prefixes = [PROMPT + text[:i] for i in range(length)]
-        law[text] = float(
-            np.prod([law_after(p, len(PROMPT), wanted)[t] for p, t in zip(prefixes, text, strict=True)])
-        )
+        law[text] = float(np.prod([law_after(p, len(PROMPT), wanted)[t] for p, t in zip(prefixes, text, strict=True)]))
     return law
 
 
@@ -117,7 +115,9 @@ def speculative_law(
     while states:
         state = min(states, key=lambda state: len(state[0]))
         weight = states.pop(state)
-        for (text, known), p in every(lambda choices, state=state: after_a_round(rule, drafter, wanted, state, noise, choices)).items():
+        for (text, known), p in every(
+            lambda choices, state=state: after_a_round(rule, drafter, wanted, state, noise, choices)
+        ).items():
             if len(text) >= len(PROMPT) + length:
                 law[text[len(PROMPT) :][:length]] += weight * p
             else:
@@ -220,6 +220,3 @@ def chain_of_one(prefix: Sequence[int], wanted: Sampling, noise: Noise) -> Token
 
 def seeded(wanted: Sampling, seed: int) -> Sampling:
     return msgspec.structs.replace(wanted, seed=seed)
-
-
-

@@ -11,7 +11,7 @@ from tpspec.comm.messages import Cancel, Report, Stats, Submit, ToLead
 from tpspec.request import Delta, Sampling
 from tpspec.serve.metrics import Metrics
 from tpspec.serve.requests import BACKLOG, Ask, Call, Piece, Table
-from tpspec.serve.text import Text
+from tpspec.text import Text
 
 ASK = Ask((5, 6), 200, Sampling(), frozenset({2}))
 

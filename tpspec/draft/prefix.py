@@ -1,4 +1,4 @@
-"""How much of a text is as it was last time: texts grow by what is committed, and only a drafted tail is taken back.
+"""How much of a text is as it was last time: texts grow by what is committed, and only a drafted tail is taken back."""
 
 from __future__ import annotations
 

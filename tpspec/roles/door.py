@@ -46,11 +46,16 @@ def guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except UserError as error:
-        if (getattr(error, "spoken_by_lead", True) and _rank() == 0) or isinstance(error, WorldFailure):
-            print(f"tpspec: error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is the front door's mouth
+        if _rank() == 0 or isinstance(error, WorldFailure):  # what all ranks know is said once
+            _say(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"tpspec: {text}\n")
+    sys.stderr.flush()
 
 
 def _rank() -> int:
@@ -99,7 +104,10 @@ def open_seat(
     device = pick_device(topology, place)
     with join_world(place, device, topology.engine.timeout_s) as world:
         built, channel = agreed(world, lambda: _build(topology, world, device, prepare))
-        yield Seat(topology, world, built, channel)
+        try:
+            yield Seat(topology, world, built, channel)
+        finally:
+            channel.close()
 
 
 def read_topology(options: argparse.Namespace, place: Place, module: str) -> Topology:
@@ -109,7 +117,7 @@ def read_topology(options: argparse.Namespace, place: Place, module: str) -> Top
     else:
         topology = automatic(place.world_size, cuda=torch.cuda.is_available(), overrides=options.set)
         if place.rank == 0:
-            print(dump(topology), file=sys.stderr, flush=True)  # noqa: T201 - what is used without a file is shown
+            _say(f"no topology file; this one was made:\n{dump(topology)}")
     if unbuilt := topology.unbuilt():
         raise UserError(f"not built yet: {', '.join(unbuilt)}")
     if topology.num_ranks != place.world_size:
@@ -158,4 +166,16 @@ def _build(
     assert channel is not None
     if comm.rank == 0:
         prepare(topology)
-    return build_engine(topology, comm, device, progress=None), channel
+    with loading_bar(topology.target.model, shown=comm.rank == 0 and sys.stderr.isatty()) as progress:
+        return build_engine(topology, comm, device, progress), channel
+
+
+@contextmanager
+def loading_bar(model: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """What to call with (layers read, layers)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
+        task = bar.add_task(f"loading {model}")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

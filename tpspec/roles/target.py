@@ -37,7 +37,7 @@ def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
         if news.stop is not None:
             return news.stop
         deltas = engine.hear(news) + engine.step()
-        if deltas or news.cancels:
+        if deltas or news.cancels or not engine.is_idle:  # rounds that only read a prompt are progress too
             inbox.report(deltas, engine.stats())
 
 

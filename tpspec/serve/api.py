@@ -18,7 +18,7 @@ from tpspec.serve.errors import ApiError, bad_request, plain
 from tpspec.serve.protocol import Body, ChatBody, CompletionBody, check, parse
 from tpspec.serve.replies import ChatShape, CompletionShape, Reply, Shape, model_card
 from tpspec.serve.requests import Ask, Call, Piece, num_prompt_tokens
-from tpspec.serve.text import Text, too_long
+from tpspec.serve.text import encode, encode_chat, too_long
 from tpspec.serve.wire import ClientLeft, EventStream, JsonAnswer, read_body, unless_left
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tpspec.serve.metrics import Metrics
     from tpspec.serve.state import State
+    from tpspec.text import Text
 
 KEEP_ALIVE_S = 15.0  # silence after which a comment is sent: proxies cut idle streams during a long prompt
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -67,7 +68,7 @@ class Api:
         roles = {"developer": "system"}
         messages = [{"role": roles.get(m.role, m.role), "content": m.content} for m in body.messages]
         limit = cache_tokens - 1
-        prompt = await asyncio.to_thread(text.encode_chat, messages, body.add_generation_prompt, limit)
+        prompt = await asyncio.to_thread(encode_chat, text, messages, body.add_generation_prompt, limit)
         return await self._answer(request, body, ChatShape(), text, [prompt], cache_tokens)
 
     async def models(self) -> Response:
@@ -125,7 +126,7 @@ async def _prompt_ids(text: Text, prompt: str | list[int], cache_tokens: int) ->
     if isinstance(prompt, list):
         _check_ids("prompt", prompt, text)
         return tuple(prompt)
-    ids = await asyncio.to_thread(text.encode, prompt, cache_tokens - 1)
+    ids = await asyncio.to_thread(encode, text, prompt, cache_tokens - 1)
     if not ids:
         raise bad_request("the prompt has no tokens", "prompt", "invalid_value")
     return ids

@@ -30,7 +30,7 @@ from tpspec.serve.api import Api
 from tpspec.serve.metrics import Metrics
 from tpspec.serve.requests import Table
 from tpspec.serve.state import State
-from tpspec.serve.text import Text
+from tpspec.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -144,7 +144,8 @@ class Process:
         if self._signaled is None:
             self._signaled = now
             self._state.stopping = True
-            say(f"stopping: {len(self._state.table)} requests in flight")
+            if len(self._state.table):
+                say(f"stopping when {len(self._state.table)} requests in flight have ended")
             self._drain = asyncio.ensure_future(self._drain_and_leave())
         elif now - self._signaled > SAME_SIGNAL_S:
             self._server.force_exit = True

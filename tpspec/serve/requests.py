@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from tpspec.comm.messages import Cancel, Submit
 from tpspec.request import Delta, FinishReason, Request, Sampling
-from tpspec.serve.text import Detokenizer, Text, TextStream
+from tpspec.serve.text import TextStream
+from tpspec.text import Detokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from tpspec.comm.messages import Report, ToLead
     from tpspec.serve.metrics import Metrics
+    from tpspec.text import Text
 
 BACKLOG = 16  # pieces per sequence that wait for a slow reader before they are merged
 MEAN_WEIGHT = 0.2  # weight of the latest request in the running mean of latencies

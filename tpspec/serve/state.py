@@ -14,7 +14,7 @@ from tpspec.serve.errors import ApiError
 if TYPE_CHECKING:
     from tpspec.comm.messages import ToFrontend
     from tpspec.serve.requests import Table
-    from tpspec.serve.text import Text
+    from tpspec.text import Text
 
 Phase = Literal["loading", "ready", "stalled", "stopping"]
 MAX_RETRY_S = 60
