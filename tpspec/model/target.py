@@ -1,4 +1,4 @@
-"""The served model as a round sees it: spans in, this shard's logits out, slots to move. Knows no drafts, no rules.
+"""The served model as a round sees it: spans in, this shard's logits out, slots to move. Knows no drafts, no rules."""
 
 from __future__ import annotations
 
