@@ -80,11 +80,12 @@ def serve(
     messages: dict[int, list[ToLead]] | None = None,
     drafter: Callable[[], Drafter] | None = None,
     run: Run | None = None,
+    begin: Callable[[int, Engine], None] = lambda rank, engine: None,
     watch: Callable[[Engine], None] = lambda engine: None,
 ) -> Told:
     """Runs the world until every request has ended; what the lead told. drafter: instead of the topology's own.
 
-    watch: called with every rank's engine when the world has ended.
+    begin: called with every rank and its engine before the first round. watch: with its engine after the last.
     """
     script = Script(messages or {1: [Submit(request) for request in requests]})
     channels = thread_channels(len(made.target.ranks))
@@ -93,6 +94,7 @@ def serve(
         engine = build_engine(made, comm, CPU).engine
         if drafter is not None:
             engine.host, engine.draft_tokens = InlineHost(drafter(), run), 5
+        begin(comm.rank, engine)
         if comm.rank == 0:
             lead_rounds(engine, channels[0], script)
         else:

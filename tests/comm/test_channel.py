@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def channels(request: pytest.FixtureRequest) -> Iterator[list[Channel]]:
         made = thread_channels(3, timeout_s=0.3)
     else:
         lead = LeadZmqChannel(2, timeout_s=0.3)
-        made = [lead, *(FollowerZmqChannel(endpoint(lead.folder, i), timeout_s=0.3) for i in range(2))]
+        made = [lead, *(FollowerZmqChannel(endpoint(lead.folder, i), 0.3, os.getpid()) for i in range(2))]
     yield made
     for channel in reversed(made):
         channel.close()
@@ -84,7 +85,7 @@ def test_a_late_follower_misses_nothing() -> None:
     with closing(LeadZmqChannel(1, timeout_s=5)) as lead:
         sender = threading.Thread(target=lead.share, args=(NEWS,))
         sender.start()
-        with closing(FollowerZmqChannel(endpoint(lead.folder, 0), timeout_s=5)) as follower:
+        with closing(FollowerZmqChannel(endpoint(lead.folder, 0), 5, os.getpid())) as follower:
             assert follower.share(None) == NEWS
         sender.join()
 

@@ -19,7 +19,9 @@ from tpspec.request import Request, Sampling
 from tpspec.tokens import TokenTree, Verdict
 
 GREEDY, WARM = Sampling(), Sampling(temperature=0.8, seed=7)
-PICKY = Sampling(temperature=1.1, top_k=40, top_p=0.9, min_p=0.02, repetition_penalty=1.3, frequency_penalty=0.4, seed=3)
+PICKY = Sampling(
+    temperature=1.1, top_k=40, top_p=0.9, min_p=0.02, repetition_penalty=1.3, frequency_penalty=0.4, seed=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +141,11 @@ def test_a_small_cache_preempts_and_loses_nothing(target: Path) -> None:
 
 def test_cancelled_requests_leave_the_others_alone(target: Path) -> None:
     made = topology(target, 2, draft={"source": "ngram"})
-    messages: dict[int, list[ToLead]] = {1: [Submit(r) for r in requests(WARM)], 4: [Cancel(1)], 6: [Cancel(3), Cancel(9)]}
+    messages: dict[int, list[ToLead]] = {
+        1: [Submit(r) for r in requests(WARM)],
+        4: [Cancel(1)],
+        6: [Cancel(3), Cancel(9)],
+    }
     told = serve(made, messages=messages)
     expected = plain(target, WARM)
     assert told.tokens[0] == expected[0]

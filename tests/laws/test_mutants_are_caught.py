@@ -143,6 +143,9 @@ def tiny_choices():
 
 
 def test_draws_without_replacement_judged_as_if_with_replacement(monkeypatch) -> None:
+    """It takes a q above p at one id only: with one id left in the residual the mutant is right by luck."""
+    monkeypatch.setattr(tiny, "other", lambda prefix: -tiny.target(prefix))
+    assert error(sampled_tree) < 1e-12
     monkeypatch.setattr(
         rejection,
         "proposals_of",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tests.laws.exact import Known
+    from tests.laws.exact import Choices, Known
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Rule
 
@@ -202,16 +202,20 @@ def sampled_tree(prefix: Sequence[int], wanted: Sampling, noise: Noise) -> Token
 def without_replacement(draws: Draws, num: int, seed: int, position: int, noise: Noise) -> list[int]:
     """Tokens drawn one after the other, each with a coin of its own."""
     left = dict(zip(draws.ids, draws.probs, strict=True))
-    tokens = []
+    tokens: list[int] = []
     for index in range(num):
-        coin, total, reached = noise.uniform(seed, position, Stream.draft, index), sum(left.values()), 0.0
-        for token, p in left.items():
-            reached += p
-            if coin * total < reached:
-                break
-        del left[token]
-        tokens.append(token)
+        tokens.append(_drawn(left, noise.uniform(seed, position, Stream.draft, index)))
+        del left[tokens[-1]]
     return tokens
+
+
+def _drawn(left: dict[int, float], coin: float) -> int:
+    reached = 0.0
+    for token, p in left.items():
+        reached += p
+        if coin * sum(left.values()) < reached:
+            return token
+    return token
 
 
 def chain_of_one(prefix: Sequence[int], wanted: Sampling, noise: Noise) -> TokenTree:

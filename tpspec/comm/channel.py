@@ -6,8 +6,10 @@ enter; a socket of one reader keeps order and loses nothing.
 
 from __future__ import annotations
 
+import os
 import queue
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from tpspec.comm.distributed import World
 
+LIFE_MS = 500  # how often a follower that waits looks whether the lead's process is still there
 LINGER_MS = 2000  # how long the last news may take to leave when the lead closes
 
 
@@ -121,19 +124,22 @@ class LeadZmqChannel:
 class FollowerZmqChannel:
     """A follower's end."""
 
-    def __init__(self, where: str, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, where: str, timeout_s: float, lead_pid: int) -> None:
+        self._timeout_s, self._lead_pid = timeout_s, lead_pid
         self._context = zmq.Context()
         self._decoder = msgspec.msgpack.Decoder(News)
         self._socket = self._context.socket(zmq.PULL)
-        self._socket.rcvtimeo = int(timeout_s * 1000)
         self._socket.connect(where)
 
     def share(self, news: News | None) -> News:
+        deadline = monotonic() + self._timeout_s
+        while not self._socket.poll(LIFE_MS):
+            if not _is_alive(self._lead_pid):
+                raise WorldFailure("the lead's process is gone")
+            if monotonic() > deadline:
+                raise _silent(self._timeout_s)
         try:
             return self._decoder.decode(self._socket.recv())
-        except zmq.Again as error:
-            raise _silent(self._timeout_s) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WorldFailure(f"what came from the lead is no news: {error}") from error
 
@@ -152,12 +158,20 @@ def open_channel(world: World, ranks: Sequence[int], timeout_s: float) -> Channe
         return OneRankChannel() if world.rank == lead else None
     if world.rank == lead:
         channel = LeadZmqChannel(len(followers), timeout_s)
-        world.announce(channel.folder, lead)
+        world.announce(f"{os.getpid()} {channel.folder}", lead)
         return channel
-    folder = world.announce(None, lead)
+    pid, _, folder = world.announce(None, lead).partition(" ")
     if world.rank not in followers:
         return None
-    return FollowerZmqChannel(endpoint(folder, followers.index(world.rank)), timeout_s)
+    return FollowerZmqChannel(endpoint(folder, followers.index(world.rank)), timeout_s, int(pid))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _given(news: News | None) -> News:

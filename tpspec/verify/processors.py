@@ -93,17 +93,13 @@ def num_kept(scores_S: Tensor, log_total: float, complete: bool, sampling: Sampl
     kept = len(scores_S) if complete else None
     if len(scores_S) == 0:
         return kept
-    if sampling.top_k > 0:
-        if sampling.top_k <= len(scores_S):
-            kept = int((scores_S >= scores_S[sampling.top_k - 1]).sum())
-        if kept is None:
-            return None
-        log_total = float(scores_S[:kept].logsumexp(0))
+    if 0 < sampling.top_k <= len(scores_S):
+        kept = int((scores_S >= scores_S[sampling.top_k - 1]).sum())
+    if sampling.top_k > 0:  # top-p is of the mass that top-k keeps; infinity says that it is not known
+        log_total = math.inf if kept is None else float(scores_S[:kept].logsumexp(0))
     if sampling.top_p < 1:
         kept = _nucleus(scores_S, log_total, kept, sampling.top_p)
-    if sampling.min_p > 0 and (kept is not None or sampling.top_p == 1):
-        kept = _near_best(scores_S, kept, sampling.min_p)
-    return kept
+    return _near_best(scores_S, kept, sampling.min_p) if sampling.min_p > 0 else kept
 
 
 def _nucleus(scores_S: Tensor, log_total: float, kept: int | None, top_p: float) -> int | None:

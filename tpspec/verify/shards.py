@@ -101,43 +101,45 @@ def hear_candidates(
     Which rows those are follows from what was gathered, so every rank agrees.
     """
     scores_NTC, ids_NTC, top_NT, sum_NT = told
+    floor_T = scores_NTC[:, :, -1].amax(0)  # a shard may hold more ids that score up to its last candidate
     totals = merged_log_mass(top_NT, sum_NT).tolist()
-    supports = [_support(scores_NTC[:, i], ids_NTC[:, i], totals[i], sampling) for i, sampling in enumerate(samplings)]
+    supports = _supports(scores_NTC, ids_NTC, floor_T, totals, samplings)
     unclear = [i for i, support in enumerate(supports) if support is None]
-    clear = dict(
-        zip(unclear, _whole_rows(rows, take(scores_TV, unclear), [samplings[i] for i in unclear]), strict=True)
-    )
-    return [support or clear[i] for i, support in enumerate(supports)]
+    if unclear:
+        whole = _whole_rows(rows, take(scores_TV, unclear), [samplings[i] for i in unclear])
+        for i, support in zip(unclear, whole, strict=True):
+            supports[i] = support
+    return [support for support in supports if support is not None]
 
 
-def _support(scores_NC: Tensor, ids_NC: Tensor, log_total: float, sampling: Sampling) -> Support | None:
-    floor = scores_NC[:, -1].max()  # a shard may hold more ids with scores up to its last candidate's
-    scores_S, ids_S = _descending(scores_NC.flatten(), ids_NC.flatten(), floor)
-    kept = num_kept(scores_S, log_total, bool(floor.isneginf()), sampling)
-    return None if kept is None else Support(ids_S[:kept], scores_S[:kept])
+def _supports(
+    scores_NTC: Tensor, ids_NTC: Tensor, floor_T: Tensor, totals: Sequence[float], samplings: Sequence[Sampling]
+) -> list[Support | None]:
+    """What each row keeps of its scores above the floor; None where what lies below may be kept too."""
+    scores_TS, ids_TS = _descending(scores_NTC.transpose(0, 1).flatten(1), ids_NTC.transpose(0, 1).flatten(1))
+    num_above = (scores_TS > floor_T.unsqueeze(1)).sum(1).tolist()
+    complete = floor_T.isneginf().tolist()
+    supports: list[Support | None] = []
+    for i, sampling in enumerate(samplings):
+        kept = num_kept(scores_TS[i, : num_above[i]], totals[i], complete[i], sampling)
+        supports.append(None if kept is None else Support(ids_TS[i, :kept], scores_TS[i, :kept]))
+    return supports
 
 
-def _descending(scores: Tensor, ids: Tensor, floor: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Scores above the floor, float64, from the largest down, and their ids; ties by id."""
-    above = scores > floor
-    ids, by_id = ids[above].long().sort()
-    scores, by_score = scores[above].double()[by_id].sort(descending=True, stable=True)
-    return scores, ids[by_score]
+def _descending(scores_TS: Tensor, ids_TS: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of each row, float64, from the largest down, and their ids; ties by id."""
+    ids_TS, by_id_TS = ids_TS.long().sort(1)
+    scores_TS, by_score_TS = scores_TS.double().gather(1, by_id_TS).sort(dim=1, descending=True, stable=True)
+    return scores_TS, ids_TS.gather(1, by_score_TS)
 
 
-def _whole_rows(rows: RowLogits, scores_TV: Tensor, samplings: Sequence[Sampling]) -> list[Support]:
-    """The same from every score of the row. Without rows, no collective."""
-    if not samplings:
-        return []
+def _whole_rows(rows: RowLogits, scores_TV: Tensor, samplings: Sequence[Sampling]) -> list[Support | None]:
+    """The same from every score of the rows, where nothing lies below."""
     num_short = max(0, rows.width - scores_TV.shape[1])
     padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf)
     start = torch.tensor([rows.start], dtype=torch.int32, device=scores_TV.device)
     scores_NTV, start_N1 = exchange(rows, [padded_TV, start])
     ids_NV = start_N1 + torch.arange(scores_NTV.shape[2], dtype=torch.int32)
-    return [_whole_row(scores_NTV[:, i], ids_NV, sampling) for i, sampling in enumerate(samplings)]
-
-
-def _whole_row(scores_NV: Tensor, ids_NV: Tensor, sampling: Sampling) -> Support:
-    scores_S, ids_S = _descending(scores_NV.flatten(), ids_NV.flatten(), -torch.inf)
-    kept = num_kept(scores_S, float(scores_S.logsumexp(0)), True, sampling)
-    return Support(ids_S[:kept], scores_S[:kept])
+    totals = scores_NTV.double().logsumexp((0, 2))
+    floor_T = torch.full_like(totals, -torch.inf)
+    return _supports(scores_NTV, ids_NV.unsqueeze(1).expand_as(scores_NTV), floor_T, totals.tolist(), samplings)

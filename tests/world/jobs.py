@@ -1,0 +1,64 @@
+"""Run under torchrun by the tests beside it: real engines over gloo, one job after another, texts as JSON.
+
+Usage: jobs.py IN OUT, where IN is a list of jobs {topology, requests, liar, alone} and OUT gets a list of
+{texts, stats}. `liar` replaces the drafter by one that drafts nonsense; `alone` serves one request at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tests.draft.liar import Liar
+from tests.worlds import Script, Told
+from tpspec.comm.channel import Channel, open_channel
+from tpspec.comm.communicator import Communicator
+from tpspec.comm.distributed import Place, join_world
+from tpspec.comm.messages import Submit
+from tpspec.engine.hosts import InlineHost
+from tpspec.request import Request
+from tpspec.roles.build import build_engine
+from tpspec.roles.target import follow_rounds, lead_rounds
+from tpspec.topology.config import Topology
+
+CPU = torch.device("cpu")
+
+
+def run(job: dict[str, Any], comm: Communicator, channel: Channel) -> dict[str, Any]:
+    engine = build_engine(Topology.model_validate_json(json.dumps(job["topology"])), comm, CPU).engine
+    if job.get("liar"):
+        engine.host, engine.draft_tokens = InlineHost(Liar(engine.vocab), None), 5
+    requests = [msgspec.convert(request, Request) for request in job["requests"]]
+    told = Told()
+    for batch in [[request] for request in requests] if job.get("alone") else [requests]:
+        script = Script({1: [Submit(request) for request in batch]}, told)
+        if comm.rank == 0:
+            lead_rounds(engine, channel, script)
+        else:
+            follow_rounds(engine, channel)
+    return {"texts": told.texts(), "stats": msgspec.to_builtins(engine.stats())}
+
+
+def main() -> None:
+    place = Place.from_env(os.environ)
+    with join_world(place, CPU) as world:
+        ranks = list(range(place.world_size))
+        jobs = json.loads(Path(sys.argv[1]).read_text())
+        comm = world.group(ranks, ordered=any(job["topology"].get("deterministic") for job in jobs))
+        channel = open_channel(world, ranks, 60.0)
+        assert comm is not None
+        assert channel is not None
+        results = [run(job, comm, channel) for job in jobs]
+        if place.rank == 0:
+            Path(sys.argv[2]).write_text(json.dumps(results))
+        channel.close()
+
+
+if __name__ == "__main__":
+    main()
