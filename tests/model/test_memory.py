@@ -36,7 +36,8 @@ can_pack(torch.device("cpu"), torch.bfloat16)
 read_spec(Path(sys.argv[1]))  # imports what reading a configuration needs
 before = peak()
 shard = split(shape_of("smollm2-135m"), json.loads(sys.argv[2]))[int(sys.argv[3])]
-decoder = Loader.open(Path(sys.argv[1]), shard, torch.bfloat16, torch.device("cpu")).decoder(OneRank(), int(sys.argv[4]))
+loader = Loader.open(Path(sys.argv[1]), shard, torch.bfloat16, torch.device("cpu"))
+decoder = loader.decoder(OneRank(), int(sys.argv[4]))
 print(peak() - before)
 """
 

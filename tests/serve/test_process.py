@@ -142,7 +142,7 @@ def test_the_server_runs_without_torch(model_folder: Path) -> None:
     """It never sees a tensor; torch would cost it 200 MB and seconds before the first answer."""
     script = (
         "import sys, pathlib; from tpspec.serve import http; "
-        "http.Text.load(pathlib.Path(sys.argv[1])).encode_chat([{'role': 'user', 'content': 'a'}], True, 99); "
+        "http.Text.load(pathlib.Path(sys.argv[1])).encode_chat([{'role': 'user', 'content': 'a'}]); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script, str(model_folder)], timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""The real model, in real worlds of torchrun: the text of transformers, whoever drafts and however many ranks there are.
+"""The real model in real worlds of torchrun: the text of transformers, whoever drafts and however many ranks.
 
 SmolLM2-135M-Instruct; drafts of `model` come from its own first 20 layers, which are sometimes right and often wrong.
 """

@@ -117,11 +117,16 @@ def resolve(config: Any, where: str) -> ModelSpec:
     )
 
 
-def _declaration(config: Any, where: str) -> Architecture:
-    arch = ARCHITECTURES.get(config.model_type)
-    if arch is None:
+def declared(model_type: object, where: str) -> Architecture:
+    """The declaration of an architecture. Raises UserError with the choices."""
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise UserError(f"{where}: architecture {config.model_type!r} is not supported; supported are {known}")
+        raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
+    return ARCHITECTURES[model_type]
+
+
+def _declaration(config: Any, where: str) -> Architecture:
+    arch = declared(config.model_type, where)
     if config.hidden_act != "silu":
         raise UserError(f"{where}: hidden_act {config.hidden_act!r} is not supported; only 'silu' is")
     if getattr(config, "quantization_config", None):

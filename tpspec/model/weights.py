@@ -87,7 +87,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = json.loads(index.read_text())["weight_map"].values()
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+        names = sorted({Path(name).name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{index}: not a safetensors index ({error!r})") from error
-    return [index.parent / Path(name).name for name in sorted(set(names))]
+    return [index.parent / name for name in names]

@@ -15,6 +15,7 @@ from tpspec.draft.sources import source
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import InlineHost
 from tpspec.engine.scheduler import Scheduler
+from tpspec.model.architectures import declared
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.memory import check_memory
@@ -96,7 +97,10 @@ def _target(
 
 
 def _shape(folder: Path) -> ModelShape:
-    return ModelShape.from_config(read_config(folder), str(folder))
+    """The sizes; an architecture that is not ours is refused first, for its config has other keys."""
+    config = read_config(folder)
+    declared(config.get("model_type"), str(folder))
+    return ModelShape.from_config(config, str(folder))
 
 
 def _inline_host(topology: Topology, folder: Path, noise: Noise, device: torch.device) -> InlineHost:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.comm.channel import open_channel
-from tpspec.comm.distributed import Place, World, join_world
+from tpspec.comm.distributed import NOTE_BYTES, Place, World, join_world
 from tpspec.errors import OutOfMemory, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
@@ -126,8 +126,15 @@ def read_topology(options: argparse.Namespace, place: Place, module: str) -> Top
         needs = f"{topology.name} needs {topology.num_ranks} ranks, this world has {place.world_size}"
         raise UserError(f"{needs}; start it with: {command}")
     if options.save_topology is not None and place.rank == 0:
-        options.save_topology.write_text(dump(topology), encoding="utf-8")
+        _save(topology, options.save_topology)
     return topology
+
+
+def _save(topology: Topology, path: Path) -> None:
+    try:
+        path.write_text(dump(topology), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--save-topology {path}: cannot be written: {error.strerror}") from error
 
 
 def pick_device(topology: Topology, place: Place) -> torch.device:
@@ -146,7 +153,7 @@ def agreed(world: World, work: Callable[[], tuple[Built, Channel]]) -> tuple[Bui
     try:
         result = work()
     except UserError as error:
-        fault = f"{error.exit_code} {error}"
+        fault = _short(f"{error.exit_code} {error}", NOTE_BYTES)
     for rank in range(world.size):
         told = world.announce(fault if world.rank == rank else None, lead=rank)
         if told:
@@ -154,6 +161,12 @@ def agreed(world: World, work: Callable[[], tuple[Built, Channel]]) -> tuple[Bui
             raise EXIT_CODES[int(code)](message if rank == 0 else f"rank {rank}: {message}")
     assert result is not None
     return result
+
+
+def _short(text: str, num_bytes: int) -> str:
+    """Its beginning, if it is too long; never half a character."""
+    raw = text.encode()
+    return text if len(raw) <= num_bytes else raw[: num_bytes - len(" ...")].decode(errors="ignore") + " ..."
 
 
 def _build(

@@ -70,6 +70,7 @@ class Reply:
                 "drafted": effort.drafted,
                 "accepted": effort.accepted,
                 "tokens_per_round": round(effort.tokens / effort.rounds, 3) if effort.rounds else None,
+                "collectives_per_token": round(effort.collectives / effort.tokens, 3) if effort.tokens else None,
             },
         }
 

@@ -59,10 +59,14 @@ class Piece:
 
 @dataclass(slots=True)
 class Effort:
-    """What a call's tokens cost: rounds of each of its sequences, and draft tokens that were verified and kept."""
+    """What a call's tokens cost: rounds of each of its sequences, and draft tokens that were verified and kept.
+
+    collectives: those of the rounds that gave it tokens, whole, whoever else was served in them.
+    """
 
     tokens: int = 0
     rounds: int = 0
+    collectives: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -147,6 +151,7 @@ class Table:
         self._metrics, self._send = metrics, send
         self._flights: dict[int, Flight] = {}
         self._ids = count(1)
+        self._collectives = 0  # all of them, by the engine's last report
         self._waiting = 0  # by the engine's last report, and those submitted since
         self.busy_since = 0.0
         self.mean_seconds = 1.0
@@ -174,9 +179,13 @@ class Table:
     def read(self, report: Report) -> None:
         self._metrics.engine(report.stats)
         self._waiting = report.stats.waiting
-        for delta in report.deltas:
-            if flight := self._flights.get(delta.id):
-                self._advance(flight, delta)
+        total = sum(tally.count for tally in report.stats.collectives.values())
+        num_collectives, self._collectives = max(0, total - self._collectives), total
+        flights = [(flight, delta) for delta in report.deltas if (flight := self._flights.get(delta.id))]
+        for call in {flight.call for flight, delta in flights if delta.tokens}:
+            call.effort.collectives += num_collectives
+        for flight, delta in flights:
+            self._advance(flight, delta)
 
     def end_all(self, reason: FinishReason, error: str | None = None) -> None:
         """The server cannot go on: every reader is told why."""
