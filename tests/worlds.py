@@ -82,6 +82,7 @@ def serve(
     run: Run | None = None,
     begin: Callable[[int, Engine], None] = lambda rank, engine: None,
     watch: Callable[[Engine], None] = lambda engine: None,
+    device: torch.device = CPU,
 ) -> Told:
     """Runs the world until every request has ended; what the lead told. drafter: instead of the topology's own.
 
@@ -91,7 +92,7 @@ def serve(
     channels = thread_channels(len(made.target.ranks))
 
     def rank(comm: Communicator) -> None:
-        engine = build_engine(made, comm, CPU).engine
+        engine = build_engine(made, comm, device).engine
         if drafter is not None:
             engine.host, engine.draft_tokens = InlineHost(drafter(), run), 5
         begin(comm.rank, engine)

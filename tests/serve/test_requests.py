@@ -45,7 +45,7 @@ def _collect(call: Call) -> list[Piece]:
 def test_pieces_that_nobody_reads_are_merged_and_none_is_lost(table: Table, text: Text) -> None:
     """Memory of a reader who lags is bounded; two sequences of one call keep their texts apart."""
     call = table.open([ASK, ASK], text)
-    words = text.encode("abcdefghij", limit=99)
+    words = text.encode("abcdefghij")
     for i in range(100):
         _say(table, Delta(1, (words[i % 10],)), Delta(2, (words[9 - i % 10],)))
     _say(table, Delta(1, (2,), "stop"), Delta(2, (), "length"))
@@ -89,7 +89,7 @@ def test_the_queue_is_what_the_engine_has_not_begun(table: Table, text: Text) ->
 def test_drafts_beyond_a_stop_string_are_not_counted_as_accepted(table: Table, text: Text) -> None:
     """Otherwise accepted exceeds what came out, and every ratio made of it is wrong."""
     call = table.open([Ask((5,), 99, Sampling(), frozenset(), stops=("b",))], text)
-    tokens = tuple(text.encode("aXbXc", limit=99))
+    tokens = tuple(text.encode("aXbXc"))
     _say(table, Delta(1, tokens, drafted=(1, 1, 1, 1), accepted=(1, 1, 1, 1)))
     assert (call.effort.tokens, call.effort.drafted, call.effort.accepted) == (3, 4, 3)
 
