@@ -303,7 +303,10 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["model-00001-of-00002.safetensors", "missing"],
     ),
     "an index cut short": (indexed('{"weight_map": {'), ["model.safetensors.index.json", "not a safetensors index"]),
-    "an index of something else": (indexed({"weight_map": {DOWN: 5}}), ["model.safetensors.index.json", "not a safetensors index"]),
+    "an index of something else": (
+        indexed({"weight_map": {DOWN: 5}}),
+        ["model.safetensors.index.json", "not a safetensors index"],
+    ),
     "an index that is a list": (indexed([1]), ["model.safetensors.index.json", "not a safetensors index"]),
     "no tokenizer": (removed("tokenizer.json"), ["tokenizer", "model"]),
     "a tokenizer cut short": (cut("tokenizer.json", 0.5), ["tokenizer"]),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -88,7 +87,10 @@ class Server:
 
     def has_ended(self, seconds: float) -> int:
         """The launcher's exit code; nothing of it may be left after `seconds`."""
-        until(lambda: not self.alive(), seconds, f"no process is left: {self.alive()}\n{self.output}")
+        deadline = time.monotonic() + seconds
+        while left := self.alive():
+            assert time.monotonic() < deadline, f"after {seconds:g} s: {left}\n{self.output}"
+            time.sleep(0.02)
         code = int(self.launcher.wait(5))
         self._reader.join(5)
         return code
@@ -101,8 +103,10 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum over the labels of a metric."""
-        page = self.client.get("/metrics").text
-        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", page, re.MULTILINE)
+        response = self.client.get("/metrics")
+        assert response.status_code == 200
+        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", response.text, re.MULTILINE)
+        assert values, response.text
         return sum(map(float, values))
 
     def kill(self) -> None:
@@ -156,10 +160,9 @@ def shared(topology: Path) -> Iterator[Server]:
     server = Server(topology)
     yield server.ready()
     server.launcher.terminate()
-    code = server.has_ended(20)
+    server.has_ended(20)
     server.kill()
-    assert code == 0, server.output
-    assert "Traceback" not in server.output
+    assert no_rank_failed(server.output), server.output
 
 
 @pytest.fixture
@@ -167,7 +170,7 @@ def server(shared: Server) -> Iterator[Server]:
     """The shared server; whatever a test did to it, it must still answer."""
     yield shared
     assert shared.client.get("/health").status_code == 200
-    assert shared.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+    assert shared.complete(max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +300,8 @@ def test_a_client_that_leaves_frees_its_pages_at_once(server: Server, streamed: 
     body = {"prompt": "the cat", "max_tokens": CACHE - 100, "ignore_eos": True, "stream": streamed}
     if streamed:
         with server.client.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # kept: httpx hangs up when the iterator is forgotten
+            next(lines)
             assert server.metric("vllm:num_requests_running") == 1
             assert server.metric("vllm:kv_cache_usage_perc") > 0
     else:
@@ -323,6 +327,11 @@ def test_a_port_in_use_ends_the_second_world_and_not_the_first(server: Server, s
     assert any(f"cannot listen on 127.0.0.1:{server.port}: Address already in use" in line for line in ours)
     assert len(ours) <= 2
     assert traceback_is_torchruns(second.output)
+
+
+def no_rank_failed(output: str) -> bool:
+    """torchrun ends with 1 and a SignalException of its own when it is told to stop, however well its ranks ended."""
+    return "exitcode" not in output and "forcefully" not in output and output.count("Traceback") <= 1
 
 
 def traceback_is_torchruns(output: str) -> bool:
@@ -373,8 +382,8 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_no_process(start: Calla
     server.launcher.terminate()
     stream.has_ended(25)
     assert stream.was_whole, (stream.error, stream.lines[-2:], server.output)
-    assert server.has_ended(SOON_S) == 0, server.output
-    assert "Traceback" not in server.output
+    server.has_ended(SOON_S)
+    assert no_rank_failed(server.output), server.output
     with socket.create_server(("127.0.0.1", server.port)):
         pass  # the port is free again
 

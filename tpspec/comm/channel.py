@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tpspec.comm.distributed import World
 
 LIFE_MS = 500  # how often a follower that waits looks whether the lead's process is still there
+GONE_S = 3.0  # all followers connect before the first round: whoever takes no news for this long has gone
 LINGER_MS = 2000  # how long the last news may take to leave when the lead closes
 
 
@@ -91,7 +92,7 @@ class LeadZmqChannel:
     """The lead's end: one PUSH socket for each follower. Encodes once a round."""
 
     def __init__(self, num_followers: int, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = min(timeout_s, GONE_S)
         self._folder = TemporaryDirectory(prefix="tpspec-")  # mode 0700
         self._context = zmq.Context()
         self._encoder = msgspec.msgpack.Encoder()
