@@ -38,22 +38,26 @@ def prompt(seed: int = 0) -> list[int]:
     return torch.randint(3, 263, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def sharded(folder: Path, weights: tuple[int, ...], run: Any) -> list[Any]:
+def sharded(folder: Path, weights: tuple[int, ...], run: Any, compiled: bool = True) -> list[Any]:
     """`run(decoder)` on every rank of a world of threads; the results by rank."""
     shape = ModelShape.from_config(checkpoint.read_config(folder), str(folder))
     shards = split(shape, weights)
 
     def rank(comm: Any) -> Any:
         loader = Loader.open(folder, shards[comm.rank], torch.float32, CPU)
-        return run(loader.decoder(comm, num_slots=256))
+        return run(loader.decoder(comm, num_slots=256, compiled=compiled))
 
     return ThreadWorld(len(weights)).run(rank)
 
 
+STEPS = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+
+
+@STEPS
 @pytest.mark.parametrize("weights", SPLITS, ids=lambda weights: ":".join(map(str, weights)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_sharded_logits_equal_those_of_transformers(
-    folders: dict[str, Path], kind: str, weights: tuple[int, ...]
+    folders: dict[str, Path], kind: str, weights: tuple[int, ...], compiled: bool
 ) -> None:
     """Stands against a slice off by a row, a bias added on every rank, a kv head read by the wrong query heads, rope
     on a NoPE layer, a window off by one; and chunks, rows and pages that disagree: the prompt is read in chunks that
@@ -71,14 +75,15 @@ def test_sharded_logits_equal_those_of_transformers(
             parts.append(decoder.forward([Span(0, start, tuple(ids[start:stop]), pieces(stop), stop - start)]))
         return torch.cat(parts)
 
-    logits = torch.cat(sharded(folders[kind], weights, run), -1)
+    logits = torch.cat(sharded(folders[kind], weights, run, compiled), -1)
     assert (logits - reference(folders[kind], ids)).abs().max() < 1e-4
 
 
+@STEPS
 @pytest.mark.parametrize("weights", [(1,), (3, 1, 2)], ids=["1", "3:1:2"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_path_of_a_tree_has_the_logits_of_its_own_text(
-    folders: dict[str, Path], kind: str, weights: tuple[int, ...]
+    folders: dict[str, Path], kind: str, weights: tuple[int, ...], compiled: bool
 ) -> None:
     """Stands against a row that sees its siblings, or stands at its slot's position instead of its depth's."""
     ids = prompt(1)[:20]
@@ -90,7 +95,7 @@ def test_every_path_of_a_tree_has_the_logits_of_its_own_text(
         decoder.forward([Span(7, 0, tuple(ids[:-1]), ((64, 19),), 0)])
         return decoder.forward([Span(7, 19, rows, ((64, 19 + len(rows)),), len(rows), row_parents)])
 
-    logits = torch.cat(sharded(folders[kind], weights, run), -1)
+    logits = torch.cat(sharded(folders[kind], weights, run, compiled), -1)
     for node in range(len(rows)):
         path, at = [], node
         while at > 0:

@@ -32,7 +32,7 @@ class KVStore:
         shape = (num_kv_heads, num_slots, head_dim)
         self.keys_LGSE = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values_LGSE = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.device = device
+        self.num_slots, self.device = num_slots, device
 
     def write(self, layer: int, slots: Slots, k_TGE: Tensor, v_TGE: Tensor) -> None:
         self.keys_LGSE[layer][:, slots] = k_TGE.transpose(0, 1)

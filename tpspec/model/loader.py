@@ -12,9 +12,10 @@ import torch
 
 from tpspec.cache.store import KVStore
 from tpspec.model.architectures import read_spec
-from tpspec.model.decoder import Decoder, Layer, Norm
+from tpspec.model.decoder import Decoder
 from tpspec.model.linear import can_pack, linear
 from tpspec.model.rope import Rope
+from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -60,9 +61,13 @@ class Loader:
         num_slots: int,
         *,
         fixed_rows: int | None = None,
+        compiled: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
-        """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers)."""
+        """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
+
+        fixed_rows, compiled: see Decoder.
+        """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers = []
         for index, layer in enumerate(self.spec.layers):
@@ -77,19 +82,22 @@ class Loader:
             norm=self._norm("model.norm.weight", spec.hidden),
             head=head,
             rope=Rope(spec.inv_freq, spec.rope_scale, num_slots, self.dtype, self.device),
-            kv_of=self._kv_of(),
-            head_dim=spec.head_dim,
-            dtype=self.dtype,
-            device=self.device,
+            shape=self._shape(),
             comm=comm,
             store=KVStore(len(layers), num_kv_heads, num_slots, spec.head_dim, self.dtype, self.device),
             fixed_rows=fixed_rows,
+            compiled=compiled,
         )
 
-    def _kv_of(self) -> list[int]:
-        """The local kv head each local query head reads."""
+    def _shape(self) -> Shape:
         group = self.spec.num_heads // self.spec.num_kv_heads
-        return [head // group - self.shard.kv_heads.start for head in self.shard.heads]
+        return Shape(
+            kv_of=tuple(head // group - self.shard.kv_heads.start for head in self.shard.heads),
+            head_dim=self.spec.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+            windows=frozenset(layer.window for layer in self.spec.layers),
+        )
 
     def _layer(self, index: int, layer: LayerSpec) -> Layer:
         spec, at = self.spec, f"model.layers.{index}."

@@ -1,0 +1,175 @@
+"""The steps of steps.py for a few rows on a CPU, in C (rows.c), called through ctypes.
+
+torch spends a dozen dispatches and tens of microseconds on what is a few thousand numbers; this spends a call. Every
+row is computed alone and in one order, so its bits never depend on the rows beside it. Must not know what rows mean.
+
+Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C mlp channels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tpspec.native import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from tpspec.cache.store import KVStore
+    from tpspec.model.batch import Span
+    from tpspec.model.rope import Rope
+    from tpspec.model.steps import Layer, Norm, Shape
+
+LIBRARY = "tpspec.model._rows"
+MOST_ROWS = 32  # beyond it torch's threads and blocked products win
+MOST_DIM = 256
+LANES = 16
+SUFFIX = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+
+
+class _Span(ctypes.Structure):
+    """`Span` of rows.c."""
+
+    _fields_ = [("first_row", INT), ("num_rows", INT), ("start", INT), ("num_runs", INT), ("runs", POINTER),
+                ("parents", POINTER)]  # fmt: skip
+
+
+class _Heads(ctypes.Structure):
+    """`Heads` of rows.c."""
+
+    _fields_ = [("num_heads", INT), ("num_kv_heads", INT), ("head_dim", INT), ("num_slots", INT), ("kv_of", POINTER)]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRound:
+    """Addresses of the rows' integers; `kept` keeps what they point at alive."""
+
+    spans: list[int]
+    positions: int
+    slots: int
+    num_real: int
+    num_rows: int
+    kept: list[object]
+
+
+class Buffers:
+    """Memory for the results of a row count, reused by every layer: each is consumed before it is written again."""
+
+    def __init__(self, num_rows: int, shape: Shape) -> None:
+        width = shape.num_heads * shape.head_dim
+        self.q = torch.zeros(num_rows, width, dtype=shape.dtype)
+        self.attended = torch.zeros(num_rows, width, dtype=shape.dtype)
+        self.normed: Tensor | None = None
+        self.gated: Tensor | None = None
+
+
+class CompiledSteps:
+    """Only for shapes that `fits` accepts."""
+
+    def __init__(self, loaded: ctypes.CDLL, shape: Shape, rope: Rope, store: KVStore) -> None:
+        self._shape, self._rope, self._store = shape, rope, store
+        self._kv_of = torch.tensor(shape.kv_of)
+        self._heads = _Heads(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, store.num_slots, self._kv_of.data_ptr()
+        )
+        self._heads_at = ctypes.addressof(self._heads)
+        self._buffers: dict[int, Buffers] = {}
+        self._scale = shape.head_dim**-0.5
+        kind = SUFFIX[shape.dtype]
+        self._add_norm = _verb(loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT] + [POINTER] * 2 + [INT] * 2)
+        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 7 + [INT])
+        self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 5 + [INT, FLOAT, POINTER])
+        self._gate = _verb(loaded, f"gate_{kind}", None, [POINTER] * 2 + [INT] * 2)
+
+    def begin(self, spans: Sequence[Span], num_rows: int) -> CompiledRound:
+        positions = torch.tensor([position for span in spans for position in span.positions()])
+        slots = torch.tensor([slot for span in spans for slot in span.own_slots()])
+        made: list[_Span] = []
+        kept: list[object] = [positions, slots, made]
+        first = 0
+        for span in spans:
+            made.append(_c_span(span, first, kept))
+            first += len(span.tokens)
+        addresses = [ctypes.addressof(span) for span in made]
+        return CompiledRound(addresses, positions.data_ptr(), slots.data_ptr(), first, num_rows, kept)
+
+    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        """x is overwritten by x + delta."""
+        num_rows, dim = x_TD.shape
+        buffers = self._of(num_rows)
+        if buffers.normed is None:
+            buffers.normed = torch.empty_like(x_TD)
+        delta = None if delta_TD is None else delta_TD.data_ptr()
+        at = x_TD.data_ptr()
+        self._add_norm(at, delta, norm.weight.data_ptr(), norm.eps, at, buffers.normed.data_ptr(), num_rows, dim)
+        return x_TD, buffers.normed
+
+    def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
+        buffers = self._of(round.num_rows)
+        q, out = buffers.q.data_ptr(), buffers.attended.data_ptr()
+        keys = self._store.keys_LGSE[layer.index].data_ptr()
+        values = self._store.values_LGSE[layer.index].data_ptr()
+        self._place_rows(layer, qkv_TX.data_ptr(), round, q, keys, values)
+        for span in round.spans:
+            if self._attend(self._heads_at, span, q, keys, values, layer.window or 0, self._scale, out):
+                raise MemoryError("attention over the cache found no memory for its scores")
+        return buffers.attended
+
+    def gate(self, gate_up_TC: Tensor) -> Tensor:
+        num_rows, width = gate_up_TC.shape
+        buffers = self._of(num_rows)
+        if buffers.gated is None:
+            buffers.gated = gate_up_TC.new_empty(num_rows, width // 2)
+        self._gate(gate_up_TC.data_ptr(), buffers.gated.data_ptr(), num_rows, width // 2)
+        return buffers.gated
+
+    def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, q: int, keys: int, values: int) -> None:
+        q_weight = k_weight = cos = sin = None
+        eps = 0.0
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q_weight, k_weight, eps = layer.q_norm.weight.data_ptr(), layer.k_norm.weight.data_ptr(), layer.q_norm.eps
+        if layer.rope:
+            cos, sin = self._rope.cos_PE.data_ptr(), self._rope.sin_PE.data_ptr()
+        self._place(
+            self._heads_at, qkv, q_weight, k_weight, eps, cos, sin, round.positions, round.slots, q, keys, values,
+            round.num_real,
+        )  # fmt: skip
+
+    def _of(self, num_rows: int) -> Buffers:
+        buffers = self._buffers.get(num_rows)
+        if buffers is None:
+            buffers = self._buffers[num_rows] = Buffers(num_rows, self._shape)
+        return buffers
+
+
+def compiled_steps(shape: Shape, rope: Rope, store: KVStore) -> CompiledSteps | None:
+    """The compiled steps, where there is a library for this machine and the shape is one of theirs."""
+    if shape.device.type != "cpu" or shape.dtype not in SUFFIX:
+        return None
+    if shape.head_dim % LANES or shape.head_dim > MOST_DIM:
+        return None
+    loaded = library(LIBRARY)
+    return None if loaded is None else CompiledSteps(loaded, shape, rope, store)
+
+
+def _c_span(span: Span, first_row: int, kept: list[object]) -> _Span:
+    runs, parents_at = torch.tensor(span.runs), None
+    kept.append(runs)
+    if span.parents is not None:
+        parents = torch.tensor(span.parents)
+        kept.append(parents)
+        parents_at = parents.data_ptr()
+    return _Span(first_row, len(span.tokens), span.start, len(span.runs), runs.data_ptr(), parents_at)
+
+
+def _verb(loaded: ctypes.CDLL, name: str, returns: type[ctypes.c_int] | None, takes: list[Any]) -> Callable[..., Any]:
+    function: Callable[..., Any] = loaded[name]
+    function.restype, function.argtypes = returns, takes  # type: ignore[attr-defined]
+    return function

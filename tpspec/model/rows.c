@@ -1,0 +1,152 @@
+/* What a few rows do between two matrix products, on a CPU: norm, rope and cache write, attention, gate.
+ *
+ * The same mathematics as steps.py in torch, which is the reference; here each row is computed alone and in one order,
+ * so its bits never depend on the rows beside it, and nothing is dispatched a dozen times for a few thousand numbers.
+ * C11 with GCC's vector types; no threads. Knows no sequences and no drafts: rows, slots and who sees whom.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16
+#define MAX_DIM 256 /* head dimension */
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EVERY_CPU
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* Who sees whom: rows of one span, as model/batch.py's Span says. */
+typedef struct {
+    int64_t first_row, num_rows, start, num_runs;
+    const int64_t *runs;    /* (first slot, count) pairs of positions [0, start + num_rows) */
+    const int64_t *parents; /* of each row, -1: follows the cache; NULL: a chain */
+} Span;
+
+/* What is the same in every call of a model. kv_of: the kv head of each query head, ascending. */
+typedef struct {
+    int64_t num_heads, num_kv_heads, head_dim, num_slots;
+    const int64_t *kv_of;
+} Heads;
+
+/* 16 bfloat16 as floats; and rounded to nearest even, where a NaN stays one. */
+INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
+
+INLINE hvec narrow(vec values) {
+    ivec bits = (ivec)values, nan = values != values;
+    ivec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), hvec);
+}
+
+INLINE vec same(vec values) { return values; }
+
+/* yes where mask is set, no elsewhere; the operator ?: does this in C++ only. */
+INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+INLINE float sum_lanes(vec x) {
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof lanes);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+/* e^x, to about 2 ulp: 2^n p(r), Cody-Waite reduction, the polynomial of Cephes' expf; x is kept within +-87. */
+INLINE vec exp_lanes(vec x) {
+    const vec zero = {0}, most = zero + 87.0f, rounder = zero + 12582912.0f; /* 1.5 * 2^23: n in the low bits */
+    x = choose(x < -most, -most, choose(x > most, most, x));
+    vec rounded = x * 1.44269504f + rounder, whole = rounded - rounder;
+    vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (vec)(((ivec)rounded - (ivec)rounder + 127) << 23);
+}
+
+/* 16 vectors -> the vector of their 16 sums, by halving: every sum in the same order. */
+INLINE vec sums_of(vec *x) {
+    const ivec low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const ivec high8 = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
+    const ivec low4 = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+    const ivec high4 = {4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31};
+    const ivec low2 = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
+    const ivec high2 = {2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31};
+    const ivec even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const ivec odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    for (int i = 0; i < 8; i++)
+        x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low8) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high8);
+    for (int i = 0; i < 4; i++)
+        x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low4) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high4);
+    for (int i = 0; i < 2; i++)
+        x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low2) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high2);
+    return __builtin_shuffle(x[0], x[1], even) + __builtin_shuffle(x[0], x[1], odd);
+}
+
+/* Slots of the keys a row may see: those of the cache, then those of its ancestors and its own. */
+INLINE int64_t cached_slots(const Span *span, int64_t first_key, int64_t *slots) {
+    int64_t count = 0, position = 0;
+    for (int64_t run = 0; run < span->num_runs; run++)
+        for (int64_t i = 0; i < span->runs[2 * run + 1]; i++, position++)
+            if (position >= first_key && position < span->start) slots[count++] = span->runs[2 * run] + i;
+    return count;
+}
+
+INLINE void own_slots(const Span *span, int64_t *slots) {
+    int64_t position = 0;
+    for (int64_t run = 0; run < span->num_runs; run++)
+        for (int64_t i = 0; i < span->runs[2 * run + 1]; i++, position++)
+            if (position >= span->start) slots[position - span->start] = span->runs[2 * run] + i;
+}
+
+/* Slots of the rows a row follows within its span, oldest first, itself last. */
+INLINE int64_t lineage(const Span *span, int64_t row, const int64_t *own, int64_t *line) {
+    int64_t depth = 0;
+    for (int64_t at = row; at >= 0; at = span->parents ? span->parents[at] : at - 1) depth++;
+    int64_t place = depth;
+    for (int64_t at = row; at >= 0; at = span->parents ? span->parents[at] : at - 1) line[--place] = own[at];
+    return depth;
+}
+
+/* Scores -> weights in place; what pads them to whole vectors becomes 0. Returns the sum of the weights. */
+INLINE float soften(float *scores, int64_t count) {
+    for (int64_t i = count; i % LANES; i++) scores[i] = scores[0];
+    vec most = *(vec *)scores, sums = {0};
+    for (int64_t i = LANES; i < count; i += LANES) most = choose(*(vec *)&scores[i] > most, *(vec *)&scores[i], most);
+    float peak = most[0];
+    for (int64_t j = 1; j < LANES; j++) peak = most[j] > peak ? most[j] : peak;
+    for (int64_t i = 0; i < count; i += LANES) {
+        *(vec *)&scores[i] = exp_lanes(*(vec *)&scores[i] - peak);
+        for (int64_t j = i + LANES > count ? count - i : LANES; j < LANES; j++) scores[i + j] = 0;
+        sums += *(vec *)&scores[i];
+    }
+    return sum_lanes(sums);
+}
+
+#define ELEMENT uint16_t
+#define VECTOR hvec
+#define NAME(verb) verb##_bfloat16
+#define WIDEN widen
+#define NARROW narrow
+#include "rows.inc"
+#undef ELEMENT
+#undef VECTOR
+#undef NAME
+#undef WIDEN
+#undef NARROW
+
+#define ELEMENT float
+#define VECTOR vec
+#define NAME(verb) verb##_float32
+#define WIDEN same
+#define NARROW same
+#include "rows.inc"

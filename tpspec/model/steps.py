@@ -1,0 +1,163 @@
+"""What happens between the matrix products of a layer: norm, rope and cache write, attention, gate. Here in torch.
+
+This is the reference, and what runs on cards and for many rows; compiled.py does the same for a few rows on a CPU.
+Knows rows, slots and masks; must not know drafts, ranks or which architecture it is.
+
+Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shard, E head dim, C mlp channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from tpspec.cache.store import as_slots
+from tpspec.model.attention import Folding, Layout, View, fused, stable
+from tpspec.model.rope import turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tpspec.cache.store import KVStore, Slots
+    from tpspec.model.batch import Span
+    from tpspec.model.linear import Linear
+    from tpspec.model.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm over the last dimension."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, tuple(self.weight.shape), self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; gate_up: [D] -> [2C]; o and down give partial sums."""
+
+    index: int
+    attention_norm: Norm
+    qkv: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    o: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+    rope: bool
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the steps must know of a shard. kv_of: the local kv head each local query head reads, ascending."""
+
+    kv_of: tuple[int, ...]
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    windows: frozenset[int | None]
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.kv_of)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_of[-1] + 1
+
+
+class Steps(Protocol):
+    """The four steps, over rows that `begin` has made ready. Results may live in memory that the next call reuses."""
+
+    def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
+        """The rows of one forward; num_rows counts padding below the last span's."""
+
+    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        """(x + delta, norm of that); may overwrite x."""
+
+    def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
+        """Writes the rows' keys and values, then attends: [T, H * E]."""
+
+    def gate(self, gate_up_TC: Tensor) -> Tensor:
+        """silu(gate) * up: [T, 2C] -> [T, C]."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchRound:
+    """The rows of one forward, ready for every layer."""
+
+    turns: tuple[Tensor, Tensor]
+    slots: Slots
+    views: dict[int | None, list[View]]
+    num_real: int
+    num_rows: int
+
+
+class TorchSteps:
+    """fixed_rows: every forward has so many rows, and a row's bits may not depend on the others (deterministic)."""
+
+    def __init__(self, shape: Shape, rope: Rope, store: KVStore, fixed_rows: int | None) -> None:
+        self._shape, self._rope, self._store = shape, rope, store
+        self._folding = Folding.of(shape.kv_of, shape.device)
+        self._attend = fused if fixed_rows is None else stable
+        self._layout = Layout(
+            fold_width=self._folding.width,
+            num_slots=store.num_slots,
+            mask_dtype=shape.dtype if fixed_rows is None else torch.float32,
+            device=shape.device,
+            fixed_rows=fixed_rows,
+        )
+
+    def begin(self, spans: Sequence[Span], num_rows: int) -> TorchRound:
+        positions = [position for span in spans for position in span.positions()]
+        firsts = [0]
+        for span in spans:
+            firsts.append(firsts[-1] + len(span.tokens))
+        padded = positions + [0] * (num_rows - len(positions))
+        return TorchRound(
+            turns=self._rope.at(torch.tensor(padded, device=self._shape.device)),
+            slots=as_slots([slot for span in spans for slot in span.own_slots()], self._shape.device),
+            views={
+                window: [self._layout.view(span, first, window) for span, first in zip(spans, firsts, strict=False)]
+                for window in self._shape.windows
+            },
+            num_real=len(positions),
+            num_rows=num_rows,
+        )
+
+    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        if delta_TD is not None:
+            x_TD = x_TD + delta_TD
+        return x_TD, norm(x_TD)
+
+    def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
+        H, G = self._shape.num_heads, self._shape.num_kv_heads
+        qkv_TXE = qkv_TX.view(round.num_rows, H + 2 * G, self._shape.head_dim)
+        qk_TXE, v_TGE = qkv_TXE[:, : H + G], qkv_TXE[: round.num_real, H + G :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qk_TXE = torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)
+        if layer.rope:
+            qk_TXE = turn(qk_TXE, round.turns)
+        self._store.write(layer.index, round.slots, qk_TXE[: round.num_real, H:], v_TGE)
+        return self._attended(layer, qk_TXE[:, :H], round)
+
+    def gate(self, gate_up_TC: Tensor) -> Tensor:
+        gate_TC, up_TC = gate_up_TC.chunk(2, -1)
+        return F.silu(gate_TC) * up_TC
+
+    def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
+        keys, values = self._store.keys_LGSE[layer.index], self._store.values_LGSE[layer.index]
+        parts = [view.attend(self._attend, q_THE, keys, values, self._folding) for view in round.views[layer.window]]
+        if num_padding := round.num_rows - round.num_real:
+            parts.append(parts[0].new_zeros(num_padding, parts[0].shape[1]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
