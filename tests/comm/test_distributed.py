@@ -118,10 +118,11 @@ def test_news_arrives_in_order_and_complete() -> None:
     assert "rank 2 heard True" in ended.stdout
 
 
+@pytest.mark.parametrize("transport", ["gloo", "auto"])
 @pytest.mark.parametrize(("how", "least", "most"), [("dies", 0.0, 3.0), ("hangs", 2.0, 5.0)])
-def test_a_lost_rank_ends_the_world_within_the_limit(how: str, least: float, most: float) -> None:
+def test_a_lost_rank_ends_the_world_within_the_limit(how: str, least: float, most: float, transport: str) -> None:
     """The default limit of torch.distributed is half an hour."""
-    (code, out), (other, _) = two_ranks("loss.py", how)
+    (code, out), (other, _) = two_ranks("loss.py", how, transport)
     seconds, _, message = out.partition(" ")
     assert (code, other) == (4, 9)
     assert least <= float(seconds) <= most

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+NOTE_BYTES = 2048  # of a text that ranks tell each other: an ipc path, or the error of one rank
+
+
 class Purpose(StrEnum):
     """Why a collective runs. Mandatory, so nothing uncounted can be added."""
 
@@ -66,3 +69,20 @@ def sum_in_order(parts: Sequence[Tensor], out: Tensor) -> Tensor:
     for part in parts[1:]:
         total += part
     return out.copy_(total)
+
+
+def told_by_all(comm: Communicator, note: str) -> list[str]:
+    """The note of every rank, in rank order."""
+    return [note_in(line) for line in comm.all_gather(as_line(note), Purpose.control)]
+
+
+def as_line(note: str) -> Tensor:
+    """A note in a message of fixed size, padded with zeros."""
+    raw = note.encode()
+    if len(raw) > NOTE_BYTES:
+        raise ValueError(f"a note of {len(raw)} bytes; at most {NOTE_BYTES}")
+    return torch.tensor(list(raw.ljust(NOTE_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def note_in(line: Tensor) -> str:
+    return bytes(line.tolist()).rstrip(b"\0").decode()

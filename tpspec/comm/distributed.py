@@ -1,22 +1,25 @@
 """Communicators over torch.distributed, and the world that hands them out: NCCL on CUDA, gloo on CPU.
 
-Knows ranks, processes and time limits; must not know what a collective is for, nor read the environment.
+Knows ranks, processes and time limits; must not know what a collective is for, nor read the environment. Ranks of one
+host on CPU share memory instead (shared.py); gloo is then how they meet, and the reference.
 
 Shapes: N ranks of the group.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 
-from tpspec.comm.communicator import OneRank, Purpose, sum_in_order
+from tpspec.comm.communicator import OneRank, Purpose, as_line, note_in, sum_in_order
+from tpspec.comm.shared import SharedMemory, Unavailable, share_memory
 from tpspec.errors import UserError, WorldFailure
 
 if TYPE_CHECKING:
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
 
-NOTE_BYTES = 2048  # of an announcement: an ipc path, or the error of one rank
+log = logging.getLogger(__name__)
+
+Transport = Literal["auto", "gloo", "shared"]
 # gloo alone: up to here gathering and adding takes less time than its all_reduce (6 x 576 bfloat16, 2 ranks: 0.17 ms
 # instead of 0.28 ms), beyond it the all_reduce moves fewer bytes.
 GATHER_BYTES = 1 << 18
@@ -103,7 +108,7 @@ class World:
 
     def __init__(self, place: Place, device: torch.device, timeout_s: float) -> None:
         self.place, self.device, self.timeout_s = place, device, timeout_s
-        self._members: list[Distributed] = []
+        self._members: list[Distributed | SharedMemory] = []
 
     @property
     def rank(self) -> int:
@@ -113,8 +118,14 @@ class World:
     def size(self) -> int:
         return self.place.world_size
 
-    def group(self, ranks: Sequence[int], *, ordered: bool = False) -> Communicator | None:
-        """A communicator of `ranks` (numbered anew from 0, ascending); None on the other ranks."""
+    def group(
+        self, ranks: Sequence[int], *, ordered: bool = False, transport: Transport = "auto"
+    ) -> Communicator | None:
+        """A communicator of `ranks` (numbered anew from 0, ascending); None on the other ranks.
+
+        transport: how ranks on the CPU reach each other. `auto`: through shared memory on one host, else gloo. Raises
+        UserError when `shared` is asked for and cannot be.
+        """
         if len(ranks) == 1:
             return OneRank() if self.rank in ranks else None
         try:
@@ -125,18 +136,34 @@ class World:
             return None
         member = Distributed(group, ordered=ordered)
         self._members.append(member)
-        return member
+        on_cpu = self.device.type == "cpu"
+        return self._faster(member, transport) if transport == "shared" or (transport == "auto" and on_cpu) else member
+
+    def _faster(self, member: Distributed, transport: Transport) -> Communicator:
+        """The same ranks over shared memory; the member itself, and a warning, where that fails and is not a must."""
+        try:
+            if self.device.type != "cpu":
+                raise Unavailable(f"the ranks compute on {self.device.type}")
+            shared = share_memory(member, self.timeout_s)
+        except Unavailable as fault:
+            if transport == "shared":
+                raise UserError(f"link.transport: shared cannot be: {fault}") from fault
+            if member.rank == 0 and not fault.expected:
+                log.warning("collectives go through gloo, which is slower than shared memory: %s", fault)
+            return member
+        self._members.append(shared)
+        return shared
 
     def announce(self, note: str | None, lead: int = 0) -> str:
         """A short text of the lead's, on every rank; the others pass None."""
         if self.size == 1:
             return note or ""
-        line = _line(note or "")
+        line = as_line(note or "")
         try:
             dist.broadcast(line, src=lead)
         except RuntimeError as error:
             raise _failure(f"rank {self.rank}, an announcement of rank {lead}", error) from error
-        return bytes(line.tolist()).rstrip(b"\0").decode()
+        return note_in(line)
 
     def close(self) -> None:
         for member in self._members:
@@ -175,14 +202,6 @@ def _meet(place: Place, device: torch.device, timeout_s: float) -> None:
         dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=limit)
     except RuntimeError as error:
         raise _failure(f"rank {place.rank} of {place.world_size}, meeting the others", error) from error
-
-
-def _line(note: str) -> Tensor:
-    """A note in a message of fixed size, padded with zeros."""
-    raw = note.encode()
-    if len(raw) > NOTE_BYTES:
-        raise ValueError(f"an announcement of {len(raw)} bytes; at most {NOTE_BYTES}")
-    return torch.tensor(list(raw.ljust(NOTE_BYTES, b"\0")), dtype=torch.uint8)
 
 
 def _failure(what: str, error: RuntimeError) -> WorldFailure:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Layer, Norm, Shape
 
 LIBRARY = "tpspec.model._rows"
+VERSION = 1  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 256
 LANES = 16
@@ -156,7 +157,9 @@ def compiled_steps(shape: Shape, rope: Rope, store: KVStore) -> CompiledSteps | 
     if shape.head_dim % LANES or shape.head_dim > MOST_DIM:
         return None
     loaded = library(LIBRARY)
-    return None if loaded is None else CompiledSteps(loaded, shape, rope, store)
+    if loaded is None or loaded.rows_version() != VERSION:
+        return None
+    return CompiledSteps(loaded, shape, rope, store)
 
 
 def _c_span(span: Span, first_row: int, kept: list[object]) -> _Span:

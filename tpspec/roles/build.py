@@ -9,6 +9,7 @@ import torch
 
 from tpspec.cache.pages import PagePool
 from tpspec.comm.communicator import OneRank
+from tpspec.comm.emulate import emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.run import ModelRun
 from tpspec.draft.sources import source
@@ -55,7 +56,8 @@ def build_engine(
     ledger = Ledger()
     pool = PagePool(-(-topology.cache.tokens // topology.cache.page), topology.cache.page)
     fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
-    target = _target(topology, folder, counted(comm, ledger), device, pool, fixed_rows, progress)
+    comm = counted(emulated(comm, topology.link, device.type), ledger)
+    target = _target(topology, folder, comm, device, pool, fixed_rows, progress)
     scheduler = Scheduler(
         pool, max_rows=topology.engine.max_rows, max_running=topology.serve.max_running, fixed_rows=fixed_rows
     )

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.comm.channel import open_channel
-from tpspec.comm.distributed import NOTE_BYTES, Place, World, join_world
+from tpspec.comm.communicator import NOTE_BYTES
+from tpspec.comm.distributed import Place, World, join_world
 from tpspec.errors import OutOfMemory, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
@@ -173,7 +174,7 @@ def _build(
     topology: Topology, world: World, device: torch.device, prepare: Callable[[Topology], None]
 ) -> tuple[Built, Channel]:
     """Collective calls first, so that a rank that fails later fails where all agree on it."""
-    comm = world.group(topology.target.ranks, ordered=topology.deterministic)
+    comm = world.group(topology.target.ranks, ordered=topology.deterministic, transport=topology.link.transport)
     channel = open_channel(world, topology.target.ranks, topology.engine.timeout_s)
     assert comm is not None, "every rank holds a shard until drafters have ranks of their own"
     assert channel is not None

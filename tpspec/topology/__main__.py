@@ -1,4 +1,4 @@
-"""`python -m tpspec.topology check FILE`: what a topology means, rank by rank, before anything is started.
+"""`python -m tpspec.topology check | plan | whatif`: what a topology means, what a box should run, how boxes compare.
 
 A front door, and the only place of this room that prints. Decides and computes nothing.
 """
@@ -8,29 +8,91 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tpspec.errors import UserError
+from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import load
+from tpspec.topology.plan import Wish, plan
+from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.report import describe
+from tpspec.topology.whatif import what_if
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        print("\n".join(describe(load(options.file, options.set))))
+        print("\n".join(options.lines(options)))
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
 
 
+def _check(options: argparse.Namespace) -> list[str]:
+    return describe(load(options.file, options.set))
+
+
+def _plan(options: argparse.Namespace) -> list[str]:
+    wish = Wish(
+        gpus=parse_gpus(options.gpus),
+        link=options.link,
+        model=options.model,
+        draft=options.draft,
+        acceptance=options.acceptance,
+        context=options.context,
+    )
+    ranking = plan(wish)
+    text, lines = yaml_of(wish, ranking), propose(wish, ranking)
+    if options.out is None:
+        return [*lines, "", text]
+    _write(options.out, text)
+    return [*lines, "", f"wrote {options.out}"]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot be written: {error.strerror}") from error
+
+
+def _what_if(options: argparse.Namespace) -> list[str]:
+    return what_if(options.model)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tpspec.topology", description="Looks at a topology file.")
-    commands = parser.add_subparsers(required=True, metavar="check")
+    parser = argparse.ArgumentParser(prog="python -m tpspec.topology", description="Looks at topologies; starts none.")
+    commands = parser.add_subparsers(required=True, metavar="check | plan | whatif")
     check = commands.add_parser("check", help="check a file; print ranks, roles, slices, memory and collectives")
     check.add_argument("file", help="a YAML file, for example topologies/cpu-2.yaml")
     check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override, e.g. draft.tokens=4")
+    check.set_defaults(lines=_check)
+    _add_plan(commands.add_parser("plan", help="predict the fastest ways to run a model on a box; write a topology"))
+    whatif = commands.add_parser("whatif", help="predict a model on well-known boxes, by width of weights")
+    whatif.add_argument("--model", default="meta-llama/Llama-3.3-70B-Instruct", help="as in a topology file")
+    whatif.set_defaults(lines=_what_if)
     return parser
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpus", action="append", required=True, metavar="NxCARD", help="8x3090; may be repeated")
+    parser.add_argument(
+        "--link", required=True, help="a slot (pcie3, pcie4, pcie4_p2p, pcie5), a box of links.yaml, or a file"
+    )
+    parser.add_argument("--model", required=True, help="the target, as in a topology file")
+    parser.add_argument("--draft", default="ngram", help="the drafter's model, ngram or none")
+    parser.add_argument("--acceptance", type=float, default=0.75, help="of a draft token (default 0.75)")
+    parser.add_argument("--context", type=_positive, default=4096, help="tokens cached and read (default 4096)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the topology goes; default: printed")
+    parser.set_defaults(lines=_plan)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
 
 
 if __name__ == "__main__":

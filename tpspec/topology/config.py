@@ -26,6 +26,7 @@ from pydantic import (
 
 from tpspec.topology.document import Document, TopologyError, parse, read
 from tpspec.topology.faults import examine
+from tpspec.topology.links import LinkTable, link, straight
 from tpspec.topology.rules import RULES, SOURCES_WITH_MODEL
 
 __all__ = [
@@ -147,12 +148,23 @@ class PipelineConfig(Section):
 
 
 class LinkConfig(Section):
-    table: Text | None = Field(default=None, description="null, or the name of a link table")
+    table: Text | None = Field(default=None, description="null, the name of a link table, or a probe's YAML file")
     latency_us: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         default=None, description="null, or microseconds per collective, 0 or more"
     )
     gbytes_per_s: Positive | None = Field(default=None, description="null, or gigabytes per second, above 0")
     emulate: bool = Field(default=False, description="true or false")
+    dilation: Positive = Field(default=1.0, description="a number above 0")
+    transport: Literal["auto", "gloo", "shared"] = Field(default="auto", description="auto, gloo or shared")
+
+    @property
+    def cost(self) -> LinkTable | None:
+        """The table or the line that is named here, as measured; None when nothing is."""
+        if self.table is not None:
+            return link(self.table)
+        if self.latency_us is None and self.gbytes_per_s is None:
+            return None
+        return straight(self.latency_us or 0.0, self.gbytes_per_s)
 
 
 class CacheConfig(Section):
@@ -221,13 +233,12 @@ class Topology(Section):
 
 
 # Shrinks as rooms are finished: accepted in a file and described by `check`, refused by whoever would have to run it.
-_UNBUILT: dict[str, frozenset[str | bool]] = {
+_UNBUILT: dict[str, frozenset[str]] = {
     "target.weights": frozenset({"auto"}),
     "target.quantize": frozenset({"int8", "int4"}),
     "draft.placement.kind": frozenset({"dedicated", "gaps"}),
     "draft.tokens": frozenset({"auto"}),
     "pipeline.policy": frozenset({"optimistic", "fan_out", "alternate", "auto"}),
-    "link.emulate": frozenset({True}),
 }
 
 

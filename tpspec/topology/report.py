@@ -49,7 +49,7 @@ def describe(topology: Topology) -> list[str]:
         f"target {target.model} ({target.quantize or target.dtype}), accept by {topology.accept}",
         f"draft {drafter}, tokens {draft.tokens}, pipeline {topology.pipeline.policy}",
         "",
-        *_table([HEADERS, *_rows(topology, shape)]),
+        *table([HEADERS, *_rows(topology, shape)]),
         "",
         *_round(topology, shape),
         *_notes(topology),
@@ -122,6 +122,7 @@ def _notes(topology: Topology) -> list[str]:
     return notes
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of columns, the first row the heads."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

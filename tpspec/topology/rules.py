@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpspec.errors import UserError
 from tpspec.topology.faults import Rule
+from tpspec.topology.links import link
 
 if TYPE_CHECKING:
     from tpspec.topology.config import Placement
@@ -74,6 +76,15 @@ def _something_to_emulate(emulate: bool, *costs: str | float | None) -> str | No
     return "has nothing to emulate; should stand beside link.table, or latency_us and gbytes_per_s"
 
 
+def _known_table(table: str | None) -> str | None:
+    try:
+        if table is not None:
+            link(table)
+    except UserError as error:
+        return str(error)
+    return None
+
+
 _COSTS = ("link.table", "link.latency_us", "link.gbytes_per_s")
 RULES = (
     Rule(("target.weights", "target.ranks"), _one_weight_per_rank),
@@ -84,5 +95,6 @@ RULES = (
     Rule(("engine.fixed_rows", "engine.max_rows", "deterministic"), _fixed_rows_fit),
     Rule(("cache.tokens", "cache.page"), _cache_holds_a_page),
     Rule(_COSTS, _one_link_cost),
+    Rule(("link.table",), _known_table),
     Rule(("link.emulate", *_COSTS), _something_to_emulate),
 )

@@ -37,10 +37,11 @@ def pick(rows: RowLogits, draws: Sequence[Draw], noise: Noise, stream: Stream = 
     plain = [i for i, draw in enumerate(draws) if not draw.sampling.truncates]
     cut = [i for i, draw in enumerate(draws) if draw.sampling.truncates]
     winners = tell_winners(take(scores_TV, plain), [draws[i] for i in plain], noise, stream, rows.start)
-    cut_TV = take(scores_TV, cut)
-    value_NT, ids_NT, *told = exchange(rows, [*winners, *tell_candidates(cut_TV, rows.start)])
+    cut_TV = take(scores_TV, cut) if cut else None
+    candidates = [] if cut_TV is None else tell_candidates(cut_TV, rows.start)
+    value_NT, ids_NT, *told = exchange(rows, [*winners, *candidates])
     tokens = dict(zip(plain, hear_winners(value_NT, ids_NT), strict=True))
-    supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told)
+    supports = [] if cut_TV is None else hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told)
     for i, support in zip(cut, supports, strict=True):
         seed, position = draws[i].sampling.seed, draws[i].position
         tokens[i] = noise.best_of(support.scores_S, support.ids_S, seed, position, stream)

@@ -1,4 +1,4 @@
-"""Two ranks; rank 1 leaves (argv[1] is `dies`) or hangs. Rank 0 prints when it was told what."""
+"""Two ranks over argv[2]; rank 1 leaves (argv[1] is `dies`) or hangs. Rank 0 prints when it was told what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
     place = Place.from_env(os.environ)
     try:
         with join_world(place, torch.device("cpu"), TIMEOUT_S) as world:
-            comm = world.group([0, 1])
+            comm = world.group([0, 1], transport=sys.argv[2])  # type: ignore[arg-type]
             assert comm is not None
             comm.all_reduce(torch.ones(8), Purpose.mlp)
             if place.rank == 1 and sys.argv[1] == "dies":

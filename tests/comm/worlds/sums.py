@@ -23,7 +23,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     place = Place.from_env(os.environ)
     with join_world(place, torch.device("cpu"), timeout_s=30) as world:
-        everyone, pair = world.group([0, 1, 2], ordered=True), world.group([0, 2])
+        everyone = world.group([0, 1, 2], ordered=True, transport="gloo")
+        pair = world.group([0, 2], transport="gloo")
         lone = world.group([1])
         assert everyone is not None
         assert (pair is None) == (place.rank == 1)

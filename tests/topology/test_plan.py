@@ -1,0 +1,198 @@
+"""The planner and the what-if table: what they choose, what they refuse, and that what they write can be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.topology.test_cost import PUBLISHED
+from tpspec.errors import OutOfMemory, UserError
+from tpspec.topology.__main__ import main
+from tpspec.topology.cards import card, cards, parse_gpus
+from tpspec.topology.config import Placement, load
+from tpspec.topology.plan import Plan, Ranking, Wish, plan, topology_of
+from tpspec.topology.proposal import propose, yaml_of
+from tpspec.topology.shape import shape_of
+from tpspec.topology.whatif import ACCEPTANCES, cases
+
+ROOT = Path(__file__).parents[2]
+LLAMA70, LLAMA1 = "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPSPEC_CACHE", str(tmp_path / "cache"))
+
+
+def wish(gpus: str = "8x3090", link: str = "pcie4", model: str = LLAMA70, draft: str = LLAMA1, **rest: float) -> Wish:
+    return Wish(parse_gpus(gpus.split()), link, model, draft, **rest)  # type: ignore[arg-type]
+
+
+def speed(one: Plan) -> float:
+    return one.prediction.tokens_per_s
+
+
+def of(ranking: Ranking, placement: str, num_shards: int, bits: int) -> Plan:
+    for one in ranking.plans:
+        if (one.layout.placement, len(one.layout.shards), one.layout.bits) == (placement, num_shards, bits):
+            return one
+    raise AssertionError(f"no {placement} of {num_shards} x {bits} bits")
+
+
+def test_the_shipped_links_give_the_published_table() -> None:
+    """Speeds to one token/s in a hundred or its rounding, times to 0.1 ms: the inputs there are rounded themselves."""
+    rows = [case for bits in (16, 8, 4) for case in cases(shape_of(LLAMA70), bits)]
+    assert len(rows) == len(PUBLISHED)
+    for case, (*_, first, tokens_per_s, _, sixth, at60, at75, at85) in zip(rows, PUBLISHED, strict=True):
+        assert case.step.seconds(1) * 1e3 == pytest.approx(first, abs=0.1)
+        assert case.step.seconds(6) * 1e3 == pytest.approx(sixth, abs=0.15)
+        assert case.plain_tokens_per_s == pytest.approx(tokens_per_s, abs=0.6)
+        for acceptance, expected in zip(ACCEPTANCES, (at60, at75, at85), strict=True):
+            assert case.tokens_per_s(acceptance) == pytest.approx(expected, rel=0.01)
+
+
+def test_plans_are_ranked_and_speculation_pays_for_a_70b() -> None:
+    """Against a ranking by anything but predicted speed."""
+    ranking = plan(wish())
+    speeds = [speed(one) for one in ranking.plans]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speed(ranking.plans[0]) > 1.5 * speed(of(ranking, "none", 8, 4))
+    assert speed(of(ranking, "dedicated", 7, 4)) > speed(of(ranking, "inline", 7, 4))
+
+
+def test_the_draft_grows_with_acceptance_and_shrinks_with_its_cost() -> None:
+    """Against one K for every box: the published best is 5-7 at 16 bits and 3-5 at 4 bits for a draft of 1 ms."""
+    lengths = [of(plan(wish(acceptance=a)), "dedicated", 7, 4).num_drafted for a in (0.3, 0.6, 0.9)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
+    ranking = plan(wish())
+    assert of(ranking, "inline", 8, 16).num_drafted >= of(ranking, "inline", 8, 4).num_drafted
+    assert of(plan(wish(draft="ngram")), "inline", 8, 4).num_drafted > of(ranking, "inline", 8, 4).num_drafted
+
+
+def test_what_does_not_fit_is_refused_with_the_missing_memory() -> None:
+    """Against a plan that dies of memory, and a refusal that leaves one guessing. 70B in 16 bits needs 7 x 24 GB."""
+    ranking = plan(wish())
+    plain = [one for one in ranking.refusals if one.layout.placement == "none"]
+    refused = {(len(one.layout.shards), one.layout.bits): one.short_bytes for one in plain}
+    assert (6, 16) in refused
+    assert (7, 16) not in refused
+    assert refused[4, 16] > 8e9
+    # 68.45e9 weights of layers at 4.125 bits, the head's 1.05e9 at 16, 4096 tokens of 320 KiB; 0.92 of 24 GiB is there.
+    assert refused[1, 4] == pytest.approx(35.29e9 + 2.1e9 + 4096 * 320 * 2**10 - 0.92 * 24 * 2**30, rel=0.001)
+    assert any(
+        "does not fit: 6 shards of 16 bits, 0.6 GiB short on a 3090" in line for line in propose(wish(), ranking)
+    )
+    with pytest.raises(OutOfMemory, match=r"the nearest, 1 shards of 4 bits, is \d+\.\d GiB short on a 4090"):
+        plan(wish("1x4090"))
+
+
+def test_a_longer_context_takes_memory_and_time() -> None:
+    short, long = plan(wish("4x3090")), plan(wish("4x3090", context=100_000))
+    assert max(of(long, "none", 4, 4).memory) > max(of(short, "none", 4, 4).memory)
+    assert speed(of(long, "none", 4, 4)) < speed(of(short, "none", 4, 4))
+    assert (4, 8) in {(len(one.layout.shards), one.layout.bits) for one in long.refusals}
+
+
+def test_unlike_cards_carry_in_proportion() -> None:
+    """Against an equal split that makes the fast card wait, and a drafter on a card that is not there."""
+    asked = wish("2x3090 1x4090", model="Qwen/Qwen2.5-14B-Instruct", draft="Qwen/Qwen3-0.6B")
+    three = of(plan(asked), "none", 3, 16)
+    assert topology_of(asked, three).target.weights == (1008.0, 936.0, 936.0)
+    assert three.layout.shards == (2, 0, 1)
+    drafters = {one.layout.drafter for one in plan(asked).plans if one.layout.placement == "dedicated"}
+    assert drafters == {1, 2}  # a 3090, or the 4090
+
+
+@pytest.mark.parametrize("placement", ["none", "inline", "dedicated", "gaps"])
+def test_every_plan_can_be_read_back(tmp_path: Path, placement: str) -> None:
+    """Against a planner that writes what `load` refuses."""
+    asked, path = wish("1x4090 4x3090"), tmp_path / "box.yaml"
+    ranking = plan(asked)
+    best = next(one for one in ranking.plans if one.layout.placement == placement)
+    path.write_text(yaml_of(asked, Ranking((best, *ranking.plans), ranking.refusals)), encoding="utf-8")
+    topology = load(path)
+    assert topology == topology_of(asked, best)
+    assert len(topology.target.ranks) == len(best.layout.shards)
+    if placement == "dedicated":
+        assert topology.draft.placement == Placement("dedicated", len(best.layout.shards))
+    assert all(unbuilt in path.read_text() for unbuilt in topology.unbuilt())
+
+
+def test_the_command_prints_a_table_and_writes_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "box.yaml"
+    words = ["plan", "--gpus", "8x3090", "--link", "pcie4", "--model", LLAMA70, "--draft", LLAMA1, "--out", str(out)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[3].split()[:4] == ["tok/s", "shards", "draft", "K"]
+    assert len([line for line in printed if " reduces of " in line]) == 10
+    assert printed[-1] == f"wrote {out}"
+    text = out.read_text()
+    assert text.startswith("# 8x3090, predicted")
+    assert "Not built yet" in text
+    assert main(["check", str(out)]) == 0
+
+
+def test_a_plan_on_recalled_numbers_says_so() -> None:
+    """Against a data sheet from memory taken for a measurement."""
+    asked = wish("8xa10", draft="ngram")
+    assert "# Check first: the numbers of a10 are recalled" in yaml_of(asked, plan(asked))
+    assert "Check first" not in yaml_of(wish(), plan(wish()))
+
+
+def test_ngram_needs_no_model_and_no_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpus", "2x3090", "--link", "pcie4", "--model", "Qwen/Qwen2.5-14B-Instruct"]) == 0
+    out = capsys.readouterr().out
+    assert "drafts looked up" in out
+    assert "dedicated" not in out
+    assert "draft: {source: ngram, tokens: " in out
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"gpus": "8x3900"}, "no card '3900' is known; did you mean 3090"),
+        ({"gpus": "0x3090"}, "should be a number of cards and their name"),
+        ({"link": "pcie44"}, "no link table 'pcie44'; did you mean pcie4"),
+        ({"model": "llama-70b"}, "no model 'llama-70b'"),
+        ({"draft": "llama-1b"}, "no model 'llama-1b'"),
+        ({"acceptance": 1.5}, "should be between 0 and 1"),
+    ],
+)
+def test_names_nobody_knows_are_errors_with_a_way_out(change: dict[str, object], why: str) -> None:
+    """Against a KeyError, and against planning for something else than what was asked."""
+    with pytest.raises(UserError, match=why):
+        plan(wish(**change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spelt", ["3090", "RTX3090", "rtx 3090", "NVIDIA GeForce RTX 3090", "rtx_3090"])
+def test_a_card_is_found_however_it_is_dressed(spelt: str) -> None:
+    assert card(spelt) is cards()["3090"]
+    assert len(parse_gpus([f"3x{spelt}"])) == 3
+
+
+def test_the_command_tells_errors_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--gpus", "8x3900", "--link", "pcie4", "--model", LLAMA70]) == 2
+    assert capsys.readouterr().err == "no card '3900' is known; did you mean 3090?\n"
+    assert main(["plan", "--gpus", "1x4090", "--link", "pcie4", "--model", LLAMA70]) == OutOfMemory.exit_code
+    words = ["plan", "--gpus", "8x3090", "--link", "pcie4", "--model", LLAMA70, "--out", str(tmp_path)]
+    assert main(words) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_whatif_prints_the_table_without_torch() -> None:
+    """Against a planner that takes ten seconds and a GPU driver."""
+    code = (
+        "import sys; from tpspec.topology.__main__ import main; "
+        f"code = main(['whatif', '--model', '{LLAMA70}']) or "
+        f"main(['plan', '--gpus', '8x3090', '--link', 'pcie4', '--model', '{LLAMA70}']); "
+        "sys.exit(code or bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    cells = [line.split() for line in done.stdout.splitlines() if line.startswith("8x3090 gen3x8 stock ")]
+    assert [row[7] for row in cells] == ["30", "43", "54"]
+    assert "16-bit" in done.stdout

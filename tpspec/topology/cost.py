@@ -1,0 +1,176 @@
+"""The cost model: seconds of a forward of m rows, tokens of a round, and what both make of tokens per second.
+
+Pure functions of sizes, cards and links, or of constants fitted to a box (`calibration.py`); must not know a file, a
+device or why a number was chosen.
+
+    step(m) = max over ranks of [max(weights / bandwidth, m * arithmetic) + KV / bandwidth]
+              + reduces * (link(m * row_bytes) + skew) + launches + head + host
+    E       = (1 - a^(K+1)) / (1 - a), or 1 + the sum of the products of acceptance by position
+    round   = K * draft + step(K + 1), or what drafting ahead leaves of the first term
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tpspec.topology.cards import Card
+    from tpspec.topology.links import LinkTable
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """How far from the data sheet decoding is. All estimated; 0.90 of bandwidth was measured (llama.cpp, 3090, 4 bit).
+
+    weights, kv, arithmetic: parts of bandwidth and of TFLOPS; weights by bits. layer_s: launches and what is fused into
+    them, of each layer; head_s, host_s: of each step.
+    """
+
+    weights: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({16: 0.88, 8: 0.85, 4: 0.80}))
+    kv: float = 0.7
+    arithmetic: float = 0.55
+    layer_s: float = 15e-6
+    head_s: float = 40e-6
+    host_s: float = 100e-6
+
+
+IDEAL = Assumptions(MappingProxyType({16: 1.0, 8: 1.0, 4: 1.0}), kv=1, arithmetic=1, layer_s=0, head_s=0, host_s=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one rank reads and computes in a step. weights, kv: bytes; kv of the whole context. params: multiplied."""
+
+    weights: float
+    params: float
+    kv: float
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankCost:
+    """Seconds of one rank's part. weights_s hides arithmetic_s (of a row) where it is longer, and never row_s."""
+
+    weights_s: float
+    arithmetic_s: float = 0.0
+    kv_s: float = 0.0
+    row_s: float = 0.0
+
+    def seconds(self, num_rows: int) -> float:
+        return max(self.weights_s, num_rows * self.arithmetic_s) + num_rows * self.row_s + self.kv_s
+
+
+def rank_cost(load: Load, card: Card, assume: Assumptions) -> RankCost:
+    bytes_per_s = card.gbytes_per_s * 1e9
+    return RankCost(
+        weights_s=load.weights / (bytes_per_s * assume.weights[load.bits]),
+        arithmetic_s=2 * load.params / (card.tflops * 1e12 * assume.arithmetic),
+        kv_s=load.kv / (bytes_per_s * assume.kv),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """A target's forward. reduces: all-reduces in it, of row_bytes for each row. link: None on one rank.
+
+    dilation: of the link, when it is emulated. fixed_s: launches, head, host.
+    """
+
+    ranks: tuple[RankCost, ...]
+    fixed_s: float = 0.0
+    reduces: int = 0
+    row_bytes: int = 0
+    link: LinkTable | None = None
+    dilation: float = 1.0
+
+    def compute_s(self, num_rows: int) -> float:
+        return max(rank.seconds(num_rows) for rank in self.ranks) + self.fixed_s
+
+    def waiting_s(self, num_rows: int) -> float:
+        """In collectives: the link's time and the skew."""
+        if self.link is None or not self.reduces:
+            return 0.0
+        each = self.link.seconds(num_rows * self.row_bytes) + self.link.skew_s
+        return self.reduces * each * self.dilation
+
+    def seconds(self, num_rows: int) -> float:
+        return self.compute_s(num_rows) + self.waiting_s(num_rows)
+
+
+def step_cost(
+    loads: Sequence[Load],
+    on: Sequence[Card],
+    num_layers: int,
+    row_bytes: int,
+    link: LinkTable | None,
+    assume: Assumptions | None = None,
+) -> StepCost:
+    """A model's forward on cards, one load each. row_bytes: of one row's hidden state."""
+    assume = assume or Assumptions()
+    return StepCost(
+        ranks=tuple(rank_cost(load, card, assume) for load, card in zip(loads, on, strict=True)),
+        fixed_s=num_layers * assume.layer_s + assume.head_s + assume.host_s,
+        reduces=2 * num_layers if len(loads) > 1 else 0,
+        row_bytes=row_bytes,
+        link=link,
+    )
+
+
+def tokens_per_round(acceptance: float, num_drafted: int) -> float:
+    """Expected tokens of a round, the target's own included, when each draft is accepted with the same probability.
+
+    Leviathan et al. 2023, equation 1.
+    """
+    return tokens_by_position((acceptance,) * num_drafted)
+
+
+def tokens_by_position(acceptance: Sequence[float]) -> float:
+    """As `tokens_per_round`, with each position's acceptance, given that all before it were accepted."""
+    return 1.0 + float(sum(accumulate(acceptance, mul)))
+
+
+def sequential_round_s(step_s: float, draft_s: float) -> float:
+    """First the drafts (all of them: draft_s), then the target."""
+    return draft_s + step_s
+
+
+def overlapped_round_s(step_s: float, draft_s: float, hit_rate: float) -> float:
+    """Drafts are made on another card while the target verifies; they serve in hit_rate of the rounds, else wait."""
+    return hit_rate * max(step_s, draft_s) + (1 - hit_rate) * (step_s + draft_s)
+
+
+def gaps_round_s(step_s: float, draft_s: float, hit_rate: float, gap_s: float) -> float:
+    """Drafts are made beside a shard while it waits, gap_s in a step; what does not fit the gaps delays that shard."""
+    return step_s + hit_rate * max(0.0, draft_s - gap_s) + (1 - hit_rate) * draft_s
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One way to decode, predicted. collectives: all-reduces and the gather of picks, for each token."""
+
+    tokens_per_round: float
+    step_s: float
+    round_s: float
+    waiting_s: float
+    collectives: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens_per_round / self.round_s
+
+    @property
+    def waiting_share(self) -> float:
+        """Of the round, spent in collectives."""
+        return self.waiting_s / self.round_s
+
+
+def predict(step: StepCost, num_drafted: int, tokens: float, round_s: float) -> Prediction:
+    """tokens: of a round of num_drafted drafts and the root; round_s: what such a round takes."""
+    collectives = (step.reduces + 1) / tokens if step.reduces else 0.0
+    rows = num_drafted + 1
+    return Prediction(tokens, step.seconds(rows), round_s, step.waiting_s(rows), collectives)

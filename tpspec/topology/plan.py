@@ -1,0 +1,294 @@
+"""Which way of sharding and drafting a box should be fastest: enumerates, refuses what does not fit, ranks.
+
+Everything here is a prediction of `cost.py`. Must not print, write a file (`proposal.py` words it) or need the cards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tpspec.errors import OutOfMemory, UserError
+from tpspec.topology.config import Placement, Topology
+from tpspec.topology.cost import (
+    Load,
+    Prediction,
+    StepCost,
+    gaps_round_s,
+    overlapped_round_s,
+    predict,
+    sequential_round_s,
+    step_cost,
+    tokens_per_round,
+)
+from tpspec.topology.links import link_for
+from tpspec.topology.shape import shape_of
+from tpspec.topology.shards import kv_bytes_per_token, split, weight_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tpspec.topology.cards import Card
+    from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import Shard
+
+QUANTIZED: dict[int, str | None] = {16: None, 8: "int8", 4: "int4"}
+MOST_DRAFTED = 16
+# Rounds whose drafts were ready: 80-90% published for fan-out 3; estimated here.
+HIT_RATE = 0.8
+FAN_OUT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked: a box, a link by name, a model and what drafts for it (a model, `ngram` or `none`).
+
+    acceptance: of a draft token, between 0 and 1. context: tokens that are cached, and read in every step.
+    """
+
+    gpus: tuple[Card, ...]
+    link: str
+    model: str
+    draft: str
+    acceptance: float = 0.75
+    context: int = 4096
+
+    @property
+    def draft_model(self) -> str | None:
+        return None if self.draft in ("ngram", "none") else self.draft
+
+    @property
+    def page_context(self) -> int:
+        """context in whole pages of the cache."""
+        return -(-self.context // 16) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who holds what. shards: indices of the cards that hold one, in rank order; drafter: index of a card, or None."""
+
+    shards: tuple[int, ...]
+    bits: int
+    placement: Literal["none", "inline", "dedicated", "gaps"]
+    drafter: int | None = None
+
+    @property
+    def rank_of_drafter(self) -> int | None:
+        if self.drafter is None:
+            return None
+        return self.shards.index(self.drafter) if self.placement == "gaps" else len(self.shards)
+
+    @property
+    def cards(self) -> tuple[int, ...]:
+        """Indices of the cards in rank order."""
+        if self.drafter is None or self.drafter in self.shards:
+            return self.shards
+        return (*self.shards, self.drafter)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A layout that fits, with the draft length that suits it best. memory: bytes of each rank."""
+
+    layout: Layout
+    num_drafted: int
+    prediction: Prediction
+    step: StepCost
+    draft_s: float
+    memory: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A layout that does not fit: by how many bytes, and on which card."""
+
+    layout: Layout
+    short_bytes: int
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """plans: the fastest first. refusals: the nearest to fitting first."""
+
+    plans: tuple[Plan, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def plan(wish: Wish) -> Ranking:
+    """Raises UserError for names nobody knows, OutOfMemory when nothing fits."""
+    if not 0 <= wish.acceptance <= 1:
+        raise UserError(f"--acceptance {wish.acceptance}: should be between 0 and 1")
+    planner = _Planner(wish)
+    judged = [planner.judge(layout) for layout in planner.layouts()]
+    plans = [one for one in judged if isinstance(one, Plan)]
+    refusals = sorted((one for one in judged if isinstance(one, Refusal)), key=lambda one: one.short_bytes)
+    if not plans:
+        raise OutOfMemory(_nothing_fits(wish, refusals[0]))
+    ranked = sorted(plans, key=lambda one: -one.prediction.tokens_per_s)
+    return Ranking(tuple(ranked), tuple(refusals))
+
+
+def _nothing_fits(wish: Wish, nearest: Refusal) -> str:
+    layout = nearest.layout
+    return (
+        f"{wish.model} does not fit these cards with {wish.context} tokens of context: the nearest, "
+        f"{len(layout.shards)} shards of {layout.bits} bits, is {nearest.short_bytes / 2**30:.1f} GiB short "
+        f"on a {nearest.card.name}"
+    )
+
+
+class _Planner:
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.target = shape_of(wish.model)
+        self.draft = shape_of(wish.draft_model) if wish.draft_model else None
+        self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
+        link_for(wish.link, 2)  # an unknown name is told before anything is computed
+
+    def layouts(self) -> Iterator[Layout]:
+        for num_shards in range(1, min(len(self.by_speed), self.target.num_heads) + 1):
+            for bits in QUANTIZED:
+                yield from self._placed(num_shards, bits)
+
+    def _placed(self, num_shards: int, bits: int) -> Iterator[Layout]:
+        shards = tuple(self.by_speed[:num_shards])
+        yield Layout(shards, bits, "none")
+        if self.wish.draft != "none":
+            yield Layout(shards, bits, "inline")
+        if self.draft is None:
+            return
+        if num_shards > 1:
+            yield Layout(shards, bits, "gaps", self._roomiest(shards, bits))
+        for drafter in self._kinds():
+            others = tuple(index for index in self.by_speed if index != drafter)[:num_shards]
+            if len(others) == num_shards:
+                yield Layout(others, bits, "dedicated", drafter)
+
+    def _kinds(self) -> list[int]:
+        """One card of each kind, the last of it: any of them may be the one that drafts."""
+        return list({self.wish.gpus[index].name: index for index in self.by_speed}.values())
+
+    def _roomiest(self, shards: tuple[int, ...], bits: int) -> int:
+        """The card with most memory left for a drafter beside its shard; of equals the last, not the lead."""
+        held = self._shard_memory(Layout(shards, bits, "none"))
+        left = {index: self.wish.gpus[index].usable_bytes - own for index, own in zip(shards, held, strict=True)}
+        return max(reversed(shards), key=left.__getitem__)
+
+    def judge(self, layout: Layout) -> Plan | Refusal:
+        memory = self._memory(layout)
+        over = [own - self.wish.gpus[index].usable_bytes for index, own in zip(layout.cards, memory, strict=True)]
+        if max(over) > 0:
+            return Refusal(layout, max(over), self.wish.gpus[layout.cards[over.index(max(over))]])
+        step, draft_s = self._step(layout), self._draft_s(layout)
+        lengths = [0] if layout.placement == "none" else range(1, MOST_DRAFTED + 1)
+        predicted = {length: self._predict(layout, step, draft_s, length) for length in lengths}
+        best = max(predicted, key=lambda length: predicted[length].tokens_per_s)
+        return Plan(layout, best, predicted[best], step, draft_s, memory)
+
+    def _predict(self, layout: Layout, step: StepCost, draft_s: float, num_drafted: int) -> Prediction:
+        step_s, drafting_s = step.seconds(num_drafted + 1), num_drafted * draft_s
+        match layout.placement:
+            case "dedicated":
+                round_s = overlapped_round_s(step_s, drafting_s, HIT_RATE)
+            case "gaps":
+                round_s = gaps_round_s(step_s, drafting_s, HIT_RATE, step.waiting_s(num_drafted + 1))
+            case _:
+                round_s = sequential_round_s(step_s, drafting_s)
+        return predict(step, num_drafted, tokens_per_round(self.wish.acceptance, num_drafted), round_s)
+
+    def _step(self, layout: Layout) -> StepCost:
+        on = [self.wish.gpus[index] for index in layout.shards]
+        link = link_for(self.wish.link, len(on)) if len(on) > 1 else None
+        loads = [self._load(self.target, shard, layout.bits) for shard in self._split(layout)]
+        return step_cost(loads, on, self.target.num_layers, 2 * self.target.hidden, link)
+
+    def _draft_s(self, layout: Layout) -> float:
+        """Seconds of one drafted token, on the slowest card that drafts it. Looking it up in the text is free."""
+        if self.draft is None or layout.placement == "none":
+            return 0.0
+        (whole,) = split(self.draft, (1.0,))
+        load = self._load(self.draft, whole, 16)
+        drafting = layout.shards if layout.drafter is None else (layout.drafter,)
+        steps = [step_cost([load], [self.wish.gpus[i]], self.draft.num_layers, 0, None) for i in drafting]
+        return max(step.seconds(1) for step in steps)
+
+    def _load(self, shape: ModelShape, shard: Shard, bits: int) -> Load:
+        return Load(
+            weights=weight_bytes(shape, shard, "bfloat16", QUANTIZED[bits]),
+            params=weight_bytes(shape, shard, "bfloat16") / 2,
+            kv=kv_bytes_per_token(shape, shard, "bfloat16") * self.wish.context,
+            bits=bits,
+        )
+
+    def _split(self, layout: Layout) -> tuple[Shard, ...]:
+        return split(self.target, weights_of([self.wish.gpus[index] for index in layout.shards]))
+
+    def _memory(self, layout: Layout) -> tuple[int, ...]:
+        """Bytes of each rank, the drafter's own model where it runs."""
+        held = list(self._shard_memory(layout))
+        if self.draft is None or layout.placement == "none":
+            return tuple(held)
+        (whole,) = split(self.draft, (1.0,))
+        own = self._bytes(self.draft, whole, 16)
+        if layout.placement == "dedicated":
+            return (*held, own)
+        return tuple(
+            size + own * (layout.drafter in (None, index)) for index, size in zip(layout.shards, held, strict=True)
+        )
+
+    def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
+        return tuple(self._bytes(self.target, shard, layout.bits) for shard in self._split(layout))
+
+    def _bytes(self, shape: ModelShape, shard: Shard, bits: int) -> int:
+        kv = kv_bytes_per_token(shape, shard, "bfloat16") * self.wish.page_context
+        return weight_bytes(shape, shard, "bfloat16", QUANTIZED[bits]) + kv
+
+
+def weights_of(on: Sequence[Card]) -> tuple[float, ...]:
+    """How much each card should hold: in proportion to its bandwidth, for decoding waits for memory."""
+    return tuple(card.gbytes_per_s for card in on)
+
+
+def topology_of(wish: Wish, best: Plan) -> Topology:
+    """The topology file's content for a plan, checked."""
+    layout, on = best.layout, [wish.gpus[index] for index in best.layout.shards]
+    target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(on))), "dtype": _dtype(on)}
+    if len({card.gbytes_per_s for card in on}) > 1:
+        target["weights"] = [card.gbytes_per_s for card in on]
+    if layout.bits < 16:
+        target["quantize"] = QUANTIZED[layout.bits]
+    ahead = layout.placement in ("dedicated", "gaps")
+    return Topology.model_validate(
+        {
+            "name": f"planned: {boxed(wish.gpus)}, {wish.model}",
+            "target": target,
+            "draft": _draft(wish, best),
+            **({"pipeline": {"policy": "fan_out", "fan_out": FAN_OUT}} if ahead else {}),
+            "device": "cuda",
+            "link": {"table": wish.link},
+            "cache": {"tokens": wish.page_context},
+        }
+    )
+
+
+def _draft(wish: Wish, best: Plan) -> dict[str, object]:
+    layout = best.layout
+    if layout.placement == "none":
+        return {"source": "none"}
+    draft: dict[str, object] = {"source": "model" if wish.draft_model else "ngram", "tokens": best.num_drafted}
+    if wish.draft_model:
+        draft["model"] = wish.draft_model
+    if layout.placement in ("dedicated", "gaps"):
+        draft["placement"] = Placement(layout.placement, layout.rank_of_drafter).plain()
+    return draft
+
+
+def _dtype(on: Sequence[Card]) -> str:
+    return "float16" if any(card.dtype == "float16" for card in on) else "bfloat16"
+
+
+def boxed(gpus: Sequence[Card]) -> str:
+    """`8x3090`, or `1x4090 + 2x3090`."""
+    names = [card.name for card in gpus]
+    return " + ".join(f"{names.count(name)}x{name}" for name in dict.fromkeys(names))
