@@ -89,6 +89,7 @@ def test_top_k_keeps_whatever_equals_the_kth() -> None:
         (Sampling(temperature=1.0, top_p=0.95, min_p=0.5), 2),
         (Sampling(temperature=1.0, top_k=5, min_p=0.5), 2),
         (Sampling(temperature=1.0, top_k=5, top_p=0.1), None),
+        (Sampling(temperature=1.0, top_k=5, top_p=0.1, min_p=0.5), None),  # min-p hid that top-p was not known
         (Sampling(temperature=1.0, min_p=0.3), 2),
         (Sampling(temperature=1.0, min_p=0.1), None),
     ],

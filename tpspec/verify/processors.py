@@ -95,9 +95,11 @@ def num_kept(scores_S: Tensor, log_total: float, complete: bool, sampling: Sampl
         return kept
     if 0 < sampling.top_k <= len(scores_S):
         kept = int((scores_S >= scores_S[sampling.top_k - 1]).sum())
-    if sampling.top_k > 0:  # top-p is of the mass that top-k keeps; infinity says that it is not known
-        log_total = math.inf if kept is None else float(scores_S[:kept].logsumexp(0))
     if sampling.top_p < 1:
+        if sampling.top_k > 0:  # top-p is of the mass that top-k keeps
+            if kept is None:
+                return None
+            log_total = float(scores_S[:kept].logsumexp(0))
         kept = _nucleus(scores_S, log_total, kept, sampling.top_p)
     return _near_best(scores_S, kept, sampling.min_p) if sampling.min_p > 0 else kept
 
