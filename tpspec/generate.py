@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.comm.messages import Stats, Stop, Submit, Tally
 from tpspec.errors import UserError
+from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.request import Request, Sampling
 from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
 from tpspec.text import Detokenizer, Text
@@ -42,12 +43,6 @@ def _run(options: argparse.Namespace) -> int:
         text = Text.load(seat.folder)
         inbox = OneByOne(seat, text, prompts, _sampling(options), options)
         return seat.lead(inbox)
-
-
-@dataclass(slots=True)
-class Prompt:
-    text: str
-    chat: bool
 
 
 @dataclass(slots=True)
@@ -120,8 +115,9 @@ class OneByOne:
         if not self._left:
             return [Stop(self._code)]
         number, prompt = self._left.pop()
-        ids = self._encode(prompt)
-        request = Request(number, ids, self._max_tokens(ids), self._sampling, self._stop_ids())
+        ids = prompt.encode(self._text)
+        num_tokens = room_for_answer(ids, self._options.max_tokens, self._seat.max_tokens)
+        request = Request(number, ids, num_tokens, self._sampling, self._stop_ids())
         self._answer, self._written = Answer(ids, self._stats), []
         self._stream = Detokenizer(self._text, ids, skip_special=True)
         return [Submit(request)]
@@ -156,20 +152,6 @@ class OneByOne:
         else:
             print("\n", flush=True)
             _print_table(report)
-
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        if prompt.chat:
-            return self._text.encode_chat([{"role": "user", "content": prompt.text}])
-        return self._text.encode(prompt.text)
-
-    def _max_tokens(self, ids: tuple[int, ...]) -> int:
-        room = self._seat.max_tokens - len(ids)
-        if room < 1:
-            raise UserError(
-                f"the prompt has {len(ids)} tokens; the cache holds {self._seat.max_tokens}, prompt and output "
-                "together (raise cache.tokens)"
-            )
-        return min(int(self._options.max_tokens), room)
 
     def _stop_ids(self) -> frozenset[int]:
         return frozenset() if self._options.ignore_eos else self._text.eos_ids
@@ -246,35 +228,10 @@ def _sampling(options: argparse.Namespace) -> Sampling:
 def _prompts(options: argparse.Namespace) -> list[Prompt]:
     prompts = [Prompt(text, options.chat) for text in options.prompt or ()]
     if options.prompts is not None:
-        prompts += _read_prompts(options.prompts)
+        prompts += read_prompts(options.prompts)
     if not prompts:
         raise UserError("nothing to do: give --prompt TEXT or --prompts FILE")
     return prompts
-
-
-def _read_prompts(path: Path) -> list[Prompt]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            prompts.append(_read_prompt(line, f"{path}:{number}"))
-    return prompts
-
-
-def _read_prompt(line: str, where: str) -> Prompt:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: not JSON: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("prompt"), str):
-        raise UserError(f'{where}: should be an object with "prompt": a string')
-    kind = value.get("kind", "completion")
-    if kind not in ("chat", "completion"):
-        raise UserError(f"{where}: kind is {kind!r}; should be chat or completion")
-    return Prompt(value["prompt"], kind == "chat")
 
 
 if __name__ == "__main__":

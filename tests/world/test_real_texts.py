@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tpspec.topology.checkpoint import find
@@ -107,6 +108,20 @@ def run_jobs(num_ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[d
     assert done.returncode == 0, done.stderr[-4000:]
     results: list[dict[str, Any]] = json.loads((folder / "out").read_text())
     return results
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_logits_of_the_real_model_equal_those_of_transformers(
+    model: Path, ids: list[list[int]], tmp_path: Path, num_ranks: int
+) -> None:
+    """Stands against slices that only fit the tiny checkpoints: nine heads over two and three processes."""
+    file = tmp_path / "logits"
+    prompt = ids[4]
+    run_jobs(num_ranks, [job(model, num_ranks, []) | {"ids": prompt, "file": str(file)}], tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+    assert (load_file(file)["logits"] - expected).abs().max() < 1e-4
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,74 @@
+"""Files of prompts: JSON lines with `prompt` and, where it matters, `kind` (chat or completion) and `category`.
+
+For the front doors that answer a file. Must not know the engine, nor what is done with an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tpspec.text import Text
+
+NO_CATEGORY = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """chat: goes through the model's chat template."""
+
+    text: str
+    chat: bool = False
+    category: str = NO_CATEGORY
+
+    def encode(self, text: Text) -> tuple[int, ...]:
+        if self.chat:
+            return text.encode_chat([{"role": "user", "content": self.text}])
+        return text.encode(self.text)
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Blank lines are passed over. Raises UserError with the number of a line that is wrong."""
+    try:
+        # Not splitlines: JSON may hold the line separators of Unicode as they are.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    return [_read_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def room_for_answer(prompt: tuple[int, ...], wanted: int, capacity: int) -> int:
+    """How many tokens the answer may have: `wanted`, or what the cache leaves. UserError when that is none."""
+    room = capacity - len(prompt)
+    if room < 1:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens; the cache holds {capacity}, prompt and output together "
+            "(raise cache.tokens)"
+        )
+    return min(wanted, room)
+
+
+def _read_line(line: str, where: str) -> Prompt:
+    value = _read_object(line, where)
+    if not isinstance(value.get("prompt"), str):
+        raise UserError(f'{where}: should be an object with "prompt": a string')
+    kind, category = value.get("kind", "completion"), value.get("category", NO_CATEGORY)
+    if kind not in ("chat", "completion"):
+        raise UserError(f"{where}: kind is {kind!r}; should be chat or completion")
+    if not isinstance(category, str):
+        raise UserError(f"{where}: category is {category!r}; should be a string")
+    return Prompt(value["prompt"], kind == "chat", category)
+
+
+def _read_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
