@@ -47,7 +47,8 @@ def guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except UserError as error:
-        if _rank() == 0 or isinstance(error, WorldFailure):  # what all ranks know is said once
+        # What all ranks know is said once; no message: a process of ours has said it.
+        if str(error) and (_rank() == 0 or isinstance(error, WorldFailure)):
             _say(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:

@@ -79,7 +79,8 @@ class Frontend:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise HttpFailed(self._process.wait())
+            self._process.wait()
+            raise HttpFailed
         return str(json.loads(line)["endpoint"])
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -89,10 +90,7 @@ class Frontend:
 
 
 class HttpFailed(UserError):
-    """The HTTP process did not start; it has written its own message."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"the HTTP process could not start (exit code {code}); its message is above")
+    """The HTTP process did not start. Without a message: it has written its own, and one is enough."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
