@@ -36,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    prompts = _prompts(options)
+    prompts, sampling = _prompts(options), _sampling(options)
     with open_seat(options, MODULE) as seat:
         if not seat.leads:
             return seat.follow()
         text = Text.load(seat.folder)
-        inbox = OneByOne(seat, text, prompts, _sampling(options), options)
+        inbox = OneByOne(seat, text, prompts, sampling, options)
         return seat.lead(inbox)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tpspec.engine.hosts import DraftHost
     from tpspec.engine.scheduler import Plan, Scheduler
     from tpspec.model.batch import Span
-    from tpspec.request import Delta, Request
+    from tpspec.request import Delta
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import RowLogits, Rule
@@ -90,9 +90,6 @@ class Engine:
     def digest(self) -> dict[str, int]:
         """Checksums of the last round, by field; equal on every rank unless one has diverged."""
         return self._digest
-
-    def fits(self, request: Request) -> bool:
-        return self.scheduler.fits(request)
 
     def stats(self) -> Stats:
         return Stats(
