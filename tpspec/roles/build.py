@@ -52,12 +52,13 @@ def build_engine(
 ) -> Built:
     """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can."""
     folder = find(topology.target.model)
+    shape = _shape(folder)
     noise = CounterNoise()
     ledger = Ledger()
-    pool = PagePool(-(-topology.cache.tokens // topology.cache.page), topology.cache.page)
+    pool = _pool(topology)
     fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
     comm = counted(emulated(comm, topology.link, device.type), ledger)
-    target = _target(topology, folder, comm, device, pool, fixed_rows, progress)
+    target = _target(topology, folder, shape, comm, device, pool, fixed_rows, progress)
     scheduler = Scheduler(
         pool, max_rows=topology.engine.max_rows, max_running=topology.serve.max_running, fixed_rows=fixed_rows
     )
@@ -67,9 +68,9 @@ def build_engine(
         pool=pool,
         rule=rule(topology.accept),
         noise=noise,
-        host=_inline_host(topology, folder, noise, device),
+        host=_inline_host(topology, folder, shape.vocab, noise, device),
         draft_tokens=_draft_tokens(topology),
-        vocab=_shape(folder).vocab,
+        vocab=shape.vocab,
         ledger=ledger,
     )
     return Built(engine, folder, scheduler.capacity_tokens)
@@ -78,6 +79,7 @@ def build_engine(
 def _target(
     topology: Topology,
     folder: Path,
+    shape: ModelShape,
     comm: Communicator,
     device: torch.device,
     pool: PagePool,
@@ -85,7 +87,6 @@ def _target(
     progress: Callable[[int, int], None] | None,
 ) -> ShardedTarget:
     """This rank's shard. Weights come last: everything that can be refused without them has been by then."""
-    shape = _shape(folder)
     weights = topology.target.fixed_weights
     assert weights is not None, "auto weights are not built yet"
     shards = split(shape, weights)
@@ -105,25 +106,30 @@ def _shape(folder: Path) -> ModelShape:
     return ModelShape.from_config(config, str(folder))
 
 
-def _inline_host(topology: Topology, folder: Path, noise: Noise, device: torch.device) -> InlineHost:
-    """The drafter on this rank, with a whole model of its own beside the shard if its source needs one."""
-    declared = source(topology.draft.source)
-    model = topology.draft.own_model
-    if model is None:
-        return InlineHost(declared.make(noise=noise, accept=topology.accept, vocab=_shape(folder).vocab), None)
-    draft_folder = find(model)
-    check_same_tokenizer(folder, draft_folder, topology.target.model, model)
-    shape = _shape(draft_folder)
-    run = _draft_run(topology, draft_folder, shape, device)
-    vocab = min(shape.vocab, _shape(folder).vocab)
-    return InlineHost(declared.make(noise=noise, accept=topology.accept, vocab=vocab), run)
+def _inline_host(topology: Topology, folder: Path, vocab: int, noise: Noise, device: torch.device) -> InlineHost:
+    """The drafter on this rank, with a whole model of its own beside the shard if its source needs one.
+
+    folder, vocab: the target's. A smaller head of the draft's is the drafter's own matter.
+    """
+    run = None
+    if (model := topology.draft.own_model) is not None:
+        draft_folder = find(model)
+        check_same_tokenizer(folder, draft_folder, topology.target.model, model)
+        run = _draft_run(topology, draft_folder, _shape(draft_folder), device)
+    drafter = source(topology.draft.source).make(noise=noise, accept=topology.accept, vocab=vocab)
+    return InlineHost(drafter, run)
+
+
+def _pool(topology: Topology, more_pages: int = 0) -> PagePool:
+    cache = topology.cache
+    return PagePool(-(-cache.tokens // cache.page) + more_pages, cache.page)
 
 
 def _draft_run(topology: Topology, folder: Path, shape: ModelShape, device: torch.device) -> ModelRun:
     dtype = topology.draft.dtype or topology.target.dtype
     (whole,) = split(shape, (1.0,))
-    # A page more than the target has, for the draft that stands beyond the last token the target caches.
-    pool = PagePool(-(-topology.cache.tokens // topology.cache.page) + topology.serve.max_running, topology.cache.page)
+    # A page a sequence more than the target has, for the draft that stands beyond the last token the target caches.
+    pool = _pool(topology, more_pages=topology.serve.max_running)
     num_slots = pool.num_pages * pool.page_size
     needed = weight_bytes(shape, whole, dtype) + num_slots * kv_bytes_per_token(shape, whole, dtype)
     check_memory(needed, device, f"draft model {topology.draft.model} with {num_slots} cached tokens")
@@ -133,4 +139,4 @@ def _draft_run(topology: Topology, folder: Path, shape: ModelShape, device: torc
 
 def _draft_tokens(topology: Topology) -> int:
     assert topology.draft.tokens != "auto", "auto draft length is not built yet"
-    return topology.draft.tokens if topology.draft.source != "none" else 0
+    return topology.draft.tokens
