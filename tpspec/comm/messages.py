@@ -19,13 +19,19 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """The engine's counters since start (rounds, tokens, preemptions, collectives by purpose) and its load now."""
+    """The engine's counters since start (rounds, tokens, preemptions, collectives by purpose) and its load now.
+
+    forward_s: in the target's forwards and their verdicts, collectives included. drafting_s: spent on drafts by the
+    rank itself, or waiting for them.
+    """
 
     rounds: int = 0
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    forward_s: float = 0.0
+    drafting_s: float = 0.0
     running: int = 0
     waiting: int = 0
     pages_used: int = 0

@@ -6,6 +6,7 @@ States the algorithm and nothing else: where drafts come from, how logits are ma
 from __future__ import annotations
 
 import zlib
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -15,7 +16,7 @@ from tpspec.draft.protocol import Ask
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tpspec.cache.pages import PagePool
     from tpspec.comm.ledger import Ledger
@@ -39,7 +40,10 @@ class Target(Protocol):
 
 
 class Engine:
-    """draft_tokens: the draft length K that is asked for (a request may ask for another). vocab: ids of the target."""
+    """draft_tokens: the draft length K that is asked for (a request may ask for another). vocab: ids of the target.
+
+    clock: seconds from some fixed moment; what it says is reported, and never decides what a round computes.
+    """
 
     def __init__(
         self,
@@ -53,9 +57,12 @@ class Engine:
         draft_tokens: int,
         vocab: int,
         ledger: Ledger,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.target, self.scheduler, self.pool, self.rule, self.noise = target, scheduler, pool, rule, noise
         self.host, self.draft_tokens, self.vocab, self.ledger = host, draft_tokens, vocab, ledger
+        self.clock = clock
+        self._forward_s = self._drafting_s = 0.0
         self._num_rounds = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._trees: dict[int, TokenTree] = {}
         self._digest: dict[str, int] = {}
@@ -74,11 +81,16 @@ class Engine:
         plan = self.scheduler.plan(self._trees)
         if not plan.spans:
             return []
+        begin = self.clock()
         rows = self.target.logits(plan.spans)
-        verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []
+        verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
+        judged = self.clock()
         commit = self.scheduler.commit(plan, verdicts)
         self.target.move(commit.moves.src, commit.moves.dst)
+        committed = self.clock()
         self._draft_on(verdicts, commit.finished)
+        self._forward_s += judged - begin
+        self._drafting_s += self.clock() - committed
         self._account(plan, verdicts, commit.deltas)
         return commit.deltas
 
@@ -98,6 +110,8 @@ class Engine:
             drafted=self._num_drafted,
             accepted=self._num_accepted,
             preemptions=self.scheduler.num_preemptions,
+            forward_s=self._forward_s,
+            drafting_s=self._drafting_s,
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
             pages_used=self.pool.num_used,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from tpspec.errors import UserError
 from tpspec.measure.page import Context, render, spread
 from tpspec.measure.probe import links
-from tpspec.measure.savings import Pairwise, Task, built_in_prompts, refuse_plain_topology, turns, watched
+from tpspec.measure.savings import Pairwise, Task, built_in_prompts, refuse_plain_topology, turns
 from tpspec.measure.stats import report
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
@@ -50,7 +50,7 @@ def _lead(seat: Seat, prompts: list[Prompt] | None, options: argparse.Namespace)
     text = Text.load(seat.folder)
     tasks = _tasks(seat, text, prompts or built_in_prompts(chat=text.has_chat_template), options.max_tokens)
     with progress_bar(len(turns(len(tasks))), shown=sys.stderr.isatty()) as done:
-        inbox = Pairwise(tasks, text.eos_ids, watched(seat.built.engine), done)
+        inbox = Pairwise(tasks, text.eos_ids, done)
         code = seat.lead(inbox)
     found = report(inbox.pairs())
     if found["speedup"] is None:

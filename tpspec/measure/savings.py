@@ -19,15 +19,8 @@ from tpspec.request import Request
 
 if TYPE_CHECKING:
     from tpspec.comm.messages import ToLead
-    from tpspec.draft.protocol import Ask, Taps
-    from tpspec.engine.engine import Engine, Target
-    from tpspec.engine.hosts import DraftHost
-    from tpspec.model.batch import Span
     from tpspec.request import Delta
-    from tpspec.tokens import TokenTree, Verdict
     from tpspec.topology.config import Topology
-    from tpspec.verify.noise import Noise
-    from tpspec.verify.rows import Case, RowLogits, Rule
 
 BUILT_IN = {
     "prose": (
@@ -69,81 +62,6 @@ def refuse_plain_topology(topology: Topology) -> None:
         )
 
 
-@dataclass(slots=True)
-class Stopwatch:
-    """Running sums: seconds in the target's forward and verdict, and in the draft source."""
-
-    forward_s: float = 0.0
-    drafting_s: float = 0.0
-
-    def read(self) -> tuple[float, float]:
-        return self.forward_s, self.drafting_s
-
-
-class TimedTarget:
-    def __init__(self, inner: Target, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
-
-    def logits(self, spans: Sequence[Span]) -> RowLogits:
-        begin = perf_counter()
-        rows = self._inner.logits(spans)
-        self._watch.forward_s += perf_counter() - begin
-        return rows
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._inner.move(sources, targets)
-
-
-class TimedRule:
-    """With the forward, since a device has done its work only when the verdict is there."""
-
-    def __init__(self, inner: Rule, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    def judge(self, cases: Sequence[Case], rows: RowLogits, noise: Noise) -> list[Verdict]:
-        begin = perf_counter()
-        verdicts = self._inner.judge(cases, rows, noise)
-        self._watch.forward_s += perf_counter() - begin
-        return verdicts
-
-
-class TimedHost:
-    def __init__(self, inner: DraftHost, watch: Stopwatch) -> None:
-        self._inner, self._watch = inner, watch
-
-    def ask(self, asks: Sequence[Ask]) -> None:
-        begin = perf_counter()
-        self._inner.ask(asks)
-        self._watch.drafting_s += perf_counter() - begin
-
-    def take(self) -> dict[int, TokenTree]:
-        begin = perf_counter()
-        trees = self._inner.take()
-        self._watch.drafting_s += perf_counter() - begin
-        return trees
-
-    def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        begin = perf_counter()
-        self._inner.tell(verdicts, taps)
-        self._watch.drafting_s += perf_counter() - begin
-
-    def forget(self, seq: int) -> None:
-        self._inner.forget(seq)
-
-
-def watched(engine: Engine) -> Stopwatch:
-    """Puts a stopwatch around the parts of this rank's engine; what they do stays the same."""
-    watch = Stopwatch()
-    engine.target = TimedTarget(engine.target, watch)
-    engine.rule = TimedRule(engine.rule, watch)
-    engine.host = TimedHost(engine.host, watch)
-    return watch
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """One prompt to decode: its ids, and how many tokens the answer may have."""
@@ -169,26 +87,24 @@ def turns(num_prompts: int) -> list[Turn]:
 
 @dataclass(slots=True)
 class Attempt:
-    """One turn while it runs. at_first, watch_at_first: what had been counted when the first token came."""
+    """One turn while it runs. at_first: what had been counted when the first token came."""
 
     begun: float
     first_at: float | None = None
     at_first: Stats = field(default_factory=Stats)
-    watch_at_first: tuple[float, float] = (0.0, 0.0)
     ids: list[int] = field(default_factory=list)
     rounds: list[Drafts] = field(default_factory=list)
 
-    def add(self, delta: Delta, stats: Stats, watch: Stopwatch) -> None:
+    def add(self, delta: Delta, stats: Stats) -> None:
         self.ids += delta.tokens
         if self.first_at is None:
-            self.first_at, self.at_first, self.watch_at_first = perf_counter(), stats, watch.read()
+            self.first_at, self.at_first = perf_counter(), stats
         else:
             self.rounds.append((delta.drafted, delta.accepted))
 
-    def record(self, category: str, stats: Stats, watch: Stopwatch) -> Record:
+    def record(self, category: str, stats: Stats) -> Record:
         """To be called as soon as the last token is there."""
         assert self.first_at is not None
-        forward_s, drafting_s = watch.read()
         return Record(
             category=category,
             ids=tuple(self.ids),
@@ -196,18 +112,16 @@ class Attempt:
             seconds=perf_counter() - self.first_at if self.rounds else 0.0,
             rounds=tuple(self.rounds),
             tallies=tally_between(self.at_first.collectives, stats.collectives),
-            forward_s=forward_s - self.watch_at_first[0],
-            drafting_s=drafting_s - self.watch_at_first[1],
+            forward_s=stats.forward_s - self.at_first.forward_s,
+            drafting_s=stats.drafting_s - self.at_first.drafting_s,
         )
 
 
 class Pairwise:
     """The lead's inbox: the next turn when the last has ended. done: called after each with how many have ended."""
 
-    def __init__(
-        self, prompts: Sequence[Task], stop_ids: frozenset[int], watch: Stopwatch, done: Callable[[int], None]
-    ) -> None:
-        self._prompts, self._stop_ids, self._watch, self._done = prompts, stop_ids, watch, done
+    def __init__(self, prompts: Sequence[Task], stop_ids: frozenset[int], done: Callable[[int], None]) -> None:
+        self._prompts, self._stop_ids, self._done = prompts, stop_ids, done
         self._turns = turns(len(prompts))
         self._next = 0
         self._attempt = Attempt(0.0)
@@ -227,7 +141,7 @@ class Pairwise:
         for delta in deltas:
             if delta.error is not None:
                 raise UserError(delta.error)
-            self._attempt.add(delta, stats, self._watch)
+            self._attempt.add(delta, stats)
             if delta.finish is not None:
                 self._end(stats)
 
@@ -238,7 +152,7 @@ class Pairwise:
 
     def _end(self, stats: Stats) -> None:
         turn = self._turns[self._next - 1]
-        self._records[turn] = self._attempt.record(self._prompts[turn.index or 0].category, stats, self._watch)
+        self._records[turn] = self._attempt.record(self._prompts[turn.index or 0].category, stats)
         self._done(self._next)
 
     def _request(self, number: int) -> Request:
