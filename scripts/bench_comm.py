@@ -6,7 +6,8 @@
 
 A figure is of rank 0: microseconds from the call to the sum, ranks in step, bfloat16. The transports take turns,
 --calls collectives each, so that both see the same disturbances; the first turn warms up and is not counted. --spin-us
-and --slot-kib try other values of the constants in tpspec/comm/shared.py, each as a column of its own.
+and --slot-kib try other values of the constants in tpspec/comm/shared.py, each as a column of its own. The last line
+is what the ledger takes: the same call with and without it on a communicator that does nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tpspec.comm import shared
-from tpspec.comm.communicator import Communicator, Purpose
+from tpspec.comm.communicator import Communicator, OneRank, Purpose
 from tpspec.comm.distributed import Place, World, join_world
+from tpspec.comm.ledger import Counted, Ledger
 
 SIZES = tuple(1 << power for power in range(10, 21))  # bytes: 1 KB to 1 MB
+DEMO_COLLECTIVES = 61  # two in each of 30 layers, and the picks
 DEFAULTS = (shared.SPIN_US, shared.SLOT_BYTES)
 
 
@@ -35,6 +38,7 @@ def main() -> None:
         times = {size: measured(comms, size, options.rounds, options.calls) for size in SIZES}
     if world.rank == 0:
         Console().print(table(times, f"all-reduce of {world.size} ranks, microseconds: median / 90% / 99%"))
+        Console().print(cost_of_counting(options.rounds, options.calls))
 
 
 def groups(world: World, options: argparse.Namespace) -> dict[str, Communicator]:
@@ -67,6 +71,25 @@ def _timed(comm: Communicator, x: torch.Tensor) -> float:
     begin = perf_counter()
     comm.all_reduce(x, Purpose.mlp)
     return (perf_counter() - begin) * 1e6
+
+
+def cost_of_counting(rounds: int, calls: int) -> str:
+    bare, ledger = OneRank(), Ledger()
+    turns = [(_each_us(bare, calls), _each_us(Counted(bare, ledger), calls)) for _ in range(rounds + 1)][1:]
+    cost_us = statistics.median(counted_us - bare_us for bare_us, counted_us in turns)
+    per_round_us = cost_us * DEMO_COLLECTIVES
+    return (
+        f"counting: {cost_us:.2f} us a collective, {per_round_us:.0f} us in a round of {DEMO_COLLECTIVES} (the demo "
+        f"model's); under 1% of a step above {per_round_us / 10:.1f} ms"
+    )
+
+
+def _each_us(comm: Communicator, calls: int) -> float:
+    x = torch.zeros(576, dtype=torch.bfloat16)
+    begin = perf_counter()
+    for _ in range(calls):
+        comm.all_reduce(x, Purpose.mlp)
+    return (perf_counter() - begin) * 1e6 / calls
 
 
 def table(times: dict[int, dict[str, list[float]]], title: str) -> Table:

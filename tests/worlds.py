@@ -16,7 +16,7 @@ from tpspec.comm.channel import thread_channels
 from tpspec.comm.communicator import Communicator
 from tpspec.comm.messages import Cancel, Stats, Stop, Submit, ToLead
 from tpspec.comm.threads import ThreadWorld
-from tpspec.draft.protocol import Drafter, Run
+from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import InlineHost
 from tpspec.request import Delta, Request
@@ -79,7 +79,6 @@ def serve(
     *,
     messages: dict[int, list[ToLead]] | None = None,
     drafter: Callable[[], Drafter] | None = None,
-    run: Run | None = None,
     begin: Callable[[int, Engine], None] = lambda rank, engine: None,
     watch: Callable[[Engine], None] = lambda engine: None,
     device: torch.device = CPU,
@@ -94,7 +93,7 @@ def serve(
     def rank(comm: Communicator) -> None:
         engine = build_engine(made, comm, device).engine
         if drafter is not None:
-            engine.host, engine.draft_tokens = InlineHost(drafter(), run), 5
+            engine.host, engine.draft_tokens = InlineHost(drafter()), 5
         begin(comm.rank, engine)
         if comm.rank == 0:
             lead_rounds(engine, channels[0], script)

@@ -20,3 +20,6 @@ class WorldFailure(UserError):
     """A rank died, hung or diverged; the world ends together."""
 
     exit_code = 4
+
+
+EXIT_CODES = {error.exit_code: error for error in (UserError, OutOfMemory, WorldFailure)}

@@ -102,7 +102,7 @@ class OneByOne:
         self, seat: Seat, text: Text, prompts: Sequence[Prompt], sampling: Sampling, options: argparse.Namespace
     ) -> None:
         self._seat, self._text, self._sampling, self._options = seat, text, sampling, options
-        self._left = list(enumerate(prompts))[::-1]
+        self._left = [(number, prompt.encode(text)) for number, prompt in enumerate(prompts)][::-1]
         self._stats = seat.stats()
         self._answer: Answer | None = None
         self._stream: Detokenizer | None = None
@@ -114,8 +114,7 @@ class OneByOne:
             return []
         if not self._left:
             return [Stop(self._code)]
-        number, prompt = self._left.pop()
-        ids = prompt.encode(self._text)
+        number, ids = self._left.pop()
         num_tokens = room_for_answer(ids, self._options.max_tokens, self._seat.max_tokens)
         request = Request(number, ids, num_tokens, self._sampling, self._stop_ids())
         self._answer, self._written = Answer(ids, self._stats), []

@@ -6,7 +6,7 @@ For the front doors that answer a file. Must not know the engine, nor what is do
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
@@ -21,35 +21,46 @@ NO_CATEGORY = "all"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """chat: goes through the model's chat template."""
+    """chat: goes through the model's chat template. where: it was read, `FILE:LINE`."""
 
     text: str
     chat: bool = False
     category: str = NO_CATEGORY
+    where: str = field(default="", compare=False)
 
     def encode(self, text: Text) -> tuple[int, ...]:
+        """Raises UserError where no token comes of it: an empty text, for a model that puts none before a text."""
         if self.chat:
             return text.encode_chat([{"role": "user", "content": self.text}])
-        return text.encode(self.text)
+        if not (ids := text.encode(self.text)):
+            raise UserError(
+                f"{self.where or repr(self.text)}: the prompt is empty for this model; should hold some text"
+            )
+        return ids
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Blank lines are passed over. Raises UserError with the number of a line that is wrong."""
+    """One or more; blank lines are passed over. Raises UserError with the number of a line that is wrong."""
     try:
         # Not splitlines: JSON may hold the line separators of Unicode as they are.
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
-    return [_read_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    prompts = [_read_line(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise UserError(f'{path}: has no prompts; should hold lines such as {{"prompt": "Once"}}')
+    return prompts
 
 
 def room_for_answer(prompt: tuple[int, ...], wanted: int, capacity: int) -> int:
-    """How many tokens the answer may have: `wanted`, or what the cache leaves. UserError when that is none."""
+    """How many tokens the answer may have: `wanted`, or what is left of `capacity`. UserError when that is none."""
     room = capacity - len(prompt)
     if room < 1:
         raise UserError(
-            f"the prompt has {len(prompt)} tokens; the cache holds {capacity}, prompt and output together "
-            "(raise cache.tokens)"
+            f"the prompt has {len(prompt)} tokens; {capacity} can be served, prompt and output together "
+            "(the lesser of cache.tokens and the model's max_position_embeddings)"
         )
     return min(wanted, room)
 
@@ -63,12 +74,14 @@ def _read_line(line: str, where: str) -> Prompt:
         raise UserError(f"{where}: kind is {kind!r}; should be chat or completion")
     if not isinstance(category, str):
         raise UserError(f"{where}: category is {category!r}; should be a string")
-    return Prompt(value["prompt"], kind == "chat", category)
+    return Prompt(value["prompt"], kind == "chat", category, where)
 
 
 def _read_object(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: not JSON: {error}") from error
+    except json.JSONDecodeError as error:  # it counts lines of its own, and would say line 1
+        raise UserError(f"{where}: not JSON at column {error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number too long, an object too deep
+        raise UserError(f"{where}: not JSON that can be read: {error}") from error
     return value if isinstance(value, dict) else {}

@@ -33,17 +33,24 @@ class TokenTree:
 
     tokens[i] is node i; parents[i] < i is its parent node, or ROOT. Siblings stand in draw order and differ.
     draws[j], when given, belongs to row j (0 the root, i + 1 node i) and says how that row's children were drawn.
+    odds[i], when given, is the source's estimate that node i is accepted if its parent is.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     draws: tuple[Draws | None, ...] | None = None
+    odds: tuple[float, ...] | None = None
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], draws: Sequence[Draws | None] | None = None) -> TokenTree:
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        draws: Sequence[Draws | None] | None = None,
+        odds: Sequence[float] | None = None,
+    ) -> TokenTree:
         """K tokens, each the child of the one before; draws: one for each row that has a child (K of them)."""
         rows = None if draws is None else (*draws, None)
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), rows)
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), rows, None if odds is None else tuple(odds))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -81,7 +88,8 @@ class TokenTree:
         if size >= len(self.tokens):
             return self
         draws = None if self.draws is None else self.draws[: size + 1]
-        return TokenTree(self.tokens[:size], self.parents[:size], draws)
+        odds = None if self.odds is None else self.odds[:size]
+        return TokenTree(self.tokens[:size], self.parents[:size], draws, odds)
 
 
 NO_DRAFT = TokenTree()

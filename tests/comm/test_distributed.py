@@ -139,7 +139,9 @@ def test_alone_nothing_is_initialised() -> None:
 
 
 def test_place_is_read_from_what_torchrun_sets() -> None:
-    assert Place.from_env({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}) == Place(2, 3, 1)
+    assert Place.from_env({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}) == Place(2, 3, 1, 3)
+    second_host = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert Place.from_env(second_host).ranks_here == range(4, 8)
     assert Place.from_env({}) == Place(0, 1, 0)
     with pytest.raises(UserError, match="RANK='two'"):
         Place.from_env({"RANK": "two"})

@@ -12,7 +12,6 @@ from tpspec.comm.communicator import Communicator, OneRank, Purpose
 from tpspec.comm.emulate import Emulated, MonotonicClock, VirtualClock, emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.comm.threads import ThreadWorld
-from tpspec.errors import UserError
 from tpspec.topology.config import LinkConfig
 from tpspec.topology.links import link, straight
 
@@ -144,9 +143,7 @@ def test_ranks_over_an_emulated_link_still_add() -> None:
 def test_only_what_asks_for_it_is_emulated() -> None:
     """Against a topology with a link table, for the planner's sake, that runs at the speed of its table."""
     two, on = Two(), LinkConfig(table="pcie4", emulate=True, dilation=3.0)
-    assert emulated(two, LinkConfig(table="pcie4"), "cpu") is two
-    assert isinstance(emulated(two, on, "cpu"), Emulated)
+    assert emulated(two, LinkConfig(table="pcie4")) is two
+    assert isinstance(emulated(two, on), Emulated)
     alone = OneRank()
-    assert emulated(alone, on, "cpu") is alone
-    with pytest.raises(UserError, match="works between ranks on the CPU"):
-        emulated(two, on, "cuda")
+    assert emulated(alone, on) is alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpspec.draft.protocol import Ask, Needs, Run, Taps
+from tpspec.draft.protocol import Ask, Needs, Taps
 from tpspec.tokens import TokenTree, Verdict
 
 
@@ -16,7 +16,7 @@ class Liar:
     def __init__(self, vocab: int) -> None:
         self._vocab, self._lies = vocab, 0
 
-    def propose(self, asks: Sequence[Ask], run: Run | None) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return [TokenTree.chain([self._lie() for _ in range(ask.num_tokens)]) for ask in asks]
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:

@@ -167,4 +167,4 @@ def test_stop_tokens_and_impossible_requests_end_as_they_should(target: Path) ->
     )
     assert told.tokens[0] == expected[: first + 1]
     assert told.finish == {0: "stop", 1: "error", 2: "length"}
-    assert "2048" in next(delta.error or "" for delta in told.deltas if delta.id == 1)
+    assert "512 positions" in next(delta.error or "" for delta in told.deltas if delta.id == 1)

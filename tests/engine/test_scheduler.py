@@ -20,10 +20,21 @@ BUSH = TokenTree((10, 11, 12, 13, 14), (-1, -1, 0, 1, 3))  # two children of the
 
 
 def scheduler(
-    *, num_pages: int = 32, page_size: int = 2, max_rows: int = 64, max_running: int = 8, fixed_rows: int | None = None
+    *,
+    num_pages: int = 32,
+    page_size: int = 2,
+    max_rows: int = 64,
+    max_running: int = 8,
+    fixed_rows: int | None = None,
+    max_positions: int | None = None,
 ) -> Scheduler:
-    pool = PagePool(num_pages, page_size)
-    return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=fixed_rows)
+    return Scheduler(
+        PagePool(num_pages, page_size),
+        max_rows=max_rows,
+        max_running=max_running,
+        fixed_rows=fixed_rows,
+        max_positions=max_positions,
+    )
 
 
 def request(id: int, prompt: int = 3, max_tokens: int = 8) -> Request:
@@ -157,6 +168,17 @@ def test_what_can_never_run_is_refused_with_a_reason() -> None:
         assert delta.finish == "error"
         assert reason in str(delta.error)
     assert subject.is_idle
+
+
+def test_a_text_longer_than_the_model_was_made_for_is_refused_though_the_cache_has_room() -> None:
+    """Against nonsense that is served as text: beyond its positions a model has learnt nothing."""
+    subject = scheduler(num_pages=4, page_size=4, max_positions=12)
+    assert subject.capacity_tokens == 12
+    assert subject.submit(request(0, prompt=8, max_tokens=4)) is None
+    refused = subject.submit(request(1, prompt=8, max_tokens=5))
+    assert refused is not None
+    assert refused.error == "8 prompt tokens and max_tokens 5 are more than the 12 positions of the model"
+    assert scheduler(num_pages=4, page_size=4, max_positions=99).capacity_tokens == 16
 
 
 def test_a_request_as_long_as_the_cache_is_served() -> None:

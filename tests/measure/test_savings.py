@@ -14,6 +14,7 @@ import pytest
 
 from tests.checkpoints import tiny
 from tpspec.measure.__main__ import main
+from tpspec.measure.stats import COMPARED
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"plain", "speculative", "speedup", "speedup_low", "speedup_high", "identical", "predicted"}
@@ -30,6 +31,7 @@ SIDE_KEYS = {
     "itl",
     "acceptance",
 }
+PREDICTED_KEYS = {"tokens_per_round", "plain_tokens_per_second", "tokens_per_second", "speedup"}
 LAYERS = 3  # of the tiny checkpoints
 PROMPTS = [
     {"prompt": "the cat and the hat, the cat and the hat, the cat", "category": "edit"},
@@ -69,6 +71,8 @@ def adds_up(found: dict[str, Any]) -> None:
         assert side.keys() >= KEYS
         assert side["identical"] is True
         assert side["speedup_low"] <= side["speedup"] <= side["speedup_high"]
+        assert side["predicted"].keys() == PREDICTED_KEYS
+        assert all(value > 0 for value in side["predicted"].values())
         assert side["plain"]["tokens"] == side["plain"]["rounds"] == side["speculative"]["tokens"]
     for way in ("plain", "speculative"):
         assert found[way].keys() >= SIDE_KEYS
@@ -97,6 +101,7 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], topology_file: Ca
     assert main(["savings", topology_file(), "--prompts", prompts, "--max-tokens", "8"]) == 0
     out = capsys.readouterr().out
     assert "texts identical" in out
+    assert all(what in out for what in ("predicted", *COMPARED))
     assert "…" not in out
 
 
@@ -187,4 +192,4 @@ def test_a_prompt_that_does_not_fit(
     capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], prompts: str
 ) -> None:
     message = refused(capsys, ["savings", topology_file(cache={"tokens": 16}), "--prompts", prompts])
-    assert "the cache holds" in message
+    assert "can be served, prompt and output together" in message

@@ -15,6 +15,8 @@ from tpspec.measure.stats import (
     Pair,
     Record,
     acceptance_by_position,
+    predicted,
+    predicted_s,
     predicted_tokens_per_round,
     report,
     speedup,
@@ -23,8 +25,11 @@ from tpspec.measure.stats import (
     tally_between,
 )
 from tpspec.prompts import Prompt, read_prompts
+from tpspec.topology.calibration import Calibration
 
 NOTHING: Drafts = ((), ())
+# A round of m rows over c tokens: 10 ms, 1 ms a row, 1 us a row and token, 1 ms of host; 2 ms for each drafted token.
+BOX = Calibration(0.010, 0.001, None, draft_s=0.002, host_s=0.001, reduces=0, row_bytes=0, look_s=1e-6)
 
 
 def record(num_tokens: int, seconds: float, num_rounds: int, category: str = "all", per_round: int = 5) -> Record:
@@ -67,6 +72,39 @@ def test_a_prediction_from_independent_positions_is_what_was_measured() -> None:
     assert predicted_tokens_per_round(rounds) == pytest.approx(measured, rel=0.02)
 
 
+def drafting(category: str, *rounds: Drafts, num_prompt: int = 0, seconds: float = 1.0) -> Record:
+    num_tokens = sum(1 + sum(accepted) for _, accepted in rounds)
+    return Record(category, tuple(range(num_tokens + 1)), 0.1, seconds, rounds, num_prompt=num_prompt)
+
+
+def test_a_predicted_round_pays_for_rows_drafts_and_context() -> None:
+    """The first round's drafts were made before the first token, with the prompt: nobody waits for them here."""
+    record = drafting("all", ((1, 1), (1, 0)), ((1,), (0,)), num_prompt=98)  # 3 tokens: 100 before a row in the mean
+    rows_s = 5 * (0.001 + 99.5 * 1e-6)
+    assert predicted_s(BOX, record) == pytest.approx(2 * (0.010 + 0.001) + rows_s + 0.002)
+
+
+def test_a_prediction_does_not_look_at_what_it_predicts() -> None:
+    """Stands against a speed-up from the measured seconds of the same rounds, which is right by construction."""
+    rounds = [((1, 1), (1, 1)), ((1, 1), (0, 0))]
+    quick, slow = (
+        Pair(drafting("all", *[NOTHING] * 4, seconds=s), drafting("all", *rounds, seconds=s)) for s in (1, 9)
+    )
+    assert predicted([quick], BOX) == predicted([slow], BOX)
+    found = predicted([quick], BOX)
+    assert found["plain_tokens_per_second"] == pytest.approx(4 / (4 * (0.012 + 2e-6)))
+    assert found["tokens_per_round"] == 2.0
+    assert found["tokens_per_second"] == pytest.approx(4 / (2 * 0.014 + 6 * 2e-6 + 2 * 0.002))
+
+
+def test_categories_are_predicted_from_their_own_acceptance() -> None:
+    """Stands against one acceptance for all: edits alone get to depth 2, and half their rounds are not everyone's."""
+    edit = drafting("edit", *[((1, 1), (1, 1))] * 4)
+    prose = drafting("prose", *[((1, 1), (0, 0))] * 3, ((1, 1), (1, 0)))
+    found = predicted([Pair(drafting(made.category, NOTHING), made) for made in (edit, prose)], BOX)
+    assert found["tokens_per_round"] == pytest.approx((3.0 + 1.25) / 2)
+
+
 def test_sums_per_token() -> None:
     side = summary([record(10, 2.0, 5), record(30, 3.0, 15)])
     assert (side["tokens"], side["rounds"], side["tokens_per_round"]) == (40, 20, 2.0)
@@ -89,7 +127,7 @@ def test_the_parts_of_a_token_are_its_whole() -> None:
 def test_an_answer_of_one_token_has_no_speed() -> None:
     """Stands against a division by zero where a model ends at once."""
     short = Record("all", (7,), 0.1, 0.0, ())
-    assert report([Pair(short, short)])["speedup"] is None
+    assert report([Pair(short, short)], BOX)["speedup"] is None
     assert summary([short])["itl"] is None
 
 
@@ -116,7 +154,7 @@ def test_equal_prompts_leave_no_doubt_and_one_prompt_no_interval() -> None:
 
 def test_categories_add_up_and_one_differing_text_is_seen() -> None:
     odd = Pair(record(10, 1.0, 10, "b"), Record("b", (9,) * 11, 0.1, 1.0, (NOTHING,) * 10))
-    found = report([pair(1.0, 0.5, "a"), odd, pair(1.0, 0.5, "a")])
+    found = report([pair(1.0, 0.5, "a"), odd, pair(1.0, 0.5, "a")], BOX)
     assert list(found["by_category"]) == ["a", "b"]
     assert found["identical"] is False
     assert found["by_category"]["a"]["identical"] is True
@@ -143,11 +181,11 @@ def test_built_in_prompts_have_two_of_each_category() -> None:
 
 
 def test_the_page_needs_nothing_else_and_escapes_what_users_named() -> None:
-    page = render(report([pair(2.0, 1.0, "<b>"), pair(2.0, 0.9, "<b>")]), Context("a & b", "m", "ngram", 2, 2))
+    page = render(report([pair(2.0, 1.0, "<b>"), pair(2.0, 0.9, "<b>")], BOX), Context("a & b", "m", "ngram", 2, 2))
     assert "http" not in page
     assert "<b>" not in page
     assert "a &amp; b" in page
-    assert page.count("<svg") == page.count("</svg>") == 5
+    assert page.count("<svg") == page.count("</svg>") == 8
 
 
 def test_prompts_keep_their_category_and_a_bad_one_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,45 @@ def test_an_emulated_link_takes_the_place_of_the_boxs_own() -> None:
     step = found.step(straight(60, 1.0), dilation=20)
     assert step.waiting_s(1) == pytest.approx(REDUCES * 20 * (60e-6 + ROW_BYTES / 1e9))
     assert step.compute_s(1) == pytest.approx(found.step().compute_s(1))
+
+
+def test_what_was_waited_beyond_an_emulated_link_is_skew() -> None:
+    """Against a line through a link whose curve is known, and against losing the ranks' waiting for one another."""
+    table, late_s = straight(60, 1.0), 30e-6
+    emulated = replace(TRUE, link=replace(table, skew_s=late_s), dilation=4.0)
+    found = fit([measured(rows, calibration=emulated) for rows in (1, 3, 5, 9)], ROW_BYTES, table, 4.0)
+    assert found.link is not None
+    assert found.link.skew_s == pytest.approx(late_s)
+    assert found.step().seconds(7) == pytest.approx(emulated.step().seconds(7))
+
+
+def test_context_costs_every_row_its_look() -> None:
+    """Against a prediction for long prompts from rounds on short ones."""
+    samples = [
+        Sample(rows, 0.04 + rows * (0.002 + context * 1e-6), context=context)
+        for rows in (1, 2, 9)
+        for context in (50, 400)
+    ]
+    found = fit(samples, ROW_BYTES)
+    assert (found.weights_s, found.row_s) == (pytest.approx(0.04), pytest.approx(0.002))
+    assert found.look_s == pytest.approx(1e-6)
+    assert found.step(context=1000).seconds(5) == pytest.approx(0.04 + 5 * 0.003)
+
+
+def test_a_fit_to_scattered_rounds_is_not_a_fit_to_the_fast_ones() -> None:
+    """Stands against errors relative to the measured times: half the rounds 1.5 times slower made 8% too little."""
+    samples = [Sample(rows, slow * (0.02 + rows * 0.001)) for rows in (1, 5, 9) for slow in (0.8, 1.2)]
+    assert fit(samples, ROW_BYTES).step().seconds(5) == pytest.approx(0.025)
+
+
+def test_a_disturbance_is_no_property_of_the_rows_it_struck() -> None:
+    """Stands against a price of rows that doubles when another process strikes a long round; the mean stays true."""
+    struck = [Sample(9, 0.200), Sample(9, 0.150)]
+    samples = [Sample(rows, 0.02 + rows * 0.001) for rows in (1, 2, 3, 5, 9) for _ in range(20)] + struck
+    found = fit(samples, ROW_BYTES)
+    assert found.row_s == pytest.approx(0.001, rel=0.2)
+    mean_s = sum(found.step().seconds(sample.rows) for sample in samples) / len(samples)
+    assert mean_s == pytest.approx(sum(sample.step_s for sample in samples) / len(samples), rel=0.01)
 
 
 def test_one_rank_has_no_link() -> None:

@@ -45,7 +45,7 @@ def test_two_lines_are_enough_and_the_rest_has_the_documented_defaults(write) ->
     topology = load(write(SMALL))
     assert topology.target == TargetConfig(model="smollm2-135m", ranks=(0, 1))
     assert (topology.target.dtype, topology.target.fixed_weights) == ("bfloat16", (1.0, 1.0))
-    assert (topology.draft.source, topology.draft.placement, topology.draft.tokens) == ("none", Placement(), 4)
+    assert (topology.draft.source, topology.draft.placement, topology.draft.tokens) == ("none", Placement(), "auto")
     assert (topology.cache.tokens, topology.cache.page, topology.engine.max_rows) == (8192, 16, 256)
     assert (topology.accept, topology.deterministic, topology.engine.timeout_s) == ("match", False, 60)
 
@@ -113,15 +113,17 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("draft: {placement: {dedicated: 1}}", "rank 1 already holds a shard"),
-        ("draft: {placement: {gaps: 2}}", "rank 2 holds no shard"),
-        ("draft: {placement: {dedicated: 3}}", "leaves rank 2 idle"),
+        ("draft: {source: model, model: m, placement: {dedicated: 1}}", "rank 1 already holds a shard"),
+        ("draft: {source: model, model: m, placement: {gaps: 2}}", "rank 2 holds no shard"),
+        ("draft: {source: model, model: m, placement: {dedicated: 3}}", "leaves rank 2 idle"),
+        ("draft: {source: ngram, placement: {gaps: 1}}", "runs no model of its own; should be inline, or source model"),
+        ("pipeline: {policy: fan_out}", "should be serial, or draft elsewhere"),
         ("draft: {placement: {dedicated: true}}", "should be inline, {dedicated: RANK} or {gaps: RANK}"),
         ("draft: {placement: {dedicated: 2, gaps: 1}}", "should be inline, {dedicated: RANK} or {gaps: RANK}"),
         ("draft: {tokens: 65}", "should be auto, or a whole number from 1 to 64"),
         ("draft: {source: ngrams}", "is 'ngrams'; should be none, ngram or model"),
         ("deterministic: true\ndraft: {tokens: 16}", "16 draft tokens and the root are 17 rows"),
-        ("engine: {max_rows: 4}", "should fit engine.max_rows (4)"),
+        ("draft: {tokens: 4}\nengine: {max_rows: 4}", "should fit engine.max_rows (4)"),
         ("cache: {page: 12}", "should be a power of two"),
         ("cache: {page: 0}", "should be a power of two"),
         ("link: {table: a, latency_us: 3}", "should be a table or numbers"),
@@ -147,7 +149,7 @@ def test_an_override_is_checked_like_the_file_and_blamed_by_itself(write) -> Non
     """Against misspelt overrides dropped in silence, and faults of an override blamed on a line of the file."""
     path = write(SMALL + "draft: {source: ngram, tokens: 3}\n")
     assert load(path, ["draft.tokens=6", "draft.tokens=7", "serve={port: 0}"]).draft.tokens == 7
-    assert load(path, ["draft.placement.dedicated=2"]).draft.placement == Placement("dedicated", 2)
+    assert load(path, ["draft={source: model, model: m, placement: {dedicated: 2}}"]).draft.placement == Placement("dedicated", 2)
     assert faults(path, "draft.tokenz=4", "drafts.tokens=4", "draft.tokens=x", "draft", "name=[") == (
         "--set draft.tokenz=4: draft.tokenz: unknown key; did you mean tokens?",
         "--set drafts.tokens=4: drafts: unknown key; did you mean draft?",
@@ -168,7 +170,7 @@ def test_an_override_of_a_section_is_blamed_for_what_it_leaves_out(write) -> Non
 def test_a_topology_survives_yaml_and_json(write) -> None:
     """Against a subprocess that runs something else than what was checked."""
     topology = load(
-        write(SMALL + "draft: {placement: {dedicated: 2}, tokens: auto}\n"),
+        write(SMALL + "draft: {source: model, model: m, placement: {dedicated: 2}, tokens: auto}\n"),
         ["target.weights=[1, 2.5]", "link.latency_us=3"],
     )
     assert from_json(to_json(topology)) == topology
@@ -177,13 +179,13 @@ def test_a_topology_survives_yaml_and_json(write) -> None:
 
 def test_roles_follow_the_placement(write) -> None:
     """Against a dedicated rank counted as a shard, or a world one rank too small."""
-    topology = load(write(SMALL), ["draft={source: ngram, placement: {dedicated: 2}}"])
+    topology = load(write(SMALL), ["draft={source: model, model: m, placement: {dedicated: 2}}"])
     assert topology.num_ranks == 3
     assert [topology.role_of(rank) for rank in range(3)] == ["target", "target", "drafter"]
     assert [topology.drafts_on(rank) for rank in range(3)] == [False, False, True]
     with pytest.raises(ValueError, match="rank 3 is outside"):
         topology.role_of(3)
-    gaps = load(write(SMALL), ["draft={source: ngram, placement: {gaps: 1}}"])
+    gaps = load(write(SMALL), ["draft={source: model, model: m, placement: {gaps: 1}}"])
     assert (gaps.num_ranks, gaps.drafts_on(0), gaps.drafts_on(1)) == (2, False, True)
 
 
@@ -208,8 +210,8 @@ def test_rules_hold_for_topologies_made_in_code_too() -> None:
 
 def test_what_is_not_built_is_named(write) -> None:
     """Against an option that is accepted and then ignored."""
-    topology = load(write(SMALL), ["target.quantize=int4", "draft.placement={gaps: 1}", "pipeline.policy=fan_out"])
-    assert topology.unbuilt() == ["target.quantize: int4", "draft.placement: gaps", "pipeline.policy: fan_out"]
+    topology = load(write(SMALL), ["target.quantize=int4", "target.weights=auto"])
+    assert topology.unbuilt() == ["target.weights: auto", "target.quantize: int4"]
 
 
 def test_the_readme_lists_every_key() -> None:

@@ -144,6 +144,16 @@ def test_a_probes_file_is_a_link(write) -> None:
     assert link(str(path)) == table
 
 
+def test_sizes_are_written_as_numbers_and_read_however_they_are_written(write) -> None:
+    """Against sizes in quotes, as an earlier probe left them: such files must still be read."""
+    text = dump_links(read_links(write(PROBED)))
+    assert "\n          1024: 280.0\n          4096: 290.0\n" in text
+    assert "'" not in text
+    table = link(str(write(text)))
+    assert link(str(write(text.replace("1024:", "'1024':")))) == table
+    assert [size for size, _ in table.reduce.points] == [1024, 4096, 16384]
+
+
 def test_the_shipped_file_survives_being_written(write) -> None:
     assert read_links(write(dump_links(shipped()))) == read_links(SHIPPED)
 
@@ -196,6 +206,8 @@ def test_a_topologys_link_is_checked_with_it(tmp_path: Path) -> None:
     topology = load(path, ["link={table: rtx3090x8_2socket_stock, emulate: true, dilation: 8}"])
     assert topology.unbuilt() == []
     assert topology.link.cost == link("rtx3090x8_2socket_stock")
+    with pytest.raises(TopologyError, match=r"link\.emulate: works between ranks on the CPU"):
+        load(path, ["link={table: pcie4, emulate: true}", "device=cuda"])
     with pytest.raises(TopologyError, match=r"link\.dilation: is 0; should be a number above 0"):
         load(path, ["link={table: pcie4, dilation: 0}"])
 

@@ -78,6 +78,14 @@ def test_defaults_are_those_of_the_hub() -> None:
     assert ModelShape.from_config({**CONFIG, "model_type": "qwen2"}, "here").qkv_bias
 
 
+def test_positions_are_those_of_the_config_whatever_the_rope() -> None:
+    """Against multiplying them by a scaling's factor: llama3 and yarn configs give what they were made for already."""
+    assert ModelShape.from_config(CONFIG, "here").max_positions is None
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    config = {**CONFIG, "max_position_embeddings": 128, "rope_scaling": rope}
+    assert ModelShape.from_config(config, "here").max_positions == 128
+
+
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
@@ -86,6 +94,7 @@ def test_defaults_are_those_of_the_hub() -> None:
         ("num_hidden_layers", True, "is True"),
         ("intermediate_size", 0, "is 0"),
         ("num_key_value_heads", 3, "a divisor of num_attention_heads"),
+        ("max_position_embeddings", "8k", "is '8k'; should be a whole number"),
         ("tie_word_embeddings", 1, "should be true or false"),
         ("model_type", None, "is missing; should be a text"),
     ],

@@ -21,6 +21,9 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import tiny, write_tokenizer
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.generate import main
+from tpspec.roles import memory
+from tpspec.roles.fit import check_fits
+from tpspec.topology.config import load
 
 ROOT = Path(__file__).parents[2]
 WORLDS = Path(__file__).parent / "worlds"
@@ -77,7 +80,8 @@ def the_message(stderr: str) -> str:
         ("target.ranks=[0, 0]", ["target.ranks", "distinct"]),
         ("target.ranks=[0, -1]", ["target.ranks", "from 0"]),
         ("target.ranks=[1]", ["target.ranks", "rank 0 idle"]),
-        ("draft.placement={gaps: 5}", ["draft.placement", "rank 5 holds no shard"]),
+        ("draft={source: model, model: m, placement: {gaps: 5}}", ["draft.placement", "rank 5 holds no shard"]),
+        ("pipeline.policy=fan_out", ["pipeline.policy", "should be serial"]),
         ("target.dtype=float8", ["target.dtype", "'float8'", "float32, bfloat16 or float16"]),
         ("draft.source=oracle", ["draft.source", "'oracle'", "none, ngram or model"]),
         ("draft.source=model", ["draft.model", "is missing"]),
@@ -97,11 +101,8 @@ def test_a_key_that_is_wrong_is_named_with_what_would_be_right(
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ("draft.placement={gaps: 0}", "draft.placement: gaps"),
-        ("draft.tokens=auto", "draft.tokens: auto"),
         ("target.weights=auto", "target.weights: auto"),
         ("target.quantize=int4", "target.quantize: int4"),
-        ("pipeline.policy=fan_out", "pipeline.policy: fan_out"),
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_name(
@@ -143,23 +144,24 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], topology_
     assert "no model './no/such/folder'" in message
 
 
-@pytest.mark.parametrize("prompts", [[], ["--prompts", "empty.jsonl"]])
 def test_no_prompt_at_all(
-    capsys: pytest.CaptureFixture[str],
-    topology_file: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    prompts: list[str],
+    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.jsonl").write_text("\n\n")
-    assert "--prompt TEXT or --prompts FILE" in refused(capsys, [topology_file(), *prompts])
+    assert "--prompt TEXT or --prompts FILE" in refused(capsys, [topology_file()])
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n\n")
+    assert refused(capsys, [topology_file(), "--prompts", str(empty)]).startswith(
+        f"{empty}: has no prompts; should hold"
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "not JSON"),
+        ("{", "not JSON at column 2"),
+        ("[" * 100_000, "not JSON that can be read"),
+        ('{"prompt": ' + "9" * 5000 + "}", "not JSON that can be read"),
+        ('{"prompt": ""}', "the prompt is empty"),
         ("[1]", '"prompt"'),
         ('{"prompt": 5}', '"prompt"'),
         ('{"text": "a"}', '"prompt"'),
@@ -375,6 +377,31 @@ def test_a_prompt_longer_than_the_cache_names_both_lengths(
     assert "cache.tokens" in message
 
 
+def test_a_cache_longer_than_the_model_was_made_for_does_not_lengthen_its_texts(
+    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], model: Path
+) -> None:
+    """Stands against a text that turns to nonsense at the model's last position, without a word."""
+    config_with(max_position_embeddings=24)(model)
+    path = topology_file()
+    assert "24 can be served" in refused(capsys, [path, "--prompt", "xyzuv" * 8])
+    assert main([path, "--prompt", "xyzuv" * 2, "--max-tokens", "100", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["prompt_tokens"] + answer["tokens"] <= 24
+
+
+def test_a_link_cannot_be_emulated_between_cards(
+    capsys: pytest.CaptureFixture[str],
+    topology_file: Callable[..., str],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stands against a refusal after the world has met: known as soon as the devices are."""
+    (model / "config.json").unlink()  # not looked at
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    path = topology_file(device="auto", link={"table": "pcie4", "emulate": True})
+    assert refused(capsys, [path, "--prompt", "a"]).startswith("link.emulate: works between ranks on the CPU")
+
+
 def test_a_cache_larger_than_the_machine_is_exit_code_3_with_the_bytes(
     capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], model: Path
 ) -> None:
@@ -395,6 +422,21 @@ def test_a_draft_cache_larger_than_the_machine_names_the_draft_model(
     path = topology_file(draft={"source": "model", "model": str(draft)}, cache={"tokens": 30_000})
     message = refused(capsys, [path, "--prompt", "a"], OutOfMemory.exit_code)
     assert f"draft model {draft}" in message
+
+
+def test_ranks_of_one_host_do_not_count_its_memory_twice(
+    topology_file: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against the OOM killer: each of two ranks found room for a draft that both were about to load."""
+    draft = tiny("llama", tmp_path / "wide", num_hidden_layers=1, num_key_value_heads=6, head_dim=512)
+    config_with(num_hidden_layers=6)(draft)  # 144 KiB a token, 6 GiB with the futures on each rank
+    made = load(topology_file(2, draft={"source": "model", "model": str(draft)}, cache={"tokens": 42_000}))
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    memory.MEMINFO.write_text(f"MemAvailable: {10 * 2**20} kB\n")
+    for rank in range(2):
+        with pytest.raises(OutOfMemory, match=f"draft model {draft} .* of the rest of this world, 10.00 GiB are free"):
+            check_fits(made, rank, torch.device("cpu"), range(2))
+    check_fits(made, 1, torch.device("cpu"), [1])  # alone on its host
 
 
 # What only a world of several ranks can see

@@ -129,7 +129,7 @@ class Server:
 @pytest.fixture(scope="module")
 def topology(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serving")
-    model = tiny("smollm2", folder / "model")
+    model = tiny("smollm2", folder / "model", max_position_embeddings=CACHE)
     made = {
         "name": "a test",
         "target": {"model": str(model), "ranks": [0, 1], "dtype": "float32", "weights": [2, 1]},

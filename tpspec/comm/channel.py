@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import zmq
 
+from tpspec.comm.draft_link import is_alive
 from tpspec.comm.messages import News
 from tpspec.errors import WorldFailure
 
@@ -135,7 +136,7 @@ class FollowerZmqChannel:
     def share(self, news: News | None) -> News:
         deadline = monotonic() + self._timeout_s
         while not self._socket.poll(LIFE_MS):
-            if not _is_alive(self._lead_pid):
+            if not is_alive(self._lead_pid):
                 raise WorldFailure("the lead's process is gone")
             if monotonic() > deadline:
                 raise _silent(self._timeout_s)
@@ -165,14 +166,6 @@ def open_channel(world: World, ranks: Sequence[int], timeout_s: float) -> Channe
     if world.rank not in followers:
         return None
     return FollowerZmqChannel(endpoint(folder, followers.index(world.rank)), timeout_s, int(pid))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _given(news: News | None) -> News:

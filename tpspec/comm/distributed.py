@@ -41,21 +41,28 @@ gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where torchrun put this process."""
+    """Where torchrun put this process. local_size: ranks on this host."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_size: int = 1
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Place:
         """From torchrun's variables; without them, a world of one. Raises UserError where they are not numbers."""
-        names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+        names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": environ.get("WORLD_SIZE", 1)}
         try:
             return cls(*(int(environ.get(name, default)) for name, default in names.items()))
         except ValueError as error:
             seen = ", ".join(f"{name}={environ.get(name)!r}" for name in names)
             raise UserError(f"torchrun sets {', '.join(names)} to whole numbers; here {seen}") from error
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks of this host: torchrun numbers each host's one after another."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_size)
 
 
 class Distributed:

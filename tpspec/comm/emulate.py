@@ -13,8 +13,6 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Protocol
 
-from tpspec.errors import UserError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -158,11 +156,9 @@ class Emulated:
         sums.skew_s += skew_s
 
 
-def emulated(comm: Communicator, config: LinkConfig, device_type: str) -> Communicator:
+def emulated(comm: Communicator, config: LinkConfig) -> Communicator:
     """`comm` at the speed of the topology's link if it asks for that; a group of one as it is."""
     cost = config.cost
     if not config.emulate or cost is None or comm.size == 1:
         return comm
-    if device_type != "cpu":
-        raise UserError("link.emulate: works between ranks on the CPU; should be false on cards, or device: cpu")
     return Emulated(comm, cost, config.dilation)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tpspec.request import Delta, Request
+from tpspec.request import Delta, Request, Sampling
+from tpspec.tokens import TokenTree
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -18,11 +19,32 @@ class Tally(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+class Drafting(msgspec.Struct, frozen=True):
+    """Drafts from elsewhere, counted by the lead since start.
+
+    hits: answers that were ready when they were asked for; misses: those that had to be made; late: for a text that
+    had moved on; timeouts: rounds that stopped waiting. messages, bytes: both ways. num_read, num_dropped: draft
+    tokens, and those for nothing. waited_s: the target waited; waited_rounds: in which it did, beyond a moment.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+    timeouts: int = 0
+    messages: int = 0
+    bytes: int = 0
+    num_read: int = 0
+    num_dropped: int = 0
+    waited_s: float = 0.0
+    waited_rounds: int = 0
+    is_away: bool = False
+
+
 class Stats(msgspec.Struct, frozen=True):
     """The engine's counters since start (rounds, tokens, preemptions, collectives by purpose) and its load now.
 
     forward_s: in the target's forwards and their verdicts, collectives included. drafting_s: spent on drafts by the
-    rank itself, or waiting for them.
+    rank itself, or waiting for them. elsewhere: None where ranks draft for themselves.
     """
 
     rounds: int = 0
@@ -37,6 +59,7 @@ class Stats(msgspec.Struct, frozen=True):
     pages_used: int = 0
     pages_total: int = 0
     collectives: dict[str, Tally] = {}
+    elsewhere: Drafting | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -58,7 +81,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Lead to frontend: weights are loaded, rounds run. cache_tokens: the longest prompt plus output that fits."""
+    """Lead to frontend: weights are loaded, rounds run. cache_tokens: the longest prompt plus output."""
 
     cache_tokens: int
     num_ranks: int
@@ -71,10 +94,24 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     stats: Stats
 
 
+class Costs(msgspec.Struct, frozen=True):
+    """Seconds that the lead measured: of a round of one row, of each row more, of drafting one token."""
+
+    round_s: float
+    row_s: float
+    draft_s: float
+
+    def seconds(self, num_rows: int) -> float:
+        """Of a round of so many rows, without its drafts."""
+        return self.round_s + self.row_s * (num_rows - 1)
+
+
 class News(msgspec.Struct, frozen=True, tag=True):
     """Lead to the other target ranks, before every round: what changed, and a digest of what the lead did last.
 
     digest: field name -> checksum. A rank whose own checksum differs has diverged and says in which field.
+    costs: decide how much is drafted; the lead's, on every rank, so that all decide alike. None: not measured yet.
+    trees: drafts that arrived from elsewhere, by sequence; what ranks draft for themselves does not travel.
     """
 
     round: int
@@ -82,7 +119,55 @@ class News(msgspec.Struct, frozen=True, tag=True):
     cancels: tuple[int, ...] = ()
     stop: int | None = None  # exit code
     digest: dict[str, int] = {}
+    costs: Costs | None = None
+    trees: dict[int, TokenTree] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Lead to drafter: what a sequence has become, and that a draft for it is wanted.
+
+    base: tokens the drafter has been told of before, which is the epoch of this message; 0 begins anew. tokens: those
+    after them. num_tokens, costs: as of an `Ask`.
+    """
+
+    seq: int
+    base: int
+    tokens: tuple[int, ...]
+    num_prompt: int
+    num_tokens: int
+    sampling: Sampling = Sampling()
+    costs: Costs | None = None
+
+
+class Outcomes(msgspec.Struct, frozen=True, tag=True):
+    """Lead to drafter, once a round: the outcomes of its sequences, and sequences that are over."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    gone: tuple[int, ...] = ()
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """The tree for a sequence of `base` tokens, stale for any other length. foreseen: made before it was asked for."""
+
+    seq: int
+    base: int
+    tree: TokenTree
+    foreseen: bool
+
+
+class Drafts(msgspec.Struct, frozen=True, tag=True):
+    """Drafter to lead: what is ready; sequences it must be told of from their beginning; and its counters since start.
+
+    num_read: draft tokens read. num_dropped: of those, read for a future that did not come. busy_s: spent reading.
+    """
+
+    drafts: tuple[Draft, ...] = ()
+    lost: tuple[int, ...] = ()
+    num_read: int = 0
+    num_dropped: int = 0
+    busy_s: float = 0.0
 
 
 ToLead = Submit | Cancel | Stop
+ToDrafter = Outcomes | Stop
 ToFrontend = Ready | Report

@@ -6,43 +6,55 @@ A source knows no rank, device, clock or communicator: where it runs is the host
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from tpspec.model.batch import Span
     from tpspec.request import Sampling
-    from tpspec.tokens import TokenTree, Verdict
+    from tpspec.tokens import Draws, TokenTree, Verdict
+    from tpspec.verify.rows import Draw
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a source needs to be given; the one place where sources differ for the rest of the house."""
+    """What a source needs to be given; the one place where sources differ for the rest of the house.
+
+    gives_odds: its trees have odds, and proposing costs next to nothing, whatever is asked for.
+    """
 
     own_model: bool = False
     gives_q: bool = False
+    gives_odds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Please propose up to num_tokens tokens after `tokens` (prompt and output of sequence `seq`, the root last)."""
+    """Please propose up to num_tokens tokens after `tokens` (prompt and output of sequence `seq`, the root last).
+
+    tokens only ever grow from one ask of a sequence to the next. costs: when given, fewer are welcome where more do not
+    pay; None wants exactly num_tokens of a source that can go on for ever.
+    """
 
     seq: int
     tokens: Sequence[int]
     num_prompt: int
     num_tokens: int
     sampling: Sampling
+    costs: Pays | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Tokens to run through a model at positions [start, start + len(tokens)) of its own cache of sequence `seq`."""
+class Pays(Protocol):
+    """What a round and a draft token cost, as far as a source may want to know."""
 
-    seq: int
-    start: int
-    tokens: Sequence[int]
+    @property
+    def draft_s(self) -> float: ...
+    @property
+    def row_s(self) -> float: ...
+    def seconds(self, num_rows: int) -> float: ...
 
 
 class Run(Protocol):
@@ -50,15 +62,46 @@ class Run(Protocol):
 
     @property
     def vocab(self) -> int: ...
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
-        """Run the feeds in one forward; logits of the last token of each, [len(feeds), vocab].
+    @property
+    def max_positions(self) -> int | None:
+        """Positions the model was made for; None when it does not say."""
 
-        What stood at or after `start` is overwritten. Raises OutOfPages when the cache cannot hold them, and then
-        nothing has changed.
-        """
+    def __call__(self, spans: Sequence[Span]) -> Tensor:
+        """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
 
-    def forget(self, seq: int) -> None:
-        """Give back the cache of `seq`; unknown sequences are ignored."""
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy cache slots; all sources are read before any target is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A token to read (the last of `span`), and what to say after it: the `width` likeliest tokens drawn as `draw`."""
+
+    span: Span
+    draw: Draw
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What may follow: tokens, and the odds that the target says so. The first is what a chain goes on with.
+
+    draws: how the first was drawn, for a source that gives q.
+    """
+
+    tokens: tuple[int, ...]
+    odds: tuple[float, ...]
+    draws: Draws | None = None
+
+
+@runtime_checkable
+class Extender(Protocol):
+    """A source that makes one token after another with a model of its own. How far, and where: growth.py decides."""
+
+    @property
+    def needs(self) -> Needs: ...
+    def extend(self, places: Sequence[Place], run: Run) -> list[Offer]:
+        """Reads every place in one forward; an offer for each, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +114,7 @@ class Drafter(Protocol):
 
     @property
     def needs(self) -> Needs: ...
-    def propose(self, asks: Sequence[Ask], run: Run | None) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         """One tree for each ask, in order; an empty tree where the source is silent."""
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...

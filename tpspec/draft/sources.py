@@ -19,7 +19,7 @@ from tpspec.tokens import NO_DRAFT, TokenTree
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tpspec.draft.protocol import Ask, Drafter, Run, Taps
+    from tpspec.draft.protocol import Ask, Drafter, Extender, Taps
     from tpspec.tokens import Verdict
     from tpspec.verify.noise import Noise
 
@@ -31,7 +31,7 @@ class Silent:
 
     needs = Needs()
 
-    def propose(self, asks: Sequence[Ask], run: Run | None) -> list[TokenTree]:
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return [NO_DRAFT] * len(asks)
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
@@ -43,7 +43,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kind of drafter. own_model: it must be handed the `Run` of a model of its own.
+    """A kind of drafter. own_model: it is an `Extender`, to be handed the `Run` of a model of its own.
 
     maker: takes what the house gives every source, and the options of this one as keywords (whole numbers).
     """
@@ -51,7 +51,7 @@ class Source:
     name: str
     about: str
     own_model: bool
-    maker: Callable[..., Drafter]
+    maker: Callable[..., Drafter | Extender]
 
     @property
     def options(self) -> dict[str, int]:
@@ -59,7 +59,7 @@ class Source:
         keywords = signature(self.maker).parameters.values()
         return {option.name: option.default for option in keywords if option.kind is Parameter.KEYWORD_ONLY}
 
-    def make(self, *, noise: Noise, accept: str, vocab: int, **options: int) -> Drafter:
+    def make(self, *, noise: Noise, accept: str, vocab: int, **options: int) -> Drafter | Extender:
         """accept: the rule's name. vocab: ids of the target. Raises UserError for an option that is not one of its."""
         unknown = sorted(options.keys() - self.options.keys())
         if unknown:
@@ -75,11 +75,11 @@ def _silent(noise: Noise, accept: str, vocab: int) -> Drafter:
     return Silent()
 
 
-def _ngram(noise: Noise, accept: str, vocab: int, *, min_match: int = 1, max_match: int = 4, reach: int = 2) -> Drafter:
-    return Ngram(min_match=min_match, max_match=max_match, reach=reach)
+def _ngram(noise: Noise, accept: str, vocab: int, *, min_match: int = 1, floor: int = 10) -> Drafter:
+    return Ngram(min_match=min_match, floor=floor)
 
 
-def _model(noise: Noise, accept: str, vocab: int, *, support: int = 64) -> Drafter:
+def _model(noise: Noise, accept: str, vocab: int, *, support: int = 64) -> Extender:
     return ModelDrafter(noise, "sampled" if accept == NEEDS_Q else "coupled", vocab, support)
 
 

@@ -13,15 +13,18 @@ import msgspec
 
 from tpspec.comm.messages import News, Stats
 from tpspec.draft.protocol import Ask
+from tpspec.engine.meter import Meter
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tpspec.cache.pages import PagePool
     from tpspec.comm.ledger import Ledger
     from tpspec.engine.hosts import DraftHost
+    from tpspec.engine.pace import Pace
     from tpspec.engine.scheduler import Plan, Scheduler
+    from tpspec.engine.sequence import Sequence as SequenceState
     from tpspec.model.batch import Span
     from tpspec.request import Delta
     from tpspec.tokens import TokenTree, Verdict
@@ -40,7 +43,9 @@ class Target(Protocol):
 
 
 class Engine:
-    """draft_tokens: the draft length K that is asked for (a request may ask for another). vocab: ids of the target.
+    """draft_tokens: the draft length K that is asked for (a request may ask for another); None: as many as pay.
+
+    vocab: ids of the target.
 
     clock: seconds from some fixed moment; what it says is reported, and never decides what a round computes.
     """
@@ -54,14 +59,15 @@ class Engine:
         rule: Rule,
         noise: Noise,
         host: DraftHost,
-        draft_tokens: int,
+        draft_tokens: int | None,
+        pace: Pace,
         vocab: int,
         ledger: Ledger,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.target, self.scheduler, self.pool, self.rule, self.noise = target, scheduler, pool, rule, noise
-        self.host, self.draft_tokens, self.vocab, self.ledger = host, draft_tokens, vocab, ledger
-        self.clock = clock
+        self.host, self.draft_tokens, self.pace, self.vocab, self.ledger = host, draft_tokens, pace, vocab, ledger
+        self.clock, self.meter = clock, Meter()
         self._forward_s = self._drafting_s = 0.0
         self._num_rounds = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._trees: dict[int, TokenTree] = {}
@@ -70,11 +76,20 @@ class Engine:
     def hear(self, news: News) -> list[Delta]:
         """Requests and cancellations of this round; deltas for requests that cannot be served at all."""
         self._check(news)
+        self.pace.costs = news.costs
+        self._trees.update(news.trees)
         for request_id in news.cancels:
             self.scheduler.cancel(request_id)
-            self.host.forget(request_id)
+            self._forget(request_id)
         refusals = (self.scheduler.submit(request) for request in news.requests)
         return [refusal for refusal in refusals if refusal is not None]
+
+    def gather(self) -> dict[int, TokenTree]:
+        """The lead's: trees from elsewhere that the next round is to verify. May wait for them a little."""
+        begin = self.clock()
+        trees = self.host.gather()
+        self._drafted(sum(map(len, trees.values())), self.clock() - begin)
+        return self._worth_verifying(trees)
 
     def step(self) -> list[Delta]:
         """One round over all running sequences; what each of them gained."""
@@ -87,10 +102,11 @@ class Engine:
         judged = self.clock()
         commit = self.scheduler.commit(plan, verdicts)
         self.target.move(commit.moves.src, commit.moves.dst)
+        self.pace.learn(plan.cases, verdicts)
         committed = self.clock()
-        self._draft_on(verdicts, commit.finished)
-        self._forward_s += judged - begin
-        self._drafting_s += self.clock() - committed
+        num_drafted = self._draft_on(verdicts, commit.finished)
+        self._drafted(num_drafted, self.clock() - committed)
+        self._ran(plan, judged - begin, committed - begin)
         self._account(plan, verdicts, commit.deltas)
         return commit.deltas
 
@@ -116,24 +132,51 @@ class Engine:
             waiting=self.scheduler.num_waiting,
             pages_used=self.pool.num_used,
             pages_total=self.pool.num_pages,
+            elsewhere=self.host.drafting(),
             collectives={purpose.value: tally for purpose, tally in self.ledger.totals().items()},
         )
 
-    def _draft_on(self, verdicts: Sequence[Verdict], finished: Sequence[int]) -> None:
+    def _draft_on(self, verdicts: Sequence[Verdict], finished: Sequence[int]) -> int:
+        """The trees of the next round, as far as they are made here; how many tokens were drafted."""
         self.host.tell(verdicts, None)
         for seq in finished:
-            self.host.forget(seq)
-        self.host.ask(self._asks())
-        # A source may be wrong, but an id that does not exist would break the forward.
-        self._trees = {seq: tree.known(self.vocab) for seq, tree in self.host.take().items()}
+            self._forget(seq)
+        asks = [self._ask(seq) for seq in self.scheduler.ready()]
+        self.host.ask(asks)
+        trees = self.host.take()
+        self._trees = self._worth_verifying(trees)
+        return sum(map(len, trees.values()))
 
-    def _asks(self) -> list[Ask]:
-        asks = []
-        for seq in self.scheduler.ready():
-            wanted = self.draft_tokens if seq.request.num_drafts is None else seq.request.num_drafts
-            num_tokens = min(wanted, seq.remaining - 1)  # the round itself gives one more
-            asks.append(Ask(seq.id, seq.tokens, seq.num_prompt, num_tokens, seq.sampling))
-        return asks
+    def _worth_verifying(self, trees: Mapping[int, TokenTree]) -> dict[int, TokenTree]:
+        # A source may be wrong, but an id that does not exist would break the forward.
+        known = {seq: tree.known(self.vocab) for seq, tree in trees.items()}
+        ready = self.scheduler.ready()
+        paced = {seq.id for seq in ready if self._fixed(seq) is None}
+        return known | self.pace.cut({seq: tree for seq, tree in known.items() if seq in paced}, len(ready))
+
+    def _ask(self, seq: SequenceState) -> Ask:
+        fixed = self._fixed(seq)
+        wanted = self.pace.wanted(seq.id) if fixed is None else fixed
+        num_tokens = min(wanted, seq.remaining - 1)  # the round itself gives one more
+        costs = self.pace.costs if fixed is None else None
+        return Ask(seq.id, seq.tokens, seq.num_prompt, num_tokens, seq.sampling, costs)
+
+    def _fixed(self, seq: SequenceState) -> int | None:
+        """The draft length that somebody has asked for."""
+        return self.draft_tokens if seq.request.num_drafts is None else seq.request.num_drafts
+
+    def _forget(self, seq: int) -> None:
+        self.host.forget(seq)
+        self.pace.forget(seq)
+
+    def _drafted(self, num_tokens: int, seconds: float) -> None:
+        self._drafting_s += seconds
+        self.meter.drafting(num_tokens, seconds)
+
+    def _ran(self, plan: Plan, forward_s: float, round_s: float) -> None:
+        self._forward_s += forward_s
+        if all(span.num_logits for span in plan.spans):  # a chunk of a prompt would pass for a draft
+            self.meter.round(plan.num_rows, round_s)
 
     def _account(self, plan: Plan, verdicts: Sequence[Verdict], deltas: Sequence[Delta]) -> None:
         self._num_rounds += 1

@@ -1,6 +1,7 @@
-"""Where drafts come from, as the engine sees it: asked after a verdict, taken before the next plan, never waited for.
+"""Where drafts come from, as the engine sees it: asked for after a verdict, there before the next plan, or not at all.
 
-A host knows a drafter and where it runs; the engine knows neither. Must not know tensors of the target.
+A host knows a drafter and where it runs (here: beside every target rank; remote.py: elsewhere); the engine knows
+neither. Must not know tensors of the target.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from tpspec.tokens import NO_DRAFT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tpspec.draft.protocol import Ask, Drafter, Run, Taps
+    from tpspec.comm.messages import Drafting
+    from tpspec.draft.protocol import Ask, Drafter, Taps
     from tpspec.tokens import TokenTree, Verdict
 
 log = logging.getLogger(__name__)
@@ -26,17 +28,22 @@ class DraftHost(Protocol):
         """The next trees are wanted; returns without an answer."""
 
     def take(self) -> dict[int, TokenTree]:
-        """Trees that are ready, by sequence. Late or lost means absent, and an absent tree costs speed only."""
+        """Trees that every rank has, by sequence. Absent ones cost speed only."""
+
+    def gather(self) -> dict[int, TokenTree]:
+        """Of the lead alone: trees that came from elsewhere, which the other ranks learn as news."""
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...
     def forget(self, seq: int) -> None: ...
+    def drafting(self) -> Drafting | None:
+        """Counters of drafting elsewhere; None where there is none."""
 
 
 class InlineHost:
     """Every target rank drafts for itself, the same on each: no message, no collective."""
 
-    def __init__(self, drafter: Drafter, run: Run | None) -> None:
-        self._drafter, self._run = drafter, run
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
         self._trees: dict[int, TokenTree] = {}
         self._warned = False
 
@@ -49,18 +56,22 @@ class InlineHost:
         trees, self._trees = self._trees, {}
         return trees
 
+    def gather(self) -> dict[int, TokenTree]:
+        return {}
+
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
         self._drafter.observe(verdicts, taps)
+
+    def drafting(self) -> Drafting | None:
+        return None
 
     def forget(self, seq: int) -> None:
         self._trees.pop(seq, None)
         self._drafter.forget(seq)
-        if self._run is not None:
-            self._run.forget(seq)
 
     def _propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         try:
-            return self._drafter.propose(asks, self._run)
+            return self._drafter.propose(asks)
         except Exception:
             if not self._warned:
                 log.warning("the draft source failed; decoding goes on without its drafts", exc_info=True)

@@ -61,15 +61,26 @@ class Scheduler:
     """max_rows: rows of one forward; fixed_rows, when every round is padded to one row count, caps it further.
 
     max_running: sequences that own pages at a time; never more than there are rows, so that every root runs in every
-    round, nobody has to take turns, and a prompt always finds a row. The pool is the scheduler's alone.
+    round, nobody has to take turns, and a prompt always finds a row. max_positions: of the model, None where it does
+    not say. The pool is the scheduler's alone.
     """
 
-    def __init__(self, pool: PagePool, *, max_rows: int, max_running: int, fixed_rows: int | None) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_rows: int,
+        max_running: int,
+        fixed_rows: int | None,
+        max_positions: int | None = None,
+    ) -> None:
         self._budget = max_rows if fixed_rows is None else min(max_rows, fixed_rows)
         if self._budget < 1 or max_running < 1:
             raise ValueError(f"nothing could ever run: {self._budget} rows, {max_running} sequences")
         self._pool = pool
         self._max_running = min(max_running, self._budget)
+        self._num_slots = pool.num_pages * pool.page_size
+        self._max_positions = self._num_slots if max_positions is None else max_positions
         self._running: dict[int, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._num_preemptions = 0
@@ -93,7 +104,7 @@ class Scheduler:
     @property
     def capacity_tokens(self) -> int:
         """The longest prompt and output that can be served."""
-        return self._pool.num_pages * self._pool.page_size
+        return min(self._num_slots, self._max_positions)
 
     def fits(self, request: Request) -> bool:
         """Whether it could be served if it were alone."""
@@ -162,7 +173,9 @@ class Scheduler:
             return f"max_tokens is {request.max_tokens}; it must be at least 1"
         if not self.fits(request):
             asked = f"{len(request.prompt)} prompt tokens and max_tokens {request.max_tokens}"
-            return f"{asked} do not fit the cache of {self.capacity_tokens} tokens"
+            if self._max_positions < self._num_slots:
+                return f"{asked} are more than the {self._max_positions} positions of the model"
+            return f"{asked} do not fit the cache of {self._num_slots} tokens"
         return None
 
     # Pages

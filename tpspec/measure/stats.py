@@ -8,24 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpspec.comm.messages import Tally
+from tpspec.comm.messages import Drafting, Tally
 from tpspec.topology.cost import tokens_by_position
 
+if TYPE_CHECKING:
+    from tpspec.measure.trace import Round
+    from tpspec.topology.calibration import Calibration
+
 RESAMPLES = 4000
+COMPARED = ("tokens per second, plain", "tokens per second, speculative", "speed-up", "tokens per round")
+# What Drafting counts; it says what each is.
+ELSEWHERE = (
+    *("hits", "misses", "late", "timeouts", "waited_rounds", "waited_s"),
+    *("num_read", "num_dropped", "messages", "bytes"),
+)
 Drafts = tuple[tuple[int, ...], tuple[int, ...]]  # drafted and accepted of one round, by depth
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One prompt, decoded one way. seconds, rounds, tallies, forward_s and drafting_s: after the first token.
+    """One prompt of num_prompt tokens, decoded one way.
 
+    seconds, rounds, tallies, forward_s, drafting_s and elsewhere: after the first token.
     rounds: what each drafted and got accepted. tallies: collectives by purpose. forward_s: of the target's forward and
-    its verdict, collectives included; drafting_s: of the draft source, as far as the lead waited for it.
+    its verdict, collectives included; drafting_s: of the draft source, as far as the lead waited for it. timed: the
+    rounds again, with what each took. elsewhere: counts of ELSEWHERE; None where ranks draft for themselves.
     """
 
     category: str
@@ -36,6 +49,9 @@ class Record:
     tallies: dict[str, Tally] = field(default_factory=dict)
     forward_s: float = 0.0
     drafting_s: float = 0.0
+    num_prompt: int = 0
+    timed: tuple[Round, ...] = ()
+    elsewhere: dict[str, float] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -68,23 +84,34 @@ def tally_between(before: dict[str, Tally], after: dict[str, Tally]) -> dict[str
     }
 
 
-def report(pairs: Sequence[Pair]) -> dict[str, Any]:
+def elsewhere_between(before: Drafting | None, after: Drafting | None) -> dict[str, float] | None:
+    """What was added to the counts of ELSEWHERE; None where ranks draft for themselves."""
+    if after is None:
+        return None
+    none = before or Drafting()
+    return {name: getattr(after, name) - getattr(none, name) for name in ELSEWHERE}
+
+
+def report(pairs: Sequence[Pair], calibration: Calibration) -> dict[str, Any]:
     """The object that `--json` prints: all prompts, and the same by category in the order of their first prompt."""
     categories = dict.fromkeys(pair.plain.category for pair in pairs)
-    by_category = {name: _compared([pair for pair in pairs if pair.plain.category == name]) for name in categories}
-    return _compared(pairs) | {"by_category": by_category}
+    by_category = {
+        name: _compared([pair for pair in pairs if pair.plain.category == name], calibration) for name in categories
+    }
+    return _compared(pairs, calibration) | {"by_category": by_category}
 
 
-def _compared(pairs: Sequence[Pair]) -> dict[str, Any]:
+def _compared(pairs: Sequence[Pair], calibration: Calibration) -> dict[str, Any]:
     low, high = speedup_interval(pairs)
+    speculative = [pair.speculative for pair in pairs]
     return {
         "plain": summary([pair.plain for pair in pairs]),
-        "speculative": summary([pair.speculative for pair in pairs]),
+        "speculative": summary(speculative) | {"elsewhere": elsewhere(speculative)},
         "speedup": speedup(pairs),
         "speedup_low": low,
         "speedup_high": high,
         "identical": all(pair.identical for pair in pairs),
-        "predicted": predicted(pairs),
+        "predicted": predicted(pairs, calibration),
     }
 
 
@@ -107,6 +134,12 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         "acceptance": acceptance_by_position(_rounds(records)),
         "time_per_token": _time_per_token(records, tokens, seconds, totals),
     }
+
+
+def elsewhere(records: Sequence[Record]) -> dict[str, float] | None:
+    """The sums of what a drafter elsewhere did for these prompts; None without one."""
+    counts = [record.elsewhere for record in records if record.elsewhere is not None]
+    return {name: sum(count[name] for count in counts) for name in ELSEWHERE} if counts else None
 
 
 def acceptance_by_position(rounds: Iterable[Drafts]) -> list[float]:
@@ -137,13 +170,45 @@ def predicted_tokens_per_round(rounds: Sequence[Drafts]) -> float | None:
     return fmean(tokens_by_position(acceptance[:length]) for length in lengths) if lengths else None
 
 
-def predicted(pairs: Sequence[Pair]) -> dict[str, float | None]:
-    """Of speculation: tokens of a round, and the speed-up that these give with the measured seconds of rounds."""
+def predicted(pairs: Sequence[Pair], calibration: Calibration) -> dict[str, float | None]:
+    """Both ways, from the box's constants, acceptance by position and the draft lengths and contexts that occurred.
+
+    What the rounds of the pairs took is not looked at.
+    """
     plain, speculative = [pair.plain for pair in pairs], [pair.speculative for pair in pairs]
-    tokens = predicted_tokens_per_round(_rounds(speculative))
-    before, after = _round_s(plain), _round_s(speculative)
-    gain = tokens * before / after if tokens and before and after else None
-    return {"tokens_per_round": tokens, "speedup": gain}
+    seconds, num_rounds = partial(predicted_s, calibration), len(_rounds(speculative))
+    tokens = _predicted_tokens(speculative)
+    before = _ratio(len(_rounds(plain)), _sum(plain, seconds))
+    after = _ratio(tokens, _sum(speculative, seconds))
+    return {
+        "tokens_per_round": _ratio(tokens, num_rounds),
+        "plain_tokens_per_second": before,
+        "tokens_per_second": after,
+        "speedup": after / before if after and before else None,
+    }
+
+
+def _predicted_tokens(records: Sequence[Record]) -> float:
+    """Each category's with its own acceptance: whose drafts are always right would else stand for all at depth."""
+    categories = {record.category for record in records}
+    rounds = [_rounds([record for record in records if record.category == name]) for name in categories]
+    return sum(len(some) * (predicted_tokens_per_round(some) or 0.0) for some in rounds)
+
+
+def predictions(side: dict[str, Any]) -> list[tuple[str, float | None, float | None]]:
+    """Of a report or one of its categories: what of COMPARED, as predicted, as measured."""
+    guess, plain, speculative = side["predicted"], side["plain"], side["speculative"]
+    guesses = (guess[key] for key in ("plain_tokens_per_second", "tokens_per_second", "speedup", "tokens_per_round"))
+    found = (plain["tokens_per_second"], speculative["tokens_per_second"], side["speedup"])
+    return list(zip(COMPARED, guesses, (*found, speculative["tokens_per_round"]), strict=True))
+
+
+def predicted_s(calibration: Calibration, record: Record) -> float:
+    """Of a prompt's rounds; each at the context that they have in the mean, for the time is linear in it."""
+    drafts = [sum(drafted) for drafted, _ in record.rounds]
+    step = calibration.step(context=record.num_prompt + record.num_tokens / 2)
+    # What the first round verifies was drafted before the clock began.
+    return sum(step.seconds(1 + num) for num in drafts) + calibration.draft_s * sum(drafts[1:])
 
 
 def speedup(pairs: Sequence[Pair]) -> float | None:
@@ -175,10 +240,6 @@ def speedup_interval(pairs: Sequence[Pair], seed: int = 0) -> tuple[float | None
 
 def _rounds(records: Sequence[Record]) -> list[Drafts]:
     return [drafts for record in records for drafts in record.rounds]
-
-
-def _round_s(records: Sequence[Record]) -> float | None:
-    return _ratio(_sum(records, _seconds), len(_rounds(records)))
 
 
 def _totals(records: Sequence[Record]) -> dict[str, Tally]:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
-import torch
-
-from tpspec.cache.pages import PagePool
-from tpspec.comm.communicator import OneRank
 from tpspec.comm.emulate import emulated
 from tpspec.comm.ledger import Ledger, counted
-from tpspec.draft.run import ModelRun
-from tpspec.draft.sources import source
+from tpspec.draft.ahead import Grown
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import InlineHost
+from tpspec.engine.pace import Pace
+from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
-from tpspec.model.architectures import declared
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
-from tpspec.roles.memory import check_memory
-from tpspec.roles.tokenizers import check_same_tokenizer
-from tpspec.topology.checkpoint import find, read_config
-from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+from tpspec.roles.build_drafter import DTYPES, build_ahead, lookup
+from tpspec.roles.fit import shape_of, target_pool
+from tpspec.topology.checkpoint import find
+from tpspec.topology.shards import split
 from tpspec.verify import rule
 from tpspec.verify.noise import CounterNoise
 
@@ -31,11 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tpspec.comm.communicator import Communicator
-    from tpspec.topology.config import Topology
-    from tpspec.verify.noise import Noise
+    import torch
 
-DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
+    from tpspec.cache.pages import PagePool
+    from tpspec.comm.communicator import Communicator
+    from tpspec.comm.draft_link import DraftLink
+    from tpspec.draft.protocol import Drafter
+    from tpspec.engine.hosts import DraftHost
+    from tpspec.topology.config import Topology
+    from tpspec.topology.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,31 @@ class Built:
 
 
 def build_engine(
-    topology: Topology, comm: Communicator, device: torch.device, progress: Callable[[int, int], None] | None = None
+    topology: Topology,
+    comm: Communicator,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+    link: DraftLink | None = None,
 ) -> Built:
-    """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can."""
+    """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can.
+
+    link: of the lead, to a drafter in a process of its own, where the topology wants one.
+    """
     folder = find(topology.target.model)
-    shape = _shape(folder)
+    shape = shape_of(folder)
     noise = CounterNoise()
     ledger = Ledger()
-    pool = _pool(topology)
+    pool = target_pool(topology)
     fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
-    comm = counted(emulated(comm, topology.link, device.type), ledger)
+    host, gives_odds = _host(topology, shape.vocab, comm.rank, device, link)
+    comm = counted(emulated(comm, topology.link), ledger)
     target = _target(topology, folder, shape, comm, device, pool, fixed_rows, progress)
     scheduler = Scheduler(
-        pool, max_rows=topology.engine.max_rows, max_running=topology.serve.max_running, fixed_rows=fixed_rows
+        pool,
+        max_rows=topology.engine.max_rows,
+        max_running=topology.serve.max_running,
+        fixed_rows=fixed_rows,
+        max_positions=shape.max_positions,
     )
     engine = Engine(
         target=target,
@@ -68,8 +80,9 @@ def build_engine(
         pool=pool,
         rule=rule(topology.accept),
         noise=noise,
-        host=_inline_host(topology, folder, shape.vocab, noise, device),
-        draft_tokens=_draft_tokens(topology),
+        host=host,
+        draft_tokens=None if topology.draft.tokens == "auto" else topology.draft.tokens,
+        pace=Pace(gives_odds=gives_odds),
         vocab=shape.vocab,
         ledger=ledger,
     )
@@ -91,52 +104,19 @@ def _target(
     assert weights is not None, "auto weights are not built yet"
     shards = split(shape, weights)
     shard, num_slots = shards[comm.rank], pool.num_pages * pool.page_size
-    needed = weight_bytes(shape, shard, topology.target.dtype)
-    needed += num_slots * kv_bytes_per_token(shape, shard, topology.target.dtype)
-    check_memory(needed, device, f"shard {comm.rank} of {topology.target.model} with {num_slots} cached tokens")
     loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device)
     decoder = loader.decoder(comm, num_slots, fixed_rows=fixed_rows, progress=progress)
     return ShardedTarget(decoder, shard.vocab, shape.vocab, width=max(len(shard.vocab) for shard in shards))
 
 
-def _shape(folder: Path) -> ModelShape:
-    """The sizes; an architecture that is not ours is refused first, for its config has other keys."""
-    config = read_config(folder)
-    declared(config.get("model_type"), str(folder))
-    return ModelShape.from_config(config, str(folder))
-
-
-def _inline_host(topology: Topology, folder: Path, vocab: int, noise: Noise, device: torch.device) -> InlineHost:
-    """The drafter on this rank, with a whole model of its own beside the shard if its source needs one.
-
-    folder, vocab: the target's. A smaller head of the draft's is the drafter's own matter.
-    """
-    run = None
-    if (model := topology.draft.own_model) is not None:
-        draft_folder = find(model)
-        check_same_tokenizer(folder, draft_folder, topology.target.model, model)
-        run = _draft_run(topology, draft_folder, _shape(draft_folder), device)
-    drafter = source(topology.draft.source).make(noise=noise, accept=topology.accept, vocab=vocab)
-    return InlineHost(drafter, run)
-
-
-def _pool(topology: Topology, more_pages: int = 0) -> PagePool:
-    cache = topology.cache
-    return PagePool(-(-cache.tokens // cache.page) + more_pages, cache.page)
-
-
-def _draft_run(topology: Topology, folder: Path, shape: ModelShape, device: torch.device) -> ModelRun:
-    dtype = topology.draft.dtype or topology.target.dtype
-    (whole,) = split(shape, (1.0,))
-    # A page a sequence more than the target has, for the draft that stands beyond the last token the target caches.
-    pool = _pool(topology, more_pages=topology.serve.max_running)
-    num_slots = pool.num_pages * pool.page_size
-    needed = weight_bytes(shape, whole, dtype) + num_slots * kv_bytes_per_token(shape, whole, dtype)
-    check_memory(needed, device, f"draft model {topology.draft.model} with {num_slots} cached tokens")
-    decoder = Loader.open(folder, whole, DTYPES[dtype], device).decoder(OneRank(), num_slots)
-    return ModelRun(decoder, pool, shape.vocab)
-
-
-def _draft_tokens(topology: Topology) -> int:
-    assert topology.draft.tokens != "auto", "auto draft length is not built yet"
-    return topology.draft.tokens
+def _host(
+    topology: Topology, vocab: int, rank: int, device: torch.device, link: DraftLink | None
+) -> tuple[DraftHost, bool]:
+    """Where this rank's drafts come from, and whether they come with odds."""
+    if topology.draft.placement.kind != "inline":
+        return (Elsewhere() if rank or link is None else RemoteHost(link, perf_counter)), True
+    if topology.draft.own_model is not None:
+        drafter: Drafter = Grown(build_ahead(topology, device))
+    else:
+        drafter = lookup(topology, vocab)
+    return InlineHost(drafter), drafter.needs.gives_odds

@@ -10,17 +10,22 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from tpspec.comm.channel import open_channel
 from tpspec.comm.communicator import NOTE_BYTES
 from tpspec.comm.distributed import Place, World, join_world
-from tpspec.errors import OutOfMemory, UserError, WorldFailure
+from tpspec.comm.draft_link import LeadDraftLink
+from tpspec.comm.messages import Stop
+from tpspec.errors import EXIT_CODES, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
+from tpspec.roles.drafter import Orders
+from tpspec.roles.fit import check_fits
+from tpspec.roles.guard import Guard
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
-from tpspec.topology.config import Topology, automatic, dump, load
+from tpspec.topology.config import Topology, automatic, dump, load, to_json
 
 if TYPE_CHECKING:
     import argparse
@@ -28,8 +33,9 @@ if TYPE_CHECKING:
 
     from tpspec.comm.channel import Channel
     from tpspec.comm.messages import Stats
+    from tpspec.engine.engine import Engine
 
-EXIT_CODES = {error.exit_code: error for error in (UserError, OutOfMemory, WorldFailure)}
+Result = TypeVar("Result")
 
 
 def add_topology_options(parser: argparse.ArgumentParser) -> None:
@@ -66,12 +72,17 @@ def _rank() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """This rank's place at the table, ready for rounds."""
+    """This rank's place at the table, ready for rounds. built: None at a rank that holds no shard.
+
+    link: the lead's, to a drafter in a process of its own; guard: of that process, at the rank where it runs.
+    """
 
     topology: Topology
     world: World
-    built: Built
-    channel: Channel
+    channel: Channel | None
+    built: Built | None
+    link: LeadDraftLink | None
+    guard: Guard | None
 
     @property
     def leads(self) -> bool:
@@ -79,21 +90,48 @@ class Seat:
 
     @property
     def folder(self) -> Path:
-        return self.built.folder
+        return self._shard[0].folder
 
     @property
     def max_tokens(self) -> int:
         """The longest prompt plus output that is served."""
-        return self.built.max_tokens
+        return self._shard[0].max_tokens
+
+    @property
+    def engine(self) -> Engine:
+        return self._shard[0].engine
+
+    @property
+    def holds_shard(self) -> bool:
+        return self.built is not None
 
     def stats(self) -> Stats:
-        return self.built.engine.stats()
+        return self.engine.stats()
 
     def lead(self, inbox: Inbox) -> int:
-        return lead_rounds(self.built.engine, self.channel, inbox)
+        built, channel = self._shard
+        return lead_rounds(built.engine, channel, inbox)
 
     def follow(self) -> int:
-        return follow_rounds(self.built.engine, self.channel)
+        if self.built is None:
+            assert self.guard is not None
+            return self.guard.watch()
+        built, channel = self._shard
+        return follow_rounds(built.engine, channel)
+
+    @property
+    def _shard(self) -> tuple[Built, Channel]:
+        assert self.built is not None
+        assert self.channel is not None
+        return self.built, self.channel
+
+    def close(self) -> None:
+        """The drafter is told to end, and whoever guards it waits for that."""
+        if self.link is not None:
+            self.link.send(Stop())
+            self.link.close()
+        if self.channel is not None:
+            self.channel.close()
 
 
 @contextmanager
@@ -105,11 +143,12 @@ def open_seat(
     topology = read_topology(options, place, module)
     device = pick_device(topology, place)
     with join_world(place, device, topology.engine.timeout_s) as world:
-        built, channel = agreed(world, lambda: _build(topology, world, device, prepare))
+        agreed(world, lambda: _check_fits(topology, place, device))
+        seat = agreed(world, lambda: _take_seat(topology, world, device, prepare))
         try:
-            yield Seat(topology, world, built, channel)
+            yield seat
         finally:
-            channel.close()
+            seat.close()
 
 
 def read_topology(options: argparse.Namespace, place: Place, module: str) -> Topology:
@@ -142,18 +181,27 @@ def _save(topology: Topology, path: Path) -> None:
 def pick_device(topology: Topology, place: Place) -> torch.device:
     """The card of this rank, or the CPU. `auto` takes cards when there is one for every rank of this host."""
     num_cards = torch.cuda.device_count() if topology.device != "cpu" else 0
-    if topology.device == "auto":
-        return torch.device("cuda", place.local_rank) if num_cards >= topology.num_ranks else torch.device("cpu")
     if topology.device == "cuda" and num_cards <= place.local_rank:
         raise UserError(f"device: cuda needs a card for local rank {place.local_rank}, and {num_cards} are here")
-    return torch.device("cpu") if topology.device == "cpu" else torch.device("cuda", place.local_rank)
+    if topology.device == "cpu" or (topology.device == "auto" and num_cards < topology.num_ranks):
+        return torch.device("cpu")
+    if topology.link.emulate:
+        raise UserError(
+            "link.emulate: works between ranks on the CPU, and these are on cards; should stand beside device: cpu"
+        )
+    return torch.device("cuda", place.local_rank)
 
 
-def agreed(world: World, work: Callable[[], tuple[Built, Channel]]) -> tuple[Built, Channel]:
+def _check_fits(topology: Topology, place: Place, device: torch.device) -> None:
+    """Ranks on the CPU share the memory of their host; a card is one rank's own."""
+    check_fits(topology, place.rank, device, place.ranks_here if device.type == "cpu" else (place.rank,))
+
+
+def agreed(world: World, work: Callable[[], Result]) -> Result:
     """`work` on every rank. Where it fails on one, all ranks fail alike, and the lead can say why."""
-    result, fault = None, ""
+    results, fault = list[Result](), ""
     try:
-        result = work()
+        results.append(work())
     except UserError as error:
         fault = _short(f"{error.exit_code} {error}", NOTE_BYTES)
     for rank in range(world.size):
@@ -161,8 +209,7 @@ def agreed(world: World, work: Callable[[], tuple[Built, Channel]]) -> tuple[Bui
         if told:
             code, _, message = told.partition(" ")
             raise EXIT_CODES[int(code)](message if rank == 0 else f"rank {rank}: {message}")
-    assert result is not None
-    return result
+    return results[0]
 
 
 def _short(text: str, num_bytes: int) -> str:
@@ -171,18 +218,35 @@ def _short(text: str, num_bytes: int) -> str:
     return text if len(raw) <= num_bytes else raw[: num_bytes - len(" ...")].decode(errors="ignore") + " ..."
 
 
-def _build(
-    topology: Topology, world: World, device: torch.device, prepare: Callable[[Topology], None]
-) -> tuple[Built, Channel]:
+def _take_seat(topology: Topology, world: World, device: torch.device, prepare: Callable[[Topology], None]) -> Seat:
     """Collective calls first, so that a rank that fails later fails where all agree on it."""
     comm = world.group(topology.target.ranks, ordered=topology.deterministic, transport=topology.link.transport)
     channel = open_channel(world, topology.target.ranks, topology.engine.timeout_s)
-    assert comm is not None, "every rank holds a shard until drafters have ranks of their own"
-    assert channel is not None
-    if comm.rank == 0:
+    link, guard = _open_drafting(topology, world, device)
+    if world.rank == topology.target.ranks[0]:
         prepare(topology)
-    with loading_bar(topology.target.model, shown=comm.rank == 0 and sys.stderr.isatty()) as progress:
-        return build_engine(topology, comm, device, progress), channel
+    built = None
+    if comm is not None:
+        with loading_bar(topology.target.model, shown=comm.rank == 0 and sys.stderr.isatty()) as progress:
+            built = build_engine(topology, comm, device, progress, link)
+    if guard is not None:
+        guard.wait_until_ready()
+        if built is not None:
+            guard.watch_beside()
+    return Seat(topology, world, channel, built, link, guard)
+
+
+def _open_drafting(topology: Topology, world: World, device: torch.device) -> tuple[LeadDraftLink | None, Guard | None]:
+    """A drafter in a process of its own: the lead's link to it, and at the drafter's rank its guard. Collective."""
+    placement, lead = topology.draft.placement, topology.target.ranks[0]
+    if placement.rank is None:
+        return None, None
+    link = LeadDraftLink() if world.rank == lead else None
+    where = world.announce(f"{os.getpid()} {link.endpoint}" if link is not None else None, lead)
+    if world.rank != placement.rank:
+        return link, None
+    pid, _, endpoint = where.partition(" ")
+    return link, Guard(Orders(to_json(topology), endpoint, int(pid), str(device), placement.kind == "gaps"))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tpspec.comm.messages import Stats, ToLead
     from tpspec.engine.engine import Engine
     from tpspec.request import Delta
+    from tpspec.tokens import TokenTree
 
 
 class Inbox(Protocol):
@@ -32,7 +33,8 @@ def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
     number = 0
     while True:
         number += 1
-        news = _news(number, inbox.receive(wait=engine.is_idle), engine.digest)
+        trees = engine.gather()
+        news = _news(number, inbox.receive(wait=engine.is_idle), engine, trees)
         channel.share(news)
         if news.stop is not None:
             return news.stop
@@ -51,7 +53,7 @@ def follow_rounds(engine: Engine, channel: Channel) -> int:
         engine.step()
 
 
-def _news(number: int, messages: Sequence[ToLead], digest: dict[str, int]) -> News:
+def _news(number: int, messages: Sequence[ToLead], engine: Engine, trees: dict[int, TokenTree]) -> News:
     """A request that was cancelled before its first round is in neither list."""
     cancels = [message.id for message in messages if isinstance(message, Cancel)]
     requests = [message.request for message in messages if isinstance(message, Submit)]
@@ -61,5 +63,7 @@ def _news(number: int, messages: Sequence[ToLead], digest: dict[str, int]) -> Ne
         requests=tuple(request for request in requests if request.id not in cancels),
         cancels=tuple(cancels),
         stop=stops[0] if stops else None,
-        digest=digest,
+        digest=engine.digest,
+        costs=engine.meter.costs,
+        trees=trees,
     )

@@ -161,7 +161,7 @@ def _max_tokens(body: Body, shape: Shape, num_prompt: int, cache_tokens: int) ->
     if body.limit > room:
         message = (
             f"max_tokens is {body.limit} and the prompt has {num_prompt} tokens, {body.limit + num_prompt} together; "
-            f"this server's cache holds {cache_tokens}"
+            f"this server takes {cache_tokens}"
         )
         raise bad_request(message, "max_tokens", "context_length_exceeded")
     return body.limit

@@ -127,7 +127,7 @@ class Process:
 
     def _announce(self) -> None:
         if self._state.phase == "ready":
-            say(f"ready: {self._options.model_name}, {self._state.cache_tokens} tokens of cache")
+            say(f"ready: {self._options.model_name}, {self._state.cache_tokens} tokens, prompt and output together")
 
     async def _watch_parent(self) -> None:
         while os.getppid() == self._options.parent:

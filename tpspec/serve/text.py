@@ -94,5 +94,5 @@ class TextStream:
 
 def too_long(size: object, limit: int) -> ApiError:
     """limit: the longest prompt that leaves room for one token."""
-    message = f"the prompt has {size} tokens; this server's cache holds {limit + 1}, prompt and output together"
+    message = f"the prompt has {size} tokens; this server takes {limit + 1}, prompt and output together"
     return bad_request(message, "prompt", "context_length_exceeded")

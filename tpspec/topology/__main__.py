@@ -6,22 +6,28 @@ A front door, and the only place of this room that prints. Decides and computes 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from tpspec.errors import UserError
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import load
-from tpspec.topology.plan import Wish, plan
+from tpspec.topology.here import box_here
+from tpspec.topology.plan import Wish, boxed, plan
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.report import describe
 from tpspec.topology.whatif import what_if
 
+if TYPE_CHECKING:
+    from tpspec.topology.cards import Card
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         print("\n".join(options.lines(options)))
     except UserError as error:
         print(error, file=sys.stderr)
@@ -34,20 +40,34 @@ def _check(options: argparse.Namespace) -> list[str]:
 
 
 def _plan(options: argparse.Namespace) -> list[str]:
+    gpus, link, found = _box(options)
     wish = Wish(
-        gpus=parse_gpus(options.gpus),
-        link=options.link,
+        gpus=gpus,
+        link=link,
         model=options.model,
         draft=options.draft,
         acceptance=options.acceptance,
         context=options.context,
     )
     ranking = plan(wish)
-    text, lines = yaml_of(wish, ranking), propose(wish, ranking)
+    text, lines = yaml_of(wish, ranking), [*found, *propose(wish, ranking)]
     if options.out is None:
         return [*lines, "", text]
     _write(options.out, text)
     return [*lines, "", f"wrote {options.out}"]
+
+
+def _box(options: argparse.Namespace) -> tuple[tuple[Card, ...], str | None, list[str]]:
+    """Its cards and its link, as they were given or as they are here, and what there is to say of them."""
+    if not options.here:
+        return parse_gpus(options.gpus), options.link, []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    box = box_here(visible)
+    among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
+    found = [f"this box: {boxed(box.cards)}, numbered as with CUDA_DEVICE_ORDER=PCI_BUS_ID{among}"]
+    if options.link is not None or len(box.cards) == 1:
+        return box.cards, options.link, found
+    return box.cards, box.link, [*found, f"link {box.link}: named by its slots, not measured; better: {box.probe}"]
 
 
 def _write(path: Path, text: str) -> None:
@@ -61,8 +81,15 @@ def _what_if(options: argparse.Namespace) -> list[str]:
     return what_if(options.model)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong command is one line, as every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tpspec.topology", description="Looks at topologies; starts none.")
+    parser = _Parser(prog="python -m tpspec.topology", description="Looks at topologies; starts none.")
     commands = parser.add_subparsers(required=True, metavar="check | plan | whatif")
     check = commands.add_parser("check", help="check a file; print ranks, roles, slices, memory and collectives")
     check.add_argument("file", help="a YAML file, for example topologies/cpu-2.yaml")
@@ -76,9 +103,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpus", action="append", required=True, metavar="NxCARD", help="8x3090; may be repeated")
+    cards = parser.add_mutually_exclusive_group(required=True)
+    cards.add_argument("--gpus", action="append", metavar="NxCARD", help="8x3090; may be repeated")
+    cards.add_argument("--here", action="store_true", help="the cards of this machine, as nvidia-smi lists them")
     parser.add_argument(
-        "--link", required=True, help="a slot (pcie3, pcie4, pcie4_p2p, pcie5), a box of links.yaml, or a file"
+        "--link",
+        help="a slot (pcie3, pcie4, pcie4_p2p, pcie5), a box of links.yaml, or a file that `measure links` wrote; "
+        "with --here, by default the slot that the driver names",
     )
     parser.add_argument("--model", required=True, help="the target, as in a topology file")
     parser.add_argument("--draft", default="ngram", help="the drafter's model, ngram or none")

@@ -58,7 +58,7 @@ def cards() -> dict[str, Card]:
 
 def card(name: str) -> Card:
     """By its short name, however it is dressed: `RTX 3090`, `rtx3090` and `3090` are one."""
-    plain = re.sub(r"[\s_]|nvidia|geforce|^rtx|tesla|-pcie", "", name.lower())
+    plain = re.sub(r"[\s_]|nvidia|geforce|^rtx|tesla|-pcie|-sxm\d|generation|blackwell.*edition", "", name.lower())
     plain = re.sub(r"^rtx", "", plain)
     if plain not in cards():
         raise UserError(f"no card {name!r} is known; {suggestion(plain, cards())}")

@@ -130,7 +130,7 @@ class DraftConfig(Section):
         default=Placement(), description="inline, {dedicated: RANK} or {gaps: RANK}, with RANK a number from 0"
     )
     tokens: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        default=4, description="auto, or a whole number from 1 to 64"
+        default="auto", description="auto, or a whole number from 1 to 64"
     )
     dtype: Dtype | None = Field(default=None, description="null (as the target), float32, bfloat16 or float16")
 
@@ -236,9 +236,7 @@ class Topology(Section):
 _UNBUILT: dict[str, frozenset[str]] = {
     "target.weights": frozenset({"auto"}),
     "target.quantize": frozenset({"int8", "int4"}),
-    "draft.placement.kind": frozenset({"dedicated", "gaps"}),
-    "draft.tokens": frozenset({"auto"}),
-    "pipeline.policy": frozenset({"optimistic", "fan_out", "alternate", "auto"}),
+    "pipeline.policy": frozenset({"alternate", "auto"}),
 }
 
 

@@ -15,6 +15,7 @@ import yaml
 from tpspec.errors import UserError
 
 KeyPath = tuple[str, ...]
+TOPOLOGY_KEYS = "at least `name:` and `target:`"
 
 
 class TopologyError(UserError):
@@ -81,17 +82,18 @@ class Document:
         self.places[path] = place
 
 
-def read(path: str | Path) -> Document:
+def read(path: str | Path, keys: str = TOPOLOGY_KEYS) -> Document:
     """The document in a YAML file; a TopologyError when it cannot be read, is no YAML or holds no mapping."""
-    return parse(_text(path), str(path))
+    return parse(_text(path), str(path), keys)
 
 
-def parse(text: str, name: str) -> Document:
-    """The document in YAML text; `name` stands for it in messages."""
+def parse(text: str, name: str, keys: str = TOPOLOGY_KEYS) -> Document:
+    """The document in YAML text; `name` stands for it in messages, which say that it should hold `keys`."""
     document = Document(name)
     node = _compose(text, name)
     if not isinstance(node, yaml.MappingNode):
-        raise TopologyError([f"{name}: is not a mapping; should hold keys such as `target:` and `draft:`"])
+        what = "is empty" if node is None else "is not a mapping"
+        raise TopologyError([f"{name}: {what}; should hold {keys}"])
     values = _Values(document).mapping(node, ())
     document.values.update(values)
     return document
@@ -101,20 +103,17 @@ def _text(path: str | Path) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise TopologyError([f"{path}: no such file; topologies/ holds examples"]) from None
+        raise TopologyError([f"{path}: no such file; should be the path of one"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise TopologyError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
     return text
 
 
-def _compose(text: str, name: str) -> yaml.Node:
+def _compose(text: str, name: str) -> yaml.Node | None:
     try:
-        node = yaml.compose(text, yaml.SafeLoader)
+        return yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise TopologyError([_syntax(error, name)]) from error
-    if node is None:
-        raise TopologyError([f"{name}: is empty; should hold at least `name:` and `target:`"])
-    return node
 
 
 def _syntax(error: yaml.YAMLError, name: str) -> str:

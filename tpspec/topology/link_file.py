@@ -145,7 +145,7 @@ class LinksFile(_Part):
 
 def read_links(path: str | Path) -> LinksFile:
     """The file's tables. TopologyError with every fault, each with its line and what would be right."""
-    document = read(path)
+    document = read(path, "`boxes:`, as `-m tpspec.measure links` writes it")
     try:
         links = LinksFile.model_validate(document.values)
     except ValidationError as error:
@@ -158,7 +158,8 @@ def read_links(path: str | Path) -> LinksFile:
 
 def dump_links(links: LinksFile) -> str:
     """YAML that `read_links` reads back to the same tables."""
-    plain = links.model_dump(mode="json", exclude_defaults=True)
+    # Not mode="json": there the keys of an object are strings, and sizes would stand in quotes.
+    plain = links.model_dump(exclude_defaults=True)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
@@ -174,6 +175,8 @@ def _words(error: ErrorDetails) -> str:
             return "is missing"
         case "extra_forbidden":
             return "unknown key"
+        case "too_short":
+            return "is empty; should hold at least one"
         case "value_error":
             return error["msg"].removeprefix("Value error, ")
         case _:

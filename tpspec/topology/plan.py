@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tpspec.topology.cards import Card
+    from tpspec.topology.links import LinkTable
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
@@ -43,11 +44,12 @@ FAN_OUT = 3
 class Wish:
     """What is asked: a box, a link by name, a model and what drafts for it (a model, `ngram` or `none`).
 
-    acceptance: of a draft token, between 0 and 1. context: tokens that are cached, and read in every step.
+    link: None where there is one card. acceptance: of a draft token, between 0 and 1. context: tokens that are cached,
+    and read in every step.
     """
 
     gpus: tuple[Card, ...]
-    link: str
+    link: str | None
     model: str
     draft: str
     acceptance: float = 0.75
@@ -61,6 +63,10 @@ class Wish:
     def page_context(self) -> int:
         """context in whole pages of the cache."""
         return -(-self.context // 16) * 16
+
+    def link_for(self, num_shards: int) -> LinkTable | None:
+        """Between so many cards; None where nothing is to be linked."""
+        return None if self.link is None or num_shards == 1 else link_for(self.link, num_shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,8 @@ def plan(wish: Wish) -> Ranking:
     """Raises UserError for names nobody knows, OutOfMemory when nothing fits."""
     if not 0 <= wish.acceptance <= 1:
         raise UserError(f"--acceptance {wish.acceptance}: should be between 0 and 1")
+    if wish.link is None and len(wish.gpus) > 1:
+        raise UserError("--link is missing; should be a slot such as pcie4, a box of links.yaml, or a probe's file")
     planner = _Planner(wish)
     judged = [planner.judge(layout) for layout in planner.layouts()]
     plans = [one for one in judged if isinstance(one, Plan)]
@@ -144,7 +152,7 @@ class _Planner:
         self.target = shape_of(wish.model)
         self.draft = shape_of(wish.draft_model) if wish.draft_model else None
         self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
-        link_for(wish.link, 2)  # an unknown name is told before anything is computed
+        wish.link_for(2)  # an unknown name is told before anything is computed
 
     def layouts(self) -> Iterator[Layout]:
         for num_shards in range(1, min(len(self.by_speed), self.target.num_heads) + 1):
@@ -199,7 +207,7 @@ class _Planner:
 
     def _step(self, layout: Layout) -> StepCost:
         on = [self.wish.gpus[index] for index in layout.shards]
-        link = link_for(self.wish.link, len(on)) if len(on) > 1 else None
+        link = self.wish.link_for(len(on))
         loads = [self._load(self.target, shard, layout.bits) for shard in self._split(layout)]
         return step_cost(loads, on, self.target.num_layers, 2 * self.target.hidden, link)
 
@@ -266,7 +274,7 @@ def topology_of(wish: Wish, best: Plan) -> Topology:
             "draft": _draft(wish, best),
             **({"pipeline": {"policy": "fan_out", "fan_out": FAN_OUT}} if ahead else {}),
             "device": "cuda",
-            "link": {"table": wish.link},
+            **({"link": {"table": wish.link}} if wish.link else {}),
             "cache": {"tokens": wish.page_context},
         }
     )

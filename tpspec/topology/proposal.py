@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from tpspec.topology.links import link_for
 from tpspec.topology.plan import HIT_RATE, Layout, Plan, Ranking, Refusal, Wish, boxed, topology_of
 from tpspec.topology.report import table
 
@@ -24,7 +23,8 @@ def propose(wish: Wish, ranking: Ranking) -> list[str]:
     """The best ten as a table, and what did not fit."""
     shown = ranking.plans[:SHOWN]
     lines = [
-        f"{wish.model} on {boxed(wish.gpus)}, link {wish.link}, acceptance {wish.acceptance}, context {wish.context}",
+        f"{wish.model} on {boxed(wish.gpus)}, link {wish.link or 'none'}, "
+        f"acceptance {wish.acceptance}, context {wish.context}",
         "all of it predicted; measure before you believe",
         "",
         *table([HEADS, *(_row(wish, one) for one in shown)]),
@@ -131,10 +131,8 @@ def _plain(ranking: Ranking) -> Plan | None:
 
 
 def _link(wish: Wish, num_shards: int) -> str:
-    if num_shards == 1:
-        return "none needed"
-    link = link_for(wish.link, num_shards)
-    return f"{link.name} ({link.provenance})"
+    link = wish.link_for(num_shards)
+    return f"{link.name} ({link.provenance})" if link else "none needed"
 
 
 def _ranks(wish: Wish, layout: Layout) -> list[str]:

@@ -38,6 +38,19 @@ def _drafter_has_its_place(placement: Placement, ranks: tuple[int, ...]) -> str 
     return None
 
 
+def _drafter_of_its_own_runs_a_model(placement: Placement, source: str) -> str | None:
+    if placement.kind == "inline" or source in SOURCES_WITH_MODEL:
+        return None
+    able = " or ".join(sorted(SOURCES_WITH_MODEL))
+    return f"is {placement.kind}, but source {source!r} runs no model of its own; should be inline, or source {able}"
+
+
+def _ahead_of_what_is_verified(policy: str, placement: Placement) -> str | None:
+    if policy == "serial" or placement.kind != "inline":
+        return None
+    return f"is {policy}, but an inline drafter runs when the target does not; should be serial, or draft elsewhere"
+
+
 def _no_idle_rank(ranks: tuple[int, ...], placement: Placement) -> str | None:
     used = {*ranks} if placement.rank is None else {*ranks, placement.rank}
     idle = sorted(set(range(max(used))) - used)
@@ -76,6 +89,12 @@ def _something_to_emulate(emulate: bool, *costs: str | float | None) -> str | No
     return "has nothing to emulate; should stand beside link.table, or latency_us and gbytes_per_s"
 
 
+def _emulated_on_cpu(emulate: bool, device: str) -> str | None:
+    if not emulate or device != "cuda":
+        return None
+    return "works between ranks on the CPU; should be false with device: cuda, or stand beside device: cpu"
+
+
 def _known_table(table: str | None) -> str | None:
     try:
         if table is not None:
@@ -90,6 +109,8 @@ RULES = (
     Rule(("target.weights", "target.ranks"), _one_weight_per_rank),
     Rule(("draft.model", "draft.source"), _model_for_source),
     Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
+    Rule(("draft.placement", "draft.source"), _drafter_of_its_own_runs_a_model),
+    Rule(("pipeline.policy", "draft.placement"), _ahead_of_what_is_verified),
     Rule(("target.ranks", "draft.placement"), _no_idle_rank),
     Rule(("draft.tokens", "deterministic", "engine.fixed_rows", "engine.max_rows"), _draft_fits_round),
     Rule(("engine.fixed_rows", "engine.max_rows", "deterministic"), _fixed_rows_fit),
@@ -97,4 +118,5 @@ RULES = (
     Rule(_COSTS, _one_link_cost),
     Rule(("link.table",), _known_table),
     Rule(("link.emulate", *_COSTS), _something_to_emulate),
+    Rule(("link.emulate", "device"), _emulated_on_cpu),
 )

@@ -20,6 +20,7 @@ class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly. vocab: rows of the head and of the embedding table.
 
     tied: the head is the embedding table. qk_norm: a norm of head_dim on queries and on keys in every layer.
+    max_positions: the longest text it was made for, however its rope is scaled; None where the config does not say.
     """
 
     num_layers: int
@@ -33,6 +34,7 @@ class ModelShape:
     qkv_bias: bool
     model_type: str
     qk_norm: bool = False
+    max_positions: int | None = None
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
@@ -53,6 +55,7 @@ class ModelShape:
             qkv_bias=read.flag("attention_bias", model_type == "qwen2"),
             model_type=model_type,
             qk_norm=model_type == "qwen3",
+            max_positions=read.size_if_given("max_position_embeddings"),
         )
 
     @property
@@ -73,6 +76,9 @@ class _Reads:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self._refusal(key, "a whole number above 0")
         return value
+
+    def size_if_given(self, key: str) -> int | None:
+        return None if self.config.get(key) is None else self.size(key)
 
     def divisor(self, key: str, of: int) -> int:
         value = self.size(key, of)

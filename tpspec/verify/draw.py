@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import RowLogits
 
-__all__ = ["Draw", "pick", "sample"]
+__all__ = ["Draw", "pick", "rank", "sample"]
+
+LISTED = 64  # likeliest ids among which a ranking looks
 
 
 def pick(rows: RowLogits, draws: Sequence[Draw], noise: Noise, stream: Stream = Stream.target) -> list[int]:
@@ -46,6 +48,32 @@ def pick(rows: RowLogits, draws: Sequence[Draw], noise: Noise, stream: Stream = 
         seed, position = draws[i].sampling.seed, draws[i].position
         tokens[i] = noise.best_of(support.scores_S, support.ids_S, seed, position, stream)
     return [tokens[i] for i in range(len(draws))]
+
+
+def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> list[tuple[tuple[int, ...], list[float]]]:
+    """For each row the token that `pick` gives and those next to it, at most `width`, with how likely each looks.
+
+    Unsharded rows only. Beyond the first, ranked among the likeliest ids by score plus the noise of the target's own
+    draw; how likely is the softmax of that (at temperature 0 of the scores).
+    """
+    winners = pick(rows, draws, noise)
+    scores_TS, ids_TS = process(rows, draws).topk(min(LISTED, rows.logits_TV.shape[1]))
+    return [
+        _ranked(winner, ids_S, scores_S.double(), draw, width, noise)
+        for winner, ids_S, scores_S, draw in zip(winners, ids_TS.cpu(), scores_TS.cpu(), draws, strict=True)
+    ]
+
+
+def _ranked(
+    winner: int, ids_S: Tensor, scores_S: Tensor, draw: Draw, width: int, noise: Noise
+) -> tuple[tuple[int, ...], list[float]]:
+    if draw.sampling.temperature > 0:
+        scores_S = scores_S + noise.gumbel(draw.sampling.seed, draw.position, Stream.target, ids_S)
+    odds_S, order = scores_S.softmax(0).sort(descending=True, stable=True)
+    listed = [(token, p) for token, p in zip(ids_S[order].tolist(), odds_S.tolist(), strict=True) if p > 0]
+    first = next((p for token, p in listed if token == winner), listed[0][1])
+    others = [(token, p) for token, p in listed if token != winner][: width - 1]
+    return (winner, *(token for token, _ in others)), [first, *(p for _, p in others)]
 
 
 def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -> list[tuple[int, Draws]]:

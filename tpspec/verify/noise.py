@@ -59,6 +59,9 @@ class Noise(Protocol):
     def best_of(self, scores_S: Tensor, ids_S: Tensor, seed: int, position: int, stream: Stream) -> int:
         """The same for one row and listed ids, with the same noise for the same id; compared in float64."""
 
+    def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
+        """The noise itself, float64, of any ids, in their shape; for guesses, never for a verdict."""
+
     def uniform(self, seed: int, position: int, stream: Stream, index: int) -> float:
         """A number in the open interval (0, 1), independent of the Gumbel noise."""
 

@@ -1,0 +1,61 @@
+"""A model whose logits depend on every token it sees: one stale or misplaced slot changes what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tpspec.draft.protocol import Ask
+from tpspec.model.batch import Span
+from tpspec.request import Sampling
+from tpspec.verify.draw import Draw, pick
+from tpspec.verify.noise import CounterNoise
+from tpspec.verify.rows import RowLogits
+
+VOCAB = 11
+
+
+def logits_after(text: Sequence[int], vocab: int = VOCAB) -> torch.Tensor:
+    return torch.randn(vocab, generator=torch.Generator().manual_seed(hash(tuple(text)) % (2**31))) * 2
+
+
+class Table:
+    """A `Run` whose cache is a token for each slot."""
+
+    def __init__(self, vocab: int = VOCAB, max_positions: int | None = None) -> None:
+        self.vocab, self.max_positions = vocab, max_positions
+        self.slots: dict[int, int] = {}
+        self.calls: list[list[Span]] = []
+
+    def __call__(self, spans: Sequence[Span]) -> torch.Tensor:
+        self.calls.append(list(spans))
+        for span in spans:
+            self.slots.update(zip(span.own_slots(), span.tokens, strict=True))
+        rows = [logits for span in spans for logits in self._logits(span)]
+        return torch.stack(rows) if rows else torch.empty(0, self.vocab)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.slots.update(zip(targets, [self.slots[source] for source in sources], strict=True))
+
+    def _logits(self, span: Span) -> list[torch.Tensor]:
+        seen = [self.slots[slot] for first, count in span.runs for slot in range(first, first + count)]
+        assert len(seen) == span.start + len(span.tokens)
+        return [logits_after(seen, self.vocab)] if span.num_logits else []
+
+
+def ask(seq: int, tokens: Sequence[int], num_tokens: int = 4, **sampling: float) -> Ask:
+    return Ask(seq, list(tokens), 1, num_tokens, Sampling(**sampling))  # type: ignore[arg-type]
+
+
+def next_token(tokens: Sequence[int], sampling: Sampling, vocab: int = VOCAB) -> int:
+    """What the table's model says, without a cache."""
+    rows = RowLogits(logits_after(tokens, vocab).unsqueeze(0), VOCAB)
+    return pick(rows, [Draw(tokens, 1, sampling)], CounterNoise())[0]
+
+
+def expected(asked: Ask, vocab: int = VOCAB) -> tuple[int, ...]:
+    text = list(asked.tokens)
+    for _ in range(asked.num_tokens):
+        text.append(next_token(text, asked.sampling, vocab))
+    return tuple(text[len(asked.tokens) :])

@@ -1,0 +1,185 @@
+"""The draft length that pays: no other is better by what is known, all ranks agree, and it is zero when it must be."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.checkpoints import tiny
+from tests.draft.liar import Liar
+from tests.worlds import serve, topology
+from tpspec.comm.messages import Costs
+from tpspec.engine.engine import Engine
+from tpspec.engine.meter import Meter
+from tpspec.engine.pace import MOST, PROBE_ROUNDS, PROBE_TOKENS, Pace
+from tpspec.request import Request, Sampling
+from tpspec.tokens import Draws, TokenTree, Verdict
+from tpspec.verify.rows import Case
+
+ODDS = st.lists(st.floats(0.0, 1.0), max_size=4)
+ROUND = Costs(round_s=0.01, row_s=0.001, draft_s=0.0)
+
+
+def pace(costs: Costs | None, *, gives_odds: bool = True) -> Pace:
+    made = Pace(gives_odds=gives_odds)
+    made.costs = costs
+    return made
+
+
+def chain(odds: list[float]) -> TokenTree:
+    return TokenTree.chain(range(len(odds)), odds=odds)
+
+
+def rate(kept: list[list[float]], costs: Costs) -> float:
+    """Tokens per second of a round over these chains."""
+    tokens = float(len(kept))
+    for odds in kept:
+        path = 1.0
+        for p in odds:
+            path *= p
+            tokens += path
+    return tokens / costs.seconds(len(kept) + sum(map(len, kept)))
+
+
+def learned(made: Pace, drafted: int, accepted: int, rounds: int = 1, seq: int = 0) -> Pace:
+    case = Case(seq, 0, TokenTree.chain(range(drafted)), (1,), 1, Sampling())
+    for _ in range(rounds):
+        made.learn([case], [Verdict(seq, tuple(range(accepted)), tuple(range(accepted + 1)))])
+    return made
+
+
+@given(chains=st.lists(ODDS, min_size=1, max_size=3), row_s=st.floats(0.0, 0.02))
+def test_no_other_cut_gives_more_tokens_per_second(chains: list[list[float]], row_s: float) -> None:
+    """A greedy rule that stopped a node early or late would lose speed on every text and fail no other test."""
+    costs = Costs(0.01, row_s, 0.0)
+    cut = pace(costs).cut({seq: chain(odds) for seq, odds in enumerate(chains)}, len(chains))
+    got = rate([odds[: len(cut[seq])] for seq, odds in enumerate(chains)], costs)
+    choices = product(*(range(len(odds) + 1) for odds in chains))
+    best = max(rate([odds[:size] for odds, size in zip(chains, sizes, strict=True)], costs) for sizes in choices)
+    assert got == pytest.approx(best, rel=1e-9)
+
+
+def test_without_measured_costs_everything_is_verified() -> None:
+    assert pace(None).cut({1: chain([0.01, 0.01])}, 1) == {1: chain([0.01, 0.01])}
+    assert pace(None, gives_odds=False).wanted(1) == MOST
+
+
+def test_a_branch_counts_as_much_as_its_own_path() -> None:
+    """A sibling's odds multiplied into a node's would cut every tree to a chain."""
+    tree = TokenTree((5, 6, 7), (-1, -1, 0), odds=(0.6, 0.3, 0.5))
+    assert len(pace(ROUND).cut({1: tree}, 1)[1]) == 3
+    assert len(pace(Costs(0.01, 0.005, 0.0)).cut({1: tree}, 1)[1]) == 1
+
+
+def test_a_drawn_token_is_never_dropped_for_its_own_odds() -> None:
+    """Bug 7 of the known ways to lose the law: what is left of the draws is no longer drawn from q."""
+    drawn = TokenTree.chain([3, 4], draws=[Draws((3,), (1.0,)), Draws((4,), (1.0,))], odds=[0.0, 0.0])
+    by_depth = TokenTree.chain([3, 4], draws=drawn.draws[:2] if drawn.draws else None)
+    made = pace(ROUND)
+    assert len(made.cut({1: drawn}, 1)[1]) == len(made.cut({1: by_depth}, 1)[1]) == 2
+
+
+@given(accepted=st.integers(0, 4), row_s=st.floats(1e-4, 0.01), draft_s=st.floats(0.0, 0.01))
+def test_the_length_asked_for_is_the_best_for_what_was_accepted(accepted: int, row_s: float, draft_s: float) -> None:
+    costs = Costs(0.01, row_s, draft_s)
+    made = learned(pace(costs, gives_odds=False), 4, accepted, rounds=200)
+    a = accepted / min(accepted + 1, 4)
+    rates = [sum(a**i for i in range(k + 1)) / (costs.round_s + k * (row_s + draft_s)) for k in range(MOST + 1)]
+    assert rates[made.wanted(0)] == pytest.approx(max(rates), rel=1e-3)
+
+
+def test_a_source_that_never_helps_is_asked_for_nothing_and_then_tried_again() -> None:
+    """Throttled for ever, a drafter that would help with the next paragraph is lost; tried always, it costs."""
+    made = learned(pace(ROUND, gives_odds=False), 4, 0, rounds=30)
+    assert made.wanted(0) == 0
+    learned(made, 0, 0, rounds=PROBE_ROUNDS - 1)
+    assert made.wanted(0) == 0
+    learned(made, 0, 0)
+    assert made.wanted(0) == PROBE_TOKENS
+    assert len(made.cut({0: TokenTree.chain(range(PROBE_TOKENS))}, 1)[0]) == PROBE_TOKENS
+    learned(made, PROBE_TOKENS, 0)
+    assert made.wanted(0) == 0
+    learned(made, PROBE_TOKENS, PROBE_TOKENS, rounds=30)
+    assert made.wanted(0) > PROBE_TOKENS
+
+
+def test_a_sequence_that_has_gone_leaves_nothing_behind() -> None:
+    made = learned(pace(ROUND, gives_odds=False), 4, 0, rounds=30, seq=3)
+    made.forget(3)
+    made.forget(4)
+    assert made.wanted(3) == pace(ROUND, gives_odds=False).wanted(3)
+
+
+@given(
+    round_s=st.floats(1e-4, 1.0),
+    share=st.floats(0.0, 0.3),
+    rows=st.lists(st.integers(1, 17), min_size=40, max_size=80).filter(lambda rows: len(set(rows)) > 3),
+)
+def test_a_meter_finds_what_a_row_costs(round_s: float, share: float, rows: list[int]) -> None:
+    meter, true = Meter(), Costs(round_s, share * round_s, 0.0)
+    for num_rows in rows:
+        meter.round(num_rows, true.seconds(num_rows))
+    assert meter.costs is not None
+    assert meter.costs.seconds(6) == pytest.approx(true.seconds(6), rel=0.1)
+
+
+def test_a_hiccup_of_the_machine_is_no_price_of_rows() -> None:
+    """One round of 100 ms while 8 rows were verified would silence the drafts of the next minute."""
+    meter = Meter()
+    for i in range(60):
+        meter.round(1 + i % 8, 0.010 + 0.0002 * (i % 8))
+    meter.round(8, 1.0)
+    assert meter.costs is not None
+    assert meter.costs.row_s < 0.0012
+
+
+def test_nothing_is_known_before_the_first_round() -> None:
+    assert Meter().costs is None
+
+
+def test_drafting_costs_what_was_asked_for() -> None:
+    meter = Meter()
+    meter.round(1, 0.01)
+    for _ in range(50):
+        meter.drafting(4, 0.008)
+    assert meter.costs is not None
+    assert meter.costs.draft_s == pytest.approx(0.002)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_ranks_whose_clocks_differ_draft_alike_and_say_what_plain_decoding_says(target: Path, num_ranks: int) -> None:
+    """Costs that each rank measured for itself would give each another draft length, and a hang or a divergence."""
+
+    def odd_clock(rank: int, engine: Engine) -> None:
+        ticks = iter(range(10**9))
+        engine.clock = lambda: next(ticks) ** (1 + rank) * 1e-3
+        engine.draft_tokens = None
+
+    prompts = [(5, 6, 7) * 5, (9, 10, 11, 12, 9, 10)]
+    requests = [Request(i, ids, 40) for i, ids in enumerate(prompts)]
+    plain = serve(topology(target), requests).texts()
+    ngram = topology(target, num_ranks, draft={"source": "ngram", "tokens": "auto"})
+    assert serve(ngram, requests, begin=odd_clock).texts() == plain
+    lied = serve(topology(target, num_ranks), requests, drafter=lambda: Liar(256), begin=odd_clock)
+    assert lied.texts() == plain
+
+
+def test_a_liar_is_silenced(target: Path) -> None:
+    """Sixteen rows of nonsense in every round are what a fixed length would pay."""
+
+    def constant_clock(rank: int, engine: Engine) -> None:
+        ticks = iter(range(10**9))
+        engine.clock = lambda: next(ticks) * 1e-3
+        engine.draft_tokens = None
+
+    told = serve(topology(target), [Request(0, (5, 6, 7), 120)], drafter=lambda: Liar(256), begin=constant_clock)
+    assert told.stats[-1].drafted < 60

@@ -1,0 +1,253 @@
+"""Drafting with a model, before or after the verdict is known: which token is read next, and when an answer is good.
+
+Every text has a tree of futures (growth.py). A text that waits for an answer has its chain read on until more does not
+pay; a policy that drafts ahead reads on meanwhile, the likeliest futures first, so that the next verdict finds its
+answer ready. `serial`: never ahead. `optimistic`: ahead along what was proposed, as if all were accepted. `fan_out`:
+ahead wherever the text may go. Must not know ranks, messages or what the model is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpspec.cache.pages import OutOfPages
+from tpspec.draft.growth import Growth, Node
+from tpspec.draft.protocol import Needs, Place
+from tpspec.draft.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tpspec.cache.pages import PagePool
+    from tpspec.draft.protocol import Ask, Extender, Run, Taps
+    from tpspec.tokens import TokenTree, Verdict
+
+MAX_ROWS = 256  # of one forward; a longer text is read in pieces
+NEXT = 0.8  # odds of a token nobody has read to yet
+FLOOR = 0.01  # a future less likely than that is not worth a row
+# What a source's odds are worth is learned by kind, the kinds ending here.
+ODDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+BELIEF = (0.01, *((low + high) / 2 for low, high in zip(ODDS, (*ODDS[1:], 1.0), strict=True)))
+BELIEF_WEIGHT = 8.0
+KEPT = 0.9  # of what a read was known to take, after each
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """ahead: whether anything is read that nobody has asked for. width: tokens that are kept after each; 1 is a chain.
+
+    max_rows: futures read at a time.
+    """
+
+    ahead: bool = False
+    width: int = 1
+    max_rows: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The tree for a text of `base` tokens. foreseen: it was there when the text came."""
+
+    seq: int
+    base: int
+    tree: TokenTree
+    foreseen: bool
+
+
+@dataclass(slots=True)
+class _Due:
+    """An ask without an answer."""
+
+    ask: Ask
+    foreseen: bool
+
+
+class Ahead:
+    """Trees for asks, from a source with a model of its own.
+
+    clock: with one, the price of a draft token is measured here; without, it is what the asks say it is, so that ranks
+    that draft the same thing go equally far.
+    """
+
+    def __init__(
+        self, source: Extender, run: Run, pool: PagePool, policy: Policy, clock: Callable[[], float] | None = None
+    ) -> None:
+        self.source, self.run, self.policy = source, run, policy
+        self._pool, self._clock = pool, clock
+        self._read_s = 0.0
+        self._record = Record(BELIEF, BELIEF_WEIGHT)
+        self._growths: dict[int, Growth] = {}
+        self._horizon: dict[int, int] = {}  # how deep below the root a future may still serve the next answer
+        self._due: dict[int, _Due] = {}
+        self._stuck: set[int] = set()  # no room in the cache until the text has moved on
+        self.num_read = self.num_dropped = 0
+
+    def hear(self, ask: Ask) -> None:
+        """A text and what it wants. What was foreseen of it stays, all else about it is dropped."""
+        growth = self._growths.get(ask.seq)
+        if growth is None or len(ask.tokens) < len(growth.text) or ask.tokens[len(growth.text) - 1] != growth.text[-1]:
+            self.forget(ask.seq)
+            growth = self._growths[ask.seq] = Growth(ask)
+        elif new := ask.tokens[len(growth.text) :]:
+            self._commit(growth, new)
+        self._stuck.discard(ask.seq)
+        self._horizon[ask.seq] = 2 * ask.num_tokens + 1
+        self._due[ask.seq] = _Due(ask, foreseen=growth.root.children is not None)
+
+    def forget(self, seq: int) -> None:
+        self._growths.pop(seq, None)
+        self._due.pop(seq, None)
+        self._stuck.discard(seq)
+        self._pool.release(seq)
+
+    def text(self, seq: int) -> Sequence[int]:
+        """What is known of a sequence; nothing of one that is unknown."""
+        growth = self._growths.get(seq)
+        return () if growth is None else growth.text
+
+    def answers(self) -> list[Answer]:
+        """What is ready; each ask is answered once."""
+        ready = [due for due in self._due.values() if self._is_enough(due)]
+        for due in ready:
+            del self._due[due.ask.seq]
+        return [self._answer(due) for due in ready]
+
+    def work(self) -> bool:
+        """Reads once, what is wanted most. Whether there was anything to read."""
+        waiting = [self._growths[seq] for seq, due in self._due.items() if not self._is_enough(due)]
+        chosen = [(growth, _tip(growth)) for growth in waiting] or self._futures()
+        if not chosen:
+            return False
+        begin = self._clock() if self._clock else 0.0
+        long = [growth for growth, _ in chosen if len(growth.text) - growth.num_read > MAX_ROWS]
+        if long:
+            self._read_chunk(long[0])
+        else:
+            self._read(chosen[:MAX_ROWS])
+            self._measure(self._clock() - begin if self._clock else 0.0)
+        return True
+
+    def _measure(self, seconds: float) -> None:
+        self._read_s = seconds if not self._read_s else KEPT * self._read_s + (1 - KEPT) * seconds
+
+    # What is wanted
+
+    def _is_enough(self, due: _Due) -> bool:
+        """Whether the chain that is there is as long as it should be."""
+        growth, ask = self._growths[due.ask.seq], due.ask
+        chain = growth.chain(ask.num_tokens)
+        tip = chain[-1] if chain else growth.root
+        if len(chain) >= ask.num_tokens or ask.seq in self._stuck or not self._may_read(growth, tip):
+            return True
+        if ask.costs is None:
+            return False
+        each = ask.costs.row_s + (self._read_s if self._clock else ask.costs.draft_s)
+        tokens = 1 + sum(node.path_odds for node in chain)
+        return NEXT * tip.path_odds * ask.costs.seconds(1 + len(chain)) <= each * tokens
+
+    def _answer(self, due: _Due) -> Answer:
+        growth = self._growths[due.ask.seq]
+        return Answer(growth.seq, len(growth.text), growth.tree(due.ask.num_tokens), due.foreseen)
+
+    def _futures(self) -> list[tuple[Growth, Node]]:
+        """The likeliest of what may come, as many as are worth reading together."""
+        if not self.policy.ahead:
+            return []
+        open = [
+            (node.path_odds, growth, node)
+            for growth in self._growths.values()
+            if growth.seq not in self._stuck and growth.root.children is not None
+            for node in growth.unread()
+            if node.path_odds >= FLOOR and node.depth < self._horizon[growth.seq] and self._may_read(growth, node)
+        ]
+        open.sort(key=lambda one: -one[0])
+        return [(growth, node) for _, growth, node in open[: self.policy.max_rows]]
+
+    def _may_read(self, growth: Growth, node: Node) -> bool:
+        limit = self.run.max_positions
+        return limit is None or len(growth.text) + node.depth <= limit
+
+    # Reading
+
+    def _read(self, chosen: Sequence[tuple[Growth, Node]]) -> None:
+        held = [(growth, node) for growth, node in chosen if self._hold(growth, node)]
+        places = [Place(growth.span(node, self._pool), growth.draw(node), self.policy.width) for growth, node in held]
+        offers = self.source.extend(places, self.run) if places else []
+        for (growth, node), offer in zip(held, offers, strict=True):
+            growth.learn(node, offer, [self._record.odds(_kind(said)) for said in offer.odds])
+        self.num_read += len(held)
+
+    def _read_chunk(self, growth: Growth) -> None:
+        """Part of a long text."""
+        if self._hold(growth, growth.root):
+            stop = growth.num_read + MAX_ROWS
+            self.run([growth.chunk(stop, self._pool, num_logits=0)])
+            growth.num_read = stop
+
+    def _hold(self, growth: Growth, node: Node) -> bool:
+        """A slot for it. Without one the text is left alone until it has moved on, and waits for nothing."""
+        growth.claim(node)
+        try:
+            self._pool.grow(growth.seq, growth.num_slots)
+        except OutOfPages:
+            growth.disclaim(node)
+            self._stuck.add(growth.seq)
+            if growth.root.children is None:  # it cannot even be read: what it holds is of use to others
+                self._pool.release(growth.seq)
+                growth.num_read = 0
+            return False
+        return True
+
+    def _judge(self, growth: Growth, tokens: Sequence[int]) -> None:
+        """What came, against what was offered."""
+        for above, token in zip([growth.root, *growth.follow(tokens)], tokens, strict=False):
+            for child in above.children or ():
+                self._record.add(_kind(child.said), right=child.token == token)
+
+    def _commit(self, growth: Growth, tokens: Sequence[int]) -> None:
+        self._judge(growth, tokens)
+        change = growth.commit(tokens)
+        self.num_dropped += change.num_dropped
+        if change.moves:
+            slots = self._pool.slots(growth.seq, 0, self._pool.num_slots(growth.seq))
+            self.run.move([slots[old] for old, _ in change.moves], [slots[new] for _, new in change.moves])
+        self._pool.shrink(growth.seq, growth.num_slots)
+
+
+def _kind(odds: float) -> int:
+    return bisect(ODDS, odds)
+
+
+def _tip(growth: Growth) -> Node:
+    """Where the chain ends that an answer would be."""
+    node = growth.root
+    while node.children:
+        node = node.children[0]
+    return node
+
+
+class Grown:
+    """A source with a model of its own as a `Drafter`: asked and answered at once, beside the target."""
+
+    def __init__(self, ahead: Ahead) -> None:
+        self._ahead = ahead
+        needs = ahead.source.needs
+        self.needs = Needs(own_model=True, gives_q=needs.gives_q, gives_odds=True)
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        for ask in asks:
+            self._ahead.hear(ask)
+        trees: dict[int, TokenTree] = {}
+        while True:
+            trees.update((answer.seq, answer.tree) for answer in self._ahead.answers())
+            if len(trees) == len(asks):
+                return [trees[ask.seq] for ask in asks]
+            self._ahead.work()
+
+    def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
+        """The next ask holds the committed tokens."""
+
+    def forget(self, seq: int) -> None:
+        self._ahead.forget(seq)

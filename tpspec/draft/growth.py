@@ -1,0 +1,191 @@
+"""The possible futures of one text, as a tree that outlives rounds: what came true becomes text, the rest is dropped.
+
+Keys and values of what has been read lie behind the text's own, wherever there was room, and are moved together when
+the text grows. Integers and odds only; must not know a model, a policy or where it runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpspec.model.batch import Span
+from tpspec.tokens import TokenTree
+from tpspec.verify.rows import Draw
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tpspec.cache.pages import PagePool
+    from tpspec.draft.protocol import Ask, Offer
+    from tpspec.tokens import Draws
+
+
+class Node:
+    """A token that may come. odds: that it does, if its parent did; path_odds: with all above it; said: by its source.
+
+    children: best first; None until the node has been read. slot: where its keys and values are, counted from the
+    sequence's first; None until then. draws: how its first child was drawn, where the source says so.
+    """
+
+    __slots__ = ("children", "depth", "draws", "odds", "parent", "path_odds", "said", "slot", "token")
+
+    def __init__(self, token: int, parent: Node | None = None, odds: float = 1.0, said: float = 1.0) -> None:
+        self.token, self.parent, self.odds, self.said = token, parent, odds, said
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.path_odds: float = odds if parent is None else odds * parent.path_odds
+        self.children: list[Node] | None = None
+        self.slot: int | None = None
+        self.draws: Draws | None = None
+
+    def child(self, token: int) -> Node | None:
+        return next((child for child in self.children or () if child.token == token), None)
+
+    def line(self) -> list[Node]:
+        """From below the root down to here."""
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def below(self) -> Iterator[Node]:
+        """All under it, parents first."""
+        for child in self.children or ():
+            yield child
+            yield from child.below()
+
+    def become_root(self) -> None:
+        self.parent, self.depth, self.odds, self.path_odds = None, 0, 1.0, 1.0
+        for node in self.below():
+            assert node.parent is not None
+            node.depth, node.path_odds = node.parent.depth + 1, node.odds * node.parent.path_odds
+
+
+class Change(NamedTuple):
+    """What became of a tree: slots that move (from, to), all read before any is written; and nodes read for nothing."""
+
+    moves: list[tuple[int, int]]
+    num_dropped: int
+
+
+class Growth:
+    """The text of one sequence and what may follow it.
+
+    num_read: tokens of the text whose keys and values are cached. Nodes below the root have any only when it is all.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.seq, self.num_prompt, self.sampling = ask.seq, ask.num_prompt, ask.sampling
+        self.text = list(ask.tokens)
+        self.root = Node(self.text[-1])
+        self.num_read = 0
+        self._num_below = 0  # nodes below the root that have been read
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the text and of all that was read below it."""
+        return len(self.text) + self._num_below
+
+    def commit(self, tokens: Sequence[int]) -> Change:
+        """The text grows by one token or more."""
+        before, num_below, came_true = len(self.text), self._num_below, self.follow(tokens)
+        self.text.extend(tokens)
+        self.root = came_true[-1] if len(came_true) == len(tokens) else Node(self.text[-1])
+        self.root.become_root()
+        path = [node for node in came_true if node.slot is not None]
+        below = [node for node in self.root.below() if node.slot is not None]
+        moves = _moved([*path, *below], before)
+        self.num_read += len(path)
+        self._num_below = len(below)
+        return Change(moves, num_below - len(path) - len(below))
+
+    def chain(self, most: int) -> list[Node]:
+        """What a chain would propose: first children from the root down, at most so many."""
+        nodes: list[Node] = []
+        node = self.root
+        while node.children and len(nodes) < most:
+            node = node.children[0]
+            nodes.append(node)
+        return nodes
+
+    def tree(self, most: int) -> TokenTree:
+        nodes = self.chain(most)
+        draws = [node.parent.draws for node in nodes if node.parent is not None]
+        given = draws if any(draw is not None for draw in draws) else None
+        return TokenTree.chain([node.token for node in nodes], given, [node.odds for node in nodes])
+
+    def unread(self) -> Iterator[Node]:
+        """Nodes that could be read next."""
+        if self.root.children is None:
+            yield self.root
+        yield from (node for node in self.root.below() if node.children is None)
+
+    def claim(self, node: Node) -> None:
+        """A slot for a node that is about to be read; the root has its own, in the text."""
+        if node.parent is not None:
+            node.slot = self.num_slots
+            self._num_below += 1
+
+    def disclaim(self, node: Node) -> None:
+        """Takes back the last claim."""
+        if node.parent is not None:
+            node.slot = None
+            self._num_below -= 1
+
+    def span(self, node: Node, pool: PagePool) -> Span:
+        """The row that reads `node`; with the root, all of the text that has not been read."""
+        if node.parent is None:
+            return self.chunk(len(self.text), pool, num_logits=1)
+        slots = [pool.slots(self.seq, at, at + 1)[0] for at in (above.slot for above in node.line()) if at is not None]
+        runs = _joined([*pool.runs(self.seq, len(self.text)), *((slot, 1) for slot in slots)])
+        return Span(self.seq, len(self.text) + node.depth - 1, (node.token,), runs, 1)
+
+    def chunk(self, stop: int, pool: PagePool, num_logits: int) -> Span:
+        """The rows that read the text up to `stop`."""
+        runs = pool.runs(self.seq, stop)
+        return Span(self.seq, self.num_read, tuple(self.text[self.num_read : stop]), runs, num_logits)
+
+    def draw(self, node: Node) -> Draw:
+        """The token after `node`, to be drawn."""
+        return Draw(self.text, self.num_prompt, self.sampling, tuple(above.token for above in node.line()))
+
+    def learn(self, node: Node, offer: Offer, odds: Sequence[float]) -> None:
+        """`node` has been read. odds: of the tokens on offer, as far as they are to be believed."""
+        if node.parent is None:
+            self.num_read = len(self.text)
+        node.draws = offer.draws
+        said = zip(offer.tokens, odds, offer.odds, strict=True)
+        node.children = [Node(token, node, believed, odds) for token, believed, odds in said]
+
+    def follow(self, tokens: Sequence[int]) -> list[Node]:
+        """The nodes that came true, from below the root on."""
+        nodes: list[Node] = []
+        node: Node | None = self.root
+        for token in tokens:
+            node = node.child(token) if node is not None else None
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+
+
+def _moved(nodes: Sequence[Node], first: int) -> list[tuple[int, int]]:
+    """Gives the nodes the slots from `first` on, in order; from where to where, of those that stood elsewhere."""
+    moves: list[tuple[int, int]] = []
+    for slot, node in enumerate(nodes, first):
+        if node.slot is not None and node.slot != slot:
+            moves.append((node.slot, slot))
+        node.slot = slot
+    return moves
+
+
+def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same slots in the same order, in as few pieces as can be."""
+    joined: list[tuple[int, int]] = []
+    for first, count in runs:
+        if joined and sum(joined[-1]) == first:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        else:
+            joined.append((first, count))
+    return tuple(joined)

@@ -1,0 +1,143 @@
+"""What a simulated round costs: from the cards and the link of a topology, or from the rounds that were recorded.
+
+Knows sizes, cards and recorded seconds; must not know a round's order, an engine or tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from tpspec.errors import OutOfMemory, UserError
+from tpspec.topology.calibration import Sample, fit
+from tpspec.topology.cost import Load, RankCost, StepCost, step_cost
+from tpspec.topology.links import LinkTable, link_for
+from tpspec.topology.shape import shape_of
+from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+
+if TYPE_CHECKING:
+    from tpspec.measure.trace import Recording, Round
+    from tpspec.topology.cards import Card
+    from tpspec.topology.config import Topology
+    from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import Shard
+
+WEIGHT_BITS = {None: 16, "int8": 8, "int4": 4}
+# Until a message over loopback or ipc is read; estimated.
+MESSAGE_S = 100e-6
+
+
+@dataclass(frozen=True, slots=True)
+class TimeModel:
+    """Seconds of everything. draft: of one step of the drafter, a row for each sequence; None: drafts are free.
+
+    message_s: until a message between the lead and a drafter on a rank of its own has arrived.
+    """
+
+    target: StepCost
+    draft: StepCost | None = None
+    message_s: float = MESSAGE_S
+
+
+def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeModel:
+    """One card for each rank, in rank order. context: tokens that are cached, and read in every step."""
+    if len(gpus) != topology.num_ranks:
+        raise UserError(f"--gpus has {len(gpus)} cards; {topology.name} has {topology.num_ranks} ranks")
+    target, shape = topology.target, shape_of(topology.target.model)
+    shards = split(shape, target.fixed_weights or (1.0,) * len(target.ranks))
+    on = [gpus[rank] for rank in target.ranks]
+    for shard, card in zip(shards, on, strict=True):
+        _check_fits(topology, shape, shard, card)
+    loads = [_load(shape, shard, target.dtype, target.quantize, context) for shard in shards]
+    row_bytes = shape.hidden * DTYPE_BYTES[target.dtype]
+    return TimeModel(
+        step_cost(loads, on, shape.num_layers, row_bytes, _link(topology)), _draft(topology, gpus, context)
+    )
+
+
+def _draft(topology: Topology, gpus: Sequence[Card], context: int) -> StepCost | None:
+    """On the slowest card that drafts. Looking drafts up in the text is free."""
+    if topology.draft.own_model is None:
+        return None
+    shape = shape_of(topology.draft.own_model)
+    (whole,) = split(shape, (1.0,))
+    load = _load(shape, whole, topology.draft.dtype or topology.target.dtype, None, context)
+    drafting = [gpu for rank, gpu in enumerate(gpus) if topology.drafts_on(rank)]
+    steps = [step_cost([load], [gpu], shape.num_layers, 0, None) for gpu in drafting]
+    return max(steps, key=lambda step: step.seconds(1))
+
+
+def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, context: int) -> Load:
+    return Load(
+        weights=weight_bytes(shape, shard, dtype, quantize),
+        params=weight_bytes(shape, shard, "bfloat16") / 2,
+        kv=kv_bytes_per_token(shape, shard, dtype) * context,
+        bits=WEIGHT_BITS[quantize],
+    )
+
+
+def _check_fits(topology: Topology, shape: ModelShape, shard: Shard, card: Card) -> None:
+    """The target alone: what a drafter beside it needs is the planner's matter."""
+    target = topology.target
+    needed = weight_bytes(shape, shard, target.dtype, target.quantize)
+    needed += kv_bytes_per_token(shape, shard, target.dtype) * topology.cache.tokens
+    if needed > card.usable_bytes:
+        short = (needed - card.usable_bytes) / 2**30
+        raise OutOfMemory(
+            f"shard {shard.index} of {target.model} with {topology.cache.tokens} cached tokens is {short:.1f} GiB "
+            f"short on a {card.name}"
+        )
+
+
+def _link(topology: Topology) -> LinkTable | None:
+    num_shards, given = len(topology.target.ranks), topology.link
+    if num_shards == 1:
+        return None
+    found = link_for(given.table, num_shards) if given.table is not None else given.cost
+    if found is None:
+        raise UserError("link.table is missing; name the bus between the cards, for example --set link.table=pcie4")
+    return found
+
+
+def as_recorded(recordings: Sequence[Recording], topology: Topology) -> TimeModel:
+    """Fitted to their rounds; the link is the topology's where that is emulated. UserError when there are too few."""
+    rounds = [one for recording in recordings for one in (*recording.plain, *recording.speculative)]
+    if not rounds:
+        raise UserError("the trace has no recorded rounds to calibrate with; savings --trace FILE writes them")
+    link = topology.link
+    samples = [sample for recording in recordings for sample in _samples(recording)]
+    fitted = fit(samples, _row_bytes(rounds), link.cost if link.emulate else None, link.dilation)
+    context = fmean(sample.context for sample in samples)
+    draft = StepCost((RankCost(weights_s=0.0, row_s=fitted.draft_s),))
+    return TimeModel(fitted.step(context=context), draft)
+
+
+def _samples(recording: Recording) -> Iterator[Sample]:
+    """A round drafts what the next verifies, so the last of an answer is none of them."""
+    for rounds in (recording.plain, recording.speculative):
+        context = recording.prompt_tokens
+        for one, after in pairwise(rounds):
+            yield _sample(one, after, context)
+            context += one.tokens
+
+
+def _sample(one: Round, after: Round, context: int) -> Sample:
+    return Sample(
+        rows=one.rows,
+        step_s=one.forward_s,
+        reduce_s=one.reduce_s,
+        reduces=one.reduces,
+        draft_s=one.drafting_s,
+        num_drafted=after.rows - 1,
+        host_s=max(0.0, one.seconds - one.forward_s - one.drafting_s),
+        context=context,
+    )
+
+
+def _row_bytes(rounds: Iterable[Round]) -> int:
+    """Of one row in an all-reduce."""
+    sent = [one for one in rounds if one.reduces]
+    return round(fmean(one.reduce_bytes / (one.reduces * one.rows) for one in sent)) if sent else 0

@@ -1,0 +1,79 @@
+"""What a topology's models are to hold on each rank, and whether it fits: sizes, pools, bytes. Reads no weight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.cache.pages import PagePool
+from tpspec.model.architectures import declared
+from tpspec.roles.memory import check_memory
+from tpspec.topology.checkpoint import find, read_config
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import kv_bytes_per_token, split, weight_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+    from tpspec.topology.config import Topology
+    from tpspec.topology.shards import Shard
+
+FUTURES = 64  # slots of a sequence for tokens that may come
+
+
+def shape_of(folder: Path) -> ModelShape:
+    """The sizes; an architecture that is not ours is refused first, for its config has other keys."""
+    config = read_config(folder)
+    declared(config.get("model_type"), str(folder))
+    return ModelShape.from_config(config, str(folder))
+
+
+def target_pool(topology: Topology, more_pages: int = 0) -> PagePool:
+    cache = topology.cache
+    return PagePool(-(-cache.tokens // cache.page) + more_pages, cache.page)
+
+
+def draft_pool(topology: Topology) -> PagePool:
+    """Beyond the tokens that the target caches, each sequence holds the futures of its text."""
+    return target_pool(topology, more_pages=topology.serve.max_running * -(-FUTURES // topology.cache.page))
+
+
+def check_fits(topology: Topology, rank: int, device: torch.device, on_device: Sequence[int]) -> None:
+    """OutOfMemory where this rank's shard, or its drafter's model, finds no room beside what on_device puts there.
+
+    on_device: ranks of the world, this one too. For all of them to ask before any loads: later, each would find the
+    memory free that its neighbours are about to take.
+    """
+    shards, draft = _shard_bytes(topology), _draft_bytes(topology)
+    held = sum(shards.get(other, 0) for other in on_device)
+    drafting = draft * sum(topology.drafts_on(other) for other in on_device)
+    cached = f"with {topology.cache.tokens} cached tokens"
+    if rank in shards:
+        what = f"shard {topology.target.ranks.index(rank)} of {topology.target.model} {cached}"
+        check_memory(shards[rank], device, what, held - shards[rank])
+    if draft and topology.drafts_on(rank):
+        check_memory(draft, device, f"draft model {topology.draft.own_model} {cached}", held + drafting - draft)
+
+
+def _shard_bytes(topology: Topology) -> dict[int, int]:
+    """By rank of the world."""
+    target, shape, pool = topology.target, shape_of(find(topology.target.model)), target_pool(topology)
+    assert target.fixed_weights is not None, "auto weights are not built yet"
+    shards = split(shape, target.fixed_weights)
+    return {rank: _bytes(shape, own, target.dtype, pool) for rank, own in zip(target.ranks, shards, strict=True)}
+
+
+def _draft_bytes(topology: Topology) -> int:
+    """Of the drafter's own model, 0 where it has none."""
+    if (model := topology.draft.own_model) is None:
+        return 0
+    shape = shape_of(find(model))
+    (whole,) = split(shape, (1.0,))
+    return _bytes(shape, whole, topology.draft.dtype or topology.target.dtype, draft_pool(topology))
+
+
+def _bytes(shape: ModelShape, shard: Shard, dtype: str, pool: PagePool) -> int:
+    num_slots = pool.num_pages * pool.page_size
+    return weight_bytes(shape, shard, dtype) + num_slots * kv_bytes_per_token(shape, shard, dtype)
