@@ -106,3 +106,19 @@ class Verdict:
     seq: int
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a drafter expects of sequence `seq`, when it had `base` tokens, after the drafts of `path`.
+
+    tokens: best first, a chain goes on with the first; odds: that each comes, if the path did. draws: how the first
+    was drawn, where that matters.
+    """
+
+    seq: int
+    base: int
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    odds: tuple[float, ...]
+    draws: Draws | None = None

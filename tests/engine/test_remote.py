@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,18 +15,21 @@ from hypothesis import strategies as st
 from tests.checkpoints import tiny
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
-from tpspec.comm.messages import Drafts
-from tpspec.draft.ahead import Policy
+from tpspec.comm.messages import Drafts, Reach
 from tpspec.engine.engine import Engine
-from tpspec.engine.remote import Elsewhere, RemoteHost
+from tpspec.engine.remote import Elsewhere, RemoteHost, Way
 from tpspec.request import Request, Sampling
 from tpspec.roles.build_drafter import build_ahead
 from tpspec.roles.drafter import Drafter
 
+SERIAL, OPTIMISTIC, FAN_OUT = Way(), Way(Reach(ahead=True)), Way(Reach(ahead=True, width=3))
+ALTERNATE = Way(alternates=True)
 POLICIES = {
-    "serial": Policy(),
-    "optimistic": Policy(ahead=True),
-    "fan_out": Policy(ahead=True, width=3, max_rows=6),
+    "serial": (SERIAL,),
+    "optimistic": (OPTIMISTIC,),
+    "fan_out": (FAN_OUT,),
+    "alternate": (ALTERNATE,),
+    "auto": (FAN_OUT, OPTIMISTIC, ALTERNATE),
 }
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=7), Sampling(temperature=0.8, top_p=0.9, seed=3), Sampling()]
 PROMPTS = [(5, 6, 7, 8), tuple(range(20, 60)), (9,) * 11, tuple(range(100, 103))]
@@ -57,7 +60,7 @@ def plain(target: Path) -> list[list[int]]:
 def world(
     target: Path,
     draft: Path,
-    policy: Policy,
+    ways: Sequence[Way],
     *,
     faults: Faults = NONE,
     count: int = 4,
@@ -68,12 +71,12 @@ def world(
 ) -> tuple[Told, Wire]:
     """A world with a drafter at a wire. between: what happens while the target verifies, by round."""
     made = topology(target, num_ranks, draft={"source": "model", "model": str(draft)}, accept=accept)
-    ahead_of = lambda wire: Drafter(build_ahead(made, torch.device("cpu"), policy), DrafterEnd(wire))  # noqa: E731
+    ahead_of = lambda wire: Drafter(build_ahead(made, torch.device("cpu")), DrafterEnd(wire))  # noqa: E731
     wire = Wire(ahead_of, faults, random.Random(seed))
     bare = made.model_copy(update={"draft": made.draft.model_copy(update={"source": "none", "model": None})})
 
     def begin(rank: int, engine: Engine) -> None:
-        engine.host = RemoteHost(wire, wire.clock.now) if rank == 0 else Elsewhere()
+        engine.host = RemoteHost(wire, wire.clock.now, ways) if rank == 0 else Elsewhere()
         engine.draft_tokens = 3
         if rank == 0:
             verify, number = engine.target.logits, iter(range(10**6))
@@ -134,6 +137,28 @@ def test_a_drafter_that_dies_and_comes_back_is_told_everything(
     assert accepted[-1] > accepted[8]
 
 
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    policy=st.sampled_from(sorted(POLICIES)),
+    events=st.dictionaries(st.integers(0, 30), st.sampled_from(["kill", "restart", "stop", "go_on"]), max_size=8),
+    forwards=st.integers(0, 6),
+)
+def test_kills_stops_and_restarts_in_any_order_change_no_text(
+    target: Path, draft: Path, plain: list[list[int]], policy: str, events: dict[int, str], forwards: int
+) -> None:
+    """What queued up while a drafter was stopped comes at once, some of it was never sent, and a new one knows
+    nothing of texts that the lead believes it knows."""
+
+    def between(wire: Wire, number: int) -> None:
+        if number in events:
+            getattr(wire, events[number])()
+        wire.work(forwards)
+
+    told, wire = world(target, draft, POLICIES[policy], between=between)
+    assert told.texts() == plain
+    wire.drafter._ahead._pool.check_integrity()
+
+
 def test_drafting_ahead_answers_at_once(target: Path, draft: Path) -> None:
     """A drafter that is right, and has the time, leaves nothing to wait for."""
     told, _ = world(target, draft, POLICIES["optimistic"], count=1, between=lambda wire, _: wire.work(8))
@@ -170,7 +195,7 @@ def test_an_answer_for_another_length_is_late(target: Path, draft: Path) -> None
     host.ask([ask(1, [1, 2, 3])])
     for base in (2, 4, 3, 3):
         wire.answers.append(Drafts((Draft(1, base, TokenTree.chain([base]), foreseen=True),)))
-    assert host.gather() == {1: TokenTree.chain([3])}
+    assert host.gather([1]).trees == {1: TokenTree.chain([3])}
     found = host.drafting()
     assert found is not None
     assert (found.hits, found.late) == (1, 3)

@@ -14,6 +14,7 @@ from tpspec.comm.messages import Drafts, Outcomes, Stop, ToDrafter
 from tpspec.roles.drafter import Drafter
 
 FORWARD_S = 0.004
+MOST_QUEUED = 5  # by a stopped drafter
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Wire:
     num_bytes: int = 0
     answers: list[Drafts] = field(default_factory=list)
     alive: bool = True
+    stopped: bool = False
+    queue: list[Outcomes] = field(default_factory=list)  # what a stopped drafter has not read
 
     def __post_init__(self) -> None:
         self.drafter = self.make(self)
@@ -47,10 +50,11 @@ class Wire:
     def send(self, message: ToDrafter) -> bool:
         assert not isinstance(message, Stop)
         self.num_messages += 1
-        for heard in self._spoilt(message):
-            if self.alive:
-                self.drafter.hear(heard)
-        return self.alive
+        if not self.alive or len(self.queue) == MOST_QUEUED:
+            return False
+        self.queue += self._spoilt(message)
+        self._read()
+        return True
 
     def receive(self, timeout_s: float) -> list[Drafts]:
         until = self.clock.now() + timeout_s
@@ -66,11 +70,27 @@ class Wire:
     def work(self, num_forwards: int) -> None:
         for _ in range(num_forwards):
             self.clock.advance(FORWARD_S)
-            if self.alive and self.chance.random() >= self.faults.stops:
+            if self.alive and not self.stopped and self.chance.random() >= self.faults.stops:
                 self.drafter.work()
 
+    def kill(self) -> None:
+        self.alive, self.stopped, self.queue = False, False, []
+
     def restart(self) -> None:
+        self.kill()
         self.drafter, self.alive, self.answers = self.make(self), True, []
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def go_on(self) -> None:
+        self.stopped = False
+        self._read()
+
+    def _read(self) -> None:
+        if self.alive and not self.stopped and self.queue:
+            heard, self.queue = self.queue, []
+            self.drafter.hear(*heard)
 
     def _spoilt(self, message: Outcomes) -> list[Outcomes]:
         if self.chance.random() < self.faults.lost:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tpspec.comm.messages import Tally
-from tpspec.measure.page import Context, render
-from tpspec.measure.savings import BUILT_IN, Turn, built_in_prompts, turns
+from tpspec.comm.messages import Drafting, Stats, Tally
+from tpspec.measure.savings import BUILT_IN, Attempt, Task, Turn, built_in_prompts, turns
 from tpspec.measure.stats import (
+    ELSEWHERE,
     Drafts,
     Pair,
     Record,
     acceptance_by_position,
+    elsewhere_between,
     predicted,
     predicted_s,
     predicted_tokens_per_round,
@@ -25,6 +26,7 @@ from tpspec.measure.stats import (
     tally_between,
 )
 from tpspec.prompts import Prompt, read_prompts
+from tpspec.request import Delta
 from tpspec.topology.calibration import Calibration
 
 NOTHING: Drafts = ((), ())
@@ -168,6 +170,25 @@ def test_tallies_between_two_moments() -> None:
     assert tally_between(after, after) == {}
 
 
+def test_drafts_from_elsewhere_are_counted_from_the_first_token_on() -> None:
+    """Stands against totals since start, which hold the prompts before, the warm-up and the plain turns."""
+    attempt = Attempt(0.0)
+    attempt.add(Delta(0, (5,)), Stats(elsewhere=Drafting(hits=7, waited_s=1.0, bytes=100)))
+    end = Stats(elsewhere=Drafting(hits=9, misses=1, waited_s=1.5, bytes=160))
+    attempt.add(Delta(0, (6, 7)), end)
+    made = attempt.record(Task("a", (1,), 8), end)
+    assert made.elsewhere is not None
+    assert made.elsewhere == dict.fromkeys(ELSEWHERE, 0) | {"hits": 2, "misses": 1, "waited_s": 0.5, "bytes": 60}
+    found = report([Pair(record(2, 1.0, 2, "a"), made)] * 2, BOX)
+    assert found["speculative"]["elsewhere"]["hits"] == 4
+    assert found["by_category"]["a"]["speculative"]["elsewhere"]["bytes"] == 120
+
+
+def test_a_rank_that_drafts_for_itself_has_nothing_elsewhere() -> None:
+    assert elsewhere_between(None, None) is None
+    assert report([pair(2.0, 1.0)], BOX)["speculative"]["elsewhere"] is None
+
+
 def test_turns_alternate_and_begin_with_a_warm_up() -> None:
     order = turns(2)
     assert order[:2] == [Turn(None, False), Turn(None, True)]
@@ -178,14 +199,6 @@ def test_built_in_prompts_have_two_of_each_category() -> None:
     """One prompt alone gives no interval."""
     assert all(len(texts) == 2 for texts in BUILT_IN.values())
     assert {prompt.category for prompt in built_in_prompts(chat=True)} == set(BUILT_IN)
-
-
-def test_the_page_needs_nothing_else_and_escapes_what_users_named() -> None:
-    page = render(report([pair(2.0, 1.0, "<b>"), pair(2.0, 0.9, "<b>")], BOX), Context("a & b", "m", "ngram", 2, 2))
-    assert "http" not in page
-    assert "<b>" not in page
-    assert "a &amp; b" in page
-    assert page.count("<svg") == page.count("</svg>") == 8
 
 
 def test_prompts_keep_their_category_and_a_bad_one_is_named(tmp_path: Path) -> None:

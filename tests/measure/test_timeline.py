@@ -16,19 +16,19 @@ def test_who_spends_moves_his_clock_and_nobody_elses() -> None:
     timeline, mine, yours = Timeline(), VirtualClock(), VirtualClock()
     timeline.spend(mine, "target", "verify", 0.5, round=1)
     timeline.spend(yours, "drafter", "draft", 0.25)
-    timeline.wait(yours, "gaps", "waiting", mine.now())
-    assert (mine.now(), yours.now()) == (0.5, 0.5)
+    timeline.add("waits", "waiting", yours.now(), mine.now())
+    assert (mine.now(), yours.now()) == (0.5, 0.25)
     assert timeline.events == [
         Event("target", "verify", 0.0, 0.5, {"round": 1}),
         Event("drafter", "draft", 0.0, 0.25, {}),
-        Event("gaps", "waiting", 0.25, 0.5, {}),
+        Event("waits", "waiting", 0.25, 0.5, {}),
     ]
 
 
 def test_no_time_is_no_event() -> None:
     timeline, clock = Timeline(), VirtualClock(now=3.0)
     timeline.spend(clock, "target", "verify", 0.0)
-    timeline.wait(clock, "gaps", "waiting", 2.0)
+    timeline.add("waits", "waiting", 3.0, 2.0)
     assert (clock.now(), timeline.events) == (3.0, [])
 
 

@@ -23,6 +23,7 @@ from tpspec.measure.trace import (
     read,
     round_between,
     settled,
+    unsilenced,
     write,
 )
 from tpspec.request import Delta
@@ -79,6 +80,14 @@ def test_unknown_guesses_are_drawn_as_often_as_the_category_knows_them() -> None
 
 def test_nobody_known_is_silent() -> None:
     assert settled([Recording("all", 1, "???", 3)], seed=0) == ["---"]
+
+
+def test_who_stopped_where_more_did_not_pay_was_not_silent_for_want_of_words() -> None:
+    """Against calling a model that drafts two tokens a wrong one at every third."""
+    recording = Recording("all", 5, "?yn-yyy?", 40, 3, speculative=(round_of(2, 1), round_of(0, 0), round_of(3, 3)))
+    (found,) = unsilenced([recording])
+    assert found.guesses == "?yn?yyy?"
+    assert offers(found) == {}
 
 
 def test_made_up_guesses_are_right_as_often_as_asked() -> None:

@@ -265,8 +265,10 @@ def test_metrics_are_what_prometheus_reads(front) -> None:
         *("vllm:e2e_request_latency_seconds_sum", "vllm:request_success_total"),
         *("tpspec:rounds_total", "tpspec:tokens_total", "tpspec:collectives_total"),
         *("tpspec:collective_bytes_total", "tpspec:collective_seconds_total"),
+        *("tpspec:forward_seconds_total", "tpspec:drafting_seconds_total"),
     ):
         assert name in values, name
+    assert not any(name.startswith("tpspec:draft_") for name in values)  # no drafter in a process of its own
     assert values["tpspec:collectives_total"] == 30 * values["tpspec:rounds_total"]
     assert values["vllm:spec_decode_num_accepted_tokens_total"] <= values["vllm:spec_decode_num_draft_tokens_total"]
     assert 'vllm:request_success_total{finished_reason="length",model_name="tiny/talker"}' in page.text

@@ -48,11 +48,11 @@ def free_port() -> int:
 
 
 class Server:
-    """A world of two ranks, its launcher and its HTTP process."""
+    """A world of two ranks or more, its launcher and its HTTP process."""
 
-    def __init__(self, topology: Path, *options: str, port: int | None = None) -> None:
-        self.port = free_port() if port is None else port
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    def __init__(self, topology: Path, *options: str, port: int | None = None, num_ranks: int = 2) -> None:
+        self.port, self.num_ranks = free_port() if port is None else port, num_ranks
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
         command = [*launch, "-m", "tpspec.serve", str(topology), "--set", f"serve.port={self.port}", *options]
         self.launcher = psutil.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)

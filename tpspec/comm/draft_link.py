@@ -7,6 +7,7 @@ and sockets; must not know what a draft is for, nor import torch.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
@@ -132,9 +133,12 @@ class DrafterDraftLink(_Counting):
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this host is there."""
+    """Whether a process of this host runs, or is stopped. One that has ended and whom nobody buried is not alive."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, PermissionError):
         return False
-    return True
+    except FileNotFoundError:  # no /proc here
+        return True
+    return state not in "ZX"

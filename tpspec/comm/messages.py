@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from tpspec.request import Delta, Request, Sampling
-from tpspec.tokens import TokenTree
+from tpspec.tokens import Branch, TokenTree
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -95,11 +95,15 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Seconds that the lead measured: of a round of one row, of each row more, of drafting one token."""
+    """What the lead measured: seconds of a round of one row, of each row more, of drafting one token; tokens a second.
+
+    rate: over all sequences, of late, with all waiting; 0 while it is not known.
+    """
 
     round_s: float
     row_s: float
     draft_s: float
+    rate: float = 0.0
 
     def seconds(self, num_rows: int) -> float:
         """Of a round of so many rows, without its drafts."""
@@ -112,6 +116,7 @@ class News(msgspec.Struct, frozen=True, tag=True):
     digest: field name -> checksum. A rank whose own checksum differs has diverged and says in which field.
     costs: decide how much is drafted; the lead's, on every rank, so that all decide alike. None: not measured yet.
     trees: drafts that arrived from elsewhere, by sequence; what ranks draft for themselves does not travel.
+    held: sequences that wait for their turn.
     """
 
     round: int
@@ -121,13 +126,14 @@ class News(msgspec.Struct, frozen=True, tag=True):
     digest: dict[str, int] = {}
     costs: Costs | None = None
     trees: dict[int, TokenTree] = {}
+    held: tuple[int, ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """Lead to drafter: what a sequence has become, and that a draft for it is wanted.
 
     base: tokens the drafter has been told of before, which is the epoch of this message; 0 begins anew. tokens: those
-    after them. num_tokens, costs: as of an `Ask`.
+    after them. num_tokens, costs: as of an `Ask`. answered: the lead had the draft from what it was told before.
     """
 
     seq: int
@@ -137,13 +143,22 @@ class Outcome(msgspec.Struct, frozen=True):
     num_tokens: int
     sampling: Sampling = Sampling()
     costs: Costs | None = None
+    answered: bool = False
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """How far a drafter goes before it is asked: not at all, or ahead, keeping `width` tokens after each."""
+
+    ahead: bool = False
+    width: int = 1
 
 
 class Outcomes(msgspec.Struct, frozen=True, tag=True):
-    """Lead to drafter, once a round: the outcomes of its sequences, and sequences that are over."""
+    """Lead to drafter, once a round: the outcomes of its sequences, sequences that are over, and how far to go."""
 
     outcomes: tuple[Outcome, ...] = ()
     gone: tuple[int, ...] = ()
+    reach: Reach = Reach()
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -158,11 +173,13 @@ class Draft(msgspec.Struct, frozen=True):
 class Drafts(msgspec.Struct, frozen=True, tag=True):
     """Drafter to lead: what is ready; sequences it must be told of from their beginning; and its counters since start.
 
+    ahead: what it has read before anybody asked, so that the lead finds its answers at home.
     num_read: draft tokens read. num_dropped: of those, read for a future that did not come. busy_s: spent reading.
     """
 
     drafts: tuple[Draft, ...] = ()
     lost: tuple[int, ...] = ()
+    ahead: tuple[Branch, ...] = ()
     num_read: int = 0
     num_dropped: int = 0
     busy_s: float = 0.0

@@ -16,22 +16,23 @@ from tpspec.cache.pages import OutOfPages
 from tpspec.draft.growth import Growth, Node
 from tpspec.draft.protocol import Needs, Place
 from tpspec.draft.record import Record
+from tpspec.draft.row_cost import RowCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tpspec.cache.pages import PagePool
-    from tpspec.draft.protocol import Ask, Extender, Run, Taps
-    from tpspec.tokens import TokenTree, Verdict
+    from tpspec.draft.protocol import Ask, Extender, Pays, Run, Taps
+    from tpspec.tokens import Branch, TokenTree, Verdict
 
 MAX_ROWS = 256  # of one forward; a longer text is read in pieces
+FEW_ROWS = 32  # a forward of more says nothing about what a token costs
 NEXT = 0.8  # odds of a token nobody has read to yet
 FLOOR = 0.01  # a future less likely than that is not worth a row
 # What a source's odds are worth is learned by kind, the kinds ending here.
 ODDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 BELIEF = (0.01, *((low + high) / 2 for low, high in zip(ODDS, (*ODDS[1:], 1.0), strict=True)))
 BELIEF_WEIGHT = 8.0
-KEPT = 0.9  # of what a read was known to take, after each
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,20 @@ class Ahead:
     ) -> None:
         self.source, self.run, self.policy = source, run, policy
         self._pool, self._clock = pool, clock
-        self._read_s = 0.0
+        self._cost = RowCost()
         self._record = Record(BELIEF, BELIEF_WEIGHT)
         self._growths: dict[int, Growth] = {}
         self._horizon: dict[int, int] = {}  # how deep below the root a future may still serve the next answer
         self._due: dict[int, _Due] = {}
         self._stuck: set[int] = set()  # no room in the cache until the text has moved on
+        self._branches: list[Branch] = []
         self.num_read = self.num_dropped = 0
 
-    def hear(self, ask: Ask) -> None:
-        """A text and what it wants. What was foreseen of it stays, all else about it is dropped."""
+    def hear(self, ask: Ask, *, answered: bool = False) -> None:
+        """A text and what it wants. What was foreseen of it stays, all else about it is dropped.
+
+        answered: it has its answer already, from `branches`.
+        """
         growth = self._growths.get(ask.seq)
         if growth is None or len(ask.tokens) < len(growth.text) or ask.tokens[len(growth.text) - 1] != growth.text[-1]:
             self.forget(ask.seq)
@@ -94,7 +99,9 @@ class Ahead:
             self._commit(growth, new)
         self._stuck.discard(ask.seq)
         self._horizon[ask.seq] = 2 * ask.num_tokens + 1
-        self._due[ask.seq] = _Due(ask, foreseen=growth.root.children is not None)
+        self._due.pop(ask.seq, None)
+        if not answered:
+            self._due[ask.seq] = _Due(ask, foreseen=growth.root.children is not None)
 
     def forget(self, seq: int) -> None:
         self._growths.pop(seq, None)
@@ -114,6 +121,11 @@ class Ahead:
             del self._due[due.ask.seq]
         return [self._answer(due) for due in ready]
 
+    def branches(self) -> list[Branch]:
+        """What has been read since this was last asked, as far as it is drafted ahead."""
+        branches, self._branches = self._branches, []
+        return branches
+
     def work(self) -> bool:
         """Reads once, what is wanted most. Whether there was anything to read."""
         waiting = [self._growths[seq] for seq, due in self._due.items() if not self._is_enough(due)]
@@ -125,12 +137,10 @@ class Ahead:
         if long:
             self._read_chunk(long[0])
         else:
-            self._read(chosen[:MAX_ROWS])
-            self._measure(self._clock() - begin if self._clock else 0.0)
+            num_rows = self._read(chosen[:MAX_ROWS])
+            if self._clock and 0 < num_rows <= FEW_ROWS:
+                self._cost.add(num_rows, self._clock() - begin)
         return True
-
-    def _measure(self, seconds: float) -> None:
-        self._read_s = seconds if not self._read_s else KEPT * self._read_s + (1 - KEPT) * seconds
 
     # What is wanted
 
@@ -143,9 +153,15 @@ class Ahead:
             return True
         if ask.costs is None:
             return False
-        each = ask.costs.row_s + (self._read_s if self._clock else ask.costs.draft_s)
+        each = ask.costs.row_s + (self._cost.base_s if self._clock else ask.costs.draft_s)
+        return NEXT * tip.path_odds <= each * self._rate(ask.costs, chain, each)
+
+    def _rate(self, costs: Pays, chain: Sequence[Node], each: float) -> float:
+        """Tokens a second that waiting for one more has to beat: those of late, or of this round alone."""
+        if costs.rate:
+            return costs.rate
         tokens = 1 + sum(node.path_odds for node in chain)
-        return NEXT * tip.path_odds * ask.costs.seconds(1 + len(chain)) <= each * tokens
+        return tokens / (costs.seconds(1) + each * len(chain))
 
     def _answer(self, due: _Due) -> Answer:
         growth = self._growths[due.ask.seq]
@@ -163,7 +179,18 @@ class Ahead:
             if node.path_odds >= FLOOR and node.depth < self._horizon[growth.seq] and self._may_read(growth, node)
         ]
         open.sort(key=lambda one: -one[0])
-        return [(growth, node) for _, growth, node in open[: self.policy.max_rows]]
+        size = self._worth_reading([odds for odds, _, _ in open[: self.policy.max_rows]])
+        return [(growth, node) for _, growth, node in open[:size]]
+
+    def _worth_reading(self, odds: Sequence[float]) -> int:
+        """How many of these, best first: one more as long as it is likelier, for its time, than those before it."""
+        size, hoped = 0, 0.0
+        for odd in odds:
+            if size and odd * self._cost.seconds(size) < self._cost.row_s * hoped:
+                break
+            size += 1
+            hoped += odd
+        return size
 
     def _may_read(self, growth: Growth, node: Node) -> bool:
         limit = self.run.max_positions
@@ -171,13 +198,17 @@ class Ahead:
 
     # Reading
 
-    def _read(self, chosen: Sequence[tuple[Growth, Node]]) -> None:
+    def _read(self, chosen: Sequence[tuple[Growth, Node]]) -> int:
+        """Reads what there is room for; how many rows that were."""
         held = [(growth, node) for growth, node in chosen if self._hold(growth, node)]
         places = [Place(growth.span(node, self._pool), growth.draw(node), self.policy.width) for growth, node in held]
         offers = self.source.extend(places, self.run) if places else []
         for (growth, node), offer in zip(held, offers, strict=True):
             growth.learn(node, offer, [self._record.odds(_kind(said)) for said in offer.odds])
+            if self.policy.ahead:
+                self._branches.append(growth.branch(node))
         self.num_read += len(held)
+        return sum(len(place.span.tokens) for place in places)
 
     def _read_chunk(self, growth: Growth) -> None:
         """Part of a long text."""

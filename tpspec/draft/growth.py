@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.model.batch import Span
-from tpspec.tokens import TokenTree
+from tpspec.tokens import Branch, TokenTree
 from tpspec.verify.rows import Draw
 
 if TYPE_CHECKING:
@@ -157,6 +157,18 @@ class Growth:
         node.draws = offer.draws
         said = zip(offer.tokens, odds, offer.odds, strict=True)
         node.children = [Node(token, node, believed, odds) for token, believed, odds in said]
+
+    def branch(self, node: Node) -> Branch:
+        """What is expected after `node`, which has been read."""
+        children = node.children or []
+        return Branch(
+            self.seq,
+            len(self.text),
+            tuple(above.token for above in node.line()),
+            tuple(child.token for child in children),
+            tuple(child.odds for child in children),
+            node.draws,
+        )
 
     def follow(self, tokens: Sequence[int]) -> list[Node]:
         """The nodes that came true, from below the root on."""

@@ -13,11 +13,12 @@ import msgspec
 
 from tpspec.comm.messages import News, Stats
 from tpspec.draft.protocol import Ask
+from tpspec.engine.hosts import Gathered
 from tpspec.engine.meter import Meter
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tpspec.cache.pages import PagePool
     from tpspec.comm.ledger import Ledger
@@ -69,8 +70,10 @@ class Engine:
         self.host, self.draft_tokens, self.pace, self.vocab, self.ledger = host, draft_tokens, pace, vocab, ledger
         self.clock, self.meter = clock, Meter()
         self._forward_s = self._drafting_s = 0.0
+        self._ended_at: float | None = None
         self._num_rounds = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._trees: dict[int, TokenTree] = {}
+        self._held: tuple[int, ...] = ()
         self._digest: dict[str, int] = {}
 
     def hear(self, news: News) -> list[Delta]:
@@ -78,22 +81,23 @@ class Engine:
         self._check(news)
         self.pace.costs = news.costs
         self._trees.update(news.trees)
+        self._held = news.held
         for request_id in news.cancels:
             self.scheduler.cancel(request_id)
             self._forget(request_id)
         refusals = (self.scheduler.submit(request) for request in news.requests)
         return [refusal for refusal in refusals if refusal is not None]
 
-    def gather(self) -> dict[int, TokenTree]:
-        """The lead's: trees from elsewhere that the next round is to verify. May wait for them a little."""
+    def gather(self) -> Gathered:
+        """The lead's: trees from elsewhere that the next round is to verify, and who sits it out. May wait a little."""
         begin = self.clock()
-        trees = self.host.gather()
+        trees, held = self.host.gather([seq.id for seq in self.scheduler.ready()])
         self._drafted(sum(map(len, trees.values())), self.clock() - begin)
-        return self._worth_verifying(trees)
+        return Gathered(self._worth_verifying(trees), held)
 
     def step(self) -> list[Delta]:
         """One round over all running sequences; what each of them gained."""
-        plan = self.scheduler.plan(self._trees)
+        plan = self.scheduler.plan(self._trees, self._held)
         if not plan.spans:
             return []
         begin = self.clock()
@@ -104,9 +108,10 @@ class Engine:
         self.target.move(commit.moves.src, commit.moves.dst)
         self.pace.learn(plan.cases, verdicts)
         committed = self.clock()
-        num_drafted = self._draft_on(verdicts, commit.finished)
+        num_drafted = self._draft_on(verdicts, commit.finished, {case.seq for case in plan.cases})
         self._drafted(num_drafted, self.clock() - committed)
         self._ran(plan, judged - begin, committed - begin)
+        self._gained(sum(len(delta.tokens) for delta in commit.deltas))
         self._account(plan, verdicts, commit.deltas)
         return commit.deltas
 
@@ -136,12 +141,12 @@ class Engine:
             collectives={purpose.value: tally for purpose, tally in self.ledger.totals().items()},
         )
 
-    def _draft_on(self, verdicts: Sequence[Verdict], finished: Sequence[int]) -> int:
-        """The trees of the next round, as far as they are made here; how many tokens were drafted."""
+    def _draft_on(self, verdicts: Sequence[Verdict], finished: Sequence[int], moved: Collection[int]) -> int:
+        """Asks for trees for the sequences that moved on; how many tokens have been drafted here."""
         self.host.tell(verdicts, None)
         for seq in finished:
             self._forget(seq)
-        asks = [self._ask(seq) for seq in self.scheduler.ready()]
+        asks = [self._ask(seq) for seq in self.scheduler.ready() if seq.id in moved]
         self.host.ask(asks)
         trees = self.host.take()
         self._trees = self._worth_verifying(trees)
@@ -177,6 +182,13 @@ class Engine:
         self._forward_s += forward_s
         if all(span.num_logits for span in plan.spans):  # a chunk of a prompt would pass for a draft
             self.meter.round(plan.num_rows, round_s)
+
+    def _gained(self, num_tokens: int) -> None:
+        """Tokens of this round, and the time since the last; not when nothing was running in between."""
+        now, before = self.clock(), self._ended_at
+        self._ended_at = None if self.is_idle else now
+        if before is not None:
+            self.meter.gain(num_tokens, now - before)
 
     def _account(self, plan: Plan, verdicts: Sequence[Verdict], deltas: Sequence[Delta]) -> None:
         self._num_rounds += 1

@@ -7,7 +7,7 @@ neither. Must not know tensors of the target.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tpspec.tokens import NO_DRAFT
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Gathered(NamedTuple):
+    """Trees by sequence, and sequences that sit the next round out."""
+
+    trees: dict[int, TokenTree]
+    held: tuple[int, ...] = ()
+
+
+NOTHING = Gathered({})
+
+
 class DraftHost(Protocol):
     """The engine's side of drafting, wherever it happens."""
 
@@ -30,8 +40,8 @@ class DraftHost(Protocol):
     def take(self) -> dict[int, TokenTree]:
         """Trees that every rank has, by sequence. Absent ones cost speed only."""
 
-    def gather(self) -> dict[int, TokenTree]:
-        """Of the lead alone: trees that came from elsewhere, which the other ranks learn as news."""
+    def gather(self, ready: Sequence[int]) -> Gathered:
+        """Of the lead alone: what came from elsewhere for sequences that could run, which the others learn as news."""
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...
     def forget(self, seq: int) -> None: ...
@@ -56,8 +66,8 @@ class InlineHost:
         trees, self._trees = self._trees, {}
         return trees
 
-    def gather(self) -> dict[int, TokenTree]:
-        return {}
+    def gather(self, ready: Sequence[int]) -> Gathered:
+        return NOTHING
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
         self._drafter.observe(verdicts, taps)

@@ -8,12 +8,16 @@ must not know sockets, models or what the drafter does.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpspec.comm.messages import Costs, Drafting, Outcome, Outcomes
+from tpspec.comm.messages import Costs, Drafting, Drafts, Outcome, Outcomes, Reach
+from tpspec.engine.foreseen import Foreseen
+from tpspec.engine.hosts import NOTHING, Gathered
+from tpspec.engine.turns import Trials, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from tpspec.comm.draft_link import DraftLink
     from tpspec.comm.messages import Draft
@@ -29,6 +33,17 @@ MOMENT_S = 0.001  # waiting for less is not counted as waiting
 QUIET_S = 2.0  # of silence while an answer is due: the drafter is away
 
 
+SERIAL = Reach()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of drafting. alternates: two halves of the sequences, one verified while the other is drafted for."""
+
+    reach: Reach = SERIAL
+    alternates: bool = False
+
+
 class Elsewhere:
     """The host of a rank that neither drafts nor asks: trees come as news."""
 
@@ -36,8 +51,8 @@ class Elsewhere:
     def take(self) -> dict[int, TokenTree]:
         return {}
 
-    def gather(self) -> dict[int, TokenTree]:
-        return {}
+    def gather(self, ready: Sequence[int]) -> Gathered:
+        return NOTHING
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...
     def forget(self, seq: int) -> None: ...
@@ -48,66 +63,83 @@ class Elsewhere:
 class RemoteHost:
     """The lead's host.
 
-    A sequence is waited for once the drafter has answered for it: before, it reads the prompt. waits: whether rounds
-    wait at all; where rounds of other sequences fill the time, they do not.
+    A sequence is waited for once the drafter has answered for it: before, it reads the prompt. ways: of drafting; of
+    several, the one that gives most tokens a second is found by trial.
     """
 
-    def __init__(self, link: DraftLink, clock: Callable[[], float]) -> None:
-        self._link, self._clock = link, clock
+    def __init__(self, link: DraftLink, clock: Callable[[], float], ways: Sequence[Way] = (Way(),)) -> None:
+        self._link, self._clock, self._ways = link, clock, ways
+        self._trials, self._turns, self._told_at = Trials(len(ways)), Turns(), -1.0
+        self._drafts_ahead, self._foreseen = any(way.reach.ahead for way in ways), Foreseen()
         self._asks: dict[int, Ask] = {}  # the last of each sequence
         self._told: dict[int, int] = {}  # tokens of it that the drafter knows of
-        self._due: set[int] = set()
+        self._due: dict[int, float] = {}  # since when
         self._live: set[int] = set()
         self._gone: list[int] = []
         self._trees: dict[int, TokenTree] = {}
-        self._asked_at = self._heard_at = clock()
+        self._heard_at = clock()
         self._usual_s = LEAST_S
         self._hits = self._misses = self._late = self._timeouts = self._waited_rounds = 0
         self._num_read = self._num_dropped = 0
+        self._said = Drafts()  # last
         self._waited_s = 0.0
         self._away = False
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]
+        for ask in asks:
+            self._due.pop(ask.seq, None)
         if not wanted and not self._gone:
             return
+        self._listen(0.0)
         self._asks.update((ask.seq, ask) for ask in wanted)
-        self._asked_at = self._clock()
+        now = self._clock()
         if not self._due:
-            self._heard_at = max(self._heard_at, self._asked_at)
-        self._send(wanted)
-        self._due = {ask.seq for ask in wanted}
+            self._heard_at = max(self._heard_at, now)
+        foreseen = {ask.seq: tree for ask in wanted if (tree := self._look_up(ask))}
+        self._trees.update(foreseen)
+        self._hits += len(foreseen)
+        self._send(wanted, foreseen.keys())
+        self._due.update((ask.seq, now) for ask in wanted if ask.seq not in foreseen)
 
     def take(self) -> dict[int, TokenTree]:
         return {}
 
-    def gather(self) -> dict[int, TokenTree]:
+    def gather(self, ready: Sequence[int]) -> Gathered:
         """Trees for the next round; waits for those that can be expected."""
         begin = self._clock()
+        turn = self._turns.next(ready) if self._way.alternates else list(ready)
         self._listen(0.0)
-        while self._due & self._live:
-            left = self._asked_at + self._patience() - self._clock()
+        while expected := [seq for seq in turn if seq in self._due and seq in self._live]:
+            left = min(self._due[seq] for seq in expected) + self._patience() - self._clock()
             if left <= 0:
-                self._give_up()
+                self._give_up(expected)
                 break
             self._listen(left)
         self._watch()
         waited = self._clock() - begin
         self._waited_s += waited
         self._waited_rounds += waited > MOMENT_S
-        trees, self._trees = self._trees, {}
-        return trees
+        if not ready:
+            self._told_at = -1.0
+        trees = {seq: self._trees.pop(seq) for seq in turn if seq in self._trees}
+        return Gathered(trees, tuple(sorted(set(ready) - set(turn))))
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        """The next ask holds the committed tokens."""
+        """The next ask holds the committed tokens; here they say how well the present way does."""
+        now, before = self._clock(), self._told_at
+        self._told_at = now
+        if before >= 0 and verdicts:
+            self._trials.add(sum(len(verdict.tokens) for verdict in verdicts), now - before)
 
     def forget(self, seq: int) -> None:
         if self._told.pop(seq, None) is not None:
             self._gone.append(seq)
         self._asks.pop(seq, None)
         self._trees.pop(seq, None)
-        self._due.discard(seq)
+        self._due.pop(seq, None)
         self._live.discard(seq)
+        self._foreseen.forget(seq)
 
     def drafting(self) -> Drafting | None:
         return Drafting(
@@ -124,25 +156,43 @@ class RemoteHost:
             is_away=self._away,
         )
 
-    def _send(self, asks: Sequence[Ask]) -> None:
-        outcomes = tuple(self._outcome(ask) for ask in asks)
-        if self._link.send(Outcomes(outcomes, tuple(self._gone))):
-            self._told.update((ask.seq, len(ask.tokens)) for ask in asks)
-            self._gone.clear()
+    def _look_up(self, ask: Ask) -> TokenTree | None:
+        """The draft, where the drafter has told of it before."""
+        if not self._drafts_ahead:
+            return None
+        self._foreseen.tell(ask)
+        return self._foreseen.tree(ask.seq, ask.num_tokens) or None
 
-    def _outcome(self, ask: Ask) -> Outcome:
+    def _send(self, asks: Sequence[Ask], answered: Collection[int] = ()) -> None:
+        outcomes = tuple(self._outcome(ask, ask.seq in answered) for ask in asks)
+        if not self._link.send(Outcomes(outcomes, tuple(self._gone), self._way.reach)):
+            self._live.clear()  # nobody is there to be waited for
+            return
+        self._told.update((ask.seq, len(ask.tokens)) for ask in asks)
+        self._gone.clear()
+
+    def _outcome(self, ask: Ask, answered: bool) -> Outcome:
         base = self._told.get(ask.seq, 0)
         costs = ask.costs if isinstance(ask.costs, Costs) else None
         new = tuple(ask.tokens[base:])
-        return Outcome(ask.seq, base, new, ask.num_prompt, ask.num_tokens, ask.sampling, costs)
+        return Outcome(ask.seq, base, new, ask.num_prompt, ask.num_tokens, ask.sampling, costs, answered)
 
     def _listen(self, timeout_s: float) -> None:
         for message in self._link.receive(timeout_s):
             self._hear_from()
-            self._num_read, self._num_dropped = message.num_read, message.num_dropped
+            self._count(message)
+            for branch in message.ahead:
+                self._foreseen.learn(branch)
             for draft in message.drafts:
                 self._accept(draft)
             self._tell_again([seq for seq in message.lost if seq in self._asks])
+
+    def _count(self, message: Drafts) -> None:
+        """A drafter counts since its own start; one that has counted less than before is another."""
+        before = self._said if message.num_read >= self._said.num_read else Drafts()
+        self._num_read += message.num_read - before.num_read
+        self._num_dropped += message.num_dropped - before.num_dropped
+        self._said = message
 
     def _accept(self, draft: Draft) -> None:
         ask = self._asks.get(draft.seq)
@@ -153,11 +203,11 @@ class RemoteHost:
         if draft.seq not in self._due or draft.base != len(ask.tokens):
             self._late += 1
             return
-        self._due.remove(draft.seq)
+        asked_at = self._due.pop(draft.seq)
         self._trees[draft.seq] = draft.tree
         self._hits += draft.foreseen
         self._misses += not draft.foreseen
-        self._usual_s = KEPT * self._usual_s + (1 - KEPT) * (self._clock() - self._asked_at)
+        self._usual_s = KEPT * self._usual_s + (1 - KEPT) * (self._clock() - asked_at)
 
     def _tell_again(self, seqs: Sequence[int]) -> None:
         """The drafter is new, or has missed something."""
@@ -167,14 +217,18 @@ class RemoteHost:
         if seqs:
             self._send([self._asks[seq] for seq in seqs])
 
+    @property
+    def _way(self) -> Way:
+        return self._ways[self._trials.way]
+
     def _patience(self) -> float:
         return min(MOST_S, max(LEAST_S, PATIENCE * self._usual_s))
 
-    def _give_up(self) -> None:
+    def _give_up(self, expected: Sequence[int]) -> None:
         """The round goes on without; who is silent is not waited for again until it speaks."""
         self._timeouts += 1
         self._usual_s = min(MOST_S, self._usual_s * 1.5)
-        self._live -= self._due
+        self._live.difference_update(expected)
 
     def _hear_from(self) -> None:
         self._heard_at = self._clock()

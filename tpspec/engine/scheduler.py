@@ -22,7 +22,7 @@ from tpspec.tokens import NO_DRAFT, ROOT, TokenTree, Verdict
 from tpspec.verify.rows import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,14 @@ class Scheduler:
         """Sequences that can verify a tree in the next round, oldest first."""
         return [seq for seq in self._running.values() if seq.is_ready]
 
-    def plan(self, trees: Mapping[int, TokenTree]) -> Plan:
-        """The spans and cases of the next round; trees of sequences that cannot use one are ignored."""
+    def plan(self, trees: Mapping[int, TokenTree], held: Collection[int] = ()) -> Plan:
+        """The spans and cases of the next round; trees of sequences that cannot use one are ignored.
+
+        held: sequences that sit this round out, unless they have a prompt to read.
+        """
         self._secure_roots()
         self._admit()
-        verifying = self.ready()
+        verifying = [seq for seq in self.ready() if seq.id not in held]
         behind = [seq for seq in self._running.values() if not seq.is_ready]
         left = self._budget - len(verifying)
         # Trees would otherwise take every row, round after round, while a new prompt waits for an old text to end.

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.comm.communicator import Purpose
+from tpspec.engine.hosts import Gathered
 from tpspec.measure.stats import tally_between
 from tpspec.request import Request
 from tpspec.tokens import NO_DRAFT, TokenTree
@@ -69,9 +70,10 @@ class Filled:
         trees = self._host.take()
         return trees | {seq: filled(trees.get(seq, NO_DRAFT), ask) for seq, ask in self._asks.items()}
 
-    def gather(self) -> dict[int, TokenTree]:
-        trees = self._host.gather()
-        return trees | {seq: filled(trees[seq], ask) for seq, ask in self._asks.items() if seq in trees}
+    def gather(self, ready: Sequence[int]) -> Gathered:
+        trees, held = self._host.gather(ready)
+        trials = {seq: filled(trees[seq], ask) for seq, ask in self._asks.items() if seq in trees}
+        return Gathered(trees | trials, held)
 
     def drafting(self) -> Drafting | None:
         return self._host.drafting()

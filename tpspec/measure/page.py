@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tpspec.measure.stats import COMPARED, predictions
 
 WIDTH, LABEL, BAR, GAP, BEHIND = 720, 120, 16, 10, 50  # BEHIND: a bar, for its value
-FITS = 34  # a segment that is as long can hold its number
+FITS, SEEN = 34, 2  # a segment that is as long can hold its number; can be seen
 SPEED, SPECULATIVE_SPEED, SPEEDUP, TOKENS = COMPARED
 HEADS = ("", "tokens", "tokens per round", "tokens/s plain", "tokens/s speculative", "speed-up", "same text")
 # Columns of drafts from elsewhere: the key, by how much, decimals.
@@ -156,7 +156,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _bars(groups: Sequence[Group], decimals: int, mark: float | None = None) -> str:
-    """Groups of bars, each from the same zero, its value behind it. mark: a value that has a line of its own."""
+    """Groups of bars, each from the same zero, its value behind it. mark: plain decoding, a line across all."""
     longest = max((bar.high or bar.value or 0.0 for _, bars in groups for bar in bars), default=0.0)
     drawn, y = [], 0.0
     for label, bars in groups:
@@ -168,7 +168,8 @@ def _bars(groups: Sequence[Group], decimals: int, mark: float | None = None) -> 
     if mark is not None:
         x = LABEL + _length(mark, longest)
         drawn.append(_line(x, 0, x, y - GAP, "mark"))
-    return _key(dict.fromkeys(bar.name for _, bars in groups for bar in bars)) + _svg(drawn, y)
+    note = "dashed: plain decoding" if mark is not None else ""
+    return _key(dict.fromkeys(bar.name for _, bars in groups for bar in bars), note) + _svg(drawn, y)
 
 
 def _bar(y: float, bar: Bar, longest: float, value: str) -> str:
@@ -177,14 +178,14 @@ def _bar(y: float, bar: Bar, longest: float, value: str) -> str:
     if bar.low is not None:
         low, middle = LABEL + _length(bar.low, longest), y + BAR / 2 - 1
         ends = (_line(x, middle - 4, x, middle + 4) for x in (low, end))
-        drawn += _line(low, middle, end, middle) + "".join(ends)
+        drawn += _line(low, middle, end, middle, "interval") + "".join(ends)
     return drawn + _text(end + 6, y + BAR - 5, value)
 
 
 def _stacks(groups: Sequence[Group], decimals: int) -> str:
     """One bar for each group, its parts behind one another, the sum at its end."""
     longest = max((sum(bar.value or 0.0 for bar in bars) for _, bars in groups), default=0.0)
-    drawn, y, seen = list[str](), 0.0, dict[str, None]()
+    drawn, y = list[str](), 0.0
     for label, bars in groups:
         middle = y + 0.75 * BAR + 4
         drawn.append(_text(0, middle, label))
@@ -194,12 +195,12 @@ def _stacks(groups: Sequence[Group], decimals: int) -> str:
             drawn.append(_rect(x, y, length, 1.5 * BAR, f"{name}: {number}", name))
             if length >= FITS:
                 drawn.append(_text(x + length / 2, middle, number, "in"))
-            if length >= 1:
-                seen[name] = None
             x += length
         drawn.append(_text(x + 6, middle, _number(sum(bar.value or 0.0 for bar in bars), decimals)))
         y += 1.5 * BAR + GAP
-    return _key(seen) + _svg(drawn, y)
+    names = dict.fromkeys(name for _, bars in groups for name, *_ in bars)
+    seen = {name for _, bars in groups for name, value, *_ in bars if _length(value, longest) >= SEEN}
+    return _key(name for name in names if name in seen) + _svg(drawn, y)
 
 
 def _length(value: float | None, longest: float) -> float:
@@ -224,8 +225,8 @@ def _svg(drawn: Sequence[str], height: float) -> str:
     return f'<div class="wide">{plot}</div>'
 
 
-def _key(names: Iterable[str]) -> str:
-    return f'<div class="key">{"".join(f"<span><i class={name}></i>{name}</span>" for name in names)}</div>'
+def _key(names: Iterable[str], note: str = "") -> str:
+    return f'<div class="key">{"".join(f"<span><i class={name}></i>{name}</span>" for name in names)}{note}</div>'
 
 
 def _number(value: float | None, decimals: int) -> str:

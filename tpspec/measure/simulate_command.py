@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tpspec.errors import UserError
 from tpspec.measure.savings import refuse_plain_topology
-from tpspec.measure.simulator import Simulated, replays_of, scripts_of, simulate
+from tpspec.measure.script import LISTED, replays_of, scripts_of
+from tpspec.measure.simulator import FAN_OUT_ODDS, Simulated, simulate
 from tpspec.measure.time_model import TimeModel, as_recorded, on_cards
 from tpspec.measure.timeline import chrome_trace
-from tpspec.measure.trace import Recording, Round, made_up, read
+from tpspec.measure.trace import Recording, Round, made_up, read, unsilenced
 from tpspec.roles.door import guarded
 from tpspec.topology.cards import parse_gpus
-from tpspec.topology.config import load
+from tpspec.topology.config import PipelineConfig, load
 from tpspec.topology.report import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tpspec.comm.messages import Drafting
     from tpspec.topology.config import Topology
 
 COMMAND = "python -m tpspec.measure simulate"
@@ -41,9 +43,17 @@ def _run(options: argparse.Namespace) -> int:
     refuse_plain_topology(topology)
     recordings = _recordings(options)
     time = _time_model(options, topology, recordings)
-    scripts = scripts_of(recordings, options.seed)
+    elsewhere = topology.draft.placement.kind != "inline"
+    scripts = scripts_of(unsilenced(recordings) if elsewhere else recordings, options.seed)
     ways = {
-        way: simulate(topology, time, scripts, num_drafts=num_drafts, concurrency=options.concurrency)
+        way: simulate(
+            topology,
+            time,
+            scripts,
+            num_drafts=num_drafts,
+            concurrency=options.concurrency,
+            fan_out_odds=options.fan_out_odds,
+        )
         for way, num_drafts in (("plain", 0), ("speculative", _draft_tokens(options, topology)))
     }
     found = report(ways)
@@ -59,7 +69,19 @@ def _run(options: argparse.Namespace) -> int:
 def report(ways: dict[str, Simulated]) -> dict[str, Any]:
     """The object that `--json` prints. Of the rounds that read no prompt; `seconds` is of all rounds."""
     found: dict[str, Any] = {way: _summary(one.rounds) | {"seconds": one.seconds} for way, one in ways.items()}
-    return found | {"speedup": found["speculative"]["tokens_per_second"] / found["plain"]["tokens_per_second"]}
+    found["speedup"] = found["speculative"]["tokens_per_second"] / found["plain"]["tokens_per_second"]
+    stats = ways["speculative"].stats
+    return found if stats.elsewhere is None else found | {"elsewhere": _elsewhere(stats.elsewhere, stats.rounds)}
+
+
+def _elsewhere(drafting: Drafting, num_rounds: int) -> dict[str, Any]:
+    return {
+        "hits": drafting.hits,
+        "misses": drafting.misses,
+        "waited_share": drafting.waited_rounds / num_rounds,
+        "read": drafting.num_read,
+        "dropped": drafting.num_dropped,
+    }
 
 
 def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -79,9 +101,13 @@ def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def checked(topology: Topology, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """Costs fitted to the recorded rounds of every other prompt; the rounds of the rest, simulated and as recorded."""
+    """Costs fitted to the recorded rounds of every other prompt; the rounds of the rest, simulated and as recorded.
+
+    These were serial ones, whatever the topology's policy: else the time of a draft is not in them.
+    """
     if len(recordings) < 2:
         raise UserError("--calibrate fits on every other prompt and checks on the rest: the trace should have two")
+    topology = topology.model_copy(update={"pipeline": PipelineConfig()})
     time, others = as_recorded(recordings[::2], topology), recordings[1::2]
     found = {}
     for way, num_drafts in (("plain", 0), ("speculative", MOST_TOKENS)):
@@ -107,6 +133,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines = ["simulated; shares of the time of rounds that read no prompt"]
     lines += table([HEADS, *(_row(way, found[way]) for way in ("plain", "speculative"))])
     lines.append(f"speed-up {found['speedup']:.2f}x")
+    if "elsewhere" in found:
+        lines.append(_elsewhere_line(found["elsewhere"]))
     return lines + [_check_line(way, one) for way, one in found.get("check", {}).items()]
 
 
@@ -120,6 +148,13 @@ def _row(way: str, side: dict[str, Any]) -> tuple[str, ...]:
         f"{side['round_s'] * 1e3:.2f}",
         f"{side['wait_share']:.0%}",
         f"{side['draft_share']:.0%}",
+    )
+
+
+def _elsewhere_line(one: dict[str, Any]) -> str:
+    return (
+        f"drafts from elsewhere: {one['hits']} ready when asked for, {one['misses']} not; the target waited in "
+        f"{one['waited_share']:.0%} of rounds; {one['read']} draft tokens read, {one['dropped']} of them dropped"
     )
 
 
@@ -171,8 +206,17 @@ def _parser() -> argparse.ArgumentParser:
     guesses.add_argument("--acceptance", type=float, metavar="A", help="or made-up guesses, right with probability A")
     costs = parser.add_mutually_exclusive_group(required=True)
     costs.add_argument("--gpus", action="append", metavar="NxCARD", help="the ranks' cards, in order: 8x3090")
-    costs.add_argument("--calibrate", action="store_true", help="costs as in the trace's own rounds, and a check")
+    costs.add_argument(
+        "--calibrate", action="store_true", help="costs as in the trace's rounds (serial ones), and a check"
+    )
     parser.add_argument("--tokens", type=_draft_length, metavar="K", help="draft length, or auto (the topology's)")
+    parser.add_argument(
+        "--fan-out-odds",
+        type=_odds,
+        default=FAN_OUT_ODDS,
+        metavar="P",
+        help=f"that one of {LISTED} alternatives to a wrong guess is right ({FAN_OUT_ODDS})",
+    )
     parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help="requests at a time (1)")
     parser.add_argument("--context", type=_positive, default=4096, help="tokens read in every step on cards (4096)")
     parser.add_argument("--seed", type=int, default=0, help="of guesses that are drawn (0)")
@@ -187,6 +231,12 @@ def _draft_length(text: str) -> int | str:
     if not 1 <= int(text) <= MOST_TOKENS:
         raise argparse.ArgumentTypeError(f"{text} is neither auto nor a number from 1 to {MOST_TOKENS}")
     return int(text)
+
+
+def _odds(text: str) -> float:
+    if not 0 <= float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return float(text)
 
 
 def _positive(text: str) -> int:

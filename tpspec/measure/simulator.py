@@ -1,17 +1,16 @@
-"""Real rounds over a model of time: the engine, scheduler and pages that serve, a target and a drafter that only cost.
+"""Real rounds over a model of time: the engine, scheduler and pages that serve, a target that only costs.
 
-The texts are scripts: token p of an answer is the id p + 1, a wrong draft is id 0, so verdicts are reached as ever.
-Drafters have clocks of their own. Must not know where costs or guesses come from, nor how a result is shown.
+The texts are scripts, so verdicts are reached as ever. Must not know where costs or guesses come from, how drafts are
+made, nor how a result is shown.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 import torch
 
 from tpspec.cache.pages import PagePool
@@ -19,89 +18,40 @@ from tpspec.comm.channel import OneRankChannel
 from tpspec.comm.communicator import Purpose
 from tpspec.comm.emulate import VirtualClock
 from tpspec.comm.ledger import Ledger
-from tpspec.comm.messages import Draft, Drafts, Outcomes, Stats, Stop, Submit
-from tpspec.draft.protocol import Ask, Needs
+from tpspec.comm.messages import Stats, Stop, Submit
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import InlineHost
 from tpspec.engine.pace import Pace
 from tpspec.engine.remote import RemoteHost
 from tpspec.engine.scheduler import Scheduler
 from tpspec.errors import UserError
+from tpspec.measure.simulated_draft import Guesses, ScriptedDrafter, SimulatedLink, SimulatedProcess
 from tpspec.measure.timeline import Timeline
-from tpspec.measure.trace import NO, SILENT, YES, Mark, Recording, Round, drafts, offers, round_between, settled
-from tpspec.request import Request
+from tpspec.measure.trace import Mark, Round, round_between
+from tpspec.roles.build_drafter import ways_of
 from tpspec.roles.target import lead_rounds
-from tpspec.tokens import TokenTree
 from tpspec.verify.match import walk
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
-    from tpspec.comm.messages import Outcome, ToDrafter, ToLead
-    from tpspec.draft.protocol import Taps
+    from tpspec.comm.messages import ToLead
     from tpspec.engine.hosts import DraftHost
+    from tpspec.measure.script import Script
     from tpspec.measure.time_model import TimeModel
     from tpspec.model.batch import Span
-    from tpspec.request import Delta
+    from tpspec.request import Delta, Request
     from tpspec.tokens import Verdict
     from tpspec.topology.config import Topology
     from tpspec.topology.cost import StepCost
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Case
 
-TARGET, COLLECTIVES, DRAFTER, GAPS = "target", "collectives", "drafter", "gaps"
-WRONG = 0
+TARGET, COLLECTIVES = "target", "collectives"
 PICK_BYTES = 8  # (value, id) of a row
 # Rounds whose every collective is drawn; later ones are drawn as one block of each kind, or files would be huge.
 DETAILED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What will happen to one request. guesses: see trace.py. offers: what is drafted at most, by output position."""
-
-    id: int
-    num_prompt: int
-    guesses: str
-    max_tokens: int
-    offers: Mapping[int, int] = field(default_factory=dict)
-
-    def request(self, num_drafts: int | None) -> Request:
-        """The answer's last token ends it, as a model's own end would. num_drafts None: as many as pay."""
-        stops = frozenset({len(self.guesses)})
-        prompt = (WRONG,) * self.num_prompt
-        return Request(self.id, prompt, self.max_tokens, stop_ids=stops, num_drafts=num_drafts)
-
-    def truth(self, position: int) -> int:
-        """The token at an output position."""
-        return position + 1
-
-    def chain(self, start: int, num_tokens: int) -> TokenTree:
-        """What is drafted from output position `start` on; who is wrong once goes on, and stays wrong."""
-        num_tokens = min(num_tokens, self.offers.get(start, num_tokens))
-        ahead = self.guesses[start : start + num_tokens].ljust(num_tokens, NO)
-        num_right = len(ahead) - len(ahead.lstrip(YES))
-        if ahead[num_right : num_right + 1] == SILENT:
-            num_tokens = num_right
-        right = [self.truth(start + i) for i in range(num_right)]
-        return TokenTree.chain(right + [WRONG] * (num_tokens - num_right))
-
-
-def scripts_of(recordings: Sequence[Recording], seed: int) -> list[Script]:
-    """For any draft length; what is unknown of a recording is drawn."""
-    both = zip(recordings, settled(recordings, seed), strict=True)
-    return [
-        Script(number, one.prompt_tokens, guesses, one.max_tokens, offers(one))
-        for number, (one, guesses) in enumerate(both)
-    ]
-
-
-def replays_of(recordings: Sequence[Recording]) -> list[Script]:
-    """For draft lengths as they were: rounds draft and accept what the recorded ones did, if more is asked for."""
-    return [
-        Script(number, one.prompt_tokens, one.guesses, one.max_tokens, drafts(one))
-        for number, one in enumerate(recordings)
-    ]
+FAN_OUT_ODDS = 0.6  # see Script.ranks
 
 
 class SimulatedTarget:
@@ -117,6 +67,7 @@ class SimulatedTarget:
         fixed_rows: int,
     ) -> None:
         self.read_prompt = False  # whether the last forward did
+        self.gaps: SimulatedProcess | None = None  # who has the card while it waits
         self._cost, self._scripts, self._fixed_rows = cost, scripts, fixed_rows
         self._clock, self._timeline, self._ledger = clock, timeline, ledger
         self._num_rounds = 0
@@ -126,6 +77,8 @@ class SimulatedTarget:
         self.read_prompt = any(self._reads_prompt(span) for span in spans)
         rows = max(self._fixed_rows, sum(len(span.tokens) for span in spans))
         self._spend(rows, "read prompt" if self.read_prompt else "verify")
+        if self.gaps is not None:
+            self.gaps.live(self._clock.now(), self._cost.waiting_s(rows) / self._cost.seconds(rows))
         self._count(rows, sum(span.num_logits for span in spans))
         return RowLogits(torch.empty(0, 0), vocab=0)
 
@@ -171,92 +124,10 @@ class ScriptedRule:
         return walk(case, iter([script.truth(start + depth) for depth in (0, *case.tree.depths())]))
 
 
-class ScriptedDrafter:
-    """A draft source whose time passes on the clock of whoever runs it."""
-
-    needs = Needs()
-
-    def __init__(
-        self, cost: StepCost | None, scripts: Mapping[int, Script], clock: VirtualClock, timeline: Timeline
-    ) -> None:
-        self.clock = clock
-        self._cost, self._scripts, self._timeline = cost, scripts, timeline
-
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
-        trees = [self._tree(ask) for ask in asks]
-        self._timeline.spend(self.clock, DRAFTER, "draft", self._seconds(trees), tokens=sum(map(len, trees)))
-        return trees
-
-    def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        return
-
-    def forget(self, seq: int) -> None:
-        return
-
-    def _tree(self, ask: Ask) -> TokenTree:
-        return self._scripts[ask.seq].chain(len(ask.tokens) - ask.num_prompt, ask.num_tokens)
-
-    def _seconds(self, trees: Sequence[TokenTree]) -> float:
-        """A step for each depth, over the sequences that go so deep."""
-        if self._cost is None:
-            return 0.0
-        deepest = max(map(len, trees), default=0)
-        return sum(self._cost.seconds(sum(len(tree) > depth for tree in trees)) for depth in range(deepest))
-
-
-class SimulatedLink:
-    """The lead's end of a link to a drafter with a clock of its own; a message arrives message_s after it was sent.
-
-    The drafter takes what came in turn, when it is free. Only who waits here lets the lead's time pass.
-    """
-
-    def __init__(self, drafter: ScriptedDrafter, clock: VirtualClock, timeline: Timeline, message_s: float) -> None:
-        self.num_messages = self.num_bytes = 0
-        self._drafter, self._clock, self._timeline, self._message_s = drafter, clock, timeline, message_s
-        self._answers: deque[tuple[float, Drafts]] = deque()
-
-    def send(self, message: ToDrafter) -> bool:
-        self._count(message)
-        if isinstance(message, Outcomes) and message.outcomes:
-            self._drafter.clock.wait_until(self._clock.now() + self._message_s)
-            answer = self._answer(message.outcomes)
-            self._answers.append((self._drafter.clock.now() + self._message_s, answer))
-        return True
-
-    def receive(self, timeout_s: float) -> list[Drafts]:
-        until = self._clock.now() + timeout_s
-        if self._answers:
-            until = min(until, self._answers[0][0])
-        self._timeline.wait(self._clock, GAPS, "waiting for drafts", until)
-        arrived: list[Drafts] = []
-        while self._answers and self._answers[0][0] <= self._clock.now():
-            arrived.append(self._answers.popleft()[1])
-            self._count(arrived[-1])
-        return arrived
-
-    def close(self) -> None:
-        return
-
-    def _answer(self, outcomes: Sequence[Outcome]) -> Drafts:
-        asks = [_ask(outcome) for outcome in outcomes]
-        trees = zip(asks, self._drafter.propose(asks), strict=True)
-        return Drafts(tuple(Draft(ask.seq, len(ask.tokens), tree, foreseen=False) for ask, tree in trees))
-
-    def _count(self, message: ToDrafter | Drafts) -> None:
-        self.num_messages += 1
-        self.num_bytes += len(msgspec.msgpack.encode(message))
-
-
-def _ask(outcome: Outcome) -> Ask:
-    """A script looks at how many tokens there are, and never at them."""
-    tokens = range(outcome.base + len(outcome.tokens))
-    return Ask(outcome.seq, tokens, outcome.num_prompt, outcome.num_tokens, outcome.sampling)
-
-
 class Simulation:
     """The engine of one lead, ready for rounds, and what its time went to."""
 
-    def __init__(self, topology: Topology, time: TimeModel, scripts: Sequence[Script]) -> None:
+    def __init__(self, topology: Topology, time: TimeModel, scripts: Sequence[Script], guesses: Guesses) -> None:
         by_id = {script.id: script for script in scripts}
         fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
         self.clock, self.timeline, ledger = VirtualClock(), Timeline(), Ledger()
@@ -265,32 +136,35 @@ class Simulation:
         self.scheduler = Scheduler(
             pool, max_rows=topology.engine.max_rows, max_running=topology.serve.max_running, fixed_rows=fixed_rows
         )
+        placement = topology.draft.placement.kind
         self.engine = Engine(
             target=self.target,
             scheduler=self.scheduler,
             pool=pool,
             rule=ScriptedRule(by_id),
             noise=CounterNoise(),
-            host=self._host(topology, time, by_id),
+            host=self._inline(time, by_id)
+            if placement == "inline"
+            else self._elsewhere(topology, time, by_id, guesses),
             draft_tokens=None,  # a request may say how many
-            pace=Pace(gives_odds=False),
+            pace=Pace(gives_odds=placement != "inline"),
             vocab=1 + max(script.max_tokens for script in scripts),
             ledger=ledger,
             clock=self.clock.now,
         )
 
-    def _host(self, topology: Topology, time: TimeModel, scripts: Mapping[int, Script]) -> DraftHost:
-        if topology.pipeline.policy != "serial":
-            raise UserError(f"pipeline.policy: {topology.pipeline.policy} is not simulated yet; should be serial")
-        match topology.draft.placement.kind:
-            case "inline":
-                return InlineHost(ScriptedDrafter(time.draft, scripts, self.clock, self.timeline))
-            case "dedicated":
-                drafter = ScriptedDrafter(time.draft, scripts, VirtualClock(), self.timeline)
-                link = SimulatedLink(drafter, self.clock, self.timeline, time.message_s)
-                return RemoteHost(link, self.clock.now)
-            case _:
-                raise UserError("draft.placement: gaps is not simulated yet; should be inline or {dedicated: RANK}")
+    def _inline(self, time: TimeModel, scripts: Mapping[int, Script]) -> DraftHost:
+        return InlineHost(ScriptedDrafter(time.draft, scripts, self.clock, self.timeline))
+
+    def _elsewhere(
+        self, topology: Topology, time: TimeModel, scripts: Mapping[int, Script], guesses: Guesses
+    ) -> DraftHost:
+        """In gaps the drafter has the card while its shard waits, and all of it while no round runs."""
+        process = SimulatedProcess(topology, time.draft, guesses, self.timeline)
+        if topology.draft.placement.kind == "gaps":
+            self.target.gaps = process
+        link = SimulatedLink(process, scripts, self.clock, self.timeline, time.message_s)
+        return RemoteHost(link, self.clock.now, ways_of(topology))
 
 
 class Crowd:
@@ -330,18 +204,25 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """rounds: that read no prompt. seconds: of everything."""
+    """rounds: that read no prompt. seconds, stats: of everything."""
 
     rounds: list[Round]
     seconds: float
     timeline: Timeline
+    stats: Stats
 
 
 def simulate(
-    topology: Topology, time: TimeModel, scripts: Sequence[Script], *, num_drafts: int | None, concurrency: int = 1
+    topology: Topology,
+    time: TimeModel,
+    scripts: Sequence[Script],
+    *,
+    num_drafts: int | None,
+    concurrency: int = 1,
+    fan_out_odds: float = FAN_OUT_ODDS,
 ) -> Simulated:
-    """Every script, with drafts of num_drafts tokens, or of as many as pay."""
-    simulation = Simulation(topology, time, scripts)
+    """Every script, with drafts of num_drafts tokens, or of as many as pay. fan_out_odds: see Script.ranks."""
+    simulation = Simulation(topology, time, scripts, Guesses(scripts, fan_out_odds))
     crowd = Crowd(simulation, [script.request(num_drafts) for script in scripts], concurrency)
     lead_rounds(simulation.engine, OneRankChannel(), crowd)
-    return Simulated(crowd.rounds, crowd.at, simulation.timeline)
+    return Simulated(crowd.rounds, crowd.at, simulation.timeline, simulation.engine.stats())

@@ -76,7 +76,7 @@ def _predicted(found: dict[str, Any]) -> Any:
 
 
 def _elsewhere(found: dict[str, Any]) -> Any:
-    table = _table(("drafted elsewhere", *(head.replace(" ", "\n") for head in COUNTS)))
+    table = _table(("drafts from\nelsewhere", *(head.replace(" ", "\n") for head in COUNTS)))
     for name, side in {**found["by_category"], "all": found}.items():
         table.add_row(name, *counts(side["speculative"]["elsewhere"]))
     return table

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 WEIGHT_BITS = {None: 16, "int8": 8, "int4": 4}
 # Until a message over loopback or ipc is read; estimated.
 MESSAGE_S = 100e-6
+DRAFT_ROW_SHARE = 0.05  # of a recorded draft step, for each row more; estimated, for no recorded one has two
 
 
 @dataclass(frozen=True, slots=True)
 class TimeModel:
-    """Seconds of everything. draft: of one step of the drafter, a row for each sequence; None: drafts are free.
+    """Seconds of everything. draft: of one step of the drafter, by its rows; None: drafts are free.
 
     message_s: until a message between the lead and a drafter on a rank of its own has arrived.
     """
@@ -111,8 +112,9 @@ def as_recorded(recordings: Sequence[Recording], topology: Topology) -> TimeMode
     samples = [sample for recording in recordings for sample in _samples(recording)]
     fitted = fit(samples, _row_bytes(rounds), link.cost if link.emulate else None, link.dilation)
     context = fmean(sample.context for sample in samples)
-    draft = StepCost((RankCost(weights_s=0.0, row_s=fitted.draft_s),))
-    return TimeModel(fitted.step(context=context), draft)
+    row_share = 1.0 if topology.draft.own_model is None else DRAFT_ROW_SHARE
+    draft = RankCost(weights_s=(1 - row_share) * fitted.draft_s, row_s=row_share * fitted.draft_s)
+    return TimeModel(fitted.step(context=context), StepCost((draft,)))
 
 
 def _samples(recording: Recording) -> Iterator[Sample]:

@@ -34,17 +34,12 @@ class Timeline:
         """`clock` moves on by that much."""
         begin = clock.now()
         clock.advance(seconds)
-        self._add(Event(track, name, begin, clock.now(), notes))
+        self.add(track, name, begin, clock.now(), **notes)
 
-    def wait(self, clock: VirtualClock, track: str, name: str, moment: float, **notes: int) -> None:
-        """`clock` moves on to `moment`, unless it has passed."""
-        begin = clock.now()
-        clock.wait_until(moment)
-        self._add(Event(track, name, begin, clock.now(), notes))
-
-    def _add(self, event: Event) -> None:
-        if event.end > event.begin:
-            self.events.append(event)
+    def add(self, track: str, name: str, begin: float, end: float, **notes: int) -> None:
+        """What took no time is no event."""
+        if end > begin:
+            self.events.append(Event(track, name, begin, end, notes))
 
 
 def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:

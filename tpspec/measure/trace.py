@@ -157,6 +157,12 @@ def settled(recordings: Sequence[Recording], seed: int) -> list[str]:
     ]
 
 
+def unsilenced(recordings: Iterable[Recording]) -> list[Recording]:
+    """Of a drafter that has something to say everywhere, and stopped where more did not pay: nobody knows what."""
+    replace = msgspec.structs.replace
+    return [replace(one, guesses=one.guesses.replace(SILENT, UNKNOWN), draft_tokens=0) for one in recordings]
+
+
 def made_up(
     acceptance: float, seed: int, *, count: int = 16, prompt_tokens: int = 64, num_tokens: int = 256
 ) -> list[Recording]:

@@ -16,7 +16,7 @@ from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
-from tpspec.roles.build_drafter import DTYPES, build_ahead, lookup
+from tpspec.roles.build_drafter import DTYPES, build_ahead, lookup, ways_of
 from tpspec.roles.fit import shape_of, target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shards import split
@@ -114,7 +114,7 @@ def _host(
 ) -> tuple[DraftHost, bool]:
     """Where this rank's drafts come from, and whether they come with odds."""
     if topology.draft.placement.kind != "inline":
-        return (Elsewhere() if rank or link is None else RemoteHost(link, perf_counter)), True
+        return (Elsewhere() if rank or link is None else RemoteHost(link, perf_counter, ways_of(topology))), True
     if topology.draft.own_model is not None:
         drafter: Drafter = Grown(build_ahead(topology, device))
     else:

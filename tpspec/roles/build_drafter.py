@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.comm.communicator import OneRank
+from tpspec.comm.messages import Reach
 from tpspec.draft.ahead import Ahead, Policy
 from tpspec.draft.protocol import Extender
 from tpspec.draft.run import ModelRun
 from tpspec.draft.sources import source
+from tpspec.engine.remote import Way
 from tpspec.model.loader import Loader
 from tpspec.roles.fit import draft_pool, shape_of
 from tpspec.roles.tokenizers import check_same_tokenizer
@@ -24,17 +26,24 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Topology
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
-ROWS_AHEAD = 8  # futures that are read at a time
+ROWS_AHEAD = 16  # futures that are read at a time
+
+
+def ways_of(topology: Topology) -> tuple[Way, ...]:
+    """How a drafter in a process of its own may draft; of several, the lead finds the best by trial."""
+    pipeline = topology.pipeline
+    serial, optimistic, alternate = Way(), Way(Reach(ahead=True)), Way(alternates=True)
+    fan_out = Way(Reach(ahead=True, width=1 + pipeline.fan_out))
+    one = {"serial": serial, "optimistic": optimistic, "fan_out": fan_out, "alternate": alternate}
+    return (fan_out, optimistic, alternate) if pipeline.policy == "auto" else (one[pipeline.policy],)
+
+
+def policy_for(reach: Reach) -> Policy:
+    return Policy(reach.ahead, reach.width, ROWS_AHEAD)
 
 
 def policy_of(topology: Topology) -> Policy:
-    """How far a drafter in a process of its own goes before it is asked."""
-    pipeline = topology.pipeline
-    if topology.draft.placement.kind == "inline" or pipeline.policy in ("serial", "alternate"):
-        return Policy()
-    if pipeline.policy == "optimistic":
-        return Policy(ahead=True, max_rows=ROWS_AHEAD)
-    return Policy(ahead=True, width=1 + pipeline.fan_out, max_rows=ROWS_AHEAD)
+    return policy_for(ways_of(topology)[0].reach)
 
 
 def lookup(topology: Topology, vocab: int) -> Drafter:
@@ -45,9 +54,9 @@ def lookup(topology: Topology, vocab: int) -> Drafter:
 
 
 def build_ahead(topology: Topology, device: torch.device, policy: Policy | None = None) -> Ahead:
-    """The drafter. Beside a shard it is serial, and goes by the prices it is told; elsewhere it takes the time itself.
+    """The drafter. Beside a shard it goes by the prices it is told; elsewhere it takes the time itself.
 
-    policy: another than the topology's.
+    policy: until it is told another; None: serial.
     """
     model = topology.draft.own_model
     assert model is not None, "the rules of a topology ask for it"
@@ -62,4 +71,4 @@ def build_ahead(topology: Topology, device: torch.device, policy: Policy | None 
     decoder = Loader.open(folder, whole, dtype, device).decoder(OneRank(), pool.num_pages * pool.page_size)
     run = ModelRun(decoder, shape.vocab, shape.max_positions)
     clock = None if topology.draft.placement.kind == "inline" else perf_counter
-    return Ahead(made, run, pool, policy or policy_of(topology), clock)
+    return Ahead(made, run, pool, policy or Policy(), clock)

@@ -246,7 +246,9 @@ def _open_drafting(topology: Topology, world: World, device: torch.device) -> tu
     if world.rank != placement.rank:
         return link, None
     pid, _, endpoint = where.partition(" ")
-    return link, Guard(Orders(to_json(topology), endpoint, int(pid), str(device), placement.kind == "gaps"))
+    crowded = device.type == "cpu" and (os.cpu_count() or 1) < topology.num_ranks
+    filler = placement.kind == "gaps" or crowded
+    return link, Guard(Orders(to_json(topology), endpoint, int(pid), str(device), filler))
 
 
 @contextmanager

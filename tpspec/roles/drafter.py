@@ -6,10 +6,13 @@ target's tensors, and takes part in no collective.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
+from contextlib import closing
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 import torch
@@ -18,7 +21,7 @@ from tpspec.comm.draft_link import DrafterDraftLink, is_alive
 from tpspec.comm.messages import Draft, Drafts, Outcome, Outcomes, Stop
 from tpspec.draft.protocol import Ask
 from tpspec.errors import UserError
-from tpspec.roles.build_drafter import build_ahead
+from tpspec.roles.build_drafter import build_ahead, policy_for
 from tpspec.topology.config import from_json
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 0.5  # how often a drafter without work looks whether the lead is still there
 READY = "ready"
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -50,20 +54,38 @@ class Drafter:
         """Until told to stop, or until the lead is gone; the exit code."""
         busy = False
         while True:
+            outcomes: list[Outcomes] = []
             for message in self._link.receive(0.0 if busy else IDLE_S):
                 if isinstance(message, Stop):
                     return message.code
-                self.hear(message)
+                outcomes.append(message)
+            self.hear(*outcomes)
             busy = self.work()
             if not busy and not is_alive(lead_pid):
                 return 0
 
-    def hear(self, message: Outcomes) -> None:
-        """Takes in what has become of the sequences, and answers what it has foreseen."""
-        for seq in message.gone:
-            self._ahead.forget(seq)
-        lost = [outcome.seq for outcome in message.outcomes if not self._follow(outcome)]
-        self._answer(lost)
+    def hear(self, *messages: Outcomes) -> None:
+        """Takes in what has become of the sequences, and answers what it has foreseen.
+
+        Messages that have queued up are one step: only the last ask of a sequence is still of use to anybody.
+        """
+        asks: dict[int, Ask] = {}
+        answered: set[int] = set()
+        lost: set[int] = set()
+        for message in messages:
+            for seq in message.gone:
+                self._ahead.forget(seq)
+                asks.pop(seq, None)
+                lost.discard(seq)
+            for outcome in message.outcomes:
+                self._follow(outcome, asks, lost)
+                answered.discard(outcome.seq)
+                if outcome.answered:
+                    answered.add(outcome.seq)
+            self._ahead.policy = policy_for(message.reach)
+        for ask in asks.values():
+            self._ahead.hear(ask, answered=ask.seq in answered)
+        self._answer(sorted(lost))
 
     def work(self) -> bool:
         """One forward, and the answers that it completes. False when there is nothing to read."""
@@ -73,54 +95,53 @@ class Drafter:
         self._answer([])
         return busy
 
-    def _follow(self, outcome: Outcome) -> bool:
-        """False for an outcome that does not continue what is known."""
-        known = self._ahead.text(outcome.seq)
+    def _follow(self, outcome: Outcome, asks: dict[int, Ask], lost: set[int]) -> None:
+        """An outcome that does not continue what is known makes its sequence a lost one, until one comes that does."""
+        seq = outcome.seq
+        known = asks[seq].tokens if seq in asks else self._ahead.text(seq)
         if outcome.base > len(known):
-            return False
+            lost.add(seq)
+            return
+        lost.discard(seq)
         new = outcome.tokens[len(known) - outcome.base :]
         if new:  # else it has been heard before
             text = [*known, *new]
-            ask = Ask(outcome.seq, text, outcome.num_prompt, outcome.num_tokens, outcome.sampling, outcome.costs)
-            self._ahead.hear(ask)
-        return True
+            asks[seq] = Ask(seq, text, outcome.num_prompt, outcome.num_tokens, outcome.sampling, outcome.costs)
 
     def _answer(self, lost: list[int]) -> None:
-        answers = self._ahead.answers()
-        if answers or lost:
+        answers, branches = self._ahead.answers(), self._ahead.branches()
+        if answers or lost or branches:
             drafts = tuple(Draft(answer.seq, answer.base, answer.tree, answer.foreseen) for answer in answers)
             counters = self._ahead.num_read, self._ahead.num_dropped, self._busy_s
-            self._link.send(Drafts(drafts, tuple(lost), *counters))
+            self._link.send(Drafts(drafts, tuple(lost), tuple(branches), *counters))
 
 
 def main() -> int:
-    """Says on standard output, once, that it is ready or what is wrong."""
+    """Says to its guard that it is ready, or what is wrong."""
+    end_with_parent()
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
-    if orders.is_filler:
-        step_back()
-    link = DrafterDraftLink(orders.endpoint)
-    try:
-        ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
-        say(READY)
-        return Drafter(ahead, link).run(orders.lead_pid)
-    except UserError as error:
-        say(f"{error.exit_code} {error}")
-        return error.exit_code
-    finally:
-        link.close()
+    with own_stdout() as guard, closing(DrafterDraftLink(orders.endpoint)) as link:
+        try:
+            ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
+            guard.write(f"{READY}\n")
+            guard.flush()
+            return Drafter(ahead, link).run(orders.lead_pid)
+        except UserError as error:
+            guard.write(f"{error.exit_code} {error}\n")
+            return error.exit_code
 
 
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+def end_with_parent() -> None:
+    """Killed with it, even while stopped. Where the OS does not offer that, looking after the lead has to do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def step_back() -> None:
-    """The lowest class of the scheduler: this process runs where nobody else wants to."""
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
+def own_stdout() -> TextIO:
+    """Standard output for the caller alone; what others print goes to standard error."""
+    alone = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return alone
 
 
 if __name__ == "__main__":

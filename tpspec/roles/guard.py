@@ -7,20 +7,18 @@ must not know models or messages.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from tpspec.comm.draft_link import is_alive
-from tpspec.errors import EXIT_CODES, UserError, WorldFailure
+from tpspec.errors import EXIT_CODES, UserError
 from tpspec.roles.drafter import READY, Orders
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +34,7 @@ class Guard:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._deaths = 0
+        self._restart_at: float | None = None
         self._process = self._start()
 
     @property
@@ -48,6 +47,7 @@ class Guard:
         said = self._process.stdout.readline().strip()
         if said == READY:
             return
+        said = f"{said}\n{self._last_words()}".strip()
         code, _, message = said.partition(" ")
         if not message:
             raise UserError(f"the drafter ended before it was ready (exit code {self._process.wait()})")
@@ -67,29 +67,59 @@ class Guard:
         Thread(target=self.watch, name="drafter's guard", daemon=True).start()
 
     def look(self) -> int | None:
-        """None while it runs; 0 when it was told to end. One that died is started again."""
+        """None while it runs or is to run again; 0 when it was told to end. One that died is started again."""
         code = self._process.poll()
-        if code is not None and code != 0:
-            self._deaths = 0 if monotonic() - self._started_at > HEALTHY_S else self._deaths + 1
-            pause = PAUSES_S[min(self._deaths, len(PAUSES_S)) - 1] if self._deaths else 0.0
-            log.warning("the drafter died (exit code %s); it is started again in %g s", code, pause)
-            sleep(pause)
-            self._process = self._start()
-            return None
-        return code
+        if code is None or code == 0:
+            return code
+        if self._restart_at is None:
+            self._mourn(code)
+        elif monotonic() >= self._restart_at:
+            self._restart()
+        return None
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
 
+    def _mourn(self, code: int) -> None:
+        lived_s = monotonic() - self._started_at
+        self._deaths = 0 if lived_s > HEALTHY_S else self._deaths + 1
+        pause = PAUSES_S[min(self._deaths, len(PAUSES_S)) - 1] if self._deaths else 0.0
+        self._restart_at = monotonic() + pause
+        why = self._last_words().removeprefix(READY).strip()
+        log.warning("the drafter died (exit code %s%s); it is started again in %g s", code, why and f": {why}", pause)
+
+    def _last_words(self) -> str:
+        """What it said and nobody has read; it has ended, or is about to."""
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            return said.read().strip()
+
+    def _restart(self) -> None:
+        try:
+            self._process = self._start()
+            self._restart_at = None
+        except OSError as error:  # the machine has no room for a process; the world goes on all the same
+            log.warning("the drafter cannot be started: %s; it is tried again in %g s", error, PAUSES_S[-1])
+            self._restart_at = monotonic() + PAUSES_S[-1]
+
     def _start(self) -> subprocess.Popen[str]:
+        """In a session of its own: signals for the world are obeyed by the lead, which tells the drafter."""
         self._started_at = monotonic()
         pipe = subprocess.PIPE
-        process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=None, text=True)
+        process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        if self._orders.is_filler:
+            step_back(process.pid)
         assert process.stdin is not None
-        try:
-            process.stdin.write(msgspec.json.encode(self._orders).decode())
-            process.stdin.close()
-        except BrokenPipeError as error:
-            raise WorldFailure("the drafter's process ended as soon as it was started") from error
+        with suppress(BrokenPipeError), process.stdin as orders:  # one that has died already is looked after later
+            orders.write(msgspec.json.encode(self._orders).decode())
         return process
+
+
+def step_back(pid: int) -> None:
+    """The lowest class of the scheduler: the process runs where nobody else wants to, from its first import on."""
+    with suppress(ProcessLookupError):
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.setpriority(os.PRIO_PROCESS, pid, 19)

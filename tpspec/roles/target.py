@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tpspec.comm.channel import Channel
     from tpspec.comm.messages import Stats, ToLead
     from tpspec.engine.engine import Engine
+    from tpspec.engine.hosts import Gathered
     from tpspec.request import Delta
-    from tpspec.tokens import TokenTree
 
 
 class Inbox(Protocol):
@@ -33,8 +33,8 @@ def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
     number = 0
     while True:
         number += 1
-        trees = engine.gather()
-        news = _news(number, inbox.receive(wait=engine.is_idle), engine, trees)
+        gathered = engine.gather()
+        news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered)
         channel.share(news)
         if news.stop is not None:
             return news.stop
@@ -53,7 +53,7 @@ def follow_rounds(engine: Engine, channel: Channel) -> int:
         engine.step()
 
 
-def _news(number: int, messages: Sequence[ToLead], engine: Engine, trees: dict[int, TokenTree]) -> News:
+def _news(number: int, messages: Sequence[ToLead], engine: Engine, gathered: Gathered) -> News:
     """A request that was cancelled before its first round is in neither list."""
     cancels = [message.id for message in messages if isinstance(message, Cancel)]
     requests = [message.request for message in messages if isinstance(message, Submit)]
@@ -65,5 +65,6 @@ def _news(number: int, messages: Sequence[ToLead], engine: Engine, trees: dict[i
         stop=stops[0] if stops else None,
         digest=engine.digest,
         costs=engine.meter.costs,
-        trees=trees,
+        trees=gathered.trees,
+        held=gathered.held,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tpspec.comm.messages import Stats
@@ -17,6 +17,7 @@ from tpspec.comm.messages import Stats
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tpspec.comm.messages import Drafting
     from tpspec.request import Delta
 
 # vLLM's buckets; between tokens it starts at 10 ms, which a small fast box never reaches.
@@ -105,11 +106,21 @@ class EngineCounters(Collector):
     def __init__(self) -> None:
         self.stats = Stats()
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         stats = self.stats
         yield CounterMetricFamily("tpspec:rounds", "Verification rounds", value=stats.rounds)
         yield CounterMetricFamily("tpspec:tokens", "Tokens committed by those rounds", value=stats.tokens)
         yield CounterMetricFamily("vllm:num_preemptions", "Requests set back to free pages", value=stats.preemptions)
+        yield CounterMetricFamily(
+            "tpspec:forward_seconds",
+            "In the target's forwards and verdicts, collectives included",
+            value=stats.forward_s,
+        )
+        yield CounterMetricFamily(
+            "tpspec:drafting_seconds", "The lead spent on drafts, or waiting for them", value=stats.drafting_s
+        )
+        if stats.elsewhere is not None:
+            yield from drafting_elsewhere(stats.elsewhere)
         kinds = [
             CounterMetricFamily("tpspec:collectives", "Collectives run", labels=["purpose"]),
             CounterMetricFamily("tpspec:collective_bytes", "Payload bytes the lead contributed", labels=["purpose"]),
@@ -119,3 +130,23 @@ class EngineCounters(Collector):
             for kind, value in zip(kinds, (tally.count, tally.bytes, tally.seconds), strict=True):
                 kind.add_metric([purpose], value)
         yield from kinds
+
+
+def drafting_elsewhere(drafting: Drafting) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    """Of a drafter in a process of its own."""
+    counters = {
+        "hits": ("Drafts that were ready when they were asked for", drafting.hits),
+        "misses": ("Drafts that had to be made", drafting.misses),
+        "late": ("Drafts for a text that had moved on", drafting.late),
+        "timeouts": ("Rounds that stopped waiting for drafts", drafting.timeouts),
+        "messages": ("Messages to the drafter and from it", drafting.messages),
+        "bytes": ("Bytes of those messages", drafting.bytes),
+        "tokens_read": ("Tokens the drafter read", drafting.num_read),
+        "tokens_dropped": ("Tokens the drafter read for a future that did not come", drafting.num_dropped),
+        "wait_seconds": ("The target waited for drafts", drafting.waited_s),
+        "wait_rounds": ("Rounds in which the target waited for drafts", drafting.waited_rounds),
+    }
+    for name, (what, value) in counters.items():
+        yield CounterMetricFamily(f"tpspec:draft_{name}", what, value=value)
+    away = "1 while the drafter does not answer and decoding goes on without it"
+    yield GaugeMetricFamily("tpspec:drafter_away", away, value=drafting.is_away)

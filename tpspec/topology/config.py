@@ -236,7 +236,6 @@ class Topology(Section):
 _UNBUILT: dict[str, frozenset[str]] = {
     "target.weights": frozenset({"auto"}),
     "target.quantize": frozenset({"int8", "int4"}),
-    "pipeline.policy": frozenset({"alternate", "auto"}),
 }
 
 

@@ -1,0 +1,86 @@
+"""The page of `savings` and its tables, from reports made of records written by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.measure.test_stats import BOX, pair
+from tpspec.measure.page import LABEL, Context, render
+from tpspec.measure.stats import ELSEWHERE, Pair, report
+from tpspec.measure.tables import print_tables
+
+CONTEXT = Context("a box", "m", "ngram", 2, 2, link="slow", emulate=True, dilation=4.4)
+PAIRS = [pair(2.0, 1.0), pair(2.0, 0.5)]
+
+
+def away(made: Pair) -> Pair:
+    """The same, its drafts from elsewhere, 12345 of everything."""
+    return replace(made, speculative=replace(made.speculative, elsewhere=dict.fromkeys(ELSEWHERE, 12345)))
+
+
+def section(page: str, title: str) -> str:
+    (found,) = re.findall(rf"<h2>{title}[^<]*</h2>(.*)", page)
+    return str(found)
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_users_named() -> None:
+    found = report([pair(2.0, 1.0, "<b>"), pair(2.0, 0.9, "<b>")], BOX)
+    page = render(found, replace(CONTEXT, topology="a & b", link="<i>"))
+    assert "http" not in page
+    assert "<b>" not in page
+    assert "link <i>" not in page
+    assert "a &amp; b" in page
+    assert page.count("<svg") == page.count("</svg>") == 6
+
+
+def test_an_emulated_link_is_named_and_one_that_is_not_emulated_is_not() -> None:
+    """Stands against numbers of a made-up bus that pass for the box's own."""
+    found = report(PAIRS, BOX)
+    assert "link slow emulated, dilation 4.4" in render(found, CONTEXT)
+    assert "slow" not in render(found, replace(CONTEXT, emulate=False))
+
+
+def test_whatever_is_wide_scrolls_by_itself() -> None:
+    """Stands against a table that a narrow window cuts off."""
+    page = render(report([away(made) for made in PAIRS], BOX), CONTEXT)
+    assert len(re.findall(r"<svg|<table", page)) == len(re.findall(r'<div class="wide"><(?:svg|table)', page)) == 8
+
+
+def test_the_speed_up_has_its_interval_and_a_line_at_one() -> None:
+    """The bar of 2.67 ends within its interval, and the line stands where a bar of 1 would end."""
+    found = report(PAIRS, BOX)
+    plot = section(render(found, CONTEXT), "Speed-up")
+    (mark,) = (float(x) for x in re.findall(r'<line class="mark" x1="([0-9.]+)"', plot))
+    ends = re.search(r'class="interval" x1="([0-9.]+)" .*? x2="([0-9.]+)"', plot)
+    assert ends is not None
+    low, high = ((float(x) - LABEL) / (mark - LABEL) for x in ends.groups())
+    (width, *_) = (float(x) for x in re.findall(r'<rect class="measured" [^>]*width="([0-9.]+)"', plot))
+    assert width / (mark - LABEL) == pytest.approx(found["speedup"], abs=0.01)
+    assert (low, high) == pytest.approx((found["speedup_low"], found["speedup_high"]), abs=0.01)
+
+
+def test_numbers_of_a_plot_have_the_same_decimals() -> None:
+    plot = section(render(report(PAIRS, BOX), CONTEXT), "Rounds per token")
+    assert re.findall(r">([0-9.]+)</text>", plot) == ["1.00", "0.50"] * 2
+
+
+def test_parts_without_time_are_not_in_the_legend_and_parts_with_room_say_theirs() -> None:
+    made = replace(PAIRS[0].plain, forward_s=1.5)  # of 2 s, 0.5 of them in collectives
+    plot = section(render(report([replace(PAIRS[0], plain=made)], BOX), CONTEXT), "Where the time")
+    assert "drafting</span>" not in plot
+    assert ">100.0</text>" in plot
+
+
+def test_drafts_from_elsewhere_are_on_the_page_and_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Large counts in a long category, on 80 columns; and nothing of it where ranks draft for themselves."""
+    found: dict[str, Any] = report([away(pair(2.0, 1.0, "summarization"))], BOX)
+    assert "12345000.0" in section(render(found, CONTEXT), "Drafts from elsewhere")
+    print_tables(found)
+    out = capsys.readouterr().out
+    assert "elsewhere" in out
+    assert "…" not in out
+    assert "elsewhere" not in render(report(PAIRS, BOX), CONTEXT)

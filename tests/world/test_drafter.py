@@ -1,0 +1,184 @@
+"""A drafter in a process of its own, in real worlds of torchrun: whatever becomes of it, texts are those of plain
+decoding, collectives are those of the target alone, and nothing is left behind.
+
+Tiny checkpoints; the drafter is the target a little disturbed, so that drafts are often right and often wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints import tiny
+from tests.worlds import serve, topology
+from tpspec.errors import OutOfMemory, UserError
+from tpspec.request import Request, Sampling
+
+ROOT = Path(__file__).parents[2]
+WORLDS = Path(__file__).parent / "worlds"
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+LAYERS = 3
+POLICIES = ("serial", "optimistic", "fan_out")
+PLACEMENTS: dict[str, dict[str, int]] = {"dedicated": {"dedicated": 2}, "gaps": {"gaps": 1}}
+NUM_RANKS = {"dedicated": 3, "gaps": 2}
+TEMPERATURES = (0.0, 0.8)
+MARK = "TPSPEC_TEST_WORLD"  # in the environment of all processes of a world
+SOON_S = 2  # for a process to die
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("smollm2", tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
+    folder = Path(shutil.copytree(target, tmp_path_factory.mktemp("draft") / "model"))
+    noise = torch.Generator().manual_seed(1)
+    tensors = load_file(folder / "model.safetensors")
+    disturbed = {
+        name: x + 0.1 * x.std() * torch.randn(x.shape, generator=noise) if x.dim() > 1 else x
+        for name, x in tensors.items()
+    }
+    save_file(disturbed, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def batches() -> list[list[Request]]:
+    """One text and four together, greedy and drawn; ids are never used twice."""
+    prompts = [(5, 6, 7, 8), tuple(range(20, 60)), (9,) * 11, tuple(range(100, 103))]
+    asks = [(t, some) for t in TEMPERATURES for some in (prompts[:1], prompts)]
+    return [
+        [Request(10 * number + i, prompt, 24, Sampling(temperature=t, seed=7 + i)) for i, prompt in enumerate(some)]
+        for number, (t, some) in enumerate(asks)
+    ]
+
+
+def keys(target: Path, draft: Path, placement: str, policy: str) -> dict[str, Any]:
+    made = topology(
+        target,
+        2,
+        draft={"source": "model", "model": str(draft), "tokens": 3, "placement": PLACEMENTS[placement]},
+        pipeline={"policy": policy},
+    )
+    found: dict[str, Any] = json.loads(made.model_dump_json())
+    return found
+
+
+def torchrun(num_ranks: int, mark: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """mark: some path by which the world's processes are known; none of them may be left."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    env = ENV | {MARK: str(mark)}
+    ended = subprocess.run([*launch, *command], env=env, capture_output=True, text=True, timeout=120, check=False)
+    deadline = time.monotonic() + SOON_S
+    while left := [process for process in psutil.process_iter() if marked(process, mark)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+    return ended
+
+
+def marked(process: psutil.Process, mark: Path) -> bool:
+    try:
+        return process.environ().get(MARK) == str(mark)
+    except psutil.Error:  # it is gone, or not ours
+        return False
+
+
+@pytest.fixture(scope="module", params=PLACEMENTS)
+def world(
+    request: pytest.FixtureRequest, target: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What every policy gave, in one world after another drafter."""
+    folder = tmp_path_factory.mktemp("world")
+    asks = msgspec.to_builtins(batches())
+    jobs = [{"topology": keys(target, draft, request.param, policy), "batches": asks} for policy in POLICIES]
+    (folder / "in").write_text(json.dumps(jobs))
+    command = [str(WORLDS / "drafted.py"), str(folder / "in"), str(folder / "out")]
+    ended = torchrun(NUM_RANKS[request.param], folder, *command)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return dict(zip(POLICIES, json.loads((folder / "out").read_text()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> list[list[list[int]]]:
+    return [serve(topology(target), requests).texts() for requests in batches()]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_texts_are_those_of_plain_decoding(world: dict[str, Any], plain: list[list[list[int]]], policy: str) -> None:
+    """Stands against an answer for another text, futures that leak into it, and ranks that verify different drafts."""
+    assert world[policy]["texts"] == plain
+    stats = world[policy]["stats"]
+    assert 0 < stats["accepted"] < stats["drafted"]
+    assert stats["elsewhere"]["hits"] + stats["elsewhere"]["misses"] > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_drafter_adds_no_collective(world: dict[str, Any], policy: str) -> None:
+    stats = world[policy]["stats"]
+    counts = {purpose: tally["count"] for purpose, tally in stats["collectives"].items()}
+    rounds = stats["rounds"]
+    assert counts == {"attention": LAYERS * rounds, "mlp": LAYERS * rounds, "pick": rounds}
+
+
+# Drafters that cannot be
+
+
+def stranger(folder: Path) -> Path:
+    """The same sizes, two tokens swapped."""
+    draft = tiny("smollm2", folder / "stranger", num_hidden_layers=1)
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return draft
+
+
+def nowhere(folder: Path) -> Path:
+    return folder / "nowhere"
+
+
+def enormous(folder: Path) -> Path:
+    """A cache of some TiB; refused before anybody looks for the layers."""
+    draft = tiny("llama", folder / "wide", num_hidden_layers=1, num_key_value_heads=6, head_dim=512)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 30_000}))
+    return draft
+
+
+CANNOT_BE: list[tuple[str, Callable[[Path], Path], int, str]] = [
+    ("dedicated", stranger, UserError.exit_code, "tokenizer"),
+    ("gaps", stranger, UserError.exit_code, "tokenizer"),
+    ("dedicated", nowhere, UserError.exit_code, "no model"),
+    ("dedicated", enormous, OutOfMemory.exit_code, "draft model"),
+]
+
+
+@pytest.mark.parametrize(("placement", "make", "code", "said"), CANNOT_BE)
+def test_a_drafter_that_cannot_be_is_one_line_and_the_end_of_the_world(
+    target: Path, tmp_path: Path, placement: str, make: Callable[[Path], Path], code: int, said: str
+) -> None:
+    """Stands against ranks that wait for a drafter that will never be ready, and a line from each of them."""
+    path, folder = tmp_path / "topology.yaml", make(tmp_path)
+    path.write_text(json.dumps(keys(target, folder, placement, "fan_out")))
+    ended = torchrun(NUM_RANKS[placement], tmp_path, "-m", "tpspec.generate", str(path), "--prompt", "a")
+    ours = [line for line in ended.stderr.splitlines() if line.startswith("tpspec: ")]
+    assert len(ours) == 1, ended.stderr
+    assert said in ours[0]
+    assert str(folder) in ours[0]
+    assert f"exitcode  : {code} " in ended.stderr
+    assert ended.stderr.count("Traceback") <= 1, ended.stderr  # torchrun's own

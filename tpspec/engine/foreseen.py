@@ -1,0 +1,59 @@
+"""What a drafter has read ahead, as the lead was told: so that an outcome that was foreseen finds its draft at home.
+
+A copy without a cache. It may lack what was lost on the way, and is never wrong about a text: paths are checked against
+what the text has become. Must not know links or clocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.draft.growth import Growth
+from tpspec.draft.protocol import Offer
+from tpspec.tokens import NO_DRAFT
+
+if TYPE_CHECKING:
+    from tpspec.draft.growth import Node
+    from tpspec.draft.protocol import Ask
+    from tpspec.tokens import Branch, TokenTree
+
+
+class Foreseen:
+    """The futures of every sequence that has been told of."""
+
+    def __init__(self) -> None:
+        self._growths: dict[int, Growth] = {}
+
+    def tell(self, ask: Ask) -> None:
+        """What a text has become."""
+        growth = self._growths.get(ask.seq)
+        if growth is None:
+            self._growths[ask.seq] = Growth(ask)
+        elif new := ask.tokens[len(growth.text) :]:
+            growth.commit(new)
+
+    def learn(self, branch: Branch) -> None:
+        """Unless the text has gone another way."""
+        growth = self._growths.get(branch.seq)
+        node = None if growth is None else _reached(growth, branch)
+        if growth is not None and node is not None:
+            growth.learn(node, Offer(branch.tokens, branch.odds, branch.draws), branch.odds)
+
+    def tree(self, seq: int, most: int) -> TokenTree:
+        """The draft for a text as it is; empty when it was not foreseen."""
+        growth = self._growths.get(seq)
+        return NO_DRAFT if growth is None else growth.tree(most)
+
+    def forget(self, seq: int) -> None:
+        self._growths.pop(seq, None)
+
+
+def _reached(growth: Growth, branch: Branch) -> Node | None:
+    """The node that `branch` follows, when what the text has gained since lies on its path."""
+    since = growth.text[branch.base :]
+    if branch.base > len(growth.text) or list(branch.path[: len(since)]) != since:
+        return None
+    nodes = growth.follow(branch.path[len(since) :])
+    if len(nodes) < len(branch.path) - len(since):
+        return None
+    return nodes[-1] if nodes else growth.root
