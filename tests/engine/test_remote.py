@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
+from tests.draft.table import ask
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
 from tpspec.comm.messages import Drafts, Reach
@@ -183,12 +184,29 @@ def test_a_silent_drafter_is_waited_for_once(target: Path, draft: Path, plain: l
     assert found.timeouts <= 1
 
 
+def test_a_drafter_is_away_however_short_the_texts_are() -> None:
+    """Stands against a silence that begins anew with every request, so that nobody is ever told."""
+    wire = Wire(lambda wire: None)  # type: ignore[arg-type, return-value]
+    wire.alive = False
+    host = RemoteHost(wire, wire.clock.now)
+    for seq in range(3):
+        for length in range(2, 6):
+            host.ask([ask(seq, list(range(length)))])
+            wire.clock.advance(0.25)
+            host.gather([seq])
+        host.forget(seq)
+        wire.clock.advance(100)  # nobody asks for anything
+        host.gather([])
+        found = host.drafting()
+        assert found is not None
+        assert found.is_away == (seq == 2)
+
+
 def test_an_answer_for_another_length_is_late(target: Path, draft: Path) -> None:
     """Verified all the same it would cost rows; taken for the right one under rejection it would cost the law."""
     wire = Wire(lambda wire: None)  # type: ignore[arg-type, return-value]
     wire.alive = False
     host = RemoteHost(wire, wire.clock.now)
-    from tests.draft.table import ask
     from tpspec.comm.messages import Draft
     from tpspec.tokens import TokenTree
 

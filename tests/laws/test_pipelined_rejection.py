@@ -183,7 +183,7 @@ def p_value(told: Told) -> float:
 def test_the_law_is_the_targets() -> None:
     """Stands against drafts judged by the q of another token, a draft that is used or left for what it says, and noise
     that serves twice: in what was drafted ahead for one future, and in the round that found another."""
-    told = texts(1000)
+    told = texts(900)
     assert p_value(told) > LEAST_P
     found = told.stats[-1].elsewhere
     assert found is not None
@@ -194,4 +194,4 @@ def test_the_law_is_the_targets() -> None:
 
 @pytest.mark.parametrize("mutant", [{"end": Choosy}, {"noise": Reused}], ids=["choosy", "reused noise"])
 def test_a_drafter_that_breaks_the_law_is_caught(mutant: dict[str, type]) -> None:
-    assert p_value(texts(800, **mutant)) < CAUGHT_P
+    assert p_value(texts(700, **mutant)) < CAUGHT_P

@@ -126,7 +126,7 @@ def test_a_drafter_that_is_killed_or_stopped_costs_speed_only(server: Server) ->
         second = drafter(server)
         second.suspend()
         time.sleep(STOPPED_S)
-        assert server.metric("tpspec:drafter_away") == 1
+        until(lambda: server.metric("tpspec:drafter_away") == 1, SOON_S, "the drafter is known to be away")
         answers = load.num_answers
         until(lambda: load.num_answers > answers + 1, SOON_S, "requests are answered without it")
         second.resume()

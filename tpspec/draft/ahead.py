@@ -153,8 +153,12 @@ class Ahead:
             return True
         if ask.costs is None:
             return False
-        each = ask.costs.row_s + (self._cost.base_s if self._clock else ask.costs.draft_s)
+        each = ask.costs.row_s + (self._shared_s() if self._clock else ask.costs.draft_s)
         return NEXT * tip.path_odds <= each * self._rate(ask.costs, chain, each)
+
+    def _shared_s(self) -> float:
+        """Of a forward, what one of the texts that wait for it has to answer for."""
+        return self._cost.seconds(len(self._due)) / len(self._due)
 
     def _rate(self, costs: Pays, chain: Sequence[Node], each: float) -> float:
         """Tokens a second that waiting for one more has to beat: those of late, or of this round alone."""

@@ -68,22 +68,27 @@ class RemoteHost:
     """
 
     def __init__(self, link: DraftLink, clock: Callable[[], float], ways: Sequence[Way] = (Way(),)) -> None:
-        self._link, self._clock, self._ways = link, clock, ways
-        self._trials, self._turns, self._told_at = Trials(len(ways)), Turns(), -1.0
-        self._drafts_ahead, self._foreseen = any(way.reach.ahead for way in ways), Foreseen()
+        self._link, self._clock, self._turns, self._told_at = link, clock, Turns(), -1.0
+        self._foreseen = Foreseen()
+        self.go(*ways)
         self._asks: dict[int, Ask] = {}  # the last of each sequence
         self._told: dict[int, int] = {}  # tokens of it that the drafter knows of
         self._due: dict[int, float] = {}  # since when
         self._live: set[int] = set()
         self._gone: list[int] = []
         self._trees: dict[int, TokenTree] = {}
-        self._heard_at = clock()
+        self._watched_at, self._silent_s = clock(), 0.0
         self._usual_s = LEAST_S
         self._hits = self._misses = self._late = self._timeouts = self._waited_rounds = 0
         self._num_read = self._num_dropped = 0
         self._said = Drafts()  # last
         self._waited_s = 0.0
         self._away = False
+
+    def go(self, *ways: Way) -> None:
+        """Other ways from now on, or a single one."""
+        self._ways, self._trials = ways, Trials(len(ways))
+        self._drafts_ahead = any(way.reach.ahead for way in ways)
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]
@@ -95,7 +100,7 @@ class RemoteHost:
         self._asks.update((ask.seq, ask) for ask in wanted)
         now = self._clock()
         if not self._due:
-            self._heard_at = max(self._heard_at, now)
+            self._watched_at = now
         foreseen = {ask.seq: tree for ask in wanted if (tree := self._look_up(ask))}
         self._trees.update(foreseen)
         self._hits += len(foreseen)
@@ -231,13 +236,17 @@ class RemoteHost:
         self._live.difference_update(expected)
 
     def _hear_from(self) -> None:
-        self._heard_at = self._clock()
+        self._silent_s = 0.0
         if self._away:
             self._away = False
             log.warning("the drafter is back")
 
     def _watch(self) -> None:
-        """Says once that the drafter does not answer."""
-        if self._due and not self._away and self._clock() - self._heard_at > QUIET_S:
+        """Says once that the drafter does not answer. Its silences add up, however short the texts are."""
+        now = self._clock()
+        if self._due:
+            self._silent_s += now - self._watched_at
+        self._watched_at = now
+        if self._silent_s > QUIET_S and not self._away:
             self._away = True
             log.warning("the drafter has not answered for %.0f s; decoding goes on without drafts", QUIET_S)
