@@ -174,7 +174,7 @@ class Drafts(msgspec.Struct, frozen=True, tag=True):
     """Drafter to lead: what is ready; sequences it must be told of from their beginning; and its counters since start.
 
     ahead: what it has read before anybody asked, so that the lead finds its answers at home.
-    num_read: draft tokens read. num_dropped: of those, read for a future that did not come. busy_s: spent reading.
+    num_read: draft tokens read. num_dropped: of those, read for a future that did not come.
     """
 
     drafts: tuple[Draft, ...] = ()
@@ -182,7 +182,6 @@ class Drafts(msgspec.Struct, frozen=True, tag=True):
     ahead: tuple[Branch, ...] = ()
     num_read: int = 0
     num_dropped: int = 0
-    busy_s: float = 0.0
 
 
 ToLead = Submit | Cancel | Stop

@@ -92,14 +92,14 @@ class RemoteHost:
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]
+        now, was_quiet = self._clock(), not self._due
         for ask in asks:
             self._due.pop(ask.seq, None)
         if not wanted and not self._gone:
             return
         self._listen(0.0)
         self._asks.update((ask.seq, ask) for ask in wanted)
-        now = self._clock()
-        if not self._due:
+        if was_quiet:
             self._watched_at = now
         foreseen = {ask.seq: tree for ask in wanted if (tree := self._look_up(ask))}
         self._trees.update(foreseen)

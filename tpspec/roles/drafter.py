@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from contextlib import closing
-from time import perf_counter
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
@@ -48,7 +47,6 @@ class Drafter:
 
     def __init__(self, ahead: Ahead, link: OutcomeLink) -> None:
         self._ahead, self._link = ahead, link
-        self._busy_s = 0.0
 
     def run(self, lead_pid: int) -> int:
         """Until told to stop, or until the lead is gone; the exit code."""
@@ -89,9 +87,7 @@ class Drafter:
 
     def work(self) -> bool:
         """One forward, and the answers that it completes. False when there is nothing to read."""
-        begin = perf_counter()
         busy = self._ahead.work()
-        self._busy_s += perf_counter() - begin
         self._answer([])
         return busy
 
@@ -112,7 +108,7 @@ class Drafter:
         answers, branches = self._ahead.answers(), self._ahead.branches()
         if answers or lost or branches:
             drafts = tuple(Draft(answer.seq, answer.base, answer.tree, answer.foreseen) for answer in answers)
-            counters = self._ahead.num_read, self._ahead.num_dropped, self._busy_s
+            counters = self._ahead.num_read, self._ahead.num_dropped
             self._link.send(Drafts(drafts, tuple(lost), tuple(branches), *counters))
 
 
