@@ -7,8 +7,8 @@
 
 `serial:3` asks for three tokens; without a number as many as pay. Every batch of prompts runs every way, so that a
 drift of the machine favours none, and texts are compared with those of the first way (bfloat16 may part at a tie). The
-clock runs from the moment every prompt of a batch has been read. EOS is ignored. Works with an inline drafter too (plain
-and serial).
+clock runs from the moment every prompt of a batch has been read. EOS is ignored. Works with an inline drafter too
+(plain and serial).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Sum:
     misses: int = 0
     waited_rounds: int = 0
     waited_s: float = 0.0
+    timeouts: int = 0
     rates: list[float] = field(default_factory=list)
 
 
@@ -114,7 +115,7 @@ class Batches:
         found.seconds += seconds
         found.rates.append(self.counted / seconds)
         if self.stats.elsewhere is not None and self.before.elsewhere is not None:
-            for key in ("hits", "misses", "waited_rounds", "waited_s"):
+            for key in ("hits", "misses", "waited_rounds", "waited_s", "timeouts"):
                 more = getattr(self.stats.elsewhere, key) - getattr(self.before.elsewhere, key)
                 setattr(found, key, getattr(found, key) + more)
         self.texts[index, name] = [text for _, text in sorted(self.done)]
@@ -132,7 +133,7 @@ def show(batches: Batches) -> int:
             f"{found.tokens / found.seconds / (batches.sums[plain].tokens / batches.sums[plain].seconds):8.2f} "
             f"{found.tokens / found.rounds:13.2f} {found.seconds / found.rounds * 1e3:9.1f} "
             f"{found.waited_rounds / found.rounds:7.0%} {found.hits / answers if answers else 0:6.0%}"
-            f"  ({found.waited_s / found.rounds * 1e3:.1f} ms/round)"
+            f"  ({found.waited_s / found.rounds * 1e3:.1f} ms/round, {found.timeouts} timeouts)"
         )
     differ = [key for key, texts in batches.texts.items() if texts != batches.texts[key[0], plain]]
     print(f"texts: {'identical' if not differ else f'{len(differ)} batches differ: {differ}'}", flush=True)

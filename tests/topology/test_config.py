@@ -149,7 +149,9 @@ def test_an_override_is_checked_like_the_file_and_blamed_by_itself(write) -> Non
     """Against misspelt overrides dropped in silence, and faults of an override blamed on a line of the file."""
     path = write(SMALL + "draft: {source: ngram, tokens: 3}\n")
     assert load(path, ["draft.tokens=6", "draft.tokens=7", "serve={port: 0}"]).draft.tokens == 7
-    assert load(path, ["draft={source: model, model: m, placement: {dedicated: 2}}"]).draft.placement == Placement("dedicated", 2)
+    assert load(path, ["draft={source: model, model: m, placement: {dedicated: 2}}"]).draft.placement == Placement(
+        "dedicated", 2
+    )
     assert faults(path, "draft.tokenz=4", "drafts.tokens=4", "draft.tokens=x", "draft", "name=[") == (
         "--set draft.tokenz=4: draft.tokenz: unknown key; did you mean tokens?",
         "--set drafts.tokens=4: drafts: unknown key; did you mean draft?",

@@ -129,7 +129,7 @@ class Ahead:
     def work(self) -> bool:
         """Reads once, what is wanted most. Whether there was anything to read."""
         waiting = [self._growths[seq] for seq, due in self._due.items() if not self._is_enough(due)]
-        chosen = [(growth, _tip(growth)) for growth in waiting] or self._futures()
+        chosen = [(growth, _tip(growth)) for growth in waiting] or self._unread() or self._futures()
         if not chosen:
             return False
         begin = self._clock() if self._clock else 0.0
@@ -149,7 +149,7 @@ class Ahead:
         growth, ask = self._growths[due.ask.seq], due.ask
         chain = growth.chain(ask.num_tokens)
         tip = chain[-1] if chain else growth.root
-        if len(chain) >= ask.num_tokens or ask.seq in self._stuck or not self._may_read(growth, tip):
+        if len(chain) >= ask.num_tokens or not self._is_readable(growth, tip):
             return True
         if ask.costs is None:
             return False
@@ -171,6 +171,11 @@ class Ahead:
         growth = self._growths[due.ask.seq]
         return Answer(growth.seq, len(growth.text), growth.tree(due.ask.num_tokens), due.foreseen)
 
+    def _unread(self) -> list[tuple[Growth, Node]]:
+        """A text that somebody will ask about: nothing can be drafted before it has been read."""
+        unread = (growth for growth in self._growths.values() if growth.root.children is None)
+        return [(growth, growth.root) for growth in unread if self._is_readable(growth, growth.root)][:1]
+
     def _futures(self) -> list[tuple[Growth, Node]]:
         """The likeliest of what may come, as many as are worth reading together."""
         if not self.policy.ahead:
@@ -178,9 +183,9 @@ class Ahead:
         open = [
             (node.path_odds, growth, node)
             for growth in self._growths.values()
-            if growth.seq not in self._stuck and growth.root.children is not None
+            if growth.root.children is not None
             for node in growth.unread()
-            if node.path_odds >= FLOOR and node.depth < self._horizon[growth.seq] and self._may_read(growth, node)
+            if node.path_odds >= FLOOR and node.depth < self._horizon[growth.seq] and self._is_readable(growth, node)
         ]
         open.sort(key=lambda one: -one[0])
         size = self._worth_reading([odds for odds, _, _ in open[: self.policy.max_rows]])
@@ -196,9 +201,10 @@ class Ahead:
             hoped += odd
         return size
 
-    def _may_read(self, growth: Growth, node: Node) -> bool:
+    def _is_readable(self, growth: Growth, node: Node) -> bool:
+        """Whether there is room in the cache, and the model was made for texts of that length."""
         limit = self.run.max_positions
-        return limit is None or len(growth.text) + node.depth <= limit
+        return growth.seq not in self._stuck and (limit is None or len(growth.text) + node.depth <= limit)
 
     # Reading
 

@@ -34,6 +34,9 @@ NOTHING = Gathered({})
 class DraftHost(Protocol):
     """The engine's side of drafting, wherever it happens."""
 
+    def prepare(self, asks: Sequence[Ask]) -> None:
+        """Texts that will be asked about, once the target has read them too."""
+
     def ask(self, asks: Sequence[Ask]) -> None:
         """The next trees are wanted; returns without an answer."""
 
@@ -56,6 +59,9 @@ class InlineHost:
         self._drafter = drafter
         self._trees: dict[int, TokenTree] = {}
         self._warned = False
+
+    def prepare(self, asks: Sequence[Ask]) -> None:
+        """The drafter reads them when it is asked: here nothing runs beside the target."""
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]

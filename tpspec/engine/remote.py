@@ -47,6 +47,7 @@ class Way:
 class Elsewhere:
     """The host of a rank that neither drafts nor asks: trees come as news."""
 
+    def prepare(self, asks: Sequence[Ask]) -> None: ...
     def ask(self, asks: Sequence[Ask]) -> None: ...
     def take(self) -> dict[int, TokenTree]:
         return {}
@@ -89,6 +90,11 @@ class RemoteHost:
         """Other ways from now on, or a single one."""
         self._ways, self._trials = ways, Trials(len(ways))
         self._drafts_ahead = any(way.reach.ahead for way in ways)
+
+    def prepare(self, asks: Sequence[Ask]) -> None:
+        """The drafter reads a prompt while the target does, and is asked for nothing yet."""
+        if asks:
+            self._send(asks, {ask.seq for ask in asks})
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]

@@ -61,6 +61,9 @@ class Filled:
         self._lengths = cycle(LENGTHS)
         self._asks: dict[int, Ask] = {}
 
+    def prepare(self, asks: Sequence[Ask]) -> None:
+        self._host.prepare(asks)
+
     def ask(self, asks: Sequence[Ask]) -> None:
         asks = [self._shortened(ask) if ask.seq < 0 else ask for ask in asks]
         self._asks = {ask.seq: ask for ask in asks if ask.seq < 0}

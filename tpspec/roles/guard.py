@@ -37,10 +37,6 @@ class Guard:
         self._restart_at: float | None = None
         self._process = self._start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def wait_until_ready(self) -> None:
         """Raises what the drafter says is wrong when it cannot start."""
         assert self._process.stdout is not None
