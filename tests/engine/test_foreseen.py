@@ -13,7 +13,7 @@ from tpspec.draft.ahead import Ahead, Policy
 from tpspec.draft.model import ModelDrafter
 from tpspec.engine.foreseen import Foreseen
 from tpspec.request import Sampling
-from tpspec.tokens import Branch
+from tpspec.tokens import Branch, TokenTree
 from tpspec.verify.noise import CounterNoise
 
 VOCAB = 11
@@ -63,3 +63,14 @@ def test_a_branch_of_another_text_is_dropped() -> None:
     assert home.tree(0, 3).tokens == (8,)
     home.forget(0)
     assert len(home.tree(0, 3)) == 0
+
+
+def test_an_answer_mends_a_hole() -> None:
+    """One branch lost, and everything below it would be unknown for as long as the drafter is right."""
+    home = Foreseen()
+    home.tell(ask(0, [1, 2]))
+    home.learn(Branch(0, 2, (5, 6), (7,), (0.9,)))  # what comes between was lost
+    home.adopt(0, 2, TokenTree.chain([5, 6], odds=[0.8, 0.7]))
+    home.learn(Branch(0, 2, (5, 6), (8,), (0.9,)))
+    home.tell(ask(0, [1, 2, 5, 6]))
+    assert home.tree(0, 3) == TokenTree.chain([8], odds=[0.9])

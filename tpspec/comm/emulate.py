@@ -117,6 +117,17 @@ class Emulation:
     inner_s: float = 0.0
     late_s: float = 0.0
 
+    @property
+    def floor_s(self) -> float:
+        """By how much a collective is late on average."""
+        return self.late_s / self.calls if self.calls else 0.0
+
+    @property
+    def late_share(self) -> float:
+        """Of what the link should have taken."""
+        wanted = self.link_s + self.skew_s
+        return self.late_s / wanted if wanted else 0.0
+
 
 class Emulated:
     """Another communicator, made to take a link's time times `dilation`, counted from when a call begins.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.engine.scheduler import Plan, Scheduler
     from tpspec.engine.sequence import Sequence as SequenceState
     from tpspec.model.batch import Span
-    from tpspec.request import Delta, Request
+    from tpspec.request import Delta
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import RowLogits, Rule
@@ -85,9 +85,7 @@ class Engine:
         for request_id in news.cancels:
             self.scheduler.cancel(request_id)
             self._forget(request_id)
-        refusals = [self.scheduler.submit(request) for request in news.requests]
-        taken = [request for request, refusal in zip(news.requests, refusals, strict=True) if refusal is None]
-        self.host.prepare([self._prepared(request) for request in taken if request.num_drafts != 0])
+        refusals = (self.scheduler.submit(request) for request in news.requests)
         return [refusal for refusal in refusals if refusal is not None]
 
     def gather(self) -> Gathered:
@@ -102,6 +100,7 @@ class Engine:
         plan = self.scheduler.plan(self._trees, self._held)
         if not plan.spans:
             return []
+        self.host.prepare([self._ask(seq) for seq in plan.admitted if self._fixed(seq) != 0])
         begin = self.clock()
         rows = self.target.logits(plan.spans)
         verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
@@ -167,9 +166,6 @@ class Engine:
         num_tokens = min(wanted, seq.remaining - 1)  # the round itself gives one more
         costs = self.pace.costs if fixed is None else None
         return Ask(seq.id, seq.tokens, seq.num_prompt, num_tokens, seq.sampling, costs)
-
-    def _prepared(self, request: Request) -> Ask:
-        return Ask(request.id, request.prompt, len(request.prompt), 0, request.sampling)
 
     def _fixed(self, seq: SequenceState) -> int | None:
         """The draft length that somebody has asked for."""

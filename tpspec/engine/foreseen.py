@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from tpspec.draft.growth import Growth
 from tpspec.draft.protocol import Offer
-from tpspec.tokens import NO_DRAFT
+from tpspec.tokens import NO_DRAFT, Branch
 
 if TYPE_CHECKING:
     from tpspec.draft.growth import Node
     from tpspec.draft.protocol import Ask
-    from tpspec.tokens import Branch, TokenTree
+    from tpspec.tokens import TokenTree
 
 
 class Foreseen:
@@ -36,8 +36,15 @@ class Foreseen:
         """Unless the text has gone another way."""
         growth = self._growths.get(branch.seq)
         node = None if growth is None else _reached(growth, branch)
-        if growth is not None and node is not None:
+        if growth is not None and node is not None and node.children is None:
             growth.learn(node, Offer(branch.tokens, branch.odds, branch.draws), branch.odds)
+
+    def adopt(self, seq: int, base: int, tree: TokenTree) -> None:
+        """A chain that came as an answer: what was lost of it on the way must not hide what follows it."""
+        for i, token in enumerate(tree.tokens):
+            draws = tree.draws[i] if tree.draws is not None else None
+            odds = tree.odds[i] if tree.odds is not None else 1.0
+            self.learn(Branch(seq, base, tree.tokens[:i], (token,), (odds,), draws))
 
     def tree(self, seq: int, most: int) -> TokenTree:
         """The draft for a text as it is; empty when it was not foreseen."""

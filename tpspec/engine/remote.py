@@ -93,8 +93,10 @@ class RemoteHost:
 
     def prepare(self, asks: Sequence[Ask]) -> None:
         """The drafter reads a prompt while the target does, and is asked for nothing yet."""
-        if asks:
-            self._send(asks, {ask.seq for ask in asks})
+        new = [ask for ask in asks if ask.seq not in self._told]
+        if new:
+            self._keep(new)
+            self._send(new, {ask.seq for ask in new})
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]
@@ -107,6 +109,7 @@ class RemoteHost:
         self._asks.update((ask.seq, ask) for ask in wanted)
         if was_quiet:
             self._watched_at = now
+        self._keep(wanted)
         foreseen = {ask.seq: tree for ask in wanted if (tree := self._look_up(ask))}
         self._trees.update(foreseen)
         self._hits += len(foreseen)
@@ -169,10 +172,12 @@ class RemoteHost:
 
     def _look_up(self, ask: Ask) -> TokenTree | None:
         """The draft, where the drafter has told of it before."""
-        if not self._drafts_ahead:
-            return None
-        self._foreseen.tell(ask)
         return self._foreseen.tree(ask.seq, ask.num_tokens) or None
+
+    def _keep(self, asks: Sequence[Ask]) -> None:
+        """What texts have become, for what will be said of them."""
+        for ask in asks if self._drafts_ahead else ():
+            self._foreseen.tell(ask)
 
     def _send(self, asks: Sequence[Ask], answered: Collection[int] = ()) -> None:
         outcomes = tuple(self._outcome(ask, ask.seq in answered) for ask in asks)
@@ -216,6 +221,7 @@ class RemoteHost:
             return
         asked_at = self._due.pop(draft.seq)
         self._trees[draft.seq] = draft.tree
+        self._foreseen.adopt(draft.seq, draft.base, draft.tree)
         self._hits += draft.foreseen
         self._misses += not draft.foreseen
         self._usual_s = KEPT * self._usual_s + (1 - KEPT) * (self._clock() - asked_at)

@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One round. `row` of a case counts the rows that have logits: over the spans, their last num_logits rows."""
+    """One round. `row` of a case counts the rows that have logits: over the spans, their last num_logits rows.
+
+    admitted: sequences that begin to be read in it, or begin again.
+    """
 
     spans: tuple[Span, ...]
     cases: tuple[Case, ...]
+    admitted: tuple[Sequence, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -136,7 +140,7 @@ class Scheduler:
         held: sequences that sit this round out, unless they have a prompt to read.
         """
         self._secure_roots()
-        self._admit()
+        admitted = self._admit()
         verifying = [seq for seq in self.ready() if seq.id not in held]
         behind = [seq for seq in self._running.values() if not seq.is_ready]
         left = self._budget - len(verifying)
@@ -144,7 +148,7 @@ class Scheduler:
         for_chunks = min(sum(seq.num_uncached for seq in behind), (left + 1) // 2)
         spans, cut = self._verification_spans(verifying, trees, left - for_chunks)
         spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
-        return Plan(tuple(spans), self._cases(spans, cut))
+        return Plan(tuple(spans), self._cases(spans, cut), tuple(admitted))
 
     def commit(self, plan: Plan, verdicts: Iterable[Verdict]) -> Commit:
         """Lengths move, texts grow, finished sequences leave. Sequences cancelled since the plan are passed over."""
@@ -201,15 +205,18 @@ class Scheduler:
         self._waiting.appendleft(seq)
         self._num_preemptions += 1
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Sequence]:
         """The whole prefix is reserved at once, so that it is contiguous and chunks never run out of pages."""
+        admitted: list[Sequence] = []
         while self._waiting and self.num_running < self._max_running:
             seq = self._waiting[0]
             headroom = min(seq.num_tokens + self._pool.page_size, seq.max_total)
             if not self._pool.can_grow(seq.id, headroom):
-                return
+                break
             self._pool.grow(seq.id, seq.num_tokens)
             self._running[seq.id] = self._waiting.popleft()
+            admitted.append(seq)
+        return admitted
 
     # Rows
 

@@ -63,6 +63,8 @@ def _lead(seat: Seat, prompts: list[Prompt] | None, options: argparse.Namespace)
     with progress_bar(inbox.num_turns, shown=sys.stderr.isatty()) as inbox.done:
         code = seat.lead(inbox)
     found = report(inbox.pairs(), calibration(inbox.timed.samples(), seat.topology))
+    if (emulation := seat.emulation) is not None:
+        found["emulation"] = {"late_share": emulation.late_share, "floor_us": emulation.floor_s * 1e6}
     if found["speedup"] is None:
         raise UserError("every answer ended with its first token: there is nothing to compare; try other prompts")
     if options.trace is not None:

@@ -234,8 +234,8 @@ class SimulatedLink:
 
     def _post(self, message: Outcomes) -> None:
         sent_at = self._clock.now()
-        answered = sum(outcome.answered for outcome in message.outcomes)
-        asked = len(message.outcomes) - answered
+        answered = sum(outcome.answered and outcome.base > 0 for outcome in message.outcomes)  # not of a new prompt
+        asked = sum(not outcome.answered for outcome in message.outcomes)
         arrival = sent_at + self._message_s
         self._timeline.add(OUTCOMES, "on their way", sent_at, arrival, answered=answered, asked=asked)
         self._process.reach(message, arrival)

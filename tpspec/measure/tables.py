@@ -25,13 +25,20 @@ def print_tables(found: dict[str, Any]) -> None:
 def _closing(found: dict[str, Any]) -> list[str]:
     plain, speculative = found["plain"], found["speculative"]
     acceptance = ", ".join(f"{share:.0%}" for share in speculative["acceptance"])
+    emulation = found.get("emulation")
     return [
+        *([_floor(emulation)] if emulation is not None else []),
         f"share of the time in collectives: {_change(plain['wait_share'], speculative['wait_share'], '{:.0%}')}",
         f"milliseconds: to the first token {_change(plain['ttft'] * 1e3, speculative['ttft'] * 1e3)}, "
         f"between tokens {_change(plain['itl'] * 1e3, speculative['itl'] * 1e3)}",
         f"acceptance by position, where all before it were accepted: {acceptance or '-'}",
         f"speed-up: {spread(found)}; texts {'identical' if found['identical'] else 'DIFFER'}",
     ]
+
+
+def _floor(emulation: dict[str, float]) -> str:
+    late, floor = emulation["late_share"], emulation["floor_us"]
+    return f"emulated collectives took {late:.1%} longer than the link would: {floor:.0f} us each, this machine's floor"
 
 
 def _by_category(found: dict[str, Any]) -> Any:

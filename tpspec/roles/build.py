@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from tpspec.comm.emulate import emulated
+from tpspec.comm.emulate import Emulated, emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.ahead import Grown
 from tpspec.engine.engine import Engine
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tpspec.cache.pages import PagePool
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.draft_link import DraftLink
+    from tpspec.comm.emulate import Emulation
     from tpspec.draft.protocol import Drafter
     from tpspec.engine.hosts import DraftHost
     from tpspec.topology.config import Topology
@@ -40,11 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine ready for rounds. max_tokens: the longest prompt plus output that it serves."""
+    """An engine ready for rounds. max_tokens: the longest prompt plus output that it serves.
+
+    emulation: what emulating a link has come to; None where none is emulated.
+    """
 
     engine: Engine
     folder: Path
     max_tokens: int
+    emulation: Emulation | None
 
 
 def build_engine(
@@ -65,8 +70,8 @@ def build_engine(
     pool = target_pool(topology)
     fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
     host, gives_odds = _host(topology, shape.vocab, comm.rank, device, link)
-    comm = counted(emulated(comm, topology.link), ledger)
-    target = _target(topology, folder, shape, comm, device, pool, fixed_rows, progress)
+    bus = emulated(comm, topology.link)
+    target = _target(topology, folder, shape, counted(bus, ledger), device, pool, fixed_rows, progress)
     scheduler = Scheduler(
         pool,
         max_rows=topology.engine.max_rows,
@@ -86,7 +91,8 @@ def build_engine(
         vocab=shape.vocab,
         ledger=ledger,
     )
-    return Built(engine, folder, scheduler.capacity_tokens)
+    emulation = bus.sums if isinstance(bus, Emulated) else None
+    return Built(engine, folder, scheduler.capacity_tokens, emulation)
 
 
 def _target(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tpspec.comm.channel import Channel
+    from tpspec.comm.emulate import Emulation
     from tpspec.comm.messages import Stats
     from tpspec.engine.engine import Engine
 
@@ -100,6 +101,10 @@ class Seat:
     @property
     def engine(self) -> Engine:
         return self._shard[0].engine
+
+    @property
+    def emulation(self) -> Emulation | None:
+        return self._shard[0].emulation
 
     @property
     def holds_shard(self) -> bool:
