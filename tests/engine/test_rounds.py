@@ -14,7 +14,7 @@ from tests.checkpoints import tiny
 from tests.draft.liar import Liar
 from tests.worlds import Told, serve, topology
 from tpspec.comm.messages import Cancel, Submit, ToLead
-from tpspec.draft.protocol import Ask, Drafter, Needs, Run
+from tpspec.draft.protocol import Ask, Drafter, Needs
 from tpspec.request import Request, Sampling
 from tpspec.tokens import TokenTree, Verdict
 
@@ -56,7 +56,7 @@ class Bushy:
     def __init__(self, texts: dict[int, list[int]]) -> None:
         self.texts = texts
 
-    def propose(self, asks: list[Ask], run: Run | None) -> list[TokenTree]:
+    def propose(self, asks: list[Ask]) -> list[TokenTree]:
         return [self.tree(ask) for ask in asks]
 
     def tree(self, ask: Ask) -> TokenTree:

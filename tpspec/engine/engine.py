@@ -100,7 +100,7 @@ class Engine:
         plan = self.scheduler.plan(self._trees, self._held)
         if not plan.spans:
             return []
-        self.host.prepare([self._ask(seq) for seq in plan.admitted if self._fixed(seq) != 0])
+        self.host.prepare([self._ask(seq) for seq in self.scheduler.running(plan.admitted) if self._fixed(seq) != 0])
         begin = self.clock()
         rows = self.target.logits(plan.spans)
         verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device

@@ -34,7 +34,7 @@ class Plan:
 
     spans: tuple[Span, ...]
     cases: tuple[Case, ...]
-    admitted: tuple[Sequence, ...] = ()
+    admitted: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -134,6 +134,10 @@ class Scheduler:
         """Sequences that can verify a tree in the next round, oldest first."""
         return [seq for seq in self._running.values() if seq.is_ready]
 
+    def running(self, seqs: Iterable[int]) -> list[Sequence]:
+        """These sequences, all of which own pages."""
+        return [self._running[seq] for seq in seqs]
+
     def plan(self, trees: Mapping[int, TokenTree], held: Collection[int] = ()) -> Plan:
         """The spans and cases of the next round; trees of sequences that cannot use one are ignored.
 
@@ -205,9 +209,9 @@ class Scheduler:
         self._waiting.appendleft(seq)
         self._num_preemptions += 1
 
-    def _admit(self) -> list[Sequence]:
+    def _admit(self) -> list[int]:
         """The whole prefix is reserved at once, so that it is contiguous and chunks never run out of pages."""
-        admitted: list[Sequence] = []
+        admitted: list[int] = []
         while self._waiting and self.num_running < self._max_running:
             seq = self._waiting[0]
             headroom = min(seq.num_tokens + self._pool.page_size, seq.max_total)
@@ -215,7 +219,7 @@ class Scheduler:
                 break
             self._pool.grow(seq.id, seq.num_tokens)
             self._running[seq.id] = self._waiting.popleft()
-            admitted.append(seq)
+            admitted.append(seq.id)
         return admitted
 
     # Rows
