@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from tpspec.comm.communicator import Purpose
 from tpspec.engine.hosts import Gathered
-from tpspec.measure.stats import tally_between
+from tpspec.measure.trace import Mark, Round, round_between, samples_of
 from tpspec.request import Request
 from tpspec.tokens import NO_DRAFT, TokenTree
 from tpspec.topology.calibration import Calibration, Sample, fit
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from tpspec.tokens import Verdict
     from tpspec.topology.config import Topology
 
-REDUCES = (Purpose.attention.value, Purpose.mlp.value)
 LENGTHS = (0, 1, 2, 4, 8)  # drafts of the rounds, in turn, so that a drift of the machine favours none
 ROUNDS = 4 * len(LENGTHS)  # of a trial
 FEWEST, MOST = 4, 20  # trials
@@ -97,50 +95,24 @@ def filled(tree: TokenTree, ask: Ask) -> TokenTree:
     return TokenTree.chain([*tree.tokens, *more][: ask.num_tokens])
 
 
-class Mark(NamedTuple):
-    """The end of a round. context: tokens before the rows of the next. num_drafts: verified in it."""
-
-    at: float
-    context: int
-    num_drafts: int
-    stats: Stats
-
-
 class Timed:
-    """The trials as they ran: the end of each of their rounds."""
+    """The trials as they ran: each of their rounds but the prompt's."""
 
     def __init__(self) -> None:
-        self._context = 0
-        self._marks: list[list[Mark]] = []
+        self._trials: list[tuple[int, list[Round]]] = []
+        self._mark: Mark | None = None
 
     def begin(self, request: Request) -> None:
-        self._context = len(request.prompt) - 1
-        self._marks.append([])
+        self._trials.append((len(request.prompt), []))
+        self._mark = None
 
     def add(self, delta: Delta, stats: Stats) -> None:
-        self._context += len(delta.tokens)
-        self._marks[-1].append(Mark(perf_counter(), self._context, sum(delta.drafted), stats))
+        before, self._mark = self._mark, Mark(perf_counter(), stats)
+        if before is not None:
+            self._trials[-1][1].append(round_between(before, self._mark, [delta]))
 
     def samples(self) -> list[Sample]:
-        """A round drafts what the next verifies; so neither the prompt's round nor the last is among them."""
-        return [_sample(*three) for marks in self._marks for three in zip(marks, marks[1:], marks[2:], strict=False)]
-
-
-def _sample(before: Mark, end: Mark, after: Mark) -> Sample:
-    forward_s = end.stats.forward_s - before.stats.forward_s
-    draft_s = end.stats.drafting_s - before.stats.drafting_s
-    reduced = tally_between(before.stats.collectives, end.stats.collectives)
-    reduces = [tally for purpose, tally in reduced.items() if purpose in REDUCES]
-    return Sample(
-        rows=1 + end.num_drafts,
-        step_s=forward_s,
-        reduce_s=sum(tally.seconds for tally in reduces),
-        reduces=sum(tally.count for tally in reduces),
-        draft_s=draft_s,
-        num_drafted=after.num_drafts,
-        host_s=end.at - before.at - forward_s - draft_s,
-        context=before.context,
-    )
+        return [sample for context, rounds in self._trials for sample in samples_of(rounds, context)]
 
 
 def calibration(samples: Sequence[Sample], topology: Topology) -> Calibration:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
+from tpspec.measure.trace import samples_of
 from tpspec.topology.calibration import Sample, fit
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost
 from tpspec.topology.links import LinkTable, link_for
@@ -118,25 +118,8 @@ def as_recorded(recordings: Sequence[Recording], topology: Topology) -> TimeMode
 
 
 def _samples(recording: Recording) -> Iterator[Sample]:
-    """A round drafts what the next verifies, so the last of an answer is none of them."""
     for rounds in (recording.plain, recording.speculative):
-        context = recording.prompt_tokens
-        for one, after in pairwise(rounds):
-            yield _sample(one, after, context)
-            context += one.tokens
-
-
-def _sample(one: Round, after: Round, context: int) -> Sample:
-    return Sample(
-        rows=one.rows,
-        step_s=one.forward_s,
-        reduce_s=one.reduce_s,
-        reduces=one.reduces,
-        draft_s=one.drafting_s,
-        num_drafted=after.rows - 1,
-        host_s=max(0.0, one.seconds - one.forward_s - one.drafting_s),
-        context=context,
-    )
+        yield from samples_of(rounds, recording.prompt_tokens)
 
 
 def _row_bytes(rounds: Iterable[Round]) -> int:

@@ -7,8 +7,8 @@ Must not know an engine, tensors or how a round is simulated.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from tpspec.comm.communicator import Purpose
 from tpspec.comm.messages import Stats, Tally
 from tpspec.errors import UserError
+from tpspec.topology.calibration import Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +98,25 @@ def round_between(before: Mark, end: Mark, deltas: Sequence[Delta]) -> Round:
         reduce_bytes=sent.bytes - sent_before.bytes,
         reduce_s=sent.seconds - sent_before.seconds,
     )
+
+
+def samples_of(rounds: Sequence[Round], context: int) -> Iterator[Sample]:
+    """For the cost model. context: tokens before the first of them.
+
+    A round drafts what the next verifies, so the last of an answer is no sample.
+    """
+    for one, after in pairwise(rounds):
+        yield Sample(
+            rows=one.rows,
+            step_s=one.forward_s,
+            reduce_s=one.reduce_s,
+            reduces=one.reduces,
+            draft_s=one.drafting_s,
+            num_drafted=after.rows - 1,
+            host_s=max(0.0, one.seconds - one.forward_s - one.drafting_s),
+            context=context,
+        )
+        context += one.tokens
 
 
 def _reduced(stats: Stats) -> Tally:
