@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.worlds import serve, topology
 from tpspec.comm.messages import Stats, Tally
 from tpspec.draft.protocol import Ask
 from tpspec.engine.engine import Engine
-from tpspec.engine.hosts import InlineHost
+from tpspec.engine.hosts import Gathered, InlineHost
 from tpspec.measure.calibrate import LENGTHS, MOST, Filled, Timed, filled, trials
 from tpspec.measure.savings import Turn, schedule
 from tpspec.request import Delta, Request, Sampling
@@ -62,8 +63,8 @@ class Elsewhere(InlineHost):
     def take(self) -> dict[int, TokenTree]:
         return {}
 
-    def gather(self) -> dict[int, TokenTree]:
-        return {seq: tree.pruned(1) for seq, tree in self._trees.items()}
+    def gather(self, ready: Sequence[int]) -> Gathered:
+        return Gathered({seq: tree.pruned(1) for seq, tree in self._trees.items()})
 
 
 def test_drafts_that_come_as_news_are_filled_up_too() -> None:
@@ -73,7 +74,7 @@ def test_drafts_that_come_as_news_are_filled_up_too() -> None:
     for length in LENGTHS:
         host.ask(asks)
         assert len(host.take()[-1]) == length
-        news = host.gather()
+        news = host.gather([-1, 1]).trees
         assert len(news[1]) == 1
         assert len(news.get(-1, host.take()[-1])) == length
 

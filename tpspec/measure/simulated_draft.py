@@ -221,6 +221,7 @@ class SimulatedLink:
         message_s: float,
     ) -> None:
         self.num_messages = self.num_bytes = 0
+        self._drawn_until = 0.0
         self._process, self._scripts = process, scripts
         self._clock, self._timeline, self._message_s = clock, timeline, message_s
 
@@ -237,7 +238,9 @@ class SimulatedLink:
         answered = sum(outcome.answered and outcome.base > 0 for outcome in message.outcomes)  # not of a new prompt
         asked = sum(not outcome.answered for outcome in message.outcomes)
         arrival = sent_at + self._message_s
-        self._timeline.add(OUTCOMES, "on their way", sent_at, arrival, answered=answered, asked=asked)
+        begin = min(max(sent_at, self._drawn_until), arrival)  # messages may overlap on their way, events may not
+        self._timeline.add(OUTCOMES, "on their way", begin, arrival, answered=answered, asked=asked)
+        self._drawn_until = arrival
         self._process.reach(message, arrival)
 
     def receive(self, timeout_s: float) -> list[Drafts]:
