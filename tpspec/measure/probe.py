@@ -27,6 +27,7 @@ from tpspec.comm.communicator import Purpose
 from tpspec.comm.distributed import Place, Transport, World, join_world
 from tpspec.comm.shared import SharedMemory
 from tpspec.errors import UserError, WorldFailure
+from tpspec.measure.graphs import seconds_in_graph
 from tpspec.measure.links_command import checked_sizes, command, parser
 from tpspec.roles.door import guarded
 from tpspec.topology.link_file import BoxData, CurveData, LineData, LinksFile, dump_links
@@ -63,9 +64,10 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         assert comm is not None, "every rank is in the group of all"
         swept = sweep(comm, world.device, sizes, options.rounds)
         algorithm = _algorithm(comm, world.device)
+        captured = _captured(comm, world.device, sizes, options.rounds)
     if world.rank == 0:
         box = _box(swept, world, algorithm, _source(arguments, place))
-        _report(swept, world, algorithm, LinksFile(boxes={options.name: box}), options.out)
+        _report(swept, world, algorithm, LinksFile(boxes={options.name: box}), options.out, captured)
     return 0
 
 
@@ -213,6 +215,16 @@ def _by_events(send: Callable[[Tensor], Tensor], xs: Sequence[Tensor]) -> tuple[
     return results, [begin.elapsed_time(end) / 1000 for begin, end in pairwise(marks)]
 
 
+def _captured(comm: Communicator, device: torch.device, sizes: Sequence[int], rounds: int) -> list[str]:
+    """A line for each size, of all-reduces inside a CUDA graph; nothing on the CPU."""
+    if device.type != "cuda":
+        return []
+    messages = [message(comm, device, "all_reduce", size) for size in sizes]
+    times = [seconds_in_graph(one.send, one.brought(comm.rank, 0), rounds) for one in messages]
+    slowest = _slowest(comm, times, device)
+    return [f"  {one.num_bytes:,} bytes: {time * 1e6:.1f}" for one, time in zip(messages, slowest, strict=True)]
+
+
 def _slowest(comm: Communicator, times: Sequence[float], device: torch.device) -> list[float]:
     """Of each call, the longest time that a rank saw."""
     every_NR = comm.all_gather(torch.tensor(times, dtype=torch.float64, device=device), Purpose.control)
@@ -294,10 +306,15 @@ def write_table(out: Path, table: LinksFile) -> None:
 
 
 def _report(
-    swept: dict[Verb, tuple[Figure, ...]], world: World, algorithm: str, table: LinksFile, out: Path | None
+    swept: dict[Verb, tuple[Figure, ...]],
+    world: World,
+    algorithm: str,
+    table: LinksFile,
+    out: Path | None,
+    captured: Sequence[str],
 ) -> None:
     Console().print(terminal_table(swept, f"{algorithm}, {world.size} ranks: microseconds of the slowest rank"))
-    for line in _remarks(world):
+    for line in _remarks(world, captured):
         sys.stdout.write(line + "\n")
     if out is None:
         sys.stdout.write(f"\nThe link table (keep it with --out FILE.yaml):\n\n{dump_links(table)}")
@@ -325,11 +342,11 @@ def _cells(figure: Figure) -> tuple[str, str, str]:
 # --- what the driver says ---
 
 
-def _remarks(world: World) -> list[str]:
+def _remarks(world: World, captured: Sequence[str]) -> list[str]:
     if world.device.type != "cuda":
         return []
     uuids = [f"GPU-{torch.cuda.get_device_properties(card).uuid}" for card in range(world.size)]
-    return ["Inside a CUDA graph: not measured; the times above are eager, by CUDA events.", *bus_report(uuids)]
+    return ["All-reduce inside a CUDA graph, microseconds (the times above are eager):", *captured, *bus_report(uuids)]
 
 
 def bus_report(uuids: Sequence[str]) -> list[str]:
