@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -18,7 +18,7 @@ from tpspec.comm.channel import open_channel
 from tpspec.comm.communicator import NOTE_BYTES
 from tpspec.comm.distributed import Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
-from tpspec.comm.messages import Stop
+from tpspec.comm.messages import News, Stop
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.drafter import Orders
@@ -130,6 +130,12 @@ class Seat:
         assert self.channel is not None
         return self.built, self.channel
 
+    def dismiss(self, error: UserError) -> None:
+        """What the lead cannot go on with ends the others too, in its place and without a word of theirs."""
+        if self.leads and self.channel is not None and not isinstance(error, WorldFailure):
+            with suppress(WorldFailure):
+                self.channel.share(News(round=0, stop=error.exit_code))
+
     def close(self) -> None:
         """The drafter is told to end, and whoever guards it waits for that."""
         if self.link is not None:
@@ -152,6 +158,9 @@ def open_seat(
         seat = agreed(world, lambda: _take_seat(topology, world, device, prepare))
         try:
             yield seat
+        except UserError as error:
+            seat.dismiss(error)
+            raise
         finally:
             seat.close()
 
