@@ -172,6 +172,8 @@ class RemoteHost:
 
     def _look_up(self, ask: Ask) -> TokenTree | None:
         """The draft, where the drafter has told of it before."""
+        if not self._drafts_ahead:  # nothing is kept, and what was before is of another text
+            return None
         return self._foreseen.tree(ask.seq, ask.num_tokens) or None
 
     def _keep(self, asks: Sequence[Ask]) -> None:
