@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import zmq
 
-from tpspec.comm.draft_link import is_alive
-from tpspec.comm.messages import News
+from tpspec.comm.messages import MALFORMED, News
+from tpspec.comm.process import is_alive
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class FollowerZmqChannel:
                 raise _silent(self._timeout_s)
         try:
             return self._decoder.decode(self._socket.recv())
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise WorldFailure(f"what came from the lead is no news: {error}") from error
 
     def close(self) -> None:

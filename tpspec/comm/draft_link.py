@@ -6,18 +6,15 @@ and sockets; must not know what a draft is for, nor import torch.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import msgspec
 import zmq
 
-from tpspec.comm.messages import Drafts, ToDrafter
+from tpspec.comm.messages import MALFORMED, Drafts, ToDrafter
 from tpspec.errors import WorldFailure
 
-MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)
 MOST_QUEUED = 1000  # messages to a drafter that does not read; further ones are dropped
 LINGER_MS = 500
 
@@ -130,15 +127,3 @@ class DrafterDraftLink(_Counting):
 
     def close(self) -> None:
         self._context.destroy(linger=0)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this host runs, or is stopped. One that has ended and whom nobody buried is not alive."""
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (ProcessLookupError, PermissionError):
-        return False
-    except FileNotFoundError:  # no /proc here
-        return True
-    return state not in "ZX"

@@ -13,13 +13,12 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from tpspec.comm.messages import ToFrontend, ToLead
+from tpspec.comm.messages import MALFORMED, ToFrontend, ToLead
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)  # msgspec raises the latter for a str that is not UTF-8
 LINGER_MS = 2000  # how long the last tokens may take to leave when an end closes
 MOST_QUEUED = 100_000  # reports that a busy frontend has not read; then the lead waits for it
 

@@ -10,6 +10,8 @@ import msgspec
 from tpspec.request import Delta, Request, Sampling
 from tpspec.tokens import Branch, TokenTree
 
+MALFORMED = (msgspec.DecodeError, UnicodeDecodeError)  # msgspec raises the latter for a str that is not UTF-8
+
 
 class Tally(msgspec.Struct, frozen=True):
     """Collectives of one purpose: how many, payload bytes this rank contributed, seconds this rank spent in them."""

@@ -105,6 +105,7 @@ class Ahead:
 
     def forget(self, seq: int) -> None:
         self._growths.pop(seq, None)
+        self._horizon.pop(seq, None)
         self._due.pop(seq, None)
         self._stuck.discard(seq)
         self._pool.release(seq)

@@ -114,12 +114,7 @@ def progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
 
 def _prompts(path: Path | None) -> list[Prompt] | None:
     """None: the built-in ones, which wait for the model's tokenizer."""
-    if path is None:
-        return None
-    prompts = read_prompts(path)
-    if not prompts:
-        raise UserError(f"{path}: has no prompts")
-    return prompts
+    return None if path is None else read_prompts(path)
 
 
 def _refuse_file(option: str, path: Path | None) -> None:

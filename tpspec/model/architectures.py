@@ -78,7 +78,6 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     inv_freq: Tensor
     rope_scale: float
-    max_position: int
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -113,7 +112,6 @@ def resolve(config: Any, where: str) -> ModelSpec:
         layers=_layers(config, arch, where),
         inv_freq=inv_freq,
         rope_scale=scale,
-        max_position=config.max_position_embeddings,
     )
 
 

@@ -42,10 +42,6 @@ def policy_for(reach: Reach) -> Policy:
     return Policy(reach.ahead, reach.width, ROWS_AHEAD)
 
 
-def policy_of(topology: Topology) -> Policy:
-    return policy_for(ways_of(topology)[0].reach)
-
-
 def lookup(topology: Topology, vocab: int) -> Drafter:
     """A drafter without a model. vocab: the target's."""
     made = source(topology.draft.source).make(noise=CounterNoise(), accept=topology.accept, vocab=vocab)

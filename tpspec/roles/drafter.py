@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 import torch
 
-from tpspec.comm.draft_link import DrafterDraftLink, is_alive
+from tpspec.comm.draft_link import DrafterDraftLink
 from tpspec.comm.messages import Draft, Drafts, Outcome, Outcomes, Stop
+from tpspec.comm.process import is_alive
 from tpspec.draft.protocol import Ask
 from tpspec.errors import UserError
 from tpspec.roles.build_drafter import build_ahead, policy_for

@@ -16,7 +16,7 @@ from time import monotonic, sleep
 
 import msgspec
 
-from tpspec.comm.draft_link import is_alive
+from tpspec.comm.process import is_alive
 from tpspec.errors import EXIT_CODES, UserError
 from tpspec.roles.drafter import READY, Orders
 
