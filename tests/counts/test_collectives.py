@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.checkpoints import tiny
 from tests.draft.liar import Liar
@@ -64,6 +65,9 @@ class Noted:
         self._asked.append((rows, sum(span.num_logits for span in spans), len(spans)))
         self._before.append(self._engine.ledger.totals())
         return self._inner.logits(spans)
+
+    def taps(self) -> torch.Tensor | None:
+        return self._inner.taps()
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._inner.move(sources, targets)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tpspec.draft.protocol import Ask
+from tpspec.draft.protocol import Ask, Taps
 from tpspec.model.batch import Span
 from tpspec.request import Sampling
 from tpspec.verify.draw import Draw, pick
@@ -23,6 +23,8 @@ def logits_after(text: Sequence[int], vocab: int = VOCAB) -> torch.Tensor:
 class Table:
     """A `Run` whose cache is a token for each slot."""
 
+    rereads = False
+
     def __init__(self, vocab: int = VOCAB, max_positions: int | None = None) -> None:
         self.vocab, self.max_positions = vocab, max_positions
         self.slots: dict[int, int] = {}
@@ -37,6 +39,12 @@ class Table:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.slots.update(zip(targets, [self.slots[source] for source in sources], strict=True))
+
+    def observe(self, taps: Taps) -> None: ...
+    def can_read(self, seq: int, num_tokens: int) -> bool:
+        return True
+
+    def forget(self, seq: int) -> None: ...
 
     def _logits(self, span: Span) -> list[torch.Tensor]:
         seen = [self.slots[slot] for first, count in span.runs for slot in range(first, first + count)]

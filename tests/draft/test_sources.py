@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tests.draft.liar import Liar
-from tests.draft.table import VOCAB, Table, ask
-from tpspec.cache.pages import PagePool
-from tpspec.draft.ahead import Ahead, Grown, Policy
-from tpspec.draft.protocol import Drafter, Extender
+import pytest
+import torch
+
+from tests.checkpoints import tiny
+from tests.draft.kits import KITS, draft_section
+from tests.draft.table import ask
+from tests.worlds import topology
+from tpspec.draft.protocol import Drafter
 from tpspec.draft.sources import SOURCES, source
 from tpspec.errors import UserError
-from tpspec.topology.config import SOURCES_WITH_MODEL
-from tpspec.verify.noise import CounterNoise
+from tpspec.roles.build_drafter import build_inline
+from tpspec.roles.fit import target_pool
+from tpspec.topology import sources
 
-EVERY = [*sorted(SOURCES), "liar"]
+VOCAB = 263
+CPU = torch.device("cpu")
 
 
-def made(name: str, accept: str = "match") -> Drafter:
-    if name == "liar":
-        return Liar(VOCAB)
-    drafter = source(name).make(noise=CounterNoise(), accept=accept, vocab=VOCAB)
-    return Grown(Ahead(drafter, Table(), PagePool(40, 4), Policy())) if isinstance(drafter, Extender) else drafter
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2)
+
+
+def made(section: dict[str, object], target: Path, accept: str = "match") -> Drafter:
+    wanted = topology(target, draft=section, accept=accept)
+    return build_inline(wanted, CPU, None, target_pool(wanted))
 
 
 @pytest.mark.parametrize("accept", ["match", "rejection"])
-@pytest.mark.parametrize("name", EVERY)
-def test_every_source_keeps_the_protocol(name: str, accept: str) -> None:
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_every_source_keeps_the_protocol(name: str, accept: str, target: Path, tmp_path: Path) -> None:
     """One tree an ask, in order, no longer than wanted, ids of the target's; forgetting the unknown is harmless."""
-    drafter = made(name, accept)
+    drafter = made(draft_section(name, target, tmp_path / "draft"), target, accept)
     asks = [ask(0, [1, 2, 1, 2], 3, temperature=1.0), ask(1, [3], 0), ask(2, [4, 4, 4], 9)]
     for _ in range(2):
         trees = drafter.propose(asks)
         assert len(trees) == len(asks)
         for asked, tree in zip(asks, trees, strict=True):
-            assert max(tree.depths(), default=0) <= asked.num_tokens
+            assert len(tree) <= asked.num_tokens
             assert all(0 <= token < VOCAB for token in tree.tokens)
         drafter.observe([], None)
         drafter.forget(0)
@@ -42,16 +50,17 @@ def test_every_source_keeps_the_protocol(name: str, accept: str) -> None:
     assert drafter.propose([]) == []
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_what_a_source_needs_is_known_before_it_is_made(name: str) -> None:
-    assert source(name).own_model == made(name).needs.own_model
-    assert source(name).own_model == (name in SOURCES_WITH_MODEL)
+def test_every_source_is_in_both_tables_and_has_a_kit() -> None:
+    """A source that a topology cannot name, or that the law test does not know, would be found by users."""
+    assert list(SOURCES) == list(sources.SOURCES)
+    assert set(SOURCES) == set(KITS)
 
 
-def test_only_the_rule_that_asks_is_told_from_what_was_drawn() -> None:
+def test_only_the_rule_that_asks_is_told_from_what_was_drawn(target: Path, tmp_path: Path) -> None:
     """Shared noise under rejection is not exact; q under match is only weight on the wire."""
-    assert not made("model", "match").needs.gives_q
-    assert made("model", "rejection").needs.gives_q
+    section = draft_section("model", target, tmp_path)
+    assert not made(section, target, "match").needs.gives_q
+    assert made(section, target, "rejection").needs.gives_q
 
 
 def test_a_misspelt_source_is_answered_with_the_choices() -> None:
@@ -59,12 +68,27 @@ def test_a_misspelt_source_is_answered_with_the_choices() -> None:
         source("ngrm")
 
 
-def test_options_reach_the_source_and_others_are_refused() -> None:
-    kit = {"noise": CounterNoise(), "accept": "match", "vocab": VOCAB}
+def test_options_reach_the_source_and_others_are_refused(target: Path) -> None:
     assert source("ngram").options == {"min_match": 1, "floor": 10}
-    silent = source("ngram").make(**kit, min_match=3)  # type: ignore[arg-type]
+    silent = made({"source": "ngram", "options": {"min_match": 3}}, target)
     assert len(silent.propose([ask(0, [1, 2, 1, 2])])[0]) == 0
     with pytest.raises(UserError, match=r"no option 'match'; its options: min_match, floor"):
-        source("ngram").make(**kit, match=3)  # type: ignore[arg-type]
+        made({"source": "ngram", "options": {"match": 3}}, target)
     with pytest.raises(UserError, match="draft source ngram: need 1 <= min_match"):
-        source("ngram").make(**kit, min_match=0)  # type: ignore[arg-type]
+        made({"source": "ngram", "options": {"min_match": 0}}, target)
+    with pytest.raises(UserError, match="draft source ngram: floor is 'low'; should be like 10"):
+        made({"source": "ngram", "options": {"floor": "low"}}, target)
+
+
+def test_of_several_sources_the_next_speaks_where_one_is_silent(target: Path, tmp_path: Path) -> None:
+    """And one that is not asked must still read on when it is asked later."""
+    section = draft_section("model", target, tmp_path)
+    model, both = made(section, target), made(section | {"source": ["ngram", "model"]}, target)
+    repeats, new = ask(0, [5, 6, 7, 5, 6, 7]), ask(1, [5, 6, 7])
+    found, drafted = both.propose([repeats, new])
+    assert found.tokens == (5, 6, 7, 5)
+    assert drafted == model.propose([new])[0]
+    again = ask(0, [*repeats.tokens, 9])
+    assert both.propose([again]) == model.propose([again])
+    with pytest.raises(UserError, match=r"draft.options.depth: none of ngram, model has such an option"):
+        made(section | {"source": ["ngram", "model"], "options": {"depth": 3}}, target)

@@ -217,3 +217,17 @@ def test_an_answer_for_another_length_is_late(target: Path, draft: Path) -> None
     found = host.drafting()
     assert found is not None
     assert (found.hits, found.late) == (1, 3)
+
+
+def test_what_drafters_counted_is_summed_over_all_that_there_have_been() -> None:
+    """Stands against a restart that sets counters back, which Prometheus takes for a restart of the server."""
+    wire = Wire(lambda wire: None)  # type: ignore[arg-type, return-value]
+    host = RemoteHost(wire, wire.clock.now)
+    host.ask([ask(1, [1, 2, 3])])
+    for num_read, seconds in ((3, 1.0), (5, 2.0), (1, 0.5)):  # the last is of another
+        wire.answers.append(Drafts(num_read=num_read, num_dropped=1, work_s=seconds, inside_s=seconds / 2))
+    host.gather([1])
+    found = host.drafting()
+    assert found is not None
+    assert (found.num_read, found.num_dropped) == (6, 2)
+    assert (found.work_s, found.inside_s, found.delayed_s) == (2.5, 1.25, 0)

@@ -83,6 +83,9 @@ class TargetTable:
             self.slots.update(zip(span.own_slots(), span.tokens, strict=True))
         return RowLogits(torch.stack([row for span in spans for row in self._rows(span)]), VOCAB)
 
+    def taps(self) -> None:
+        return None
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         assert not sources
 

@@ -84,3 +84,16 @@ def test_drafts_from_elsewhere_are_on_the_page_and_fit_a_terminal(capsys: pytest
     assert "elsewhere" in out
     assert "…" not in out
     assert "elsewhere" not in render(report(PAIRS, BOX), CONTEXT)
+
+
+def test_what_a_drafter_costs_its_shard_is_said_where_somebody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stands against a share of nothing, and one that is of all work instead of that in waits."""
+    counted = dict.fromkeys(ELSEWHERE, 0.0)
+    beside = {"work_s": 4.0, "inside_s": 3.0, "delayed_s": 0.25}
+    said = "75% of the drafter's 4.0 s ran inside its shard's collectives; the shard waited 0.25 s for a core"
+    for elsewhere, times in ((counted | beside, 1), (counted, 0)):
+        made = replace(PAIRS[0], speculative=replace(PAIRS[0].speculative, elsewhere=elsewhere))
+        found: dict[str, Any] = report([made], BOX)
+        print_tables(found)
+        assert render(found, CONTEXT).count(said) == times
+        assert " ".join(capsys.readouterr().out.split()).count(said) == times

@@ -19,6 +19,9 @@ NAMES = {
     "num_dropped": "tpspec:draft_tokens_dropped_total",
     "waited_s": "tpspec:draft_wait_seconds_total",
     "waited_rounds": "tpspec:draft_wait_rounds_total",
+    "work_s": "tpspec:draft_work_seconds_total",
+    "inside_s": "tpspec:draft_work_inside_seconds_total",
+    "delayed_s": "tpspec:draft_shard_delay_seconds_total",
     "is_away": "tpspec:drafter_away",
 }
 
@@ -32,7 +35,7 @@ def page(stats: Stats) -> dict[str, float]:
 
 def test_every_counter_of_drafting_elsewhere_is_shown_under_its_own_name() -> None:
     """Stands against two that are swapped, and a new one that nobody shows."""
-    counted = dict(zip(NAMES, range(11, 1, -1), strict=False))
+    counted = dict(zip(NAMES, range(14, 1, -1), strict=False))
     shown = page(Stats(elsewhere=msgspec.convert(counted | {"is_away": True}, Drafting, strict=False)))
     assert set(NAMES) == {field.name for field in msgspec.structs.fields(Drafting)}
     assert {field: shown[name] for field, name in NAMES.items()} == counted | {"is_away": 1}

@@ -83,7 +83,7 @@ def the_message(stderr: str) -> str:
         ("draft={source: model, model: m, placement: {gaps: 5}}", ["draft.placement", "rank 5 holds no shard"]),
         ("pipeline.policy=fan_out", ["pipeline.policy", "should be serial"]),
         ("target.dtype=float8", ["target.dtype", "'float8'", "float32, bfloat16 or float16"]),
-        ("draft.source=oracle", ["draft.source", "'oracle'", "none, ngram or model"]),
+        ("draft.source=oracle", ["draft.source", "'oracle'", "one of none, ngram, "]),
         ("draft.source=model", ["draft.model", "is missing"]),
         ("accept=always", ["accept", "'always'", "match or rejection"]),
         ("nonsense", ["nonsense", "key.path=value"]),

@@ -110,7 +110,7 @@ def world(
     ended = torchrun(NUM_RANKS[request.param], folder, *command)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
-    return dict(zip(POLICIES, json.loads((folder / "out").read_text()), strict=True))
+    return {"placement": request.param, **dict(zip(POLICIES, json.loads((folder / "out").read_text()), strict=True))}
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +125,17 @@ def test_texts_are_those_of_plain_decoding(world: dict[str, Any], plain: list[li
     stats = world[policy]["stats"]
     assert 0 < stats["accepted"] < stats["drafted"]
     assert stats["elsewhere"]["hits"] + stats["elsewhere"]["misses"] > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_work_inside_waits_is_counted_where_there_are_gaps_to_fill(world: dict[str, Any], policy: str) -> None:
+    """Stands against sums that never reach the lead, which is not the rank with the gaps."""
+    found = world[policy]["stats"]["elsewhere"]
+    if world["placement"] == "gaps" and sys.platform == "linux":
+        assert 0 < found["inside_s"] <= found["work_s"]
+        assert found["delayed_s"] > 0
+    else:
+        assert found["inside_s"] == found["work_s"] == found["delayed_s"] == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)

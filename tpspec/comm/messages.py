@@ -27,6 +27,8 @@ class Drafting(msgspec.Struct, frozen=True):
     hits: answers that were ready when they were asked for; misses: those that had to be made; late: for a text that
     had moved on; timeouts: rounds that stopped waiting. messages, bytes: both ways. num_read, num_dropped: draft
     tokens, and those for nothing. waited_s: the target waited; waited_rounds: in which it did, beyond a moment.
+    work_s: CPU time of a drafter beside a shard, inside_s: of that, while the shard was in a collective; delayed_s:
+    the shard waited for a core. All three are 0 where nobody can tell.
     """
 
     hits: int = 0
@@ -39,6 +41,9 @@ class Drafting(msgspec.Struct, frozen=True):
     num_dropped: int = 0
     waited_s: float = 0.0
     waited_rounds: int = 0
+    work_s: float = 0.0
+    inside_s: float = 0.0
+    delayed_s: float = 0.0
     is_away: bool = False
 
 
@@ -176,7 +181,8 @@ class Drafts(msgspec.Struct, frozen=True, tag=True):
     """Drafter to lead: what is ready; sequences it must be told of from their beginning; and its counters since start.
 
     ahead: what it has read before anybody asked, so that the lead finds its answers at home.
-    num_read: draft tokens read. num_dropped: of those, read for a future that did not come.
+    num_read: draft tokens read. num_dropped: of those, read for a future that did not come. work_s, inside_s,
+    delayed_s: as in Drafting.
     """
 
     drafts: tuple[Draft, ...] = ()
@@ -184,6 +190,9 @@ class Drafts(msgspec.Struct, frozen=True, tag=True):
     ahead: tuple[Branch, ...] = ()
     num_read: int = 0
     num_dropped: int = 0
+    work_s: float = 0.0
+    inside_s: float = 0.0
+    delayed_s: float = 0.0
 
 
 ToLead = Submit | Cancel | Stop

@@ -37,14 +37,15 @@ BELIEF_WEIGHT = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """ahead: whether anything is read that nobody has asked for. width: tokens that are kept after each; 1 is a chain.
+    """ahead: whether anything is read that nobody has asked for. width: tokens that are kept after each.
 
-    max_rows: futures read at a time.
+    max_rows: futures read at a time. branches: children of a node that an answer may hold; 1 makes chains.
     """
 
     ahead: bool = False
     width: int = 1
     max_rows: int = 8
+    branches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Ahead:
         """
         growth = self._growths.get(ask.seq)
         if growth is None or len(ask.tokens) < len(growth.text) or ask.tokens[len(growth.text) - 1] != growth.text[-1]:
-            self.forget(ask.seq)
+            self._drop(ask.seq)
             growth = self._growths[ask.seq] = Growth(ask)
         elif new := ask.tokens[len(growth.text) :]:
             self._commit(growth, new)
@@ -104,11 +105,12 @@ class Ahead:
             self._due[ask.seq] = _Due(ask, foreseen=growth.root.children is not None)
 
     def forget(self, seq: int) -> None:
-        self._growths.pop(seq, None)
-        self._horizon.pop(seq, None)
-        self._due.pop(seq, None)
-        self._stuck.discard(seq)
-        self._pool.release(seq)
+        self._drop(seq)
+        self.run.forget(seq)
+
+    def observe(self, taps: Taps) -> None:
+        """Before `hear`: what the target made of the text that will be told."""
+        self.run.observe(taps)
 
     def text(self, seq: int) -> Sequence[int]:
         """What is known of a sequence; nothing of one that is unknown."""
@@ -117,7 +119,7 @@ class Ahead:
 
     def answers(self) -> list[Answer]:
         """What is ready; each ask is answered once."""
-        ready = [due for due in self._due.values() if self._is_enough(due)]
+        ready = [due for due in self._due.values() if not self._wanted(due)]
         for due in ready:
             del self._due[due.ask.seq]
         return [self._answer(due) for due in ready]
@@ -129,8 +131,8 @@ class Ahead:
 
     def work(self) -> bool:
         """Reads once, what is wanted most. Whether there was anything to read."""
-        waiting = [self._growths[seq] for seq, due in self._due.items() if not self._is_enough(due)]
-        chosen = [(growth, _tip(growth)) for growth in waiting] or self._unread() or self._futures()
+        wanted = [(self._growths[seq], node) for seq, due in self._due.items() for node in self._wanted(due)]
+        chosen = wanted or self._unread() or self._futures()
         if not chosen:
             return False
         begin = self._clock() if self._clock else 0.0
@@ -143,34 +145,51 @@ class Ahead:
                 self._cost.add(num_rows, self._clock() - begin)
         return True
 
+    def _drop(self, seq: int) -> None:
+        """What was read of a text; what the target made of it stays."""
+        self._growths.pop(seq, None)
+        self._horizon.pop(seq, None)
+        self._due.pop(seq, None)
+        self._stuck.discard(seq)
+        self._pool.release(seq)
+
     # What is wanted
 
-    def _is_enough(self, due: _Due) -> bool:
-        """Whether the chain that is there is as long as it should be."""
+    def _wanted(self, due: _Due) -> list[Node]:
+        """What should be read before the answer is given; nothing where it is as good as it should be."""
         growth, ask = self._growths[due.ask.seq], due.ask
-        chain = growth.chain(ask.num_tokens)
-        tip = chain[-1] if chain else growth.root
-        if len(chain) >= ask.num_tokens or not self._is_readable(growth, tip):
-            return True
-        if ask.costs is None:
-            return False
-        each = ask.costs.row_s + (self._shared_s() if self._clock else ask.costs.draft_s)
-        return NEXT * tip.path_odds <= each * self._rate(ask.costs, chain, each)
+        best = growth.best(ask.num_tokens, self.policy.branches)
+        ends = [growth.root] if growth.root.children is None else [node for node in best if node.children is None]
+        is_full = len(best) == ask.num_tokens
+        open = [
+            node
+            for node in ends[: self.policy.max_rows]
+            if node.depth < ask.num_tokens
+            and not (is_full and NEXT * node.path_odds <= best[-1].path_odds)
+            and self._is_readable(growth, node)
+        ]
+        if not open or ask.costs is None:
+            return open
+        each = ask.costs.row_s + (self._shared_s(len(open)) if self._clock else ask.costs.draft_s)
+        gain = NEXT * sum(node.path_odds for node in open)
+        return open if gain > len(open) * each * self._rate(ask.costs, best, each) else []
 
-    def _shared_s(self) -> float:
-        """Of a forward, what one of the texts that wait for it has to answer for."""
-        return self._cost.seconds(len(self._due)) / len(self._due)
+    def _shared_s(self, num_rows: int) -> float:
+        """Of a forward, what a row of one of the texts that wait for it has to answer for."""
+        num_rows *= len(self._due)
+        return self._cost.seconds(num_rows) / num_rows
 
-    def _rate(self, costs: Pays, chain: Sequence[Node], each: float) -> float:
+    def _rate(self, costs: Pays, best: Sequence[Node], each: float) -> float:
         """Tokens a second that waiting for one more has to beat: those of late, or of this round alone."""
         if costs.rate:
             return costs.rate
-        tokens = 1 + sum(node.path_odds for node in chain)
-        return tokens / (costs.seconds(1) + each * len(chain))
+        tokens = 1 + sum(node.path_odds for node in best)
+        return tokens / (costs.seconds(1) + each * len(best))
 
     def _answer(self, due: _Due) -> Answer:
         growth = self._growths[due.ask.seq]
-        return Answer(growth.seq, len(growth.text), growth.tree(due.ask.num_tokens), due.foreseen)
+        tree = growth.tree(due.ask.num_tokens, self.policy.branches)
+        return Answer(growth.seq, len(growth.text), tree, due.foreseen)
 
     def _unread(self) -> list[tuple[Growth, Node]]:
         """A text that somebody will ask about: nothing can be drafted before it has been read."""
@@ -204,15 +223,17 @@ class Ahead:
 
     def _is_readable(self, growth: Growth, node: Node) -> bool:
         """Whether there is room in the cache, and the model was made for texts of that length."""
-        limit = self.run.max_positions
-        return growth.seq not in self._stuck and (limit is None or len(growth.text) + node.depth <= limit)
+        limit, size = self.run.max_positions, len(growth.text)
+        has_room = growth.seq not in self._stuck and (limit is None or size + node.depth <= limit)
+        return has_room and self.run.can_read(growth.seq, size)
 
     # Reading
 
     def _read(self, chosen: Sequence[tuple[Growth, Node]]) -> int:
         """Reads what there is room for; how many rows that were."""
         held = [(growth, node) for growth, node in chosen if self._hold(growth, node)]
-        places = [Place(growth.span(node, self._pool), growth.draw(node), self.policy.width) for growth, node in held]
+        width = max(self.policy.width, self.policy.branches)
+        places = [Place(growth.span(node, self._pool), growth.draw(node), width) for growth, node in held]
         offers = self.source.extend(places, self.run) if places else []
         for (growth, node), offer in zip(held, offers, strict=True):
             growth.learn(node, offer, [self._record.odds(_kind(said)) for said in offer.odds])
@@ -250,7 +271,7 @@ class Ahead:
 
     def _commit(self, growth: Growth, tokens: Sequence[int]) -> None:
         self._judge(growth, tokens)
-        change = growth.commit(tokens)
+        change = growth.commit(tokens, rereads=self.run.rereads)
         self.num_dropped += change.num_dropped
         if change.moves:
             slots = self._pool.slots(growth.seq, 0, self._pool.num_slots(growth.seq))
@@ -262,21 +283,13 @@ def _kind(odds: float) -> int:
     return bisect(ODDS, odds)
 
 
-def _tip(growth: Growth) -> Node:
-    """Where the chain ends that an answer would be."""
-    node = growth.root
-    while node.children:
-        node = node.children[0]
-    return node
-
-
 class Grown:
     """A source with a model of its own as a `Drafter`: asked and answered at once, beside the target."""
 
     def __init__(self, ahead: Ahead) -> None:
         self._ahead = ahead
         needs = ahead.source.needs
-        self.needs = Needs(own_model=True, gives_q=needs.gives_q, gives_odds=True)
+        self.needs = Needs(own_model=True, gives_q=needs.gives_q, gives_odds=True, taps=needs.taps)
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         for ask in asks:
@@ -290,6 +303,8 @@ class Grown:
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
         """The next ask holds the committed tokens."""
+        if taps is not None:
+            self._ahead.observe(taps)
 
     def forget(self, seq: int) -> None:
         self._ahead.forget(seq)

@@ -6,10 +6,12 @@ the text grows. Integers and odds only; must not know a model, a policy or where
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.model.batch import Span
-from tpspec.tokens import Branch, TokenTree
+from tpspec.tokens import ROOT, Branch, TokenTree
 from tpspec.verify.rows import Draw
 
 if TYPE_CHECKING:
@@ -87,8 +89,13 @@ class Growth:
         """Slots of the text and of all that was read below it."""
         return len(self.text) + self._num_below
 
-    def commit(self, tokens: Sequence[int]) -> Change:
-        """The text grows by one token or more."""
+    def commit(self, tokens: Sequence[int], *, rereads: bool = False) -> Change:
+        """The text grows by one token or more. rereads: what was drafted is no use to it, even what came true."""
+        if rereads:
+            num_below, self._num_below = self._num_below, 0
+            self.text.extend(tokens)
+            self.root = Node(self.text[-1])
+            return Change([], num_below)
         before, num_below, came_true = len(self.text), self._num_below, self.follow(tokens)
         self.text.extend(tokens)
         self.root = came_true[-1] if len(came_true) == len(tokens) else Node(self.text[-1])
@@ -109,11 +116,33 @@ class Growth:
             nodes.append(node)
         return nodes
 
-    def tree(self, most: int) -> TokenTree:
-        nodes = self.chain(most)
-        draws = [node.parent.draws for node in nodes if node.parent is not None]
-        given = draws if any(draw is not None for draw in draws) else None
-        return TokenTree.chain([node.token for node in nodes], given, [node.odds for node in nodes])
+    def best(self, most: int, branches: int) -> list[Node]:
+        """What a tree of at most `most` nodes would propose, `branches` children after each: the likeliest first."""
+        if branches == 1:
+            return self.chain(most)
+        nodes: list[Node] = []
+        number = count()  # of the equally likely the one nearest to the root: a parent is never behind its child
+        open: list[tuple[float, int, int, Node]] = []
+        node = self.root
+        while len(nodes) < most:
+            for child in (node.children or [])[:branches]:
+                heappush(open, (-child.path_odds, child.depth, next(number), child))
+            if not open:
+                break
+            *_, node = heappop(open)
+            nodes.append(node)
+        return nodes
+
+    def tree(self, most: int, branches: int = 1) -> TokenTree:
+        nodes = self.best(most, branches)
+        numbers = {id(node): number for number, node in enumerate(nodes)}
+        draws = tuple(node.draws if node.children else None for node in (self.root, *nodes))
+        return TokenTree(
+            tuple(node.token for node in nodes),
+            tuple(numbers.get(id(node.parent), ROOT) for node in nodes),
+            draws if any(draw is not None for draw in draws) else None,
+            tuple(node.odds for node in nodes),
+        )
 
     def unread(self) -> Iterator[Node]:
         """Nodes that could be read next."""
@@ -195,9 +224,9 @@ def _moved(nodes: Sequence[Node], first: int) -> list[tuple[int, int]]:
 def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The same slots in the same order, in as few pieces as can be."""
     joined: list[tuple[int, int]] = []
-    for first, count in runs:
+    for first, size in runs:
         if joined and sum(joined[-1]) == first:
-            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+            joined[-1] = (joined[-1][0], joined[-1][1] + size)
         else:
-            joined.append((first, count))
+            joined.append((first, size))
     return tuple(joined)

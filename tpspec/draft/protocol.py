@@ -6,16 +6,21 @@ A source knows no rank, device, clock or communicator: where it runs is the host
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
+    import torch
     from torch import Tensor
 
+    from tpspec.cache.pages import PagePool
     from tpspec.model.batch import Span
+    from tpspec.model.decoder import Decoder
     from tpspec.request import Sampling
     from tpspec.tokens import Draws, TokenTree, Verdict
+    from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Draw
 
 
@@ -24,11 +29,14 @@ class Needs:
     """What a source needs to be given; the one place where sources differ for the rest of the house.
 
     gives_odds: its trees have odds, and proposing costs next to nothing, whatever is asked for.
+    taps: layers of the target whose input is kept for it (0: the embeddings; as many as there are layers: what leaves
+    the last), or decoder.FINAL: what the head is given.
     """
 
     own_model: bool = False
     gives_q: bool = False
     gives_odds: bool = False
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +68,15 @@ class Pays(Protocol):
 
 
 class Run(Protocol):
-    """A model with a cache of its own, handed to sources that need one."""
+    """A model with a cache of its own, handed to sources that need one.
+
+    rereads: drafted tokens are read anew once they are text, because it reads them differently then.
+    """
 
     @property
     def vocab(self) -> int: ...
+    @property
+    def rereads(self) -> bool: ...
     @property
     def max_positions(self) -> int | None:
         """Positions the model was made for; None when it does not say."""
@@ -73,6 +86,14 @@ class Run(Protocol):
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cache slots; all sources are read before any target is written."""
+
+    def observe(self, taps: Taps) -> None:
+        """What the target's layers made of texts, for a model that goes on from there."""
+
+    def can_read(self, seq: int, num_tokens: int) -> bool:
+        """Whether it has been given what it needs to read so many tokens of a text."""
+
+    def forget(self, seq: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +117,6 @@ class Offer:
     draws: Draws | None = None
 
 
-@runtime_checkable
 class Extender(Protocol):
     """A source that makes one token after another with a model of its own. How far, and where: growth.py decides."""
 
@@ -107,8 +127,44 @@ class Extender(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Modelled:
+    """A source that drafts with a model of its own, and that model. pool: of the model's cache; None for a new one."""
+
+    source: Extender
+    run: Run
+    pool: PagePool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the house has for a source that is made.
+
+    accept: the rule's name. vocab: ids of the target. target, folder: of the target's checkpoint, and of what
+    draft.model names. num_slots: of the cache of a model of its own. shard: this rank's part of the target, loaded
+    when it is first asked for, and pool its pages; None where the source runs beside no shard.
+    """
+
+    noise: Noise
+    accept: str
+    vocab: int
+    target: Path
+    folder: Path | None
+    dtype: torch.dtype
+    device: torch.device
+    num_slots: int
+    shard: Callable[[], Decoder] | None = None
+    pool: PagePool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Taps:
-    """Kept outputs of target layers for the committed rows of a round. Empty until a source asks for some."""
+    """What the target's layers made of the text that a round has read.
+
+    rows: for each sequence the position of the first token and [n, W], W the taps of a token side by side in the order
+    of `Needs.taps`. Consecutive rounds give consecutive positions; a text that is read anew begins again at 0.
+    """
+
+    rows: Mapping[int, tuple[int, Tensor]]
 
 
 class Drafter(Protocol):

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpspec.model.loader import load_whole
+from tpspec.topology.checkpoint import read_config
+from tpspec.topology.shape import ModelShape
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from tpspec.draft.protocol import Given, Taps
     from tpspec.model.batch import Span
     from tpspec.model.decoder import Decoder
 
 
 class ModelRun:
-    """The `Run` of an unsharded decoder."""
+    """The `Run` of an unsharded decoder, which needs nothing from the target."""
+
+    rereads = False
 
     def __init__(self, decoder: Decoder, vocab: int, max_positions: int | None) -> None:
         self._decoder, self.vocab, self.max_positions = decoder, vocab, max_positions
@@ -24,3 +31,17 @@ class ModelRun:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._decoder.store.move(sources, targets)
+
+    def observe(self, taps: Taps) -> None: ...
+    def can_read(self, seq: int, num_tokens: int) -> bool:
+        return True
+
+    def forget(self, seq: int) -> None: ...
+
+
+def load_run(given: Given) -> ModelRun:
+    """The whole model in `given.folder`."""
+    assert given.folder is not None, "the rules of a topology ask for it"
+    shape = ModelShape.from_config(read_config(given.folder), str(given.folder))
+    decoder = load_whole(given.folder, shape, given.dtype, given.device, given.num_slots)
+    return ModelRun(decoder, shape.vocab, shape.max_positions)

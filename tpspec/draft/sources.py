@@ -1,6 +1,6 @@
-"""The registry: every draft source by name, what it needs before it is made, and how it is made.
+"""The registry: how every draft source is made, by name. topology/sources.py has the same names and where they may run.
 
-To add a source: its file, and one entry here. Nobody outside this room asks what a source is called.
+To add a source: its file, one entry here and one there. Nobody outside this room asks what a source is called.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 from tpspec.draft.model import ModelDrafter
 from tpspec.draft.ngram import Ngram
-from tpspec.draft.protocol import Needs
+from tpspec.draft.protocol import Modelled, Needs
+from tpspec.draft.run import load_run
 from tpspec.errors import UserError
 from tpspec.tokens import NO_DRAFT, TokenTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tpspec.draft.protocol import Ask, Drafter, Extender, Taps
+    from tpspec.draft.protocol import Ask, Drafter, Given, Taps
     from tpspec.tokens import Verdict
-    from tpspec.verify.noise import Noise
 
+Option = int | float | str
 NEEDS_Q = "rejection"  # the one rule that must be told what a draft was drawn from
 
 
@@ -34,61 +35,65 @@ class Silent:
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return [NO_DRAFT] * len(asks)
 
-    def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        return
-
-    def forget(self, seq: int) -> None:
-        return
+    def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...
+    def forget(self, seq: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kind of drafter. own_model: it is an `Extender`, to be handed the `Run` of a model of its own.
-
-    maker: takes what the house gives every source, and the options of this one as keywords (whole numbers).
-    """
+    """A kind of drafter. maker: takes what the house gives every source, and the options of this one as keywords."""
 
     name: str
     about: str
-    own_model: bool
-    maker: Callable[..., Drafter | Extender]
+    maker: Callable[..., Drafter | Modelled]
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Option]:
         """The options of this source and their defaults."""
         keywords = signature(self.maker).parameters.values()
         return {option.name: option.default for option in keywords if option.kind is Parameter.KEYWORD_ONLY}
 
-    def make(self, *, noise: Noise, accept: str, vocab: int, **options: int) -> Drafter | Extender:
-        """accept: the rule's name. vocab: ids of the target. Raises UserError for an option that is not one of its."""
-        unknown = sorted(options.keys() - self.options.keys())
-        if unknown:
-            allowed = ", ".join(self.options) or "none"
-            raise UserError(f"draft source {self.name} has no option {unknown[0]!r}; its options: {allowed}")
+    def make(self, given: Given, **options: Option) -> Drafter | Modelled:
+        """Raises UserError for an option that is not one of its."""
+        for name, value in options.items():
+            self._check(name, value)
         try:
-            return self.maker(noise, accept, vocab, **options)
+            return self.maker(given, **options)
         except ValueError as error:
             raise UserError(f"draft source {self.name}: {error}") from error
 
+    def _check(self, name: str, value: Option) -> None:
+        if name not in self.options:
+            allowed = ", ".join(self.options) or "none"
+            raise UserError(f"draft source {self.name} has no option {name!r}; its options: {allowed}")
+        default = self.options[name]
+        if not isinstance(value, (int, float) if isinstance(default, float) else type(default)):
+            raise UserError(f"draft source {self.name}: {name} is {value!r}; should be like {default!r}")
 
-def _silent(noise: Noise, accept: str, vocab: int) -> Drafter:
+
+def _silent(given: Given) -> Drafter:
     return Silent()
 
 
-def _ngram(noise: Noise, accept: str, vocab: int, *, min_match: int = 1, floor: int = 10) -> Drafter:
+def _ngram(given: Given, *, min_match: int = 1, floor: int = 10) -> Drafter:
     return Ngram(min_match=min_match, floor=floor)
 
 
-def _model(noise: Noise, accept: str, vocab: int, *, support: int = 64) -> Extender:
-    return ModelDrafter(noise, "sampled" if accept == NEEDS_Q else "coupled", vocab, support)
+def _model(given: Given, *, support: int = 64) -> Modelled:
+    return Modelled(coupled_or_sampled(given, support), load_run(given))
+
+
+def coupled_or_sampled(given: Given, support: int = 64) -> ModelDrafter:
+    """What makes drafts of logits, as the rule wants them drawn."""
+    return ModelDrafter(given.noise, "sampled" if given.accept == NEEDS_Q else "coupled", given.vocab, support)
 
 
 SOURCES = {
     source.name: source
     for source in (
-        Source("none", "no drafts: plain decoding", own_model=False, maker=_silent),
-        Source("ngram", "what followed these tokens earlier in prompt and output", own_model=False, maker=_ngram),
-        Source("model", "a small model with the target's vocabulary", own_model=True, maker=_model),
+        Source("none", "no drafts: plain decoding", _silent),
+        Source("ngram", "what followed these tokens earlier in prompt and output", _ngram),
+        Source("model", "a small model with the target's vocabulary", _model),
     )
 }
 

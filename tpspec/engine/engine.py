@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from tpspec.comm.messages import News, Stats
-from tpspec.draft.protocol import Ask
+from tpspec.draft.protocol import Ask, Taps
 from tpspec.engine.hosts import Gathered
 from tpspec.engine.meter import Meter
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from torch import Tensor
 
     from tpspec.cache.pages import PagePool
     from tpspec.comm.ledger import Ledger
@@ -38,6 +40,9 @@ class Target(Protocol):
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
+
+    def taps(self) -> Tensor | None:
+        """What the host's drafter needs of the last forward, [T, W] for its T rows; None where it needs nothing."""
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cache slots."""
@@ -109,7 +114,8 @@ class Engine:
         self.target.move(commit.moves.src, commit.moves.dst)
         self.pace.learn(plan.cases, verdicts)
         committed = self.clock()
-        num_drafted = self._draft_on(verdicts, commit.finished, {case.seq for case in plan.cases})
+        taps = _taps_of_text(plan, verdicts, self.target.taps())
+        num_drafted = self._draft_on(verdicts, taps, commit.finished, {case.seq for case in plan.cases})
         self._drafted(num_drafted, self.clock() - committed)
         self._ran(plan, judged - begin, committed - begin)
         self._gained(sum(len(delta.tokens) for delta in commit.deltas))
@@ -142,9 +148,11 @@ class Engine:
             collectives={purpose.value: tally for purpose, tally in self.ledger.totals().items()},
         )
 
-    def _draft_on(self, verdicts: Sequence[Verdict], finished: Sequence[int], moved: Collection[int]) -> int:
+    def _draft_on(
+        self, verdicts: Sequence[Verdict], taps: Taps | None, finished: Sequence[int], moved: Collection[int]
+    ) -> int:
         """Asks for trees for the sequences that moved on; how many tokens have been drafted here."""
-        self.host.tell(verdicts, None)
+        self.host.tell(verdicts, taps)
         for seq in finished:
             self._forget(seq)
         asks = [self._ask(seq) for seq in self.scheduler.ready() if seq.id in moved]
@@ -213,6 +221,27 @@ class Engine:
                     f"this rank diverged from the lead in its {name} (checksum {mine}, the lead's {checksum}) "
                     f"before round {news.round}; the world stops, since its ranks no longer compute the same text"
                 )
+
+
+def _taps_of_text(plan: Plan, verdicts: Sequence[Verdict], rows_TW: Tensor | None) -> Taps | None:
+    """Of all rows those that have become text: chunks of prompts, roots, and accepted nodes."""
+    if rows_TW is None:
+        return None
+    paths = {verdict.seq: verdict.path for verdict in verdicts}
+    rows: dict[int, tuple[int, Tensor]] = {}
+    first = 0
+    for span in plan.spans:
+        text = [first + row for row in _text_rows(span, paths.get(span.seq, ()))]
+        rows[span.seq] = span.start, rows_TW[text]
+        first += len(span.tokens)
+    return Taps(rows)
+
+
+def _text_rows(span: Span, path: Sequence[int]) -> Iterator[int]:
+    """Rows of a span, counted from its first."""
+    num_known = len(span.tokens) - max(span.num_logits - 1, 0)  # the others are nodes of a tree
+    yield from range(num_known)
+    yield from (num_known + node for node in path)
 
 
 def _checksum(value: object) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpspec.comm.messages import Costs, Drafting, Drafts, Outcome, Outcomes, Reach
 from tpspec.engine.foreseen import Foreseen
@@ -31,6 +31,7 @@ LEAST_S, MOST_S = 0.02, 1.0  # what patience is at least and at most
 KEPT = 0.9  # of what answers were known to take, after each
 MOMENT_S = 0.001  # waiting for less is not counted as waiting
 QUIET_S = 2.0  # of silence while an answer is due: the drafter is away
+OF_DRAFTER = ("num_read", "num_dropped", "work_s", "inside_s", "delayed_s")  # what it counts itself
 
 
 SERIAL = Reach()
@@ -81,7 +82,7 @@ class RemoteHost:
         self._watched_at, self._silent_s = clock(), 0.0
         self._usual_s = LEAST_S
         self._hits = self._misses = self._late = self._timeouts = self._waited_rounds = 0
-        self._num_read = self._num_dropped = 0
+        self._drafter: dict[str, Any] = dict.fromkeys(OF_DRAFTER, 0)  # over all that there have been
         self._said = Drafts()  # last
         self._waited_s = 0.0
         self._away = False
@@ -163,11 +164,10 @@ class RemoteHost:
             timeouts=self._timeouts,
             messages=self._link.num_messages,
             bytes=self._link.num_bytes,
-            num_read=self._num_read,
-            num_dropped=self._num_dropped,
             waited_s=self._waited_s,
             waited_rounds=self._waited_rounds,
             is_away=self._away,
+            **self._drafter,
         )
 
     def _look_up(self, ask: Ask) -> TokenTree | None:
@@ -208,8 +208,8 @@ class RemoteHost:
     def _count(self, message: Drafts) -> None:
         """A drafter counts since its own start; one that has counted less than before is another."""
         before = self._said if message.num_read >= self._said.num_read else Drafts()
-        self._num_read += message.num_read - before.num_read
-        self._num_dropped += message.num_dropped - before.num_dropped
+        for name in OF_DRAFTER:
+            self._drafter[name] += getattr(message, name) - getattr(before, name)
         self._said = message
 
     def _accept(self, draft: Draft) -> None:

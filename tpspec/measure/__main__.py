@@ -85,7 +85,7 @@ def _show(found: dict[str, Any], seat: Seat, num_prompts: int, options: argparse
         ran = Context(
             topology=made.name,
             model=made.target.model,
-            source=made.draft.source,
+            source=" then ".join(made.draft.sources),
             num_ranks=len(made.target.ranks),
             num_prompts=num_prompts,
             link=link.table or f"{link.latency_us or 0:g} us, {link.gbytes_per_s or 'any'} GB/s",

@@ -105,6 +105,17 @@ def counts(elsewhere: dict[str, float]) -> list[str]:
     return [_number(elsewhere[key] * factor, decimals) for key, factor, decimals in COUNTS.values()]
 
 
+def beside(elsewhere: dict[str, float] | None) -> str:
+    """What a drafter beside a shard costs it, in a sentence; nothing where nobody can tell."""
+    if elsewhere is None or not elsewhere["work_s"]:
+        return ""
+    work_s = elsewhere["work_s"]
+    return (
+        f"{elsewhere['inside_s'] / work_s:.0%} of the drafter's {work_s:.1f} s ran inside its shard's collectives; "
+        f"the shard waited {elsewhere['delayed_s']:.2f} s for a core"
+    )
+
+
 def _headline(report: dict[str, Any]) -> str:
     texts = "identical texts" if report["identical"] else "texts that differ"
     return f"Speculation: {spread(report)} the speed of plain decoding, {texts}"
@@ -247,7 +258,8 @@ def _row(name: str, side: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _elsewhere(sides: dict[str, Any]) -> str:
-    return _table(("", *COUNTS), [(name, *counts(side["speculative"]["elsewhere"])) for name, side in sides.items()])
+    rows = [(name, *counts(side["speculative"]["elsewhere"])) for name, side in sides.items()]
+    return _table(("", *COUNTS), rows) + f"<p>{beside(sides['all prompts']['speculative']['elsewhere'])}</p>"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

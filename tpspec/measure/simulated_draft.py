@@ -110,7 +110,7 @@ class SimulatedRun:
     clock: as the drafter sees it, which takes a forward to be over when it returns.
     """
 
-    vocab, max_positions = 0, None
+    vocab, max_positions, rereads = 0, None, False
 
     def __init__(self, cost: StepCost | None) -> None:
         self.clock, self.seconds, self.speed = VirtualClock(), 0.0, 1.0
@@ -124,8 +124,12 @@ class SimulatedRun:
         self.clock.advance(self.seconds / (self.speed or 1.0))
         return torch.empty(0, 0)
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        return
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+    def observe(self, taps: Taps) -> None: ...
+    def can_read(self, seq: int, num_tokens: int) -> bool:
+        return True
+
+    def forget(self, seq: int) -> None: ...
 
 
 class SimulatedProcess:

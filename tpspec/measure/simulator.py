@@ -35,6 +35,8 @@ from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tpspec.comm.messages import ToLead
     from tpspec.engine.hosts import DraftHost
     from tpspec.measure.script import Script
@@ -82,8 +84,10 @@ class SimulatedTarget:
         self._count(rows, sum(span.num_logits for span in spans))
         return RowLogits(torch.empty(0, 0), vocab=0)
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        return
+    def taps(self) -> Tensor | None:
+        return None
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
 
     def _reads_prompt(self, span: Span) -> bool:
         """Or reads a text again that had to leave the cache."""

@@ -26,7 +26,7 @@ COMPARED = ("tokens per second, plain", "tokens per second, speculative", "speed
 # What Drafting counts; it says what each is.
 ELSEWHERE = (
     *("hits", "misses", "late", "timeouts", "waited_rounds", "waited_s"),
-    *("num_read", "num_dropped", "messages", "bytes"),
+    *("num_read", "num_dropped", "messages", "bytes", "work_s", "inside_s", "delayed_s"),
 )
 Drafts = tuple[tuple[int, ...], tuple[int, ...]]  # drafted and accepted of one round, by depth
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tpspec.measure.page import COUNTS, counts, spread
+from tpspec.measure.page import COUNTS, beside, counts, spread
 from tpspec.measure.stats import predictions
 
 
@@ -25,8 +25,9 @@ def print_tables(found: dict[str, Any]) -> None:
 def _closing(found: dict[str, Any]) -> list[str]:
     plain, speculative = found["plain"], found["speculative"]
     acceptance = ", ".join(f"{share:.0%}" for share in speculative["acceptance"])
-    emulation = found.get("emulation")
+    emulation, gap = found.get("emulation"), beside(speculative["elsewhere"])
     return [
+        *([gap] if gap else []),
         *([_floor(emulation)] if emulation is not None else []),
         f"share of the time in collectives: {_change(plain['wait_share'], speculative['wait_share'], '{:.0%}')}",
         f"milliseconds: to the first token {_change(plain['ttft'] * 1e3, speculative['ttft'] * 1e3)}, "

@@ -17,7 +17,7 @@ from tpspec.model.compiled import MOST_ROWS, compiled_steps
 from tpspec.model.steps import Layer, Norm, Shape, Steps, TorchSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
+
+FINAL = -1  # as a layer: what leaves the final norm
 
 
 class Decoder:
@@ -55,10 +57,11 @@ class Decoder:
         self._few: Steps | None = compiled_steps(shape, rope, store) if compiled else None
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span]) -> Tensor:
+    def forward(self, spans: Sequence[Span], tap: Callable[[int, Tensor], None] | None = None) -> Tensor:
         """Logits of the last num_logits rows of every span, in order: [sum of num_logits, V] of this shard.
 
-        Keys and values of all rows are written to the spans' slots.
+        Keys and values of all rows are written to the spans' slots. tap: shown what enters each layer, what leaves the
+        last (as the layer after it), and what leaves the final norm (as layer -1): [T, D], to be copied at once.
         """
         x_TD, delta_TD = self._embed(spans), None
         num_rows = x_TD.shape[0]
@@ -66,12 +69,17 @@ class Decoder:
         round = steps.begin(spans, num_rows)
         for layer in self.layers:
             x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.attention_norm)
+            if tap is not None:
+                tap(layer.index, x_TD)
             partial_TD = layer.o(steps.attention(layer, layer.qkv(normed_TD), round))
             delta_TD = self.comm.all_reduce(partial_TD, Purpose.attention)
             x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
             partial_TD = layer.down(steps.gate(layer.gate_up(normed_TD)))
             delta_TD = self.comm.all_reduce(partial_TD, Purpose.mlp)
-        _, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm)
+        x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm)
+        if tap is not None:
+            tap(len(self.layers), x_TD)
+            tap(FINAL, normed_TD)
         return self._logits(spans, normed_TD)
 
     def _embed(self, spans: Sequence[Span]) -> Tensor:

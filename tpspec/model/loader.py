@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.cache.store import KVStore
+from tpspec.comm.communicator import OneRank
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
 from tpspec.model.linear import can_pack, linear
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.model.architectures import LayerSpec, ModelSpec
     from tpspec.model.linear import Linear
+    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 
@@ -161,3 +164,9 @@ class Loader:
 
     def _norm(self, name: str, size: int) -> Norm:
         return Norm(self.checkpoint.read(name, (size,)).to(self.device, self.dtype), self.spec.eps)
+
+
+def load_whole(folder: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device, num_slots: int) -> Decoder:
+    """A model that is not sharded, with an empty cache of num_slots tokens."""
+    (whole,) = split(shape, (1.0,))
+    return Loader.open(folder, whole, dtype, device).decoder(OneRank(), num_slots)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from tpspec.comm.communicator import Purpose
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
 
     from tpspec.model.batch import Span
     from tpspec.model.decoder import Decoder
@@ -19,19 +23,30 @@ class ShardedTarget:
     """One shard of the target.
 
     vocab_rows: the head rows this shard holds. vocab: token ids that exist. width: head rows of the widest shard.
+    taps: what is kept of every forward, as `Decoder.forward` counts it.
     """
 
-    def __init__(self, decoder: Decoder, vocab_rows: range, vocab: int, width: int) -> None:
+    def __init__(self, decoder: Decoder, vocab_rows: range, vocab: int, width: int, taps: Sequence[int] = ()) -> None:
         self.decoder, self._start, self._vocab, self._width = decoder, vocab_rows.start, vocab, width
+        self._taps = tuple(taps)
+        self._tapped: dict[int, Tensor] = {}
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         return RowLogits(
-            self.decoder.forward(spans),
+            self.decoder.forward(spans, self._keep if self._taps else None),
             vocab=self._vocab,
             start=self._start,
             width=self._width,
             gather=partial(self.decoder.comm.all_gather, purpose=Purpose.pick),
         )
 
+    def taps(self) -> Tensor | None:
+        """Of the last forward, [T, number of taps * D]; the same on every shard. None where nothing is kept."""
+        return torch.cat([self._tapped[tap] for tap in self._taps], 1) if self._taps else None
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.decoder.store.move(sources, targets)
+
+    def _keep(self, layer: int, x_TD: Tensor) -> None:
+        if layer in self._taps:
+            self._tapped[layer] = x_TD.clone()

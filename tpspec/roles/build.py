@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tpspec.comm.emulate import Emulated, emulated
 from tpspec.comm.ledger import Ledger, counted
-from tpspec.draft.ahead import Grown
+from tpspec.draft.protocol import Needs
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import InlineHost
 from tpspec.engine.pace import Pace
@@ -16,7 +17,7 @@ from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
-from tpspec.roles.build_drafter import DTYPES, build_ahead, lookup, ways_of
+from tpspec.roles.build_drafter import DTYPES, build_inline, ways_of
 from tpspec.roles.fit import shape_of, target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shards import split
@@ -24,7 +25,7 @@ from tpspec.verify import rule
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import torch
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.draft_link import DraftLink
     from tpspec.comm.emulate import Emulation
-    from tpspec.draft.protocol import Drafter
     from tpspec.engine.hosts import DraftHost
+    from tpspec.model.decoder import Decoder
     from tpspec.topology.config import Topology
     from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,12 @@ def build_engine(
     device: torch.device,
     progress: Callable[[int, int], None] | None = None,
     link: DraftLink | None = None,
+    beside: Callable[[Communicator], Communicator] = lambda comm: comm,
 ) -> Built:
     """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can.
 
-    link: of the lead, to a drafter in a process of its own, where the topology wants one.
+    link: of the lead, to a drafter in a process of its own, where the topology wants one. beside: what is put around
+    the communicator of a rank that such a drafter runs beside.
     """
     folder = find(topology.target.model)
     shape = shape_of(folder)
@@ -69,9 +73,13 @@ def build_engine(
     ledger = Ledger()
     pool = target_pool(topology)
     fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
-    host, gives_odds = _host(topology, shape.vocab, comm.rank, device, link)
     bus = emulated(comm, topology.link)
-    target = _target(topology, folder, shape, counted(bus, ledger), device, pool, fixed_rows, progress)
+    shard = cache(
+        partial(_decoder, topology, folder, shape, counted(beside(bus), ledger), device, pool, fixed_rows, progress)
+    )
+    # Weights of the target come last: everything that can be refused without them has been by then.
+    host, needs = _host(topology, comm.rank, device, link, shard, pool)
+    target = _target(topology, shape, comm.rank, shard(), needs.taps)
     scheduler = Scheduler(
         pool,
         max_rows=topology.engine.max_rows,
@@ -87,7 +95,7 @@ def build_engine(
         noise=noise,
         host=host,
         draft_tokens=None if topology.draft.tokens == "auto" else topology.draft.tokens,
-        pace=Pace(gives_odds=gives_odds),
+        pace=Pace(gives_odds=needs.gives_odds),
         vocab=shape.vocab,
         ledger=ledger,
     )
@@ -95,7 +103,7 @@ def build_engine(
     return Built(engine, folder, scheduler.capacity_tokens, emulation)
 
 
-def _target(
+def _decoder(
     topology: Topology,
     folder: Path,
     shape: ModelShape,
@@ -104,25 +112,36 @@ def _target(
     pool: PagePool,
     fixed_rows: int | None,
     progress: Callable[[int, int], None] | None,
-) -> ShardedTarget:
-    """This rank's shard. Weights come last: everything that can be refused without them has been by then."""
+) -> Decoder:
+    """This rank's shard."""
+    shard, num_slots = _shards(topology, shape)[comm.rank], pool.num_pages * pool.page_size
+    loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device)
+    return loader.decoder(comm, num_slots, fixed_rows=fixed_rows, progress=progress)
+
+
+def _target(topology: Topology, shape: ModelShape, rank: int, decoder: Decoder, taps: Sequence[int]) -> ShardedTarget:
+    shards = _shards(topology, shape)
+    width = max(len(shard.vocab) for shard in shards)
+    return ShardedTarget(decoder, shards[rank].vocab, shape.vocab, width, taps)
+
+
+def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
     weights = topology.target.fixed_weights
     assert weights is not None, "auto weights are not built yet"
-    shards = split(shape, weights)
-    shard, num_slots = shards[comm.rank], pool.num_pages * pool.page_size
-    loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device)
-    decoder = loader.decoder(comm, num_slots, fixed_rows=fixed_rows, progress=progress)
-    return ShardedTarget(decoder, shard.vocab, shape.vocab, width=max(len(shard.vocab) for shard in shards))
+    return tuple(split(shape, weights))
 
 
 def _host(
-    topology: Topology, vocab: int, rank: int, device: torch.device, link: DraftLink | None
-) -> tuple[DraftHost, bool]:
-    """Where this rank's drafts come from, and whether they come with odds."""
+    topology: Topology,
+    rank: int,
+    device: torch.device,
+    link: DraftLink | None,
+    shard: Callable[[], Decoder],
+    pool: PagePool,
+) -> tuple[DraftHost, Needs]:
+    """Where this rank's drafts come from, and what whoever makes them needs."""
     if topology.draft.placement.kind != "inline":
-        return (Elsewhere() if rank or link is None else RemoteHost(link, perf_counter, ways_of(topology))), True
-    if topology.draft.own_model is not None:
-        drafter: Drafter = Grown(build_ahead(topology, device))
-    else:
-        drafter = lookup(topology, vocab)
-    return InlineHost(drafter), drafter.needs.gives_odds
+        needs = Needs(own_model=True, gives_odds=True)
+        return (Elsewhere() if rank or link is None else RemoteHost(link, perf_counter, ways_of(topology))), needs
+    drafter = build_inline(topology, device, shard, pool)
+    return InlineHost(drafter), drafter.needs

@@ -7,26 +7,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import Reach
-from tpspec.draft.ahead import Ahead, Policy
-from tpspec.draft.protocol import Extender
-from tpspec.draft.run import ModelRun
+from tpspec.draft.ahead import Ahead, Grown, Policy
+from tpspec.draft.cascade import Cascade
+from tpspec.draft.protocol import Given, Modelled
 from tpspec.draft.sources import source
 from tpspec.engine.remote import Way
-from tpspec.model.loader import Loader
+from tpspec.errors import UserError
 from tpspec.roles.fit import draft_pool, shape_of
 from tpspec.roles.tokenizers import check_same_tokenizer
 from tpspec.topology.checkpoint import find
-from tpspec.topology.shards import DTYPE_BYTES, split
+from tpspec.topology.shards import DTYPE_BYTES
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tpspec.cache.pages import PagePool
     from tpspec.draft.protocol import Drafter
+    from tpspec.model.decoder import Decoder
     from tpspec.topology.config import Topology
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 ROWS_AHEAD = 16  # futures that are read at a time
+BRANCHES = 4  # children of a node of a tree that are proposed at most
 
 
 def ways_of(topology: Topology) -> tuple[Way, ...]:
@@ -42,29 +46,71 @@ def policy_for(reach: Reach) -> Policy:
     return Policy(reach.ahead, reach.width, ROWS_AHEAD)
 
 
-def lookup(topology: Topology, vocab: int) -> Drafter:
-    """A drafter without a model. vocab: the target's."""
-    made = source(topology.draft.source).make(noise=CounterNoise(), accept=topology.accept, vocab=vocab)
-    assert not isinstance(made, Extender), "a source with a model of its own has one, by the rules of a topology"
-    return made
+def build_inline(
+    topology: Topology, device: torch.device, shard: Callable[[], Decoder] | None, pool: PagePool
+) -> Drafter:
+    """The drafter that every target rank runs for itself. shard, pool: see `Given`."""
+    given = _given(topology, device, shard, pool)
+    drafters = [_inline(topology, made) for made in _made(topology, given)]
+    return drafters[0] if len(drafters) == 1 else Cascade(drafters)
 
 
-def build_ahead(topology: Topology, device: torch.device, policy: Policy | None = None) -> Ahead:
-    """The drafter. Beside a shard it goes by the prices it is told; elsewhere it takes the time itself.
+def build_ahead(topology: Topology, device: torch.device) -> Ahead:
+    """The drafter of a process of its own, which measures what its steps take."""
+    (made,) = _made(topology, _given(topology, device))
+    assert isinstance(made, Modelled), "the rules of a topology ask for a source with a model of its own"
+    return Ahead(made.source, made.run, draft_pool(topology), Policy(), perf_counter)
 
-    policy: until it is told another; None: serial.
-    """
-    model = topology.draft.own_model
-    assert model is not None, "the rules of a topology ask for it"
-    target_folder, folder = find(topology.target.model), find(model)
-    check_same_tokenizer(target_folder, folder, topology.target.model, model)
-    shape, vocab = shape_of(folder), shape_of(target_folder).vocab
-    made = source(topology.draft.source).make(noise=CounterNoise(), accept=topology.accept, vocab=vocab)
-    assert isinstance(made, Extender)
-    (whole,) = split(shape, (1.0,))
-    pool = draft_pool(topology)
-    dtype = DTYPES[topology.draft.dtype or topology.target.dtype]
-    decoder = Loader.open(folder, whole, dtype, device).decoder(OneRank(), pool.num_pages * pool.page_size)
-    run = ModelRun(decoder, shape.vocab, shape.max_positions)
-    clock = None if topology.draft.placement.kind == "inline" else perf_counter
-    return Ahead(made, run, pool, policy or Policy(), clock)
+
+def _inline(topology: Topology, made: Drafter | Modelled) -> Drafter:
+    if not isinstance(made, Modelled):
+        return made
+    pool = draft_pool(topology) if made.pool is None else made.pool
+    branches = BRANCHES if _grows_trees(topology, made) else 1
+    return Grown(Ahead(made.source, made.run, pool, Policy(branches=branches)))
+
+
+def _grows_trees(topology: Topology, made: Modelled) -> bool:
+    """A tree of drawn tokens would have to be drawn as one; a whole model pays for every row that it reads."""
+    wanted = topology.draft.tree == "dynamic" or (topology.draft.tree == "auto" and topology.draft.head is not None)
+    return wanted and not made.source.needs.gives_q
+
+
+def _made(topology: Topology, given: Given) -> list[Drafter | Modelled]:
+    sources = [source(name) for name in topology.draft.sources]
+    options = topology.draft.options
+    for option in options:
+        if len(sources) > 1 and not any(option in one.options for one in sources):
+            raise UserError(f"draft.options.{option}: none of {', '.join(topology.draft.sources)} has such an option")
+    if len(sources) == 1:
+        return [sources[0].make(given, **options)]
+    return [
+        one.make(given, **{option: value for option, value in options.items() if option in one.options})
+        for one in sources
+    ]
+
+
+def _given(
+    topology: Topology,
+    device: torch.device,
+    shard: Callable[[], Decoder] | None = None,
+    pool: PagePool | None = None,
+) -> Given:
+    target_folder, draft = find(topology.target.model), topology.draft
+    named = draft.own_model or draft.head
+    folder = None if named is None else find(named)
+    if folder is not None and draft.own_model is not None:
+        check_same_tokenizer(target_folder, folder, topology.target.model, draft.own_model)
+    slots = draft_pool(topology)
+    return Given(
+        noise=CounterNoise(),
+        accept=topology.accept,
+        vocab=shape_of(target_folder).vocab,
+        target=target_folder,
+        folder=folder,
+        dtype=DTYPES[draft.dtype or topology.target.dtype],
+        device=device,
+        num_slots=slots.num_pages * slots.page_size,
+        shard=shard,
+        pool=pool,
+    )

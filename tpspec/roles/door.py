@@ -18,6 +18,7 @@ from tpspec.comm.channel import open_channel
 from tpspec.comm.communicator import NOTE_BYTES
 from tpspec.comm.distributed import Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
+from tpspec.comm.gap import open_gap
 from tpspec.comm.messages import News, Stop
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
@@ -242,7 +243,8 @@ def _take_seat(topology: Topology, world: World, device: torch.device, prepare: 
     built = None
     if comm is not None:
         with loading_bar(topology.target.model, shown=comm.rank == 0 and sys.stderr.isatty()) as progress:
-            built = build_engine(topology, comm, device, progress, link)
+            beside = guard.beside if guard is not None else lambda comm: comm
+            built = build_engine(topology, comm, device, progress, link, beside)
     if guard is not None:
         guard.wait_until_ready()
         if built is not None:
@@ -261,8 +263,10 @@ def _open_drafting(topology: Topology, world: World, device: torch.device) -> tu
         return link, None
     pid, _, endpoint = where.partition(" ")
     crowded = device.type == "cpu" and (os.cpu_count() or 1) < topology.num_ranks
-    filler = placement.kind == "gaps" or crowded
-    return link, Guard(Orders(to_json(topology), endpoint, int(pid), str(device), filler))
+    gaps = placement.kind == "gaps"
+    gap = open_gap() if gaps and device.type == "cpu" else None
+    orders = Orders(to_json(topology), endpoint, int(pid), str(device), gaps or crowded, gap.path if gap else "")
+    return link, Guard(orders, gap)
 
 
 @contextmanager

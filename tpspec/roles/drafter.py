@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from tpspec.comm.draft_link import DrafterDraftLink
+from tpspec.comm.gap import GapReader, Share
 from tpspec.comm.messages import Draft, Drafts, Outcome, Outcomes, Stop
 from tpspec.comm.process import is_alive
 from tpspec.draft.protocol import Ask
@@ -41,13 +42,14 @@ class Orders(msgspec.Struct, frozen=True):
     lead_pid: int
     device: str
     is_filler: bool  # runs only where a core has nothing else to do
+    gap: str = ""  # path of the sums of the rank beside it, where there are some
 
 
 class Drafter:
     """One drafter at its link."""
 
-    def __init__(self, ahead: Ahead, link: OutcomeLink) -> None:
-        self._ahead, self._link = ahead, link
+    def __init__(self, ahead: Ahead, link: OutcomeLink, gap: GapReader | None = None) -> None:
+        self._ahead, self._link, self._gap = ahead, link, gap
 
     def run(self, lead_pid: int) -> int:
         """Until told to stop, or until the lead is gone; the exit code."""
@@ -109,7 +111,8 @@ class Drafter:
         answers, branches = self._ahead.answers(), self._ahead.branches()
         if answers or lost or branches:
             drafts = tuple(Draft(answer.seq, answer.base, answer.tree, answer.foreseen) for answer in answers)
-            counters = self._ahead.num_read, self._ahead.num_dropped
+            share = self._gap.share() if self._gap is not None else Share()
+            counters = self._ahead.num_read, self._ahead.num_dropped, *share
             self._link.send(Drafts(drafts, tuple(lost), tuple(branches), *counters))
 
 
@@ -120,9 +123,10 @@ def main() -> int:
     with own_stdout() as guard, closing(DrafterDraftLink(orders.endpoint)) as link:
         try:
             ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
+            gap = GapReader(orders.gap) if orders.gap else None
             guard.write(f"{READY}\n")
             guard.flush()
-            return Drafter(ahead, link).run(orders.lead_pid)
+            return Drafter(ahead, link, gap).run(orders.lead_pid)
         except UserError as error:
             guard.write(f"{error.exit_code} {error}\n")
             return error.exit_code

@@ -54,7 +54,8 @@ def check_fits(topology: Topology, rank: int, device: torch.device, on_device: S
         what = f"shard {topology.target.ranks.index(rank)} of {topology.target.model} {cached}"
         check_memory(shards[rank], device, what, held - shards[rank])
     if draft and topology.drafts_on(rank):
-        check_memory(draft, device, f"draft model {topology.draft.own_model} {cached}", held + drafting - draft)
+        drafter = topology.draft.own_model or topology.draft.head
+        check_memory(draft, device, f"draft model {drafter} {cached}", held + drafting - draft)
 
 
 def _shard_bytes(topology: Topology) -> dict[int, int]:
@@ -66,7 +67,9 @@ def _shard_bytes(topology: Topology) -> dict[int, int]:
 
 
 def _draft_bytes(topology: Topology) -> int:
-    """Of the drafter's own model, 0 where it has none."""
+    """Of the drafter's own model or head, 0 where it has none."""
+    if topology.draft.head is not None:
+        return sum(file.stat().st_size for file in find(topology.draft.head).glob("*.safetensors"))
     if (model := topology.draft.own_model) is None:
         return 0
     shape = shape_of(find(model))

@@ -11,14 +11,21 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from tpspec.comm.gap import Filled, cpu_s
 from tpspec.comm.process import is_alive
 from tpspec.errors import EXIT_CODES, UserError
 from tpspec.roles.drafter import READY, Orders
+
+if TYPE_CHECKING:
+    from tpspec.comm.communicator import Communicator
+    from tpspec.comm.gap import Gap
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +36,10 @@ HEALTHY_S = 60.0  # a drafter that lived so long is restarted at once
 
 
 class Guard:
-    """One drafter's process."""
+    """One drafter's process. gap: of the rank beside it, where somebody counts what runs there."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, orders: Orders, gap: Gap | None = None) -> None:
+        self._orders, self._gap = orders, gap
         self._deaths = 0
         self._restart_at: float | None = None
         self._process = self._start()
@@ -48,6 +55,12 @@ class Guard:
         if not message:
             raise UserError(f"the drafter ended before it was ready (exit code {self._process.wait()})")
         raise EXIT_CODES[int(code)](message)
+
+    def beside(self, comm: Communicator) -> Communicator:
+        """`comm`, with what the drafter works meanwhile counted; as it is where nobody counts or nothing is sent."""
+        if self._gap is None or comm.size == 1:
+            return comm
+        return Filled(comm, self._gap, lambda: cpu_s(self._process.pid))  # another process after a restart
 
     def watch(self) -> int:
         """Until the lead is gone or has told the drafter to stop; the exit code."""
@@ -113,7 +126,13 @@ class Guard:
 
 
 def step_back(pid: int) -> None:
-    """The lowest class of the scheduler: the process runs where nobody else wants to, from its first import on."""
+    """The lowest class of the scheduler: the process runs where nobody else wants to, from its first import on.
+
+    Linux may weigh sessions against one another first, and classes only within one (autogroup): so its session is put
+    last as well.
+    """
+    with suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text("19", encoding="ascii")
     with suppress(ProcessLookupError):
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))

@@ -145,6 +145,9 @@ def drafting_elsewhere(drafting: Drafting) -> Iterator[CounterMetricFamily | Gau
         "tokens_dropped": ("Tokens the drafter read for a future that did not come", drafting.num_dropped),
         "wait_seconds": ("The target waited for drafts", drafting.waited_s),
         "wait_rounds": ("Rounds in which the target waited for drafts", drafting.waited_rounds),
+        "work_seconds": ("CPU time of a drafter beside a shard", drafting.work_s),
+        "work_inside_seconds": ("Of that, while its shard was in a collective", drafting.inside_s),
+        "shard_delay_seconds": ("The shard that has it beside it waited for a core", drafting.delayed_s),
     }
     for name, (what, value) in counters.items():
         yield CounterMetricFamily(f"tpspec:draft_{name}", what, value=value)

@@ -27,10 +27,10 @@ from pydantic import (
 from tpspec.topology.document import Document, TopologyError, parse, read
 from tpspec.topology.faults import examine
 from tpspec.topology.links import LinkTable, link, straight
-from tpspec.topology.rules import RULES, SOURCES_WITH_MODEL
+from tpspec.topology.rules import RULES
+from tpspec.topology.sources import SOURCES, Kind
 
 __all__ = [
-    "SOURCES_WITH_MODEL",
     "Placement",
     "Topology",
     "TopologyError",
@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Source = Literal["none", "ngram", "model"]
 Role = Literal["target", "drafter"]
 
 
@@ -75,6 +74,17 @@ def _is_lone_rank(value: object, rank: int) -> bool:
     return isinstance(value, dict) and len(value) == 1 and not isinstance(rank, bool) and rank >= 0
 
 
+def _source(value: object) -> str | tuple[str, ...]:
+    names: list[str] = list(value) if isinstance(value, list | tuple) else [str(value)]
+    if not names or len(set(names)) < len(names) or not all(name in SOURCES for name in names):
+        raise ValueError("no such source")
+    return names[0] if len(names) == 1 else tuple(names)
+
+
+def _plain(source: str | tuple[str, ...]) -> str | list[str]:
+    return source if isinstance(source, str) else list(source)
+
+
 def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
@@ -97,6 +107,7 @@ RankList = Annotated[
 ]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 WeightList = Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)]
+SourceField = Annotated[str | tuple[str, ...], PlainValidator(_source), PlainSerializer(_plain)]
 PlacementField = Annotated[Placement, PlainValidator(Placement.parse), PlainSerializer(Placement.plain)]
 
 
@@ -122,22 +133,40 @@ class TargetConfig(Section):
 
 
 class DraftConfig(Section):
-    source: Source = Field(default="none", description="none, ngram or model")
+    source: SourceField = Field(
+        default="none", description=f"one of {', '.join(SOURCES)}, or a list of them to be tried in order"
+    )
     model: Text | None = Field(
         default=None, description="null, or a folder, a demo model's name or a hub id such as org/name"
     )
+    options: dict[str, int | float | str] = Field(default={}, description="a section with options of the source")
     placement: PlacementField = Field(
         default=Placement(), description="inline, {dedicated: RANK} or {gaps: RANK}, with RANK a number from 0"
     )
     tokens: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         default="auto", description="auto, or a whole number from 1 to 64"
     )
+    tree: Literal["auto", "chain", "dynamic"] = Field(default="auto", description="auto, chain or dynamic")
     dtype: Dtype | None = Field(default=None, description="null (as the target), float32, bfloat16 or float16")
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """In the order in which they are tried."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(SOURCES[name] for name in self.sources)
+
+    @property
     def own_model(self) -> str | None:
-        """The model the drafter loads; None when its source has no use for one."""
-        return self.model if self.source in SOURCES_WITH_MODEL else None
+        """The whole model that the drafter loads; None when its source has no use for one."""
+        return self.model if any(kind.loads == "model" for kind in self.kinds) else None
+
+    @property
+    def head(self) -> str | None:
+        """The head that the drafter puts on the target's layers; None when its source has no use for one."""
+        return self.model if any(kind.loads == "head" for kind in self.kinds) else None
 
 
 class PipelineConfig(Section):

@@ -43,7 +43,7 @@ def describe(topology: Topology) -> list[str]:
     """The lines that `check` prints."""
     shape = shape_of(topology.target.model)
     target, draft = topology.target, topology.draft
-    drafter = " ".join(filter(None, (draft.source, draft.own_model)))
+    drafter = " ".join(filter(None, (" then ".join(draft.sources), draft.own_model or draft.head)))
     return [
         topology.name,
         f"target {target.model} ({target.quantize or target.dtype}), accept by {topology.accept}",

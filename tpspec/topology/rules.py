@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from tpspec.errors import UserError
 from tpspec.topology.faults import Rule
 from tpspec.topology.links import link
+from tpspec.topology.sources import SOURCES, Kind
 
 if TYPE_CHECKING:
     from tpspec.topology.config import Placement
-
-SOURCES_WITH_MODEL = frozenset({"model"})
 
 
 def _one_weight_per_rank(weights: tuple[float, ...] | str, ranks: tuple[int, ...]) -> str | None:
@@ -23,10 +22,18 @@ def _one_weight_per_rank(weights: tuple[float, ...] | str, ranks: tuple[int, ...
     return f"has {len(weights)} weights for {len(ranks)} target ranks; should have one for each"
 
 
-def _model_for_source(model: str | None, source: str) -> str | None:
-    if model is not None or source not in SOURCES_WITH_MODEL:
+def _kinds(source: str | tuple[str, ...]) -> dict[str, Kind]:
+    return {name: SOURCES[name] for name in ((source,) if isinstance(source, str) else source)}
+
+
+def _model_for_source(model: str | None, source: str | tuple[str, ...]) -> str | None:
+    loading = [name for name, kind in _kinds(source).items() if kind.loads != "nothing"]
+    if len(loading) > 1:
+        return f"cannot serve {' and '.join(loading)} both; should be for one source that loads something"
+    if model is not None or not loading:
         return None
-    return f"is missing; source {source!r} needs the folder or hub id of the drafter's model"
+    what = "drafter's model" if SOURCES[loading[0]].loads == "model" else f"{loading[0]} head"
+    return f"is missing; source {loading[0]!r} needs the folder or hub id of the {what}"
 
 
 def _drafter_has_its_place(placement: Placement, ranks: tuple[int, ...]) -> str | None:
@@ -38,11 +45,12 @@ def _drafter_has_its_place(placement: Placement, ranks: tuple[int, ...]) -> str 
     return None
 
 
-def _drafter_of_its_own_runs_a_model(placement: Placement, source: str) -> str | None:
-    if placement.kind == "inline" or source in SOURCES_WITH_MODEL:
+def _drafter_of_its_own_runs_a_model(placement: Placement, source: str | tuple[str, ...]) -> str | None:
+    if placement.kind == "inline" or (isinstance(source, str) and SOURCES[source].moves):
         return None
-    able = " or ".join(sorted(SOURCES_WITH_MODEL))
-    return f"is {placement.kind}, but source {source!r} runs no model of its own; should be inline, or source {able}"
+    able = " or ".join(sorted(name for name, kind in SOURCES.items() if kind.moves))
+    what = f"source {source!r} runs" if isinstance(source, str) else "several sources run"
+    return f"is {placement.kind}, but {what} no model of its own; should be inline, or source {able}"
 
 
 def _ahead_of_what_is_verified(policy: str, placement: Placement) -> str | None:

@@ -1,0 +1,98 @@
+"""Texts and their taps as batches for a head: which rows predict, from what, and what the target said there.
+
+Row i of a text stands for a round whose last committed token is i + 1: the features of position i are known, tokens up
+to i + 1 are read, and draft step k is to predict token i + 2 + k, whose law the target gave at position i + 1 + k.
+
+Shapes: B texts, S positions, A rows that predict, D hidden, V draft ids.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.train.taps import groups, padded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from tpspec.train.taps import Shards, Tapped
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """rows_BA: positions of the rows of the answers (the last real one repeats as padding). sizes_B: of the texts."""
+
+    ids_BS: Tensor
+    features_BSX: Tensor
+    final_BSD: Tensor
+    rows_BA: Tensor
+    sizes_B: Tensor
+
+    @classmethod
+    def of(cls, texts: Sequence[Tapped]) -> Batch:
+        sizes = [len(tapped.told.ids) for tapped in texts]
+        rows = [torch.arange(len(t.told.prompt) - 1, max(len(t.told.prompt), len(t.told.ids) - 2)) for t in texts]
+        most = max(map(len, rows))
+        return cls(
+            ids_BS=padded([torch.tensor(tapped.told.ids) for tapped in texts]),
+            features_BSX=padded([tapped.features_SX for tapped in texts]),
+            final_BSD=padded([tapped.final_SD for tapped in texts]),
+            rows_BA=torch.stack([row[torch.arange(most).clamp(max=len(row) - 1)] for row in rows]),
+            sizes_B=torch.tensor(sizes),
+        )
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(getattr(self, name).to(device) for name in self.__slots__))
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.sizes_B.sum())
+
+    def real_BA(self) -> Tensor:
+        """Rows that are not padding."""
+        first_A = torch.ones_like(self.rows_BA[:, :1], dtype=torch.bool)
+        return torch.cat([first_A, self.rows_BA.diff(dim=1) > 0], 1)
+
+    def predicts(self, step: int) -> Tensor:
+        """[B, A] bool: rows whose token of draft step `step` is in the text."""
+        return self.real_BA() & (self.rows_BA + step + 2 < self.sizes_B[:, None])
+
+    def tokens(self, ahead: int) -> Tensor:
+        """[B, A]: the token `ahead` places after each row; the text's last one beyond its end."""
+        return self.ids_BS.gather(1, (self.rows_BA + ahead).clamp(max=self.ids_BS.shape[1] - 1))
+
+    def final_at(self, step: int, predicts_BA: Tensor) -> Tensor:
+        """[rows, D]: the target's last hidden state for the token of draft step `step`, of the rows that predict."""
+        texts, places = predicts_BA.nonzero(as_tuple=True)
+        return self.final_BSD[texts, self.rows_BA[texts, places] + step + 1]
+
+
+def split(num_shards: int, held_out: float) -> tuple[list[int], list[int]]:
+    """Shards to train on and shards to measure with: the last ones, one at least where there are two or more."""
+    num_held = min(max(1, round(num_shards * held_out)), num_shards - 1)
+    return [*range(num_shards - num_held)], [*range(num_shards - num_held, num_shards)]
+
+
+def shard_batches(shards: Shards, index: int, most: int) -> Iterator[Batch]:
+    """One shard's texts, likes together, with at most `most` positions a batch. Texts without a row to learn are out."""
+    texts = [tapped for tapped in shards.read(index) if len(tapped.told.answer) > 2]
+    for group in groups([len(tapped.told.ids) for tapped in texts], most):
+        yield Batch.of([texts[i] for i in group])
+
+
+def endless(shards: Shards, indices: Sequence[int], most: int, seed: int) -> Iterator[Batch]:
+    """Batches epoch after epoch, shards and then the batches of each in an order of chance."""
+    epoch = 0
+    while True:
+        chance = random.Random(f"{seed} {epoch}")
+        for index in chance.sample(indices, len(indices)):
+            batches = [*shard_batches(shards, index, most)]
+            chance.shuffle(batches)
+            yield from batches
+        epoch += 1

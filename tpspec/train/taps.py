@@ -1,0 +1,126 @@
+"""What the heads learn from, on disk: the target's hidden states over the texts, in shards of whole texts.
+
+A forward costs as much as a training step, and a run reads each text more than once, so it is done once and kept.
+Must not know heads. Shards that are there already are kept.
+
+Shapes: B texts, S positions, D hidden of the target, T positions of all texts of a shard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from tpspec.train.texts import Told
+
+PER_SHARD = 64  # texts
+ROWS = 4096  # positions of one forward, padding included
+
+
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """One text and its taps. features_S3D: the hidden states entering the tapped layers, side by side.
+
+    final_SD: what enters the target's head, that is, after the last norm.
+    """
+
+    told: Told
+    features_SX: Tensor
+    final_SD: Tensor
+
+
+def tapped_layers(num_layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's choice of layers whose input is tapped: also places in transformers' `hidden_states`."""
+    return 2, num_layers // 2, num_layers - 3
+
+
+class Shards:
+    """The taps of the texts of one folder."""
+
+    def __init__(self, folder: Path, texts: Sequence[Told]) -> None:
+        self._folder = folder / "taps"
+        self._blocks = [texts[first : first + PER_SHARD] for first in range(0, len(texts), PER_SHARD)]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def missing(self) -> list[int]:
+        return [index for index in range(len(self)) if not self._path(index).exists()]
+
+    def write(self, index: int, taps: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """taps: of each text of the shard, as in Tapped. The file appears whole or not at all."""
+        self._folder.mkdir(exist_ok=True)
+        features, final = (torch.cat([pair[i] for pair in taps]).contiguous() for i in range(2))
+        part = self._path(index).with_suffix(".part")
+        save_file({"features": features, "final": final}, part)
+        part.replace(self._path(index))
+
+    def texts(self, index: int) -> Sequence[Told]:
+        return self._blocks[index]
+
+    def read(self, index: int) -> list[Tapped]:
+        texts = self.texts(index)
+        sizes = [len(told.ids) for told in texts]
+        tensors = load_file(self._path(index))
+        if len(tensors["final"]) != sum(sizes):
+            raise UserError(f"{self._path(index)}: is not of these texts; delete {self._folder} to make it again")
+        parts = zip(texts, tensors["features"].split(sizes), tensors["final"].split(sizes), strict=True)
+        return [Tapped(*part) for part in parts]
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"{index:05}-{len(self._blocks[index])}.safetensors"
+
+
+class Tapper:
+    """The target, run for its hidden states by transformers: a whole model on one device."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
+        self._body = model.base_model.to(device).eval()
+        self._layers = tapped_layers(model.config.get_text_config().num_hidden_layers)
+        self._device = device
+
+    @torch.inference_mode()
+    def taps(self, texts: Sequence[Told]) -> list[tuple[Tensor, Tensor]]:
+        """Of each text, in order: [S, 3D] and [S, D], in the model's dtype."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for group in groups([len(told.ids) for told in texts], ROWS):
+            ids_BS = padded([torch.tensor(texts[i].ids) for i in group])
+            # Padding stands behind the texts, where a causal model does not look.
+            out = self._body(ids_BS.to(self._device), output_hidden_states=True, use_cache=False)
+            features_BSX = torch.cat([out.hidden_states[layer] for layer in self._layers], -1).cpu()
+            final_BSD = out.last_hidden_state.cpu()
+            for row, i in enumerate(group):
+                size = len(texts[i].ids)
+                found[i] = features_BSX[row, :size], final_BSD[row, :size]
+        return [found[i] for i in range(len(texts))]
+
+
+def groups(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Indices in groups of like sizes, each with at most `most` positions when padded (or one text)."""
+    group: list[int] = []
+    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
+        if group and (len(group) + 1) * sizes[group[0]] > most:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def padded(rows: Sequence[Tensor]) -> Tensor:
+    """[S, ...] of several lengths -> [B, longest S, ...] with zeros behind."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

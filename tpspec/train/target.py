@@ -1,0 +1,59 @@
+"""What a head takes over from its target: sizes, the embedding table, rows of the output head. Reads, never runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpspec.model.architectures import read_spec
+from tpspec.model.weights import Checkpoint
+from tpspec.topology.checkpoint import read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """A target as its heads see it. config: its config.json. embedding_VD, head_VD, norm_D: its own tensors."""
+
+    folder: Path
+    config: dict[str, Any]
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    vocab: int
+    eps: float
+    rope_theta: float
+    embedding_VD: Tensor
+    head_VD: Tensor
+    norm_D: Tensor
+
+
+def taught(folder: Path) -> Taught:
+    """Raises UserError for a folder that is no model of ours."""
+    config, spec, checkpoint = read_config(folder), read_spec(folder), Checkpoint(folder)
+    text = config.get("text_config", config)
+    rope = text.get("rope_parameters") or {}
+    shape = (spec.vocab, spec.hidden)
+    embedding_VD = checkpoint.mapped("model.embed_tokens.weight", shape)
+    return Taught(
+        folder=folder,
+        config=config,
+        hidden=spec.hidden,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        num_layers=len(spec.layers),
+        vocab=spec.vocab,
+        eps=spec.eps,
+        rope_theta=float(text.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+        embedding_VD=embedding_VD,
+        head_VD=embedding_VD if spec.tied else checkpoint.mapped("lm_head.weight", shape),
+        norm_D=checkpoint.read("model.norm.weight", (spec.hidden,)),
+    )
