@@ -101,7 +101,6 @@ def test_a_key_that_is_wrong_is_named_with_what_would_be_right(
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        ("target.weights=auto", "target.weights: auto"),
         ("target.quantize=int4", "target.quantize: int4"),
     ],
 )

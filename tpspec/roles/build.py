@@ -127,7 +127,7 @@ def _target(topology: Topology, shape: ModelShape, rank: int, decoder: Decoder, 
 
 def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
     weights = topology.target.fixed_weights
-    assert weights is not None, "auto weights are not built yet"
+    assert weights is not None, "a seat settles auto weights first"
     return tuple(split(shape, weights))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,11 +26,13 @@ from tpspec.roles.drafter import Orders
 from tpspec.roles.fit import check_fits
 from tpspec.roles.guard import Guard
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
+from tpspec.roles.weights import capacity, with_weights
+from tpspec.topology.balance import Capacity
 from tpspec.topology.config import Topology, automatic, dump, load, to_json
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tpspec.comm.channel import Channel
     from tpspec.comm.emulate import Emulation
@@ -155,8 +157,9 @@ def open_seat(
     topology = read_topology(options, place, module)
     device = pick_device(topology, place)
     with join_world(place, device, topology.engine.timeout_s) as world:
-        agreed(world, lambda: _check_fits(topology, place, device))
-        seat = agreed(world, lambda: _take_seat(topology, world, device, prepare))
+        settled = _settle_weights(topology, world, place, device)
+        agreed(world, lambda: check_fits(settled, place.rank, device, _on_device(place, device)))
+        seat = agreed(world, lambda: _take_seat(settled, world, device, prepare))
         try:
             yield seat
         except UserError as error:
@@ -207,9 +210,20 @@ def pick_device(topology: Topology, place: Place) -> torch.device:
     return torch.device("cuda", place.local_rank)
 
 
-def _check_fits(topology: Topology, place: Place, device: torch.device) -> None:
+def _on_device(place: Place, device: torch.device) -> Sequence[int]:
     """Ranks on the CPU share the memory of their host; a card is one rank's own."""
-    check_fits(topology, place.rank, device, place.ranks_here if device.type == "cpu" else (place.rank,))
+    return place.ranks_here if device.type == "cpu" else (place.rank,)
+
+
+def _settle_weights(topology: Topology, world: World, place: Place, device: torch.device) -> Topology:
+    """The topology as it is, or with weights that its ranks' devices decide. Collective."""
+    if topology.target.fixed_weights is not None:
+        return topology
+    mine = agreed(world, lambda: capacity(topology, place.rank, device, _on_device(place, device)))
+    line = " ".join(map(str, astuple(mine)))
+    told = [world.announce(line if world.rank == rank else None, rank) for rank in topology.target.ranks]
+    capacities = [Capacity(*map(float, line.split())) for line in told]
+    return agreed(world, lambda: with_weights(topology, capacities))
 
 
 def agreed(world: World, work: Callable[[], Result]) -> Result:

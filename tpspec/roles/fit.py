@@ -46,7 +46,7 @@ def check_fits(topology: Topology, rank: int, device: torch.device, on_device: S
     on_device: ranks of the world, this one too. For all of them to ask before any loads: later, each would find the
     memory free that its neighbours are about to take.
     """
-    shards, draft = _shard_bytes(topology), _draft_bytes(topology)
+    shards, draft = _shard_bytes(topology), draft_bytes(topology)
     held = sum(shards.get(other, 0) for other in on_device)
     drafting = draft * sum(topology.drafts_on(other) for other in on_device)
     cached = f"with {topology.cache.tokens} cached tokens"
@@ -61,12 +61,12 @@ def check_fits(topology: Topology, rank: int, device: torch.device, on_device: S
 def _shard_bytes(topology: Topology) -> dict[int, int]:
     """By rank of the world."""
     target, shape, pool = topology.target, shape_of(find(topology.target.model)), target_pool(topology)
-    assert target.fixed_weights is not None, "auto weights are not built yet"
+    assert target.fixed_weights is not None, "a seat settles auto weights first"
     shards = split(shape, target.fixed_weights)
     return {rank: _bytes(shape, own, target.dtype, pool) for rank, own in zip(target.ranks, shards, strict=True)}
 
 
-def _draft_bytes(topology: Topology) -> int:
+def draft_bytes(topology: Topology) -> int:
     """Of the drafter's own model or head, 0 where it has none."""
     if topology.draft.head is not None:
         return sum(file.stat().st_size for file in find(topology.draft.head).glob("*.safetensors"))

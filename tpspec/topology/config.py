@@ -263,7 +263,6 @@ class Topology(Section):
 
 # Shrinks as rooms are finished: accepted in a file and described by `check`, refused by whoever would have to run it.
 _UNBUILT: dict[str, frozenset[str]] = {
-    "target.weights": frozenset({"auto"}),
     "target.quantize": frozenset({"int8", "int4"}),
 }
 

@@ -1,0 +1,80 @@
+"""`target.weights: auto`, from what ranks say of themselves to a world that runs with what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import tiny
+from tests.worlds import topology
+from tpspec.roles.weights import capacity, with_weights
+from tpspec.topology.balance import Capacity
+from tpspec.topology.config import Topology
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+CPU = torch.device("cpu")
+SLOW, FAST = {"latency_us": 100000.0}, {"latency_us": 0.0}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("smollm2", tmp_path_factory.mktemp("target"))
+
+
+def auto(target: Path, **keys: Any) -> Topology:
+    made = topology(target, 2, **keys)
+    return made.model_copy(update={"target": made.target.model_copy(update={"weights": "auto"})})
+
+
+def with_gaps(target: Path, link: dict[str, float]) -> Topology:
+    return auto(target, draft={"source": "model", "model": str(target), "placement": {"gaps": 1}}, link=link)
+
+
+def weights(made: Topology) -> tuple[float, ...] | None:
+    return with_weights(made, [capacity(made, rank, CPU, (0, 1)) for rank in (0, 1)]).target.fixed_weights
+
+
+def test_equal_ranks_get_equal_weights(target: Path) -> None:
+    assert weights(auto(target)) == (1.0, 1.0)
+
+
+def test_a_drafter_that_does_not_fit_into_the_waits_lightens_its_shard(target: Path) -> None:
+    """Else its rank would be late in every collective, and all others wait for it."""
+    found = weights(with_gaps(target, FAST))
+    assert found is not None
+    assert found[1] < 0.5 * found[0]
+
+
+def test_a_drafter_that_fits_into_the_waits_costs_its_shard_nothing(target: Path) -> None:
+    assert weights(with_gaps(target, SLOW)) == (1.0, 1.0)
+
+
+def test_weights_are_those_of_the_cards(target: Path) -> None:
+    cards = [Capacity(1e12, 1008e9), Capacity(1e12, 936e9)]
+    assert with_weights(auto(target), cards).target.fixed_weights == (1.0, 0.929)
+
+
+def test_a_world_runs_with_weights_that_it_found_itself(target: Path, tmp_path: Path) -> None:
+    """Against ranks that come to different slices, or a rank that is not told."""
+    file = tmp_path / "box.yaml"
+    file.write_text(
+        f"name: box\ntarget: {{model: {target}, ranks: [0, 1], dtype: float32, weights: auto}}\n"
+        f"draft: {{source: model, model: {target}, placement: {{gaps: 1}}}}\ndevice: cpu\ncache: {{tokens: 256}}\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    asked = ["tpspec.generate", str(file), "--prompt", "the cat", "--max-tokens", "8", "--json"]
+    runs = [
+        subprocess.run([*command, *asked, *more], env=ENV, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        for more in ((), ("--set", "target.weights=equal"))
+    ]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    found, equal = (json.loads(run.stdout.splitlines()[0])["text"] for run in runs)
+    assert found == equal != ""

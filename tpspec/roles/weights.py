@@ -1,0 +1,78 @@
+"""`target.weights: auto` becomes numbers: each rank says what it has, and all of them compute the same parts.
+
+Knows topologies and devices; reads no weight. Which part is whose is topology/balance.py's matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.errors import UserError
+from tpspec.roles.fit import draft_bytes, shape_of, target_pool
+from tpspec.roles.memory import free_bytes
+from tpspec.topology.balance import Capacity, balanced
+from tpspec.topology.cards import card
+from tpspec.topology.checkpoint import find
+from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.topology.config import Topology
+    from tpspec.topology.shape import ModelShape
+
+# Ranks on the CPUs of a box count as equals; what one of them reads alone, of a server's memory. Estimated.
+CPU_BYTES_PER_S = 4e10
+UNKNOWN_BYTES_PER_S = 4e11  # of a card that cards.yaml does not list; estimated
+USUAL_DRAFT = 4  # tokens of a round where the topology leaves their number open
+
+
+def capacity(topology: Topology, rank: int, device: torch.device, on_device: Sequence[int]) -> Capacity:
+    """Of this rank. on_device: ranks of the world that share its device, this one too."""
+    drafting = draft_bytes(topology) if topology.draft.source != "none" else 0
+    sharing = [other for other in on_device if other in topology.target.ranks]
+    held = drafting * sum(topology.drafts_on(other) for other in on_device)
+    free = free_bytes(device)
+    room = (float(2**62) if free is None else float(free - held)) / max(1, len(sharing))
+    speed = _bytes_per_s(device)
+    beside = topology.draft.placement.kind == "gaps" and topology.draft.placement.rank == rank
+    return Capacity(max(room, 0.0), speed, _aside(topology, drafting, speed) if beside else 0.0)
+
+
+def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology:
+    """The topology with a number for each target rank. Raises OutOfMemory where nothing would fit."""
+    shape, target = shape_of(find(topology.target.model)), topology.target
+    (whole,) = split(shape, (1.0,))
+    pool = target_pool(topology)
+    cached = pool.num_pages * pool.page_size * kv_bytes_per_token(shape, whole, target.dtype)
+    parts = balanced(weight_bytes(shape, whole, target.dtype, target.quantize) + cached, capacities)
+    weights = tuple(round(part / max(parts), 3) for part in parts)
+    return topology.model_copy(update={"target": target.model_copy(update={"weights": weights})})
+
+
+def _bytes_per_s(device: torch.device) -> float:
+    if device.type != "cuda":
+        return CPU_BYTES_PER_S
+    try:
+        return card(torch.cuda.get_device_name(device)).gbytes_per_s * 1e9
+    except UserError:
+        return UNKNOWN_BYTES_PER_S
+
+
+def _aside(topology: Topology, draft: int, speed: float) -> float:
+    """What a drafter in the gaps reads in a round beyond what it reads while its shard waits."""
+    num_drafted = USUAL_DRAFT if topology.draft.tokens == "auto" else topology.draft.tokens
+    waits_s = _waits_s(topology, shape_of(find(topology.target.model)), num_drafted + 1)
+    return draft if waits_s is None else max(0.0, num_drafted * draft - waits_s * speed)
+
+
+def _waits_s(topology: Topology, shape: ModelShape, num_rows: int) -> float | None:
+    """Of a shard in a round; None where the topology does not say what a collective takes."""
+    cost = topology.link.cost
+    if cost is None:
+        return None
+    row_bytes = shape.hidden * DTYPE_BYTES[topology.target.dtype]
+    dilation = topology.link.dilation if topology.link.emulate else 1.0
+    return 2 * shape.num_layers * cost.seconds(num_rows * row_bytes) * dilation
