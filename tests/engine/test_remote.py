@@ -20,7 +20,7 @@ from tpspec.comm.messages import Drafts, Reach
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import Elsewhere, RemoteHost, Way
 from tpspec.request import Request, Sampling
-from tpspec.roles.build_drafter import build_ahead
+from tpspec.roles.build_drafter import branches_of, build_ahead
 from tpspec.roles.drafter import Drafter
 
 SERIAL, OPTIMISTIC, FAN_OUT = Way(), Way(Reach(ahead=True)), Way(Reach(ahead=True, width=3))
@@ -68,16 +68,18 @@ def world(
     num_ranks: int = 1,
     seed: int = 0,
     accept: str = "match",
+    tree: str = "chain",
     between: Callable[[Wire, int], None] = lambda wire, number: wire.work(3),
 ) -> tuple[Told, Wire]:
     """A world with a drafter at a wire. between: what happens while the target verifies, by round."""
-    made = topology(target, num_ranks, draft={"source": "model", "model": str(draft)}, accept=accept)
+    made = topology(target, num_ranks, draft={"source": "model", "model": str(draft), "tree": tree}, accept=accept)
     ahead_of = lambda wire: Drafter(build_ahead(made, torch.device("cpu")), DrafterEnd(wire))  # noqa: E731
     wire = Wire(ahead_of, faults, random.Random(seed))
     bare = made.model_copy(update={"draft": made.draft.model_copy(update={"source": "none", "model": None})})
 
     def begin(rank: int, engine: Engine) -> None:
-        engine.host = RemoteHost(wire, wire.clock.now, ways) if rank == 0 else Elsewhere()
+        branches = branches_of(made, gives_q=accept == "rejection")
+        engine.host = RemoteHost(wire, wire.clock.now, ways, branches) if rank == 0 else Elsewhere()
         engine.draft_tokens = 3
         if rank == 0:
             verify, number = engine.target.logits, iter(range(10**6))
@@ -103,20 +105,36 @@ def test_texts_are_those_of_plain_decoding(
     assert last.accepted > 0.8 * last.drafted > 0
 
 
+@pytest.mark.parametrize("policy", ["serial", "fan_out"])
+def test_trees_come_from_elsewhere_as_chains_do(target: Path, draft: Path, plain: list[list[int]], policy: str) -> None:
+    """And are found at home as the drafter would answer them."""
+    told, _ = world(target, draft, POLICIES[policy], tree="dynamic", num_ranks=2)
+    assert told.texts() == plain
+    assert any(len(delta.drafted) and max(delta.drafted) > 1 for delta in told.deltas)
+    assert told.stats[-1].elsewhere.hits > 0 or policy == "serial"
+
+
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     policy=st.sampled_from(sorted(POLICIES)),
     faults=st.builds(Faults, *[st.sampled_from([0.0, 0.1, 0.5])] * 3, st.sampled_from([0.0, 0.3])),
     seed=st.integers(0, 10**6),
     forwards=st.integers(0, 6),
+    tree=st.sampled_from(["chain", "dynamic"]),
 )
 def test_no_fault_on_the_way_changes_a_text(
-    target: Path, draft: Path, plain: list[list[int]], policy: str, faults: Faults, seed: int, forwards: int
+    target: Path, draft: Path, plain: list[list[int]], policy: str, faults: Faults, seed: int, forwards: int, tree: str
 ) -> None:
     """Lost outcomes leave a gap in what the drafter knows, doubled ones could grow its text twice, late answers belong
     to texts that have moved on."""
     told, wire = world(
-        target, draft, POLICIES[policy], faults=faults, seed=seed, between=lambda wire, _: wire.work(forwards)
+        target,
+        draft,
+        POLICIES[policy],
+        faults=faults,
+        seed=seed,
+        tree=tree,
+        between=lambda wire, _: wire.work(forwards),
     )
     assert told.texts() == plain
     wire.drafter._ahead._pool.check_integrity()

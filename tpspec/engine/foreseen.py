@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.draft.growth import Growth
 from tpspec.draft.protocol import Offer
-from tpspec.tokens import NO_DRAFT, Branch
+from tpspec.tokens import NO_DRAFT, ROOT, Branch
 
 if TYPE_CHECKING:
     from tpspec.draft.growth import Node
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class Foreseen:
-    """The futures of every sequence that has been told of."""
+    """The futures of every sequence that has been told of. branches: as of the drafter's `Policy`."""
 
-    def __init__(self) -> None:
+    def __init__(self, branches: int = 1) -> None:
+        self._branches = branches
         self._growths: dict[int, Growth] = {}
 
     def tell(self, ask: Ask) -> None:
@@ -40,16 +41,18 @@ class Foreseen:
             growth.learn(node, Offer(branch.tokens, branch.odds, branch.draws), branch.odds)
 
     def adopt(self, seq: int, base: int, tree: TokenTree) -> None:
-        """A chain that came as an answer: what was lost of it on the way must not hide what follows it."""
-        for i, token in enumerate(tree.tokens):
-            draws = tree.draws[i] if tree.draws is not None else None
-            odds = tree.odds[i] if tree.odds is not None else 1.0
-            self.learn(Branch(seq, base, tree.tokens[:i], (token,), (odds,), draws))
+        """What came as an answer: what was lost of it on the way must not hide what follows it."""
+        for node in (ROOT, *range(len(tree))):
+            if children := tree.children(node):
+                tokens = tuple(tree.tokens[child] for child in children)
+                odds = tuple(tree.odds[child] if tree.odds is not None else 1.0 for child in children)
+                path = tuple(tree.tokens[above] for above in tree.path(node))
+                self.learn(Branch(seq, base, path, tokens, odds, tree.draws[node + 1] if tree.draws else None))
 
     def tree(self, seq: int, most: int) -> TokenTree:
         """The draft for a text as it is; empty when it was not foreseen."""
         growth = self._growths.get(seq)
-        return NO_DRAFT if growth is None else growth.tree(most)
+        return NO_DRAFT if growth is None else growth.tree(most, self._branches)
 
     def forget(self, seq: int) -> None:
         self._growths.pop(seq, None)

@@ -66,12 +66,14 @@ class RemoteHost:
     """The lead's host.
 
     A sequence is waited for once the drafter has answered for it: before, it reads the prompt. ways: of drafting; of
-    several, the one that gives most tokens a second is found by trial.
+    several, the one that gives most tokens a second is found by trial. branches: as of the drafter's policy.
     """
 
-    def __init__(self, link: DraftLink, clock: Callable[[], float], ways: Sequence[Way] = (Way(),)) -> None:
+    def __init__(
+        self, link: DraftLink, clock: Callable[[], float], ways: Sequence[Way] = (Way(),), branches: int = 1
+    ) -> None:
         self._link, self._clock, self._turns, self._told_at = link, clock, Turns(), -1.0
-        self._foreseen = Foreseen()
+        self._foreseen = Foreseen(branches)
         self.go(*ways)
         self._asks: dict[int, Ask] = {}  # the last of each sequence
         self._told: dict[int, int] = {}  # tokens of it that the drafter knows of

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tpspec.comm.emulate import Emulated, emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.protocol import Needs
+from tpspec.draft.sources import NEEDS_Q
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import InlineHost
 from tpspec.engine.pace import Pace
@@ -17,7 +18,7 @@ from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
-from tpspec.roles.build_drafter import DTYPES, build_inline, ways_of
+from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, ways_of
 from tpspec.roles.fit import shape_of, target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shards import split
@@ -142,6 +143,9 @@ def _host(
     """Where this rank's drafts come from, and what whoever makes them needs."""
     if topology.draft.placement.kind != "inline":
         needs = Needs(own_model=True, gives_odds=True)
-        return (Elsewhere() if rank or link is None else RemoteHost(link, perf_counter, ways_of(topology))), needs
+        if rank or link is None:
+            return Elsewhere(), needs
+        branches = branches_of(topology, gives_q=topology.accept == NEEDS_Q)
+        return RemoteHost(link, perf_counter, ways_of(topology), branches), needs
     drafter = build_inline(topology, device, shard, pool)
     return InlineHost(drafter), drafter.needs

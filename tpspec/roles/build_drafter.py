@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,18 @@ def ways_of(topology: Topology) -> tuple[Way, ...]:
     return (fan_out, optimistic, alternate) if pipeline.policy == "auto" else (one[pipeline.policy],)
 
 
-def policy_for(reach: Reach) -> Policy:
-    return Policy(reach.ahead, reach.width, ROWS_AHEAD)
+def reaching(policy: Policy, reach: Reach) -> Policy:
+    """The policy of a drafter in a process of its own, as far as the lead wants it to go."""
+    return replace(policy, ahead=reach.ahead, width=reach.width, max_rows=ROWS_AHEAD)
+
+
+def branches_of(topology: Topology, *, gives_q: bool) -> int:
+    """Children of a node that a draft may have; 1 makes chains.
+
+    A tree of drawn tokens would have to be drawn as one; and of a whole model every row that it reads costs.
+    """
+    wanted = topology.draft.tree == "dynamic" or (topology.draft.tree == "auto" and topology.draft.own_model is None)
+    return BRANCHES if wanted and not gives_q else 1
 
 
 def build_inline(
@@ -59,21 +70,16 @@ def build_ahead(topology: Topology, device: torch.device) -> Ahead:
     """The drafter of a process of its own, which measures what its steps take."""
     (made,) = _made(topology, _given(topology, device))
     assert isinstance(made, Modelled), "the rules of a topology ask for a source with a model of its own"
-    return Ahead(made.source, made.run, draft_pool(topology), Policy(), perf_counter)
+    branches = branches_of(topology, gives_q=made.source.needs.gives_q)
+    return Ahead(made.source, made.run, draft_pool(topology), Policy(branches=branches), perf_counter)
 
 
 def _inline(topology: Topology, made: Drafter | Modelled) -> Drafter:
     if not isinstance(made, Modelled):
         return made
     pool = draft_pool(topology) if made.pool is None else made.pool
-    branches = BRANCHES if _grows_trees(topology, made) else 1
+    branches = branches_of(topology, gives_q=made.source.needs.gives_q)
     return Grown(Ahead(made.source, made.run, pool, Policy(branches=branches)))
-
-
-def _grows_trees(topology: Topology, made: Modelled) -> bool:
-    """A tree of drawn tokens would have to be drawn as one; a whole model pays for every row that it reads."""
-    wanted = topology.draft.tree == "dynamic" or (topology.draft.tree == "auto" and topology.draft.head is not None)
-    return wanted and not made.source.needs.gives_q
 
 
 def _made(topology: Topology, given: Given) -> list[Drafter | Modelled]:

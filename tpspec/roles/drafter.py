@@ -22,7 +22,7 @@ from tpspec.comm.messages import Draft, Drafts, Outcome, Outcomes, Stop
 from tpspec.comm.process import is_alive
 from tpspec.draft.protocol import Ask
 from tpspec.errors import UserError
-from tpspec.roles.build_drafter import build_ahead, policy_for
+from tpspec.roles.build_drafter import build_ahead, reaching
 from tpspec.topology.config import from_json
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Drafter:
                 answered.discard(outcome.seq)
                 if outcome.answered:
                     answered.add(outcome.seq)
-            self._ahead.policy = policy_for(message.reach)
+            self._ahead.policy = reaching(self._ahead.policy, message.reach)
         for ask in asks.values():
             self._ahead.hear(ask, answered=ask.seq in answered)
         self._answer(sorted(lost))
