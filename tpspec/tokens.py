@@ -100,12 +100,14 @@ class Verdict:
     """What one round decided for one sequence.
 
     path: the accepted nodes of its tree, from the root down. tokens: what is emitted, the accepted tokens and then
-    the target's own next token, so len(tokens) == len(path) + 1.
+    the target's own next token, so len(tokens) == len(path) + 1. picks: the target's own next token at the root and at
+    every node, whether it was reached or not; empty where the rule does not know them.
     """
 
     seq: int
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    picks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tpspec.comm.communicator import Purpose
 from tpspec.comm.gap import Filled, Gap, Share, cpu_s, open_gap
+from tpspec.comm.process import keep_to_own_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process sees another's clock")
 
@@ -139,3 +141,17 @@ def test_a_rank_that_has_to_share_its_core_is_delayed(beside: Beside) -> None:
     beside.worker.share()
     beside.worker.work(0)
     assert beside.worker.share().delayed_s > 0.1 * BURN_S
+
+
+def alone(work: Callable[[], object]) -> set[int]:
+    """The cores of a thread that has done this."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: (work(), os.sched_getaffinity(0))[1]).result()
+
+
+def test_ranks_of_a_host_keep_to_cores_of_their_own_where_there_are_enough() -> None:
+    """Stands against a drafter that fills the gaps of a rank with the time of another."""
+    cores = os.sched_getaffinity(0)
+    parts = [alone(lambda i=i: keep_to_own_cores(i, len(cores))) for i in range(len(cores))]  # type: ignore[misc]
+    assert sorted(core for part in parts for core in part) == sorted(cores)
+    assert alone(lambda: keep_to_own_cores(0, len(cores) + 1)) == cores

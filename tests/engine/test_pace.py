@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,62 @@ def test_a_branch_counts_as_much_as_its_own_path() -> None:
     tree = TokenTree((5, 6, 7), (-1, -1, 0), odds=(0.6, 0.3, 0.5))
     assert len(pace(ROUND).cut({1: tree}, 1)[1]) == 3
     assert len(pace(Costs(0.01, 0.005, 0.0)).cut({1: tree}, 1)[1]) == 1
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    """Of up to six nodes, best first, whose siblings share what odds there are."""
+    parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 6)))]
+    left = dict.fromkeys(range(-1, len(parents)), 1.0)
+    paths: dict[int, float] = {-1: 1.0}
+    odds = []
+    for node, parent in enumerate(parents):
+        before = paths[node - 1] if node else 1.0
+        odds.append(draw(st.floats(0.05, 0.9)) * min(left[parent], before / paths[parent]))
+        left[parent] -= odds[-1]
+        paths[node] = odds[-1] * paths[parent]
+    return TokenTree(tuple(range(len(parents))), tuple(parents), odds=tuple(odds))
+
+
+def tree_rate(trees: list[TokenTree], kept: list[frozenset[int]], costs: Costs) -> float:
+    tokens, rows = float(len(trees)), len(trees)
+    for tree, nodes in zip(trees, kept, strict=True):
+        assert tree.odds is not None
+        tokens += sum(prod(tree.odds[above] for above in tree.path(node)) for node in nodes)
+        rows += len(nodes)
+    return tokens / costs.seconds(rows)
+
+
+def parts(tree: TokenTree) -> list[frozenset[int]]:
+    """Every set of nodes that holds the parents of its nodes."""
+    sets = [frozenset(part) for size in range(len(tree) + 1) for part in combinations(range(len(tree)), size)]
+    return [part for part in sets if all(tree.parents[node] in {-1, *part} for node in part)]
+
+
+@given(drafts=st.lists(trees(), min_size=1, max_size=2), row_s=st.floats(0.0, 0.02))
+def test_no_other_part_of_a_tree_gives_more_tokens_per_second(drafts: list[TokenTree], row_s: float) -> None:
+    """And every node that is kept pays for its row: under `auto` a wide tree must not be wider than it earns."""
+    costs = Costs(0.01, row_s, 0.0)
+    cut = pace(costs).cut(dict(enumerate(drafts)), len(drafts))
+    kept = [frozenset(range(len(cut[seq]))) for seq in range(len(drafts))]
+    best = max(tree_rate(drafts, list(choice), costs) for choice in product(*map(parts, drafts)))
+    assert tree_rate(drafts, kept, costs) == pytest.approx(best, rel=1e-9)
+
+
+def test_siblings_without_odds_share_what_one_of_them_would_have() -> None:
+    """Counted as if each were as likely as an only child, eight children of the root would promise six tokens."""
+    bush = TokenTree(tuple(range(8)), (-1,) * 8)
+    assert sum(pace(ROUND)._path_odds(0, bush)) < 1
+    assert len(pace(ROUND).cut({0: bush}, 1)[0]) < 4
+
+
+def test_a_path_that_ends_at_a_leaf_has_tried_nothing_more() -> None:
+    """A short branch that was right to its end is no failure, however deep the others are."""
+    tree = TokenTree((4, 5, 6, 7), (-1, -1, 0, 2))
+    made, other = pace(ROUND, gives_odds=False), learned(pace(ROUND, gives_odds=False), 1, 1, rounds=50)
+    for _ in range(50):
+        made.learn([Case(0, 0, tree, (1,), 1, Sampling())], [Verdict(0, (1,), (5, 9))])
+    assert made.wanted(0) == other.wanted(0) == MOST
 
 
 def test_a_drawn_token_is_never_dropped_for_its_own_odds() -> None:

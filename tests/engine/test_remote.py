@@ -240,6 +240,7 @@ def test_an_answer_for_another_length_is_late(target: Path, draft: Path) -> None
 def test_what_drafters_counted_is_summed_over_all_that_there_have_been() -> None:
     """Stands against a restart that sets counters back, which Prometheus takes for a restart of the server."""
     wire = Wire(lambda wire: None)  # type: ignore[arg-type, return-value]
+    wire.alive = False
     host = RemoteHost(wire, wire.clock.now)
     host.ask([ask(1, [1, 2, 3])])
     for num_read, seconds in ((3, 1.0), (5, 2.0), (1, 0.5)):  # the last is of another

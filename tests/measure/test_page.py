@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
@@ -95,5 +96,5 @@ def test_what_a_drafter_costs_its_shard_is_said_where_somebody_knows(capsys: pyt
         made = replace(PAIRS[0], speculative=replace(PAIRS[0].speculative, elsewhere=elsewhere))
         found: dict[str, Any] = report([made], BOX)
         print_tables(found)
-        assert render(found, CONTEXT).count(said) == times
+        assert unescape(render(found, CONTEXT)).count(said) == times
         assert " ".join(capsys.readouterr().out.split()).count(said) == times

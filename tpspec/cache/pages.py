@@ -8,7 +8,7 @@ adjacent, and growing by a page is one addition.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +22,17 @@ class OutOfPages(Exception):
 
 class BrokenPages(AssertionError):
     """A page is lost or owned twice, or a sequence lacks slots: a bug of ours, never the user's."""
+
+
+class Pages(Protocol):
+    """The pages of sequences, for someone who reads and grows them. `PagePool` says what each verb does."""
+
+    def num_slots(self, seq: int) -> int: ...
+    def grow(self, seq: int, num_tokens: int) -> None: ...
+    def shrink(self, seq: int, num_tokens: int) -> None: ...
+    def release(self, seq: int) -> None: ...
+    def runs(self, seq: int, num_tokens: int) -> Runs: ...
+    def slots(self, seq: int, start: int, stop: int) -> list[int]: ...
 
 
 @dataclass(slots=True)
@@ -190,3 +201,20 @@ class PagePool:
         count = stop - first
         self._free[first:stop] = (b"\x01" if free else b"\x00") * count
         self._num_free += count if free else -count
+
+
+class Borrowed:
+    """Another's pool, for slots behind what a sequence owns there. Takes free pages; the owner takes them back."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self.num_slots, self.runs, self.slots = pool.num_slots, pool.runs, pool.slots
+
+    def grow(self, seq: int, num_tokens: int) -> None:
+        """Raises OutOfPages for a sequence that owns none, too: nothing of it is cached."""
+        if not self._pool.num_slots(seq):
+            raise OutOfPages(f"sequence {seq} owns no pages")
+        self._pool.grow(seq, num_tokens)
+
+    def shrink(self, seq: int, num_tokens: int) -> None: ...
+    def release(self, seq: int) -> None: ...

@@ -26,6 +26,7 @@ class Purpose(StrEnum):
     mlp = "mlp"
     pick = "pick"
     logits = "logits"
+    draft = "draft"
     control = "control"
 
 
@@ -54,6 +55,20 @@ class OneRank:
 
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
         return x.unsqueeze(0)
+
+
+class ForOne:
+    """A communicator whose collectives are all for one purpose, whatever the caller takes them to be for."""
+
+    def __init__(self, inner: Communicator, purpose: Purpose) -> None:
+        self.rank, self.size = inner.rank, inner.size
+        self._inner, self._purpose = inner, purpose
+
+    def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
+        return self._inner.all_reduce(x, self._purpose)
+
+    def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
+        return self._inner.all_gather(x, self._purpose)
 
 
 def sum_in_order(parts: Sequence[Tensor], out: Tensor) -> Tensor:

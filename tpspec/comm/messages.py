@@ -136,11 +136,21 @@ class News(msgspec.Struct, frozen=True, tag=True):
     held: tuple[int, ...] = ()
 
 
+class Rows(msgspec.Struct, frozen=True):
+    """What the target's layers made of `count` tokens from position `first` on: a tensor [count, W] of `dtype`."""
+
+    first: int
+    count: int
+    dtype: str
+    data: bytes
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """Lead to drafter: what a sequence has become, and that a draft for it is wanted.
 
     base: tokens the drafter has been told of before, which is the epoch of this message; 0 begins anew. tokens: those
     after them. num_tokens, costs: as of an `Ask`. answered: the lead had the draft from what it was told before.
+    taps: for a drafter that goes on from the target's layers.
     """
 
     seq: int
@@ -151,6 +161,7 @@ class Outcome(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     costs: Costs | None = None
     answered: bool = False
+    taps: Rows | None = None
 
 
 class Reach(msgspec.Struct, frozen=True):

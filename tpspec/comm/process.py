@@ -1,4 +1,4 @@
-"""Whether another process of this host is still there, for those whose life hangs on it. Knows pids alone."""
+"""Processes of one host: whether another is still there, and which cores each has. Knows pids and cores alone."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:  # no /proc here
         return True
     return state not in "ZX"
+
+
+def keep_to_own_cores(index: int, count: int) -> None:
+    """This thread, and what it starts, stays on its part of the cores, where there are enough for `count` parts."""
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if each := len(cores) // count:
+        os.sched_setaffinity(0, cores[index * each : (index + 1) * each])

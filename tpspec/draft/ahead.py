@@ -8,44 +8,43 @@ ahead wherever the text may go. Must not know ranks, messages or what the model 
 
 from __future__ import annotations
 
-from bisect import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import OutOfPages
 from tpspec.draft.growth import Growth, Node
+from tpspec.draft.outlook import Outlook
 from tpspec.draft.protocol import Needs, Place
-from tpspec.draft.record import Record
+from tpspec.draft.record import Calibration
 from tpspec.draft.row_cost import RowCost
+from tpspec.draft.shapes import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tpspec.cache.pages import PagePool
+    from tpspec.cache.pages import Pages
     from tpspec.draft.protocol import Ask, Extender, Pays, Run, Taps
+    from tpspec.draft.shapes import Shape
     from tpspec.tokens import Branch, TokenTree, Verdict
 
 MAX_ROWS = 256  # of one forward; a longer text is read in pieces
 FEW_ROWS = 32  # a forward of more says nothing about what a token costs
-NEXT = 0.8  # odds of a token nobody has read to yet
 FLOOR = 0.01  # a future less likely than that is not worth a row
-# What a source's odds are worth is learned by kind, the kinds ending here.
-ODDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-BELIEF = (0.01, *((low + high) / 2 for low, high in zip(ODDS, (*ODDS[1:], 1.0), strict=True)))
-BELIEF_WEIGHT = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """ahead: whether anything is read that nobody has asked for. width: tokens that are kept after each.
 
-    max_rows: futures read at a time. branches: children of a node that an answer may hold; 1 makes chains.
+    max_rows: futures read at a time. branches: children of a node that an answer may hold; 1 makes chains. shape: of
+    every answer; None where the likeliest nodes make it.
     """
 
     ahead: bool = False
     width: int = 1
     max_rows: int = 8
     branches: int = 1
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +69,25 @@ class Ahead:
     """Trees for asks, from a source with a model of its own.
 
     clock: with one, the price of a draft token is measured here; without, it is what the asks say it is, so that ranks
-    that draft the same thing go equally far.
+    that draft the same thing go equally far. borrows: the cache is the target's, where all of a text is read but its
+    root; what is drafted is read behind it, and is gone once the text has moved on.
     """
 
     def __init__(
-        self, source: Extender, run: Run, pool: PagePool, policy: Policy, clock: Callable[[], float] | None = None
+        self,
+        source: Extender,
+        run: Run,
+        pool: Pages,
+        policy: Policy,
+        clock: Callable[[], float] | None = None,
+        *,
+        borrows: bool = False,
     ) -> None:
         self.source, self.run, self.policy = source, run, policy
-        self._pool, self._clock = pool, clock
+        self._pool, self._clock, self._borrows = pool, clock, borrows
+        self._outlook = Outlook()
         self._cost = RowCost()
-        self._record = Record(BELIEF, BELIEF_WEIGHT)
+        self._record = Calibration()
         self._growths: dict[int, Growth] = {}
         self._horizon: dict[int, int] = {}  # how deep below the root a future may still serve the next answer
         self._due: dict[int, _Due] = {}
@@ -93,11 +101,14 @@ class Ahead:
         answered: it has its answer already, from `branches`.
         """
         growth = self._growths.get(ask.seq)
-        if growth is None or len(ask.tokens) < len(growth.text) or ask.tokens[len(growth.text) - 1] != growth.text[-1]:
+        least = 0 if growth is None else len(growth.text) + self._borrows
+        if growth is None or len(ask.tokens) < least or ask.tokens[len(growth.text) - 1] != growth.text[-1]:
             self._drop(ask.seq)
             growth = self._growths[ask.seq] = Growth(ask)
         elif new := ask.tokens[len(growth.text) :]:
             self._commit(growth, new)
+        if self._borrows:
+            growth.num_read = len(growth.text) - 1
         self._stuck.discard(ask.seq)
         self._horizon[ask.seq] = 2 * ask.num_tokens + 1
         self._due.pop(ask.seq, None)
@@ -158,21 +169,32 @@ class Ahead:
     def _wanted(self, due: _Due) -> list[Node]:
         """What should be read before the answer is given; nothing where it is as good as it should be."""
         growth, ask = self._growths[due.ask.seq], due.ask
-        best = growth.best(ask.num_tokens, self.policy.branches)
-        ends = [growth.root] if growth.root.children is None else [node for node in best if node.children is None]
+        best, ends = self._best(growth, ask.num_tokens)
         is_full = len(best) == ask.num_tokens
         open = [
             node
             for node in ends[: self.policy.max_rows]
             if node.depth < ask.num_tokens
-            and not (is_full and NEXT * node.path_odds <= best[-1].path_odds)
+            and not (is_full and self._outlook.next * node.path_odds <= best[-1].path_odds)
             and self._is_readable(growth, node)
         ]
         if not open or ask.costs is None:
             return open
         each = ask.costs.row_s + (self._shared_s(len(open)) if self._clock else ask.costs.draft_s)
-        gain = NEXT * sum(node.path_odds for node in open)
-        return open if gain > len(open) * each * self._rate(ask.costs, best, each) else []
+        gain = self._outlook.next * sum(node.path_odds for node in open)
+        pays = gain > len(open) * each * self._rate(ask.costs, best, each)
+        return open if pays or (self._outlook.tries and open == [growth.root]) else []
+
+    def _best(self, growth: Growth, most: int) -> tuple[list[Node], list[Node]]:
+        """What an answer would hold of what has been read, and what would have to be read for more."""
+        if growth.root.children is None:
+            return [], [growth.root]
+        if self.policy.shape is None:
+            best = growth.best(most, self.policy.branches)
+            return best, [node for node in best if node.children is None]
+        shaped = growth.shaped(self.policy.shape, most)
+        inner = {path[:-1] for path in self.policy.shape.paths(most)}
+        return list(shaped.values()), [node for path, node in shaped.items() if path in inner and node.children is None]
 
     def _shared_s(self, num_rows: int) -> float:
         """Of a forward, what a row of one of the texts that wait for it has to answer for."""
@@ -188,7 +210,9 @@ class Ahead:
 
     def _answer(self, due: _Due) -> Answer:
         growth = self._growths[due.ask.seq]
-        tree = growth.tree(due.ask.num_tokens, self.policy.branches)
+        if due.ask.num_tokens and due.ask.costs is not None:
+            self._outlook.answered(drafted=growth.root.children is not None)
+        tree = growth.tree(due.ask.num_tokens, self.policy.branches, self.policy.shape)
         return Answer(growth.seq, len(growth.text), tree, due.foreseen)
 
     def _unread(self) -> list[tuple[Growth, Node]]:
@@ -236,7 +260,7 @@ class Ahead:
         places = [Place(growth.span(node, self._pool), growth.draw(node), width) for growth, node in held]
         offers = self.source.extend(places, self.run) if places else []
         for (growth, node), offer in zip(held, offers, strict=True):
-            growth.learn(node, offer, [self._record.odds(_kind(said)) for said in offer.odds])
+            growth.learn(node, offer, [self._record.odds(said) for said in offer.odds])
             if self.policy.ahead:
                 self._branches.append(growth.branch(node))
         self.num_read += len(held)
@@ -257,7 +281,7 @@ class Ahead:
         except OutOfPages:
             growth.disclaim(node)
             self._stuck.add(growth.seq)
-            if growth.root.children is None:  # it cannot even be read: what it holds is of use to others
+            if growth.root.children is None and not self._borrows:  # unreadable: what it holds is of use to others
                 self._pool.release(growth.seq)
                 growth.num_read = 0
             return False
@@ -265,9 +289,14 @@ class Ahead:
 
     def _judge(self, growth: Growth, tokens: Sequence[int]) -> None:
         """What came, against what was offered."""
-        for above, token in zip([growth.root, *growth.follow(tokens)], tokens, strict=False):
-            for child in above.children or ():
-                self._record.add(_kind(child.said), right=child.token == token)
+        steps = zip([growth.root, *growth.follow(tokens)], tokens, strict=False)
+        offered = [(above.children, token) for above, token in steps if above.children]
+        for children, token in offered:
+            self._outlook.saw(right=children[0].token == token)
+            for child in children:
+                self._record.add(child.said, right=child.token == token)
+        if self.policy.shape is not None and offered:
+            self.policy.shape.saw([rank_of(token, [child.token for child in children]) for children, token in offered])
 
     def _commit(self, growth: Growth, tokens: Sequence[int]) -> None:
         self._judge(growth, tokens)
@@ -277,10 +306,6 @@ class Ahead:
             slots = self._pool.slots(growth.seq, 0, self._pool.num_slots(growth.seq))
             self.run.move([slots[old] for old, _ in change.moves], [slots[new] for _, new in change.moves])
         self._pool.shrink(growth.seq, growth.num_slots)
-
-
-def _kind(odds: float) -> int:
-    return bisect(ODDS, odds)
 
 
 class Grown:

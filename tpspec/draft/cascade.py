@@ -31,6 +31,7 @@ class Cascade:
             gives_q=any(need.gives_q for need in needs),
             gives_odds=all(need.gives_odds for need in needs),
             taps=taps.pop() if taps else (),
+            whole=max(need.whole for need in needs),
         )
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:

@@ -17,8 +17,9 @@ from tpspec.verify.rows import Draw
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tpspec.cache.pages import PagePool
+    from tpspec.cache.pages import Pages
     from tpspec.draft.protocol import Ask, Offer
+    from tpspec.draft.shapes import RankPath, Shape
     from tpspec.tokens import Draws
 
 
@@ -133,15 +134,31 @@ class Growth:
             nodes.append(node)
         return nodes
 
-    def tree(self, most: int, branches: int = 1) -> TokenTree:
-        nodes = self.best(most, branches)
+    def shaped(self, shape: Shape, most: int) -> dict[RankPath, Node]:
+        """What there is of a tree of that shape and at most `most` nodes."""
+        nodes: dict[RankPath, Node] = {(): self.root}
+        for path in shape.paths(most):
+            above = nodes.get(path[:-1])
+            if above is not None and path[-1] < len(above.children or ()):
+                nodes[path] = (above.children or [])[path[-1]]
+        del nodes[()]
+        return nodes
+
+    def tree(self, most: int, branches: int = 1, shape: Shape | None = None) -> TokenTree:
+        """shape: instead of `branches`, and whose odds then are the tree's."""
+        if shape is None:
+            nodes = self.best(most, branches)
+            odds = [node.odds for node in nodes]
+        else:
+            shaped = self.shaped(shape, most)
+            nodes, odds = list(shaped.values()), [shape.odds(path) for path in shaped]
         numbers = {id(node): number for number, node in enumerate(nodes)}
         draws = tuple(node.draws if node.children else None for node in (self.root, *nodes))
         return TokenTree(
             tuple(node.token for node in nodes),
             tuple(numbers.get(id(node.parent), ROOT) for node in nodes),
             draws if any(draw is not None for draw in draws) else None,
-            tuple(node.odds for node in nodes),
+            tuple(odds),
         )
 
     def unread(self) -> Iterator[Node]:
@@ -162,7 +179,7 @@ class Growth:
             node.slot = None
             self._num_below -= 1
 
-    def span(self, node: Node, pool: PagePool) -> Span:
+    def span(self, node: Node, pool: Pages) -> Span:
         """The row that reads `node`; with the root, all of the text that has not been read."""
         if node.parent is None:
             return self.chunk(len(self.text), pool, num_logits=1)
@@ -170,7 +187,7 @@ class Growth:
         runs = _joined([*pool.runs(self.seq, len(self.text)), *((slot, 1) for slot in slots)])
         return Span(self.seq, len(self.text) + node.depth - 1, (node.token,), runs, 1)
 
-    def chunk(self, stop: int, pool: PagePool, num_logits: int) -> Span:
+    def chunk(self, stop: int, pool: Pages, num_logits: int) -> Span:
         """The rows that read the text up to `stop`."""
         runs = pool.runs(self.seq, stop)
         return Span(self.seq, self.num_read, tuple(self.text[self.num_read : stop]), runs, num_logits)

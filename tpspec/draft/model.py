@@ -9,7 +9,9 @@ from tpspec.verify.draw import rank, sample
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from tpspec.draft.protocol import Place, Run
     from tpspec.tokens import Draws
@@ -25,14 +27,29 @@ class ModelDrafter:
     coupled: draws as the target does, with the target's own noise, so that both choose the same token more often than
     two independent draws could (for `match`). sampled: draws with noise of its own from its `support` likeliest ids and
     says from what (for `rejection`). vocab: ids of the target; those beyond, or beyond the draft's own, are padding.
+    taps: what its run needs of the target. ids: of the target, one for each column of the run's logits; None where they
+    are 0, 1, 2 and so on. rows: what the run's logits are rows of, for a shard of a model.
     """
 
-    def __init__(self, noise: Noise, drawing: Drawing, vocab: int, support: int = 64) -> None:
-        self.needs = Needs(own_model=True, gives_q=drawing == "sampled")
-        self._noise, self._vocab, self._support = noise, vocab, support
+    def __init__(
+        self,
+        noise: Noise,
+        drawing: Drawing,
+        vocab: int,
+        support: int = 64,
+        *,
+        taps: tuple[int, ...] = (),
+        ids: Tensor | None = None,
+        rows: Callable[[Tensor], RowLogits] | None = None,
+    ) -> None:
+        self.needs = Needs(own_model=True, gives_q=drawing == "sampled", taps=taps)
+        self._noise, self._vocab, self._support, self._ids = noise, vocab, support, ids
+        self._rows = rows
 
     def extend(self, places: Sequence[Place], run: Run) -> list[Offer]:
-        rows = RowLogits(run([place.span for place in places]), min(run.vocab, self._vocab))
+        logits = run([place.span for place in places])
+        whole = RowLogits(logits, min(run.vocab, self._vocab), listed_V=self._ids)
+        rows = whole if self._rows is None else self._rows(logits)
         draws = [place.draw for place in places]
         widths = [place.width for place in places]
         if not self.needs.gives_q:

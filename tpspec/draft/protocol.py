@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tpspec.cache.pages import PagePool
+    from tpspec.cache.pages import PagePool, Pages
+    from tpspec.draft.shapes import Shape
     from tpspec.model.batch import Span
     from tpspec.model.decoder import Decoder
+    from tpspec.model.target import ShardedTarget
     from tpspec.request import Sampling
     from tpspec.tokens import Draws, TokenTree, Verdict
+    from tpspec.topology.sublayers import Sublayers
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Draw
 
@@ -31,12 +34,14 @@ class Needs:
     gives_odds: its trees have odds, and proposing costs next to nothing, whatever is asked for.
     taps: layers of the target whose input is kept for it (0: the embeddings; as many as there are layers: what leaves
     the last), or decoder.FINAL: what the head is given.
+    whole: tokens of its trees, when what is said at all of their nodes is of use to it, so that none may be cut off.
     """
 
     own_model: bool = False
     gives_q: bool = False
     gives_odds: bool = False
     taps: tuple[int, ...] = ()
+    whole: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +133,14 @@ class Extender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """A source that drafts with a model of its own, and that model. pool: of the model's cache; None for a new one."""
+    """A source that drafts with a model of its own, and that model.
+
+    pool: the target's, for a model that reads and writes the target's own cache; None for a new one.
+    """
 
     source: Extender
     run: Run
-    pool: PagePool | None = None
+    pool: Pages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,9 @@ class Given:
 
     accept: the rule's name. vocab: ids of the target. target, folder: of the target's checkpoint, and of what
     draft.model names. num_slots: of the cache of a model of its own. shard: this rank's part of the target, loaded
-    when it is first asked for, and pool its pages; None where the source runs beside no shard.
+    when it is first asked for, and pool its pages; thinned: that part without some sublayers, on the same cache. None
+    where the source runs beside no shard. branches: children of a node that its trees may have; 1 makes chains. shape:
+    makes what its trees of so many levels look like, where odds are not to decide.
     """
 
     noise: Noise
@@ -154,6 +164,9 @@ class Given:
     num_slots: int
     shard: Callable[[], Decoder] | None = None
     pool: PagePool | None = None
+    thinned: Callable[[Sublayers], ShardedTarget] | None = None
+    branches: int = 1
+    shape: Callable[[int], Shape] | None = None
 
 
 @dataclass(frozen=True, slots=True)

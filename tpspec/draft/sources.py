@@ -10,18 +10,33 @@ from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING
 
+from tpspec.cache.pages import Borrowed
+from tpspec.draft.eagle import EagleRun
+from tpspec.draft.eagle_checkpoint import load_head
+from tpspec.draft.lookahead import Lookahead
+from tpspec.draft.medusa import Medusa, MedusaHeads
+from tpspec.draft.medusa_files import read_heads
 from tpspec.draft.model import ModelDrafter
 from tpspec.draft.ngram import Ngram
+from tpspec.draft.pard import pard
 from tpspec.draft.protocol import Modelled, Needs
 from tpspec.draft.run import load_run
+from tpspec.draft.suffix import Suffix
+from tpspec.draft.thin import ThinRun, target_shape
 from tpspec.errors import UserError
 from tpspec.tokens import NO_DRAFT, TokenTree
+from tpspec.topology.sublayers import behind, skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
+    from tpspec.draft.model import Drawing
     from tpspec.draft.protocol import Ask, Drafter, Given, Taps
     from tpspec.tokens import Verdict
+    from tpspec.topology.sublayers import Sublayers
+    from tpspec.verify.rows import RowLogits
 
 Option = int | float | str
 NEEDS_Q = "rejection"  # the one rule that must be told what a draft was drawn from
@@ -83,9 +98,66 @@ def _model(given: Given, *, support: int = 64) -> Modelled:
     return Modelled(coupled_or_sampled(given, support), load_run(given))
 
 
-def coupled_or_sampled(given: Given, support: int = 64) -> ModelDrafter:
+def _eagle(given: Given, *, support: int = 64) -> Modelled:
+    head = load_head(given)
+    run = EagleRun(head, given.vocab, given.num_slots)
+    return Modelled(coupled_or_sampled(given, support, taps=head.taps, ids=head.ids), run)
+
+
+def _medusa(given: Given) -> Drafter:
+    assert given.folder is not None, "the rules of a topology ask for it"
+    heads = MedusaHeads(read_heads(given.folder, given.target), given.dtype, given.device)
+    shape = None if given.shape is None else given.shape(heads.num_heads)
+    coupled = given.accept != NEEDS_Q
+    return Medusa(heads, given.vocab, given.noise, coupled=coupled, branches=given.branches, shape=shape)
+
+
+def _pard(given: Given, *, places: int = 12, support: int = 64) -> Drafter:
+    return pard(given, places, support, gives_q=given.accept == NEEDS_Q)
+
+
+def _lookahead(given: Given, *, window: int = 7, level: int = 5, guesses: int = 7) -> Drafter:
+    if given.accept == NEEDS_Q:
+        raise UserError(
+            f"draft source lookahead learns from what the target says at every row, which accept: {given.accept} does "
+            "not tell; should stand beside accept: match"
+        )
+    return Lookahead(window=window, level=level, guesses=guesses)
+
+
+def _suffix(given: Given, *, max_depth: int = 16, min_odds: int = 10, kept_tokens: int = 32_768) -> Drafter:
+    return Suffix(given.branches, max_depth=max_depth, min_odds=min_odds, kept_tokens=kept_tokens)
+
+
+def _layer_skip(given: Given, *, skip: str = "", support: int = 64) -> Modelled:
+    return _thin(given, lambda num_layers: skipped(skip, given.target, num_layers), support)
+
+
+def _early_exit(given: Given, *, layer: int = 0, support: int = 64) -> Modelled:
+    return _thin(given, lambda num_layers: behind(layer, given.target, num_layers), support)
+
+
+def _thin(given: Given, left_out: Callable[[int], Sublayers], support: int) -> Modelled:
+    shape = target_shape(given)
+    without = left_out(shape.num_layers)
+    assert given.thinned is not None, "the rules of a topology keep it beside the shards"
+    assert given.pool is not None, "the rules of a topology keep it beside the shards"
+    target = given.thinned(without)
+    drawing = coupled_or_sampled(given, support, rows=target.rows)
+    return Modelled(drawing, ThinRun(target, given.vocab, shape.max_positions), Borrowed(given.pool))
+
+
+def coupled_or_sampled(
+    given: Given,
+    support: int = 64,
+    *,
+    taps: tuple[int, ...] = (),
+    ids: Tensor | None = None,
+    rows: Callable[[Tensor], RowLogits] | None = None,
+) -> ModelDrafter:
     """What makes drafts of logits, as the rule wants them drawn."""
-    return ModelDrafter(given.noise, "sampled" if given.accept == NEEDS_Q else "coupled", given.vocab, support)
+    drawing: Drawing = "sampled" if given.accept == NEEDS_Q else "coupled"
+    return ModelDrafter(given.noise, drawing, given.vocab, support, taps=taps, ids=ids, rows=rows)
 
 
 SOURCES = {
@@ -94,6 +166,13 @@ SOURCES = {
         Source("none", "no drafts: plain decoding", _silent),
         Source("ngram", "what followed these tokens earlier in prompt and output", _ngram),
         Source("model", "a small model with the target's vocabulary", _model),
+        Source("layer_skip", "the target without the sublayers that a file names", _layer_skip),
+        Source("early_exit", "the target's first layers", _early_exit),
+        Source("eagle", "a head that goes on from the target's own layers, one token after another", _eagle),
+        Source("medusa", "heads on the target's last layer, each for a place of its own", _medusa),
+        Source("pard", "a small model that says several tokens at once", _pard),
+        Source("lookahead", "n-grams that the target makes in spare rows of its own rounds", _lookahead),
+        Source("suffix", "what followed wherever these tokens stood, in this text and in earlier answers", _suffix),
     )
 }
 

@@ -6,6 +6,7 @@ States the algorithm and nothing else: where drafts come from, how logits are ma
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,6 +49,19 @@ class Target(Protocol):
         """Copy cache slots."""
 
 
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What of an engine is its draft source's own: several may take turns on one target.
+
+    target: with the taps that the source needs. host: of the source. pace, meter: what has been learned of it.
+    """
+
+    target: Target
+    host: DraftHost
+    pace: Pace
+    meter: Meter = field(default_factory=Meter)
+
+
 class Engine:
     """draft_tokens: the draft length K that is asked for (a request may ask for another); None: as many as pay.
 
@@ -80,6 +94,12 @@ class Engine:
         self._trees: dict[int, TokenTree] = {}
         self._held: tuple[int, ...] = ()
         self._digest: dict[str, int] = {}
+
+    def draw_from(self, supply: Supply) -> None:
+        """Between two requests, on every rank before the same round."""
+        if not self.is_idle:
+            raise ValueError("drafts cannot come from elsewhere while requests run")
+        self.target, self.host, self.pace, self.meter = supply.target, supply.host, supply.pace, supply.meter
 
     def hear(self, news: News) -> list[Delta]:
         """Requests and cancellations of this round; deltas for requests that cannot be served at all."""

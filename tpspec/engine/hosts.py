@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tpspec.errors import WorldFailure
 from tpspec.tokens import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class DraftHost(Protocol):
 
 
 class InlineHost:
-    """Every target rank drafts for itself, the same on each: no message, no collective."""
+    """Every target rank drafts for itself, the same on each: no message, and no collective but a source's own."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -88,6 +89,8 @@ class InlineHost:
     def _propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         try:
             return self._drafter.propose(asks)
+        except WorldFailure:  # of a collective of its own: more is lost than a draft
+            raise
         except Exception:
             if not self._warned:
                 log.warning("the draft source failed; decoding goes on without its drafts", exc_info=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from tpspec.tokens import ROOT
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -80,12 +82,11 @@ class Pace:
         """What became of the drafts of a round."""
         for case, verdict in zip(cases, verdicts, strict=True):
             record = self._records.setdefault(case.seq, _Record())
-            depth = max(case.tree.depths(), default=0)
-            record.silent_rounds = 0 if depth else record.silent_rounds + 1
-            if depth:
-                good = len(verdict.path)
+            record.silent_rounds = 0 if case.tree else record.silent_rounds + 1
+            if case.tree:
+                good, end = len(verdict.path), verdict.path[-1] if verdict.path else ROOT
                 record.accepted = record.accepted * KEPT + good
-                record.tried = record.tried * KEPT + min(good + 1, depth)
+                record.tried = record.tried * KEPT + good + bool(case.tree.children(end))
 
     def forget(self, seq: int) -> None:
         self._records.pop(seq, None)
@@ -100,19 +101,24 @@ class Pace:
         return rates.index(max(rates))
 
     def _path_odds(self, seq: int, tree: TokenTree) -> list[float]:
-        """Of each node, that it is accepted with all above it; never more than that of a node before it.
+        """Of each node, that it is accepted with all above it; never more than that of a node before it."""
+        paths: list[float] = []
+        for parent, p in zip(tree.parents, self._odds(seq, tree), strict=True):
+            paths.append(p * (paths[parent] if parent != ROOT else 1.0))
+        return list(accumulate(paths, min))
+
+    def _odds(self, seq: int, tree: TokenTree) -> Sequence[float]:
+        """Of each node, that it is accepted if its parent is.
 
         Where the tokens were drawn, their own odds must not decide: a draw that is dropped for its value no longer
-        comes from the q that it is judged by. There depth decides alone.
+        comes from the q that it is judged by. There, and where nobody gave odds, a node is as likely as what the
+        sequence accepts, if none of its elder siblings is accepted.
         """
-        if tree.odds is None or tree.draws is not None:
-            acceptance = self._records.setdefault(seq, _Record()).acceptance
-            paths = [acceptance**depth for depth in tree.depths()]
-        else:
-            paths = []
-            for parent, p in zip(tree.parents, tree.odds, strict=True):
-                paths.append(p * (paths[parent] if parent >= 0 else 1.0))
-        return list(accumulate(paths, min))
+        if tree.odds is not None and tree.draws is None:
+            return tree.odds
+        acceptance = self._records.setdefault(seq, _Record()).acceptance
+        elder = [tree.parents[:node].count(parent) for node, parent in enumerate(tree.parents)]
+        return [acceptance * (1 - acceptance) ** num for num in elder]
 
     def _probing(self, seq: int, size: int) -> int:
         """A source without odds that was asked in order to be tried is tried."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.comm.messages import Costs, Drafting, Drafts, Outcome, Outcomes, Reach
 from tpspec.engine.foreseen import Foreseen
 from tpspec.engine.hosts import NOTHING, Gathered
+from tpspec.engine.tapped import Tapped
 from tpspec.engine.turns import Trials, Turns
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class RemoteHost:
         self._live: set[int] = set()
         self._gone: list[int] = []
         self._trees: dict[int, TokenTree] = {}
+        self._tapped: dict[int, Tapped] = {}
         self._watched_at, self._silent_s = clock(), 0.0
         self._usual_s = LEAST_S
         self._hits = self._misses = self._late = self._timeouts = self._waited_rounds = 0
@@ -144,6 +146,8 @@ class RemoteHost:
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
         """The next ask holds the committed tokens; here they say how well the present way does."""
+        for seq, (start, rows) in (taps.rows if taps is not None else {}).items():
+            self._tapped.setdefault(seq, Tapped()).add(start, rows)
         now, before = self._clock(), self._told_at
         self._told_at = now
         if before >= 0 and verdicts:
@@ -156,6 +160,7 @@ class RemoteHost:
         self._trees.pop(seq, None)
         self._due.pop(seq, None)
         self._live.discard(seq)
+        self._tapped.pop(seq, None)
         self._foreseen.forget(seq)
 
     def drafting(self) -> Drafting | None:
@@ -195,7 +200,8 @@ class RemoteHost:
         base = self._told.get(ask.seq, 0)
         costs = ask.costs if isinstance(ask.costs, Costs) else None
         new = tuple(ask.tokens[base:])
-        return Outcome(ask.seq, base, new, ask.num_prompt, ask.num_tokens, ask.sampling, costs, answered)
+        taps = self._tapped[ask.seq].unsent() if ask.seq in self._tapped else None
+        return Outcome(ask.seq, base, new, ask.num_prompt, ask.num_tokens, ask.sampling, costs, answered, taps)
 
     def _listen(self, timeout_s: float) -> None:
         for message in self._link.receive(timeout_s):
@@ -235,6 +241,8 @@ class RemoteHost:
         for seq in seqs:
             self._told[seq] = 0
             self._live.discard(seq)
+            if seq in self._tapped:
+                self._tapped[seq].num_sent = 0
         if seqs:
             self._send([self._asks[seq] for seq in seqs])
 

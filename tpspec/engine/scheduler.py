@@ -66,7 +66,7 @@ class Scheduler:
 
     max_running: sequences that own pages at a time; never more than there are rows, so that every root runs in every
     round, nobody has to take turns, and a prompt always finds a row. max_positions: of the model, None where it does
-    not say. The pool is the scheduler's alone.
+    not say. The pool is the scheduler's; what drafts have taken of it beyond the texts, it takes back before it plans.
     """
 
     def __init__(
@@ -143,6 +143,8 @@ class Scheduler:
 
         held: sequences that sit this round out, unless they have a prompt to read.
         """
+        for seq in self._running.values():
+            self._pool.shrink(seq.id, seq.num_tokens)
         self._secure_roots()
         admitted = self._admit()
         verifying = [seq for seq in self.ready() if seq.id not in held]

@@ -13,21 +13,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tpspec.engine.engine import Supply
 from tpspec.engine.pace import MOST
 from tpspec.errors import UserError
+from tpspec.measure import side_by_side
 from tpspec.measure.calibrate import Filled, calibration, trials
-from tpspec.measure.page import Context, render
+from tpspec.measure.contenders import Contender, LeftOut, Named, contenders, parsed
+from tpspec.measure.page import Context, render, render_sources
 from tpspec.measure.probe import links
 from tpspec.measure.savings import Pairwise, Task, built_in_prompts, recordings, refuse_plain_topology
 from tpspec.measure.simulate_command import simulation
-from tpspec.measure.stats import report
-from tpspec.measure.tables import print_tables
+from tpspec.measure.skips_command import skips
+from tpspec.measure.stats import report, source_beside_plain
+from tpspec.measure.tables import print_sources, print_tables
 from tpspec.measure.trace import write
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
 from tpspec.text import Text
+from tpspec.topology.config import Topology
 
 MODULE = "tpspec.measure"
+NOTHING = "every answer ended with its first token: there is nothing to compare; try other prompts"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return links(given[1:])
     if given[:1] == ["simulate"]:
         return simulation(given[1:])
+    if given[:1] == ["skips"]:
+        return skips(given[1:])
     return guarded(lambda: _run(_parser().parse_args(given)))
 
 
@@ -50,6 +58,8 @@ def _savings(options: argparse.Namespace) -> int:
     for option, path in (("--html", options.html), ("--trace", options.trace)):
         _refuse_file(option, path)
     prompts = _prompts(options.prompts)
+    if options.sources is not None:
+        return _side_by_side(options, parsed(options.sources), prompts)
     with open_seat(options, f"{MODULE} savings", refuse_plain_topology) as seat:
         if seat.holds_shard:
             seat.engine.host = Filled(seat.engine.host)
@@ -62,16 +72,68 @@ def _lead(seat: Seat, prompts: list[Prompt] | None, options: argparse.Namespace)
     inbox = Pairwise(tasks, trials([task.ids for task in tasks], seat.max_tokens), text.eos_ids)
     with progress_bar(inbox.num_turns, shown=sys.stderr.isatty()) as inbox.done:
         code = seat.lead(inbox)
-    found = report(inbox.pairs(), calibration(inbox.timed.samples(), seat.topology))
-    if (emulation := seat.emulation) is not None:
-        found["emulation"] = {"late_share": emulation.late_share, "floor_us": emulation.floor_s * 1e6}
+    found = report(inbox.pairs(), calibration(inbox.timed.samples(), seat.topology)) | _emulation(seat)
     if found["speedup"] is None:
-        raise UserError("every answer ended with its first token: there is nothing to compare; try other prompts")
+        raise UserError(NOTHING)
     if options.trace is not None:
         tokens = seat.topology.draft.tokens
         write(options.trace, recordings(tasks, inbox.pairs(), MOST if tokens == "auto" else tokens))
-    _show(found, seat, len(tasks), options)
+    context = _context(seat.topology, " then ".join(seat.topology.draft.sources), len(tasks))
+    _show(found, context, options, render, print_tables)
     return code
+
+
+def _side_by_side(options: argparse.Namespace, named: Sequence[Named], prompts: list[Prompt] | None) -> int:
+    """Every rank: the same turns for all of them."""
+    if options.trace is not None:
+        raise UserError("--trace: records one source; should stand without --sources")
+    with open_seat(options, f"{MODULE} savings") as seat:
+        supplies, outcomes = side_by_side.made(seat, contenders(named, seat.topology))
+        if seat.leads:
+            return _lead_sources(seat, supplies, outcomes, prompts, options)
+        return side_by_side.run(seat, supplies, len(prompts or built_in_prompts(chat=False)), None)
+
+
+def _lead_sources(
+    seat: Seat,
+    supplies: Sequence[Supply | None],
+    outcomes: Sequence[Contender | LeftOut],
+    prompts: list[Prompt] | None,
+    options: argparse.Namespace,
+) -> int:
+    labels = ["plain", *(one.label for one in outcomes if isinstance(one, Contender))]
+    left_out = [one for one in outcomes if isinstance(one, LeftOut)]
+    if len(labels) == 1:
+        raise UserError("; ".join(["nothing to compare", *(f"{one.label}: {one.reason}" for one in left_out)]))
+    text = Text.load(seat.folder)
+    tasks = _tasks(seat, text, prompts or built_in_prompts(chat=text.has_chat_template), options.max_tokens)
+    recorder = side_by_side.Recorder(tasks, text.eos_ids)
+    with progress_bar((1 + len(tasks)) * len(supplies), shown=sys.stderr.isatty()) as recorder.done:
+        code = side_by_side.run(seat, supplies, len(tasks), recorder)
+    found = _sources_found(labels, recorder, left_out) | _emulation(seat)
+    context = _context(seat.topology, ", ".join(labels[1:]), len(tasks))
+    _show(found, context, options, render_sources, print_sources)
+    return code
+
+
+def _sources_found(
+    labels: Sequence[str], recorder: side_by_side.Recorder, left_out: Sequence[LeftOut]
+) -> dict[str, Any]:
+    """What `--json` prints, plain decoding as the first of the sources."""
+    plain = recorder.records(0)
+    sources = [
+        {"source": label} | source_beside_plain(plain, recorder.records(way)) for way, label in enumerate(labels)
+    ]
+    if sources[0]["speedup"] is None:
+        raise UserError(NOTHING)
+    return {"sources": sources, "left_out": [{"source": one.label, "reason": one.reason} for one in left_out]}
+
+
+def _emulation(seat: Seat) -> dict[str, Any]:
+    emulation = seat.emulation
+    if emulation is None:
+        return {}
+    return {"emulation": {"late_share": emulation.late_share, "floor_us": emulation.floor_s * 1e6}}
 
 
 def _tasks(seat: Seat, text: Text, prompts: Sequence[Prompt], max_tokens: int) -> list[Task]:
@@ -79,24 +141,33 @@ def _tasks(seat: Seat, text: Text, prompts: Sequence[Prompt], max_tokens: int) -
     return [Task(category, ids, room_for_answer(ids, max_tokens, seat.max_tokens)) for category, ids in encoded]
 
 
-def _show(found: dict[str, Any], seat: Seat, num_prompts: int, options: argparse.Namespace) -> None:
+def _show(
+    found: dict[str, Any],
+    context: Context,
+    options: argparse.Namespace,
+    page: Callable[[dict[str, Any], Context], str],
+    tables: Callable[[dict[str, Any]], None],
+) -> None:
     if options.html is not None:
-        made, link = seat.topology, seat.topology.link
-        ran = Context(
-            topology=made.name,
-            model=made.target.model,
-            source=" then ".join(made.draft.sources),
-            num_ranks=len(made.target.ranks),
-            num_prompts=num_prompts,
-            link=link.table or f"{link.latency_us or 0:g} us, {link.gbytes_per_s or 'any'} GB/s",
-            emulate=link.emulate,
-            dilation=link.dilation,
-        )
-        _write(options.html, render(found, ran))
+        _write(options.html, page(found, context))
     if options.json:
         print(json.dumps(found, ensure_ascii=False), flush=True)
     else:
-        print_tables(found)
+        tables(found)
+
+
+def _context(topology: Topology, source: str, num_prompts: int) -> Context:
+    link = topology.link
+    return Context(
+        topology=topology.name,
+        model=topology.target.model,
+        source=source,
+        num_ranks=len(topology.target.ranks),
+        num_prompts=num_prompts,
+        link=link.table or f"{link.latency_us or 0:g} us, {link.gbytes_per_s or 'any'} GB/s",
+        emulate=link.emulate,
+        dilation=link.dilation,
+    )
 
 
 @contextmanager
@@ -142,6 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("links", help="what the collectives of this box cost, as a link table")
     commands.add_parser("simulate", help="a topology's rounds on paper, from a trace of savings; no torchrun, no card")
+    commands.add_parser("skips", help="sublayers a model can do without when it drafts; no torchrun")
     savings = commands.add_parser(
         "savings",
         help="the same prompts plain and speculative, in one run",
@@ -151,6 +223,13 @@ def _parser() -> argparse.ArgumentParser:
     add_topology_options(savings)
     savings.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt", "kind" and "category"')
     savings.add_argument("--max-tokens", type=_two_or_more, default=64, metavar="N", help="of each answer; 64")
+    savings.add_argument(
+        "--sources",
+        metavar="LIST",
+        help="draft sources side by side, each prompt plain and with every one in turn: names with commas between, "
+        "FOLDER where one loads a model or a head, + where one stands in for another that is silent, as in "
+        "ngram,eagle=FOLDER,ngram+model=FOLDER; all: every source that needs no file, and the topology's own",
+    )
     savings.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     savings.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots, too")
     savings.add_argument("--trace", type=Path, metavar="FILE", help="write what simulate replays, too")

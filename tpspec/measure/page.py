@@ -5,7 +5,7 @@ Knows the report's keys (stats.py) and how a bar is drawn; must not know an engi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from tpspec.measure.stats import COMPARED, predictions
 WIDTH, LABEL, BAR, GAP, BEHIND = 720, 120, 16, 10, 50  # BEHIND: a bar, for its value
 FITS, SEEN = 34, 2  # a segment that is as long can hold its number; can be seen
 SPEED, SPECULATIVE_SPEED, SPEEDUP, TOKENS = COMPARED
+SOURCE_HEADS = ("", "tokens per round", "drafts per round", "collectives per token", "tokens/s", "speed", "same text")
 HEADS = ("", "tokens", "tokens per round", "tokens/s plain", "tokens/s speculative", "speed-up", "same text")
 # Columns of drafts from elsewhere: the key, by how much, decimals.
 COUNTS = {
@@ -87,8 +88,27 @@ def render(report: dict[str, Any], context: Context) -> str:
     ]
     if report["speculative"]["elsewhere"] is not None:
         body.append(_section("Drafts from elsewhere", _elsewhere(sides)))
-    head = f"<meta charset=utf-8><title>tpspec: savings</title><style>{STYLE}</style>"
-    return f"<!doctype html>\n<html lang=en><head>{head}</head><body>\n{chr(10).join(body)}\n</body></html>\n"
+    return _document("savings", body)
+
+
+def render_sources(report: dict[str, Any], context: Context) -> str:
+    """The page of `savings --sources`; each source's speed is that of its median prompt, beside plain decoding's."""
+    sources = report["sources"]
+    body = [
+        "<h1>Draft sources side by side</h1>",
+        f"<p>{escape(_what_ran(context))}</p>",
+        _section("Speed beside plain decoding: median prompt and middle half", _bars(_ratios(sources), 2, mark=1)),
+        _section("Tokens per round", _bars(_of_sources(sources, lambda one: one["tokens_per_round"]), 2, mark=1)),
+        _section(
+            "Collectives per token",
+            _bars(_of_sources(sources, lambda one: one["collectives_per_token"]["total"]), 1),
+        ),
+        _section("Where the time of a token goes (milliseconds)", _stacks([*map(_source_time, sources)], 1)),
+        _section("Numbers", _table(SOURCE_HEADS, [*map(_source_row, sources)])),
+        _section("Speed of the median prompt, by category", _speed_by_category(sources)),
+        *(f"<p>{escape(one['source'])}: not measured: {escape(one['reason'])}</p>" for one in report["left_out"]),
+    ]
+    return _document("draft sources", body)
 
 
 def spread(side: dict[str, Any]) -> str:
@@ -116,6 +136,11 @@ def beside(elsewhere: dict[str, float] | None) -> str:
     )
 
 
+def _document(title: str, body: Sequence[str]) -> str:
+    head = f"<meta charset=utf-8><title>tpspec: {title}</title><style>{STYLE}</style>"
+    return f"<!doctype html>\n<html lang=en><head>{head}</head><body>\n{chr(10).join(body)}\n</body></html>\n"
+
+
 def _headline(report: dict[str, Any]) -> str:
     texts = "identical texts" if report["identical"] else "texts that differ"
     return f"Speculation: {spread(report)} the speed of plain decoding, {texts}"
@@ -125,7 +150,7 @@ def _what_ran(context: Context) -> str:
     link = f", link {context.link} emulated, dilation {context.dilation:g}" if context.emulate else ""
     return (
         f"{context.topology}: {context.model} over {context.num_ranks} ranks{link}, drafts from {context.source}. "
-        f"{context.num_prompts} prompts, each decoded both ways in one run; counted from the first token on."
+        f"{context.num_prompts} prompts, each decoded every way in one run; counted from the first token on."
     )
 
 
@@ -257,9 +282,42 @@ def _row(name: str, side: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _ratios(sources: Sequence[dict[str, Any]]) -> list[Group]:
+    ratios = [(one["source"], one["ratio"]) for one in sources]
+    return [(name, [Bar("measured", ratio["median"], ratio["low"], ratio["high"])]) for name, ratio in ratios]
+
+
+def _of_sources(sources: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> list[Group]:
+    return [(one["source"], [Bar("measured", value(one))]) for one in sources]
+
+
+def _source_time(one: dict[str, Any]) -> Group:
+    return one["source"], [Bar(part, s and s * 1000) for part, s in one["time_per_token"].items()]
+
+
+def _source_row(one: dict[str, Any]) -> tuple[str, ...]:
+    ratio = one["ratio"]
+    return (
+        one["source"],
+        _number(one["tokens_per_round"], 2),
+        _number(one["drafts_per_round"], 2),
+        _number(one["collectives_per_token"]["total"], 1),
+        _number(one["tokens_per_second"], 1),
+        f"{_number(ratio['median'], 2)}x ({_number(ratio['low'], 2)} to {_number(ratio['high'], 2)})",
+        "yes" if one["identical"] else "no",
+    )
+
+
+def _speed_by_category(sources: Sequence[dict[str, Any]]) -> str:
+    categories = list(sources[0]["by_category"])
+    rows = [(one["source"], *(one["by_category"][name]["ratio"]["median"] for name in categories)) for one in sources]
+    return _table(("", *categories), [(name, *(_number(ratio, 2) for ratio in ratios)) for name, *ratios in rows])
+
+
 def _elsewhere(sides: dict[str, Any]) -> str:
     rows = [(name, *counts(side["speculative"]["elsewhere"])) for name, side in sides.items()]
-    return _table(("", *COUNTS), rows) + f"<p>{beside(sides['all prompts']['speculative']['elsewhere'])}</p>"
+    said = beside(sides["all prompts"]["speculative"]["elsewhere"])
+    return _table(("", *COUNTS), rows) + (f"<p>{escape(said)}</p>" if said else "")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tpspec.comm.communicator import Purpose
 from tpspec.comm.messages import Drafting, Tally
 from tpspec.topology.cost import tokens_by_position
 
@@ -113,6 +114,35 @@ def _compared(pairs: Sequence[Pair], calibration: Calibration) -> dict[str, Any]
         "identical": all(pair.identical for pair in pairs),
         "predicted": predicted(pairs, calibration),
     }
+
+
+def source_beside_plain(plain: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:
+    """One source's numbers over its prompts, and the same by category. ratio: of the speeds, by prompt."""
+    categories = dict.fromkeys(record.category for record in plain)
+    pairs = [Pair(*both) for both in zip(plain, records, strict=True)]
+    by_category = {name: _source([pair for pair in pairs if pair.plain.category == name]) for name in categories}
+    return _source(pairs) | {"by_category": by_category}
+
+
+def _source(pairs: Sequence[Pair]) -> dict[str, Any]:
+    records = [pair.speculative for pair in pairs]
+    drafted = sum(sum(drafted) for drafted, _ in _rounds(records))
+    low, high = speedup_interval(pairs)
+    return summary(records) | {
+        "drafts_per_round": _ratio(drafted, len(_rounds(records))),
+        "ratio": _quartiles([ratio for pair in pairs if (ratio := speedup([pair])) is not None]),
+        "speedup": speedup(pairs),
+        "speedup_low": low,
+        "speedup_high": high,
+        "identical": all(pair.identical for pair in pairs),
+        "elsewhere": elsewhere(records),
+    }
+
+
+def _quartiles(ratios: Sequence[float]) -> dict[str, float | None]:
+    names = ("low", "median", "high")
+    found = np.percentile(ratios, [25, 50, 75]).tolist() if ratios else (None,) * 3
+    return dict(zip(names, found, strict=True))
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
@@ -262,8 +292,11 @@ def _per_token(by_purpose: dict[str, float], tokens: float) -> dict[str, float |
 def _time_per_token(
     records: Sequence[Record], tokens: float, seconds: float, totals: dict[str, Tally]
 ) -> dict[str, float | None]:
-    """Where the seconds of a token go. rest: scheduling, news to the other ranks, this measurement."""
-    collectives = sum(tally.seconds for tally in totals.values())
+    """Where the seconds of a token go. rest: scheduling, news to the other ranks, this measurement.
+
+    Collectives of a draft are part of drafting.
+    """
+    collectives = sum(tally.seconds for purpose, tally in totals.items() if purpose != Purpose.draft)
     forward = sum(record.forward_s for record in records)
     drafting = sum(record.drafting_s for record in records)
     parts = {

@@ -22,6 +22,37 @@ def print_tables(found: dict[str, Any]) -> None:
     console.print(*_closing(found), sep="\n")
 
 
+def print_sources(found: dict[str, Any]) -> None:
+    """The table of `savings --sources`."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print("counted from the first token on; speed beside plain decoding: the median prompt and the middle half")
+    console.print(_by_source(found))
+    if (emulation := found.get("emulation")) is not None:
+        console.print(_floor(emulation))
+    for one in found["left_out"]:
+        console.print(f"{one['source']}: not measured: {one['reason']}", markup=False)
+
+
+def _by_source(found: dict[str, Any]) -> Any:
+    columns = ("tokens\nper\nround", "drafts\nper\nround", "collectives\nper token", "tokens\nper second")
+    table = _table(("", *columns, "speed", "25%-75%", "same"))
+    for one in found["sources"]:
+        ratio = one["ratio"]
+        table.add_row(
+            one["source"],
+            _number(one["tokens_per_round"]),
+            _number(one["drafts_per_round"]),
+            _number(one["collectives_per_token"]["total"], "{:.1f}"),
+            _number(one["tokens_per_second"], "{:.1f}"),
+            _number(ratio["median"]),
+            f"{_number(ratio['low'])}-{_number(ratio['high'])}",
+            "yes" if one["identical"] else "NO",
+        )
+    return table
+
+
 def _closing(found: dict[str, Any]) -> list[str]:
     plain, speculative = found["plain"], found["speculative"]
     acceptance = ", ".join(f"{share:.0%}" for share in speculative["acceptance"])

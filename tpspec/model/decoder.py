@@ -7,6 +7,7 @@ Shapes: T rows of the round, D hidden, V vocabulary rows of this shard.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from tpspec.comm.communicator import Purpose
 from tpspec.model.compiled import MOST_ROWS, compiled_steps
 from tpspec.model.steps import Layer, Norm, Shape, Steps, TorchSteps
+from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,8 +55,15 @@ class Decoder:
     ) -> None:
         self.embedding_VD, self.layers, self.norm, self.head = embedding_VD, layers, norm, head
         self.shape, self.comm, self.store, self.fixed_rows = shape, comm, store, fixed_rows
+        self.left_out = NOTHING
         self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
         self._few: Steps | None = compiled_steps(shape, rope, store) if compiled else None
+
+    def thinned(self, left_out: Sublayers, comm: Communicator) -> Decoder:
+        """The same weights and cache without some sublayers, whose keys and values it neither writes nor reads."""
+        thin = copy(self)
+        thin.left_out, thin.comm = left_out, comm
+        return thin
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], tap: Callable[[int, Tensor], None] | None = None) -> Tensor:
@@ -68,14 +77,16 @@ class Decoder:
         steps = self._few if self._few is not None and num_rows <= MOST_ROWS else self._many
         round = steps.begin(spans, num_rows)
         for layer in self.layers:
-            x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.attention_norm)
-            if tap is not None:
-                tap(layer.index, x_TD)
-            partial_TD = layer.o(steps.attention(layer, layer.qkv(normed_TD), round))
-            delta_TD = self.comm.all_reduce(partial_TD, Purpose.attention)
-            x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
-            partial_TD = layer.down(steps.gate(layer.gate_up(normed_TD)))
-            delta_TD = self.comm.all_reduce(partial_TD, Purpose.mlp)
+            if layer.index not in self.left_out.attention:
+                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.attention_norm)
+                if tap is not None:
+                    tap(layer.index, x_TD)
+                partial_TD = layer.o(steps.attention(layer, layer.qkv(normed_TD), round))
+                delta_TD = self.comm.all_reduce(partial_TD, Purpose.attention)
+            if layer.index not in self.left_out.mlp:
+                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
+                partial_TD = layer.down(steps.gate(layer.gate_up(normed_TD)))
+                delta_TD = self.comm.all_reduce(partial_TD, Purpose.mlp)
         x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm)
         if tap is not None:
             tap(len(self.layers), x_TD)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.comm.communicator import Purpose
+from tpspec.comm.communicator import ForOne, Purpose
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from tpspec.model.batch import Span
     from tpspec.model.decoder import Decoder
+    from tpspec.topology.sublayers import Sublayers
 
 
 class ShardedTarget:
@@ -31,9 +33,20 @@ class ShardedTarget:
         self._taps = tuple(taps)
         self._tapped: dict[int, Tensor] = {}
 
+    def thinned(self, left_out: Sublayers) -> ShardedTarget:
+        """The same shard and cache without some sublayers; what its collectives carry counts as drafting."""
+        thin = copy(self)
+        thin.decoder = self.decoder.thinned(left_out, ForOne(self.decoder.comm, Purpose.draft))
+        thin._taps = ()
+        return thin
+
     def logits(self, spans: Sequence[Span]) -> RowLogits:
+        return self.rows(self.decoder.forward(spans, self._keep if self._taps else None))
+
+    def rows(self, logits_TV: Tensor) -> RowLogits:
+        """What this shard's head made of some rows."""
         return RowLogits(
-            self.decoder.forward(spans, self._keep if self._taps else None),
+            logits_TV,
             vocab=self._vocab,
             start=self._start,
             width=self._width,

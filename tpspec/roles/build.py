@@ -11,11 +11,12 @@ from tpspec.comm.emulate import Emulated, emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.protocol import Needs
 from tpspec.draft.sources import NEEDS_Q
-from tpspec.engine.engine import Engine
+from tpspec.engine.engine import Engine, Supply
 from tpspec.engine.hosts import InlineHost
 from tpspec.engine.pace import Pace
 from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
+from tpspec.engine.whole import Whole
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, ways_of
@@ -40,16 +41,20 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Topology
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
+    from tpspec.topology.sublayers import Sublayers
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """An engine ready for rounds. max_tokens: the longest prompt plus output that it serves.
 
+    own: where its drafts come from. supply: the same for another topology's drafts, from the target that is loaded.
     emulation: what emulating a link has come to; None where none is emulated.
     """
 
     engine: Engine
+    own: Supply
+    supply: Callable[[Topology], Supply]
     folder: Path
     max_tokens: int
     emulation: Emulation | None
@@ -78,9 +83,17 @@ def build_engine(
     shard = cache(
         partial(_decoder, topology, folder, shape, counted(beside(bus), ledger), device, pool, fixed_rows, progress)
     )
-    # Weights of the target come last: everything that can be refused without them has been by then.
-    host, needs = _host(topology, comm.rank, device, link, shard, pool)
-    target = _target(topology, shape, comm.rank, shard(), needs.taps)
+
+    def supply(wanted: Topology) -> Supply:
+        # Weights of the target come last: everything that can be refused without them has been by then.
+        host, needs = _host(
+            wanted, comm.rank, device, link, shard, pool,
+            lambda left_out: _target(topology, shape, comm.rank, shard()).thinned(left_out),
+        )  # fmt: skip
+        target = _target(topology, shape, comm.rank, shard(), needs.taps)
+        return Supply(target, host, Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds))
+
+    own = supply(topology)
     scheduler = Scheduler(
         pool,
         max_rows=topology.engine.max_rows,
@@ -89,19 +102,19 @@ def build_engine(
         max_positions=shape.max_positions,
     )
     engine = Engine(
-        target=target,
+        target=own.target,
         scheduler=scheduler,
         pool=pool,
         rule=rule(topology.accept),
         noise=noise,
-        host=host,
+        host=own.host,
         draft_tokens=None if topology.draft.tokens == "auto" else topology.draft.tokens,
-        pace=Pace(gives_odds=needs.gives_odds),
+        pace=own.pace,
         vocab=shape.vocab,
         ledger=ledger,
     )
     emulation = bus.sums if isinstance(bus, Emulated) else None
-    return Built(engine, folder, scheduler.capacity_tokens, emulation)
+    return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation)
 
 
 def _decoder(
@@ -120,7 +133,9 @@ def _decoder(
     return loader.decoder(comm, num_slots, fixed_rows=fixed_rows, progress=progress)
 
 
-def _target(topology: Topology, shape: ModelShape, rank: int, decoder: Decoder, taps: Sequence[int]) -> ShardedTarget:
+def _target(
+    topology: Topology, shape: ModelShape, rank: int, decoder: Decoder, taps: Sequence[int] = ()
+) -> ShardedTarget:
     shards = _shards(topology, shape)
     width = max(len(shard.vocab) for shard in shards)
     return ShardedTarget(decoder, shards[rank].vocab, shape.vocab, width, taps)
@@ -139,6 +154,7 @@ def _host(
     link: DraftLink | None,
     shard: Callable[[], Decoder],
     pool: PagePool,
+    thinned: Callable[[Sublayers], ShardedTarget],
 ) -> tuple[DraftHost, Needs]:
     """Where this rank's drafts come from, and what whoever makes them needs."""
     if topology.draft.placement.kind != "inline":
@@ -147,5 +163,5 @@ def _host(
             return Elsewhere(), needs
         branches = branches_of(topology, gives_q=topology.accept == NEEDS_Q)
         return RemoteHost(link, perf_counter, ways_of(topology), branches), needs
-    drafter = build_inline(topology, device, shard, pool)
+    drafter = build_inline(topology, device, shard, pool, thinned)
     return InlineHost(drafter), drafter.needs

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from tpspec.comm.messages import Reach
 from tpspec.draft.ahead import Ahead, Grown, Policy
 from tpspec.draft.cascade import Cascade
 from tpspec.draft.protocol import Given, Modelled
+from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
 from tpspec.draft.sources import source
 from tpspec.engine.remote import Way
 from tpspec.errors import UserError
@@ -27,11 +30,14 @@ if TYPE_CHECKING:
     from tpspec.cache.pages import PagePool
     from tpspec.draft.protocol import Drafter
     from tpspec.model.decoder import Decoder
+    from tpspec.model.target import ShardedTarget
     from tpspec.topology.config import Topology
+    from tpspec.topology.sublayers import Sublayers
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 ROWS_AHEAD = 16  # futures that are read at a time
 BRANCHES = 4  # children of a node of a tree that are proposed at most
+CHOICES = "choices"  # the one option that is the tree's and no source's
 
 
 def ways_of(topology: Topology) -> tuple[Way, ...]:
@@ -51,17 +57,33 @@ def reaching(policy: Policy, reach: Reach) -> Policy:
 def branches_of(topology: Topology, *, gives_q: bool) -> int:
     """Children of a node that a draft may have; 1 makes chains.
 
-    A tree of drawn tokens would have to be drawn as one; and of a whole model every row that it reads costs.
+    A tree of drawn tokens would have to be drawn as one; and of a whole model, or most of one, every row that it reads
+    costs.
     """
-    wanted = topology.draft.tree == "dynamic" or (topology.draft.tree == "auto" and topology.draft.own_model is None)
+    cheap = topology.draft.own_model is None and not any(kind.thins for kind in topology.draft.kinds)
+    wanted = topology.draft.tree in ("dynamic", "static") or (topology.draft.tree == "auto" and cheap)
     return BRANCHES if wanted and not gives_q else 1
 
 
+def _shaping(topology: Topology) -> Callable[[int], Shape] | None:
+    """What makes the shape of all trees of a source, where odds are not to decide; of so many levels."""
+    choices = topology.draft.options.get(CHOICES)
+    if topology.draft.tree != "static":
+        if choices is not None:
+            raise UserError(f"draft.options.{CHOICES} is the shape of a fixed tree; should stand beside tree: static")
+        return None
+    return partial(Shape, BRANCHES, () if choices is None else read_choices(Path(str(choices)).expanduser()))
+
+
 def build_inline(
-    topology: Topology, device: torch.device, shard: Callable[[], Decoder] | None, pool: PagePool
+    topology: Topology,
+    device: torch.device,
+    shard: Callable[[], Decoder] | None,
+    pool: PagePool,
+    thinned: Callable[[Sublayers], ShardedTarget] | None = None,
 ) -> Drafter:
-    """The drafter that every target rank runs for itself. shard, pool: see `Given`."""
-    given = _given(topology, device, shard, pool)
+    """The drafter that every target rank runs for itself. shard, pool, thinned: see `Given`."""
+    given = _given(topology, device, shard, pool, thinned)
     drafters = [_inline(topology, made) for made in _made(topology, given)]
     return drafters[0] if len(drafters) == 1 else Cascade(drafters)
 
@@ -79,12 +101,15 @@ def _inline(topology: Topology, made: Drafter | Modelled) -> Drafter:
         return made
     pool = draft_pool(topology) if made.pool is None else made.pool
     branches = branches_of(topology, gives_q=made.source.needs.gives_q)
-    return Grown(Ahead(made.source, made.run, pool, Policy(branches=branches)))
+    shaping = _shaping(topology)
+    shape = None if shaping is None or branches == 1 else shaping(MOST_DEPTH)
+    policy = Policy(branches=branches if shape is None else shape.branches, shape=shape)
+    return Grown(Ahead(made.source, made.run, pool, policy, borrows=made.pool is not None))
 
 
 def _made(topology: Topology, given: Given) -> list[Drafter | Modelled]:
     sources = [source(name) for name in topology.draft.sources]
-    options = topology.draft.options
+    options = {name: value for name, value in topology.draft.options.items() if name != CHOICES}
     for option in options:
         if len(sources) > 1 and not any(option in one.options for one in sources):
             raise UserError(f"draft.options.{option}: none of {', '.join(topology.draft.sources)} has such an option")
@@ -101,6 +126,7 @@ def _given(
     device: torch.device,
     shard: Callable[[], Decoder] | None = None,
     pool: PagePool | None = None,
+    thinned: Callable[[Sublayers], ShardedTarget] | None = None,
 ) -> Given:
     target_folder, draft = find(topology.target.model), topology.draft
     named = draft.own_model or draft.head
@@ -119,4 +145,7 @@ def _given(
         num_slots=slots.num_pages * slots.page_size,
         shard=shard,
         pool=pool,
+        thinned=thinned,
+        branches=branches_of(topology, gives_q=False),
+        shape=_shaping(topology),
     )

@@ -20,10 +20,11 @@ from tpspec.comm.distributed import Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import open_gap
 from tpspec.comm.messages import News, Stop
+from tpspec.comm.process import keep_to_own_cores
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.drafter import Orders
-from tpspec.roles.fit import check_fits
+from tpspec.roles.fit import check_drafter_fits, check_fits
 from tpspec.roles.guard import Guard
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
 from tpspec.roles.weights import capacity, with_weights
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from tpspec.comm.channel import Channel
     from tpspec.comm.emulate import Emulation
     from tpspec.comm.messages import Stats
-    from tpspec.engine.engine import Engine
+    from tpspec.engine.engine import Engine, Supply
 
 Result = TypeVar("Result")
 
@@ -106,6 +107,11 @@ class Seat:
         return self._shard[0].engine
 
     @property
+    def own(self) -> Supply | None:
+        """Where the topology's drafts come from; None without a shard."""
+        return None if self.built is None else self.built.own
+
+    @property
     def emulation(self) -> Emulation | None:
         return self._shard[0].emulation
 
@@ -115,6 +121,16 @@ class Seat:
 
     def stats(self) -> Stats:
         return self.engine.stats()
+
+    def supply(self, topology: Topology) -> Supply | None:
+        """Drafts as `topology` wants them beside this target; None without a shard. Collective, and so are its errors.
+
+        To be drawn from by the engine, or not.
+        """
+        rank, device, built = self.world.rank, self.world.device, self.built
+        on_device = _on_device(self.world.place, device)
+        agreed(self.world, lambda: check_drafter_fits(topology, rank, device, on_device))
+        return agreed(self.world, lambda: None if built is None else built.supply(topology))
 
     def lead(self, inbox: Inbox) -> int:
         built, channel = self._shard
@@ -156,6 +172,8 @@ def open_seat(
     place = Place.from_env(os.environ)
     topology = read_topology(options, place, module)
     device = pick_device(topology, place)
+    if topology.draft.placement.kind == "gaps" and device.type == "cpu":
+        keep_to_own_cores(place.local_rank, place.local_size)  # the drafter too: the gaps of one shard, no other's time
     with join_world(place, device, topology.engine.timeout_s) as world:
         settled = _settle_weights(topology, world, place, device)
         agreed(world, lambda: check_fits(settled, place.rank, device, _on_device(place, device)))

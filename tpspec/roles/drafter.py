@@ -20,7 +20,8 @@ from tpspec.comm.draft_link import DrafterDraftLink
 from tpspec.comm.gap import GapReader, Share
 from tpspec.comm.messages import Draft, Drafts, Outcome, Outcomes, Stop
 from tpspec.comm.process import is_alive
-from tpspec.draft.protocol import Ask
+from tpspec.draft.protocol import Ask, Taps
+from tpspec.engine.tapped import tensor_of
 from tpspec.errors import UserError
 from tpspec.roles.build_drafter import build_ahead, reaching
 from tpspec.topology.config import from_json
@@ -103,6 +104,8 @@ class Drafter:
             return
         lost.discard(seq)
         new = outcome.tokens[len(known) - outcome.base :]
+        if outcome.taps is not None:
+            self._ahead.observe(Taps({seq: (outcome.taps.first, tensor_of(outcome.taps))}))
         if new:  # else it has been heard before
             text = [*known, *new]
             asks[seq] = Ask(seq, text, outcome.num_prompt, outcome.num_tokens, outcome.sampling, outcome.costs)

@@ -46,16 +46,27 @@ def check_fits(topology: Topology, rank: int, device: torch.device, on_device: S
     on_device: ranks of the world, this one too. For all of them to ask before any loads: later, each would find the
     memory free that its neighbours are about to take.
     """
-    shards, draft = _shard_bytes(topology), draft_bytes(topology)
+    shards = _shard_bytes(topology)
     held = sum(shards.get(other, 0) for other in on_device)
-    drafting = draft * sum(topology.drafts_on(other) for other in on_device)
-    cached = f"with {topology.cache.tokens} cached tokens"
     if rank in shards:
-        what = f"shard {topology.target.ranks.index(rank)} of {topology.target.model} {cached}"
+        what = f"shard {topology.target.ranks.index(rank)} of {topology.target.model} {_cached(topology)}"
         check_memory(shards[rank], device, what, held - shards[rank])
+    check_drafter_fits(topology, rank, device, on_device, held)
+
+
+def check_drafter_fits(
+    topology: Topology, rank: int, device: torch.device, on_device: Sequence[int], held: int = 0
+) -> None:
+    """The same for the drafter alone. held: bytes that shards are about to take beside it."""
+    draft = draft_bytes(topology)
     if draft and topology.drafts_on(rank):
+        drafting = draft * sum(topology.drafts_on(other) for other in on_device)
         drafter = topology.draft.own_model or topology.draft.head
-        check_memory(draft, device, f"draft model {drafter} {cached}", held + drafting - draft)
+        check_memory(draft, device, f"draft model {drafter} {_cached(topology)}", held + drafting - draft)
+
+
+def _cached(topology: Topology) -> str:
+    return f"with {topology.cache.tokens} cached tokens"
 
 
 def _shard_bytes(topology: Topology) -> dict[int, int]:

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -113,10 +112,20 @@ class Guard:
             self._restart_at = monotonic() + PAUSES_S[-1]
 
     def _start(self) -> subprocess.Popen[str]:
-        """In a session of its own: signals for the world are obeyed by the lead, which tells the drafter."""
+        """Away from signals for the world, which the lead obeys and tells the drafter of.
+
+        In its shard's session if it is beside one: Linux weighs sessions first (autogroup), and classes within each.
+        """
         self._started_at = monotonic()
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        pipe, alone = subprocess.PIPE, self._gap is None
+        process = subprocess.Popen(
+            COMMAND,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            start_new_session=alone,
+            process_group=None if alone else 0,
+        )
         if self._orders.is_filler:
             step_back(process.pid)
         assert process.stdin is not None
@@ -126,13 +135,7 @@ class Guard:
 
 
 def step_back(pid: int) -> None:
-    """The lowest class of the scheduler: the process runs where nobody else wants to, from its first import on.
-
-    Linux may weigh sessions against one another first, and classes only within one (autogroup): so its session is put
-    last as well.
-    """
-    with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text("19", encoding="ascii")
+    """The lowest class of the scheduler: the process runs where nobody else wants to, from its first import on."""
     with suppress(ProcessLookupError):
         if hasattr(os, "SCHED_IDLE"):
             os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))

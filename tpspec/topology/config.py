@@ -146,7 +146,9 @@ class DraftConfig(Section):
     tokens: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         default="auto", description="auto, or a whole number from 1 to 64"
     )
-    tree: Literal["auto", "chain", "dynamic"] = Field(default="auto", description="auto, chain or dynamic")
+    tree: Literal["auto", "chain", "dynamic", "static"] = Field(
+        default="auto", description="auto, chain, dynamic or static"
+    )
     dtype: Dtype | None = Field(default=None, description="null (as the target), float32, bfloat16 or float16")
 
     @property
@@ -231,10 +233,13 @@ class Topology(Section):
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Topology:
-        faults = [rule.fault({key: attrgetter(key)(self) for key in rule.keys}) for rule in RULES]
-        if any(faults):
-            raise ValueError("; ".join(fault for fault in faults if fault))
+        if faults := self._broken_rules():
+            raise ValueError("; ".join(faults))
         return self
+
+    def _broken_rules(self) -> list[str]:
+        faults = ((rule.keys[0], rule.fault({key: attrgetter(key)(self) for key in rule.keys})) for rule in RULES)
+        return [f"{key} {fault}" for key, fault in faults if fault is not None]
 
     @property
     def num_ranks(self) -> int:
@@ -254,6 +259,14 @@ class Topology(Section):
         return self.draft.source != "none" and (
             placement.rank == rank if placement.rank is not None else rank in self.target.ranks
         )
+
+    def drafting_from(self, source: str | tuple[str, ...], model: str | None) -> Topology:
+        """The same target with another source beside it, inline. Raises TopologyError where the two do not go."""
+        draft: dict[str, object] = {"source": source, "model": model, "options": {}, "placement": Placement()}
+        made = self.model_copy(update={"draft": self.draft.model_copy(update=draft), "pipeline": PipelineConfig()})
+        if faults := made._broken_rules():
+            raise TopologyError(faults)
+        return made
 
     def unbuilt(self) -> list[str]:
         """What this topology asks for that no code does yet, as `key: value`."""

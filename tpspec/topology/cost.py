@@ -91,6 +91,11 @@ class StepCost:
     def compute_s(self, num_rows: int) -> float:
         return max(rank.seconds(num_rows) for rank in self.ranks) + self.fixed_s
 
+    @property
+    def collectives(self) -> int:
+        """The reduces, and the gather of picks."""
+        return self.reduces + 1 if self.reduces else 0
+
     def waiting_s(self, num_rows: int) -> float:
         """In collectives: the link's time and the skew."""
         if self.link is None or not self.reduces:
@@ -169,8 +174,16 @@ class Prediction:
         return self.waiting_s / self.round_s
 
 
-def predict(step: StepCost, num_drafted: int, tokens: float, round_s: float) -> Prediction:
-    """tokens: of a round of num_drafted drafts and the root; round_s: what such a round takes."""
-    collectives = (step.reduces + 1) / tokens if step.reduces else 0.0
+def predict(
+    step: StepCost, num_drafted: int, tokens: float, round_s: float, thin: StepCost | None = None
+) -> Prediction:
+    """tokens: of a round of num_drafted drafts and the root; round_s: what such a round takes.
+
+    thin: a drafted token's step, where it has collectives of its own.
+    """
     rows = num_drafted + 1
-    return Prediction(tokens, step.seconds(rows), round_s, step.waiting_s(rows), collectives)
+    collectives, waiting_s = step.collectives, step.waiting_s(rows)
+    if thin is not None:
+        collectives += num_drafted * thin.collectives
+        waiting_s += num_drafted * thin.waiting_s(1)
+    return Prediction(tokens, step.seconds(rows), round_s, waiting_s, collectives / tokens)

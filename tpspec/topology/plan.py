@@ -5,10 +5,11 @@ Everything here is a prediction of `cost.py`. Must not print, write a file (`pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import OutOfMemory, UserError
+from tpspec.topology.checkpoint import local
 from tpspec.topology.config import Placement, Topology
 from tpspec.topology.cost import (
     Load,
@@ -24,6 +25,7 @@ from tpspec.topology.cost import (
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tpspec.topology.links import LinkTable
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
+    from tpspec.topology.sublayers import Sublayers
 
 QUANTIZED: dict[int, str | None] = {16: None, 8: "int8", 4: "int4"}
 MOST_DRAFTED = 16
@@ -42,7 +45,7 @@ FAN_OUT = 3
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked: a box, a link by name, a model and what drafts for it (a model, `ngram` or `none`).
+    """What is asked: a box, a link by name, a model and what drafts for it (a model, or a source that loads none).
 
     link: None where there is one card. acceptance: of a draft token, between 0 and 1. context: tokens that are cached,
     and read in every step.
@@ -57,7 +60,12 @@ class Wish:
 
     @property
     def draft_model(self) -> str | None:
-        return None if self.draft in ("ngram", "none") else self.draft
+        return None if self.draft in SOURCES and SOURCES[self.draft].loads == "nothing" else self.draft
+
+    def left_out(self, num_layers: int) -> Sublayers | None:
+        """Of the target, where it drafts itself."""
+        thins = SOURCES[self.draft].thins if self.draft in SOURCES else None
+        return None if thins is None else thins({}, local(self.model), num_layers)
 
     @property
     def page_context(self) -> int:
@@ -151,6 +159,7 @@ class _Planner:
         self.wish = wish
         self.target = shape_of(wish.model)
         self.draft = shape_of(wish.draft_model) if wish.draft_model else None
+        self.left_out = wish.left_out(self.target.num_layers)
         self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
         wish.link_for(2)  # an unknown name is told before anything is computed
 
@@ -188,13 +197,16 @@ class _Planner:
         over = [own - self.wish.gpus[index].usable_bytes for index, own in zip(layout.cards, memory, strict=True)]
         if max(over) > 0:
             return Refusal(layout, max(over), self.wish.gpus[layout.cards[over.index(max(over))]])
-        step, draft_s = self._step(layout), self._draft_s(layout)
+        step, thin = self._step(layout), self._thin_step(layout)
+        draft_s = self._draft_s(layout) if thin is None else thin.seconds(1)
         lengths = [0] if layout.placement == "none" else range(1, MOST_DRAFTED + 1)
-        predicted = {length: self._predict(layout, step, draft_s, length) for length in lengths}
+        predicted = {length: self._predict(layout, step, draft_s, length, thin) for length in lengths}
         best = max(predicted, key=lambda length: predicted[length].tokens_per_s)
         return Plan(layout, best, predicted[best], step, draft_s, memory)
 
-    def _predict(self, layout: Layout, step: StepCost, draft_s: float, num_drafted: int) -> Prediction:
+    def _predict(
+        self, layout: Layout, step: StepCost, draft_s: float, num_drafted: int, thin: StepCost | None
+    ) -> Prediction:
         step_s, drafting_s = step.seconds(num_drafted + 1), num_drafted * draft_s
         match layout.placement:
             case "dedicated":
@@ -203,13 +215,24 @@ class _Planner:
                 round_s = gaps_round_s(step_s, drafting_s, HIT_RATE, step.waiting_s(num_drafted + 1))
             case _:
                 round_s = sequential_round_s(step_s, drafting_s)
-        return predict(step, num_drafted, tokens_per_round(self.wish.acceptance, num_drafted), round_s)
+        return predict(step, num_drafted, tokens_per_round(self.wish.acceptance, num_drafted), round_s, thin)
 
     def _step(self, layout: Layout) -> StepCost:
         on = [self.wish.gpus[index] for index in layout.shards]
         link = self.wish.link_for(len(on))
         loads = [self._load(self.target, shard, layout.bits) for shard in self._split(layout)]
         return step_cost(loads, on, self.target.num_layers, 2 * self.target.hidden, link)
+
+    def _thin_step(self, layout: Layout) -> StepCost | None:
+        """A step of the target without what it leaves out when it drafts; attention and MLP count alike."""
+        if self.left_out is None or layout.placement == "none":
+            return None
+        whole, kept = self._step(layout), 1 - len(self.left_out) / (2 * self.target.num_layers)
+        on = [self.wish.gpus[index] for index in layout.shards]
+        thin = replace(self.target, num_layers=round(kept * self.target.num_layers))
+        loads = [self._load(thin, shard, layout.bits) for shard in self._split(layout)]
+        step = step_cost(loads, on, thin.num_layers, whole.row_bytes, whole.link)
+        return replace(step, reduces=whole.reduces - len(self.left_out) if whole.reduces else 0)
 
     def _draft_s(self, layout: Layout) -> float:
         """Seconds of one drafted token, on the slowest card that drafts it. Looking it up in the text is free."""
@@ -284,7 +307,7 @@ def _draft(wish: Wish, best: Plan) -> dict[str, object]:
     layout = best.layout
     if layout.placement == "none":
         return {"source": "none"}
-    draft: dict[str, object] = {"source": "model" if wish.draft_model else "ngram", "tokens": best.num_drafted}
+    draft: dict[str, object] = {"source": "model" if wish.draft_model else wish.draft, "tokens": best.num_drafted}
     if wish.draft_model:
         draft["model"] = wish.draft_model
     if layout.placement in ("dedicated", "gaps"):

@@ -66,7 +66,7 @@ def _drafting(wish: Wish, one: Plan) -> list[str]:
     match one.layout.placement:
         case "none":
             return []
-        case "inline" if not wish.draft_model:
+        case "inline" if not one.draft_s:
             return ["drafts looked up"]
         case "inline":
             return [f"drafts {drafting_ms:.1f} ms on every card"]

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
+from tpspec.topology.checkpoint import local
 from tpspec.topology.config import Topology
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import (
     DTYPE_BYTES,
     Shard,
+    collectives_per_draft,
     collectives_per_round,
     kv_bytes_per_token,
     round_bytes,
@@ -111,8 +113,22 @@ def _round(topology: Topology, shape: ModelShape) -> list[str]:
     purposes = ", ".join(f"{purpose} {num_bytes:,}" for purpose, num_bytes in sent.items())
     return [
         f"collectives per round: {collectives_per_round(shape, num_shards)}",
+        *_drafting(topology, shape),
         f"bytes each rank contributes, per row of a round: {sum(sent.values()):,} ({purposes})",
     ]
+
+
+def _drafting(topology: Topology, shape: ModelShape) -> Iterator[str]:
+    """What drafts add to a round, where the target itself makes them."""
+    draft, num_shards = topology.draft, len(topology.target.ranks)
+    folder = local(topology.target.model)
+    for name, kind in zip(draft.sources, draft.kinds, strict=True):
+        if kind.thins is None:
+            continue
+        left_out = kind.thins(draft.options, folder, shape.num_layers)
+        each = collectives_per_draft(shape, num_shards, left_out)
+        kept = f"{2 * shape.num_layers - len(left_out)} of {2 * shape.num_layers} sublayers"
+        yield f"collectives per token drafted by {name}: {each}, of {kept}"
 
 
 def _notes(topology: Topology) -> list[str]:

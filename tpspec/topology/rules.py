@@ -53,6 +53,12 @@ def _drafter_of_its_own_runs_a_model(placement: Placement, source: str | tuple[s
     return f"is {placement.kind}, but {what} no model of its own; should be inline, or source {able}"
 
 
+def _static_where_the_target_is(tree: str, placement: Placement) -> str | None:
+    if tree != "static" or placement.kind == "inline":
+        return None
+    return f"is static, but a drafter elsewhere ({placement.kind}) plans by odds; should be dynamic, or draft inline"
+
+
 def _ahead_of_what_is_verified(policy: str, placement: Placement) -> str | None:
     if policy == "serial" or placement.kind != "inline":
         return None
@@ -118,6 +124,7 @@ RULES = (
     Rule(("draft.model", "draft.source"), _model_for_source),
     Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
     Rule(("draft.placement", "draft.source"), _drafter_of_its_own_runs_a_model),
+    Rule(("draft.tree", "draft.placement"), _static_where_the_target_is),
     Rule(("pipeline.policy", "draft.placement"), _ahead_of_what_is_verified),
     Rule(("target.ranks", "draft.placement"), _no_idle_rank),
     Rule(("draft.tokens", "deterministic", "engine.fixed_rows", "engine.max_rows"), _draft_fits_round),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.topology.shape import ModelShape
+    from tpspec.topology.sublayers import Sublayers
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Bits of one quantized weight, with a 16-bit scale for each 128 of them.
@@ -110,6 +111,11 @@ def kv_bytes_per_token(shape: ModelShape, shard: Shard, dtype: str) -> int:
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:
     """Two all-reduces in each layer and one all-gather of picks; a rank alone needs none."""
     return 2 * shape.num_layers + 1 if num_shards > 1 else 0
+
+
+def collectives_per_draft(shape: ModelShape, num_shards: int, left_out: Sublayers) -> int:
+    """Of a drafted token, where the target itself drafts: one for each sublayer that is left, and one to pick."""
+    return 2 * shape.num_layers - len(left_out) + 1 if num_shards > 1 else 0
 
 
 def round_bytes(

@@ -5,23 +5,46 @@ Knows names; must not know what a source does.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from tpspec.topology.sublayers import Sublayers, behind, skipped
+
+Options = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """loads: what draft.model names: nothing, a whole model, or a head that goes on from the target's own layers.
 
-    moves: whether it can run in a process of its own.
+    moves: whether it can run in a process of its own. thins: of a source that drafts with the target itself, what it
+    leaves out of that, by its options, the target's folder (None: not here) and the number of its layers.
     """
 
     loads: Literal["nothing", "model", "head"] = "nothing"
     moves: bool = False
+    thins: Callable[[Options, Path | None, int], Sublayers] | None = None
+
+
+def _behind(options: Options, folder: Path | None, num_layers: int) -> Sublayers:
+    return behind(int(options.get("layer", 0)), folder, num_layers)
+
+
+def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayers:
+    return skipped(str(options.get("skip", "")), folder, num_layers)
 
 
 SOURCES = {
     "none": Kind(),
     "ngram": Kind(),
     "model": Kind(loads="model", moves=True),
+    "layer_skip": Kind(thins=_skipped),
+    "early_exit": Kind(thins=_behind),
+    "eagle": Kind(loads="head"),
+    "medusa": Kind(loads="head"),
+    "pard": Kind(loads="model"),
+    "lookahead": Kind(),
+    "suffix": Kind(),
 }

@@ -1,28 +1,36 @@
-"""`-m tpspec.train generate`: texts of the target to train on.
+"""`-m tpspec.train generate | taps | eagle | medusa`: a draft head for a model, from the model's own texts alone.
 
-A front door: reads the command line, prints. Must not know how texts are made.
+A front door: reads the command line, prints. Must not know how texts are made or heads trained.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from tpspec.errors import UserError
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
+from tpspec.train.command import Apprenticeship, Order, tap
+from tpspec.train.eagle import EagleHead
 from tpspec.train.generate import Author, open_engine
+from tpspec.train.loop import Plan
+from tpspec.train.medusa import MedusaHeads
 from tpspec.train.progress import Progress
 from tpspec.train.prompts import Given, Invented, Prompts
+from tpspec.train.target import Taught
 from tpspec.train.texts import TextFile
+from tpspec.train.vocabulary import DraftVocabulary
 
 MODULE = "tpspec.train"
+MODEL = "a folder, a demo model's name or a hub id such as org/name"
+PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,20 +62,76 @@ def _generate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _taps(options: argparse.Namespace) -> int:
+    tap(find(options.model), options.data)
+    return 0
+
+
+def _eagle(options: argparse.Namespace) -> int:
+    return _train(options, lambda target, ids: EagleHead(target, ids, options.channels, options.depth))
+
+
+def _medusa(options: argparse.Namespace) -> int:
+    return _train(options, lambda target, ids: MedusaHeads(target, ids, options.heads, options.layers))
+
+
+def _train(options: argparse.Namespace, make: Callable[[Taught, DraftVocabulary], EagleHead | MedusaHeads]) -> int:
+    plan = Plan(options.steps, options.minutes, options.rate, options.rows, options.every, options.seed)
+    order = Order(
+        find(options.model), options.data, options.out, options.ids, plan, PRECISIONS[options.precision], make
+    )
+    record = Apprenticeship(order).run()
+    print(json.dumps(record["history"][-1] if record["history"] else record))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Train draft heads for a model.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = commands.add_parser("generate", help="texts of the model itself, to train on")
     generate.set_defaults(run=_generate)
-    generate.add_argument("model", help="a folder, a demo model's name or a hub id such as org/name")
+    generate.add_argument("model", help=MODEL)
     generate.add_argument("--out", type=Path, required=True, metavar="DIR", help="texts already there are kept")
     generate.add_argument(
         "--prompts", type=Path, metavar="FILE", help="JSON lines; without them the model invents its prompts"
     )
-    generate.add_argument("--sequences", type=_positive, metavar="N", help="texts; 1000, or as many as there are prompts")
+    generate.add_argument(
+        "--sequences", type=_positive, metavar="N", help="texts; 1000, or as many as there are prompts"
+    )
     generate.add_argument("--tokens", type=_positive, default=256, metavar="N", help="of an answer at most; 256")
     generate.add_argument("--longest", type=_positive, default=640, metavar="N", help="prompt and answer together; 640")
     generate.add_argument("--seed", type=int, default=0, help="another seed, other texts; 0")
+    taps = commands.add_parser("taps", help="the model's hidden states over the texts; the others make them, too")
+    taps.set_defaults(run=_taps)
+    taps.add_argument("model", help=MODEL)
+    taps.add_argument("--data", type=Path, required=True, metavar="DIR", help="texts made by `generate`")
+    eagle = _training_parser(commands.add_parser("eagle", help="an EAGLE-3 head"), _eagle)
+    eagle.add_argument("--channels", type=_positive, default=1024, metavar="N", help="of its MLP; 1024")
+    eagle.add_argument("--depth", type=_positive, default=4, metavar="K", help="draft steps it is trained for; 4")
+    medusa = _training_parser(commands.add_parser("medusa", help="Medusa heads"), _medusa)
+    medusa.add_argument("--heads", type=_positive, default=4, metavar="K", help="one for each draft step; 4")
+    medusa.add_argument("--layers", type=_positive, default=1, metavar="N", help="residual blocks of each; 1")
+    return parser
+
+
+def _training_parser(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """What both kinds of head are asked for."""
+    parser.set_defaults(run=run)
+    parser.add_argument("model", help=MODEL)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="texts made by `generate`")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="goes on from a checkpoint that is there"
+    )
+    parser.add_argument("--ids", type=_positive, default=4096, metavar="N", help="of the draft vocabulary; 4096")
+    parser.add_argument("--steps", type=_positive, default=2000, metavar="N", help="batches at most; 2000")
+    parser.add_argument("--minutes", type=float, metavar="M", help="of training at most, whatever the steps")
+    parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="highest learning rate; 0.001")
+    parser.add_argument("--rows", type=_positive, default=4096, metavar="N", help="positions of a batch; 4096")
+    parser.add_argument("--every", type=_positive, default=100, metavar="N", help="steps between checkpoints; 100")
+    parser.add_argument("--precision", choices=PRECISIONS, default="auto", help="auto: the faster one here")
+    parser.add_argument("--seed", type=int, default=0)
     return parser
 
 

@@ -9,7 +9,7 @@ Shapes: B texts, S positions, A rows that predict, D hidden, V draft ids.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +33,7 @@ class Batch:
     final_BSD: Tensor
     rows_BA: Tensor
     sizes_B: Tensor
+    kinds: tuple[str, ...]
 
     @classmethod
     def of(cls, texts: Sequence[Tapped]) -> Batch:
@@ -45,10 +46,12 @@ class Batch:
             final_BSD=padded([tapped.final_SD for tapped in texts]),
             rows_BA=torch.stack([row[torch.arange(most).clamp(max=len(row) - 1)] for row in rows]),
             sizes_B=torch.tensor(sizes),
+            kinds=tuple(tapped.told.kind for tapped in texts),
         )
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(getattr(self, name).to(device) for name in self.__slots__))
+        names = ("ids_BS", "features_BSX", "final_BSD", "rows_BA", "sizes_B")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     @property
     def num_tokens(self) -> int:
@@ -67,10 +70,10 @@ class Batch:
         """[B, A]: the token `ahead` places after each row; the text's last one beyond its end."""
         return self.ids_BS.gather(1, (self.rows_BA + ahead).clamp(max=self.ids_BS.shape[1] - 1))
 
-    def final_at(self, step: int, predicts_BA: Tensor) -> Tensor:
-        """[rows, D]: the target's last hidden state for the token of draft step `step`, of the rows that predict."""
-        texts, places = predicts_BA.nonzero(as_tuple=True)
-        return self.final_BSD[texts, self.rows_BA[texts, places] + step + 1]
+    def judged_BAD(self) -> Tensor:
+        """[B, A, D]: the target's last hidden states one place after each row; k columns on, those for draft step k."""
+        places_BA = (self.rows_BA + 1).clamp(max=self.ids_BS.shape[1] - 1)
+        return self.final_BSD.gather(1, places_BA[..., None].expand(-1, -1, self.final_BSD.shape[-1]))
 
 
 def split(num_shards: int, held_out: float) -> tuple[list[int], list[int]]:
@@ -79,9 +82,13 @@ def split(num_shards: int, held_out: float) -> tuple[list[int], list[int]]:
     return [*range(num_shards - num_held)], [*range(num_shards - num_held, num_shards)]
 
 
-def shard_batches(shards: Shards, index: int, most: int) -> Iterator[Batch]:
-    """One shard's texts, likes together, with at most `most` positions a batch. Texts without a row to learn are out."""
+def shard_batches(shards: Shards, index: int, most: int, *, greedy: bool = False) -> Iterator[Batch]:
+    """One shard's texts, likes together, with at most `most` positions a batch; texts without a row to learn are out.
+
+    greedy: only texts that were written so.
+    """
     texts = [tapped for tapped in shards.read(index) if len(tapped.told.answer) > 2]
+    texts = [tapped for tapped in texts if not (greedy and tapped.told.temperature)]
     for group in groups([len(tapped.told.ids) for tapped in texts], most):
         yield Batch.of([texts[i] for i in group])
 

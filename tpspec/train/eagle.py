@@ -17,7 +17,6 @@ from torch import nn
 from tpspec.train.taps import tapped_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from torch import Tensor
@@ -27,8 +26,21 @@ if TYPE_CHECKING:
     from tpspec.train.vocabulary import DraftVocabulary
 
 
+class Norm(nn.Module):
+    """RMSNorm, in float32 whatever the precision around it."""
+
+    def __init__(self, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self._eps = nn.Parameter(torch.ones(hidden)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self._eps)
+
+
 class Attention(nn.Module):
     """Queries, keys and values from an embedding and a hidden state side by side; Llama's rotation."""
+
+    frequencies: Tensor
 
     def __init__(self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float) -> None:
         super().__init__()
@@ -59,19 +71,22 @@ class Attention(nn.Module):
         q_BHAE = self._turned(self._heads(self.q_proj(z_BAX)), positions_BA) * self.head_dim**-0.5
         scores = [(q_BHAE @ context[0].mT).float().masked_fill(~seen_BAS[:, None], float("-inf"))]
         scores += [(q_BHAE * k_BHAE).sum(-1, keepdim=True).float() for k_BHAE, _ in own]
-        weights = torch.cat(scores, -1).softmax(-1).to(q_BHAE.dtype).split([s.shape[-1] for s in scores], -1)
-        out_BHAE = weights[0] @ context[1]
-        for weight, (_, v_BHAE) in zip(weights[1:], own, strict=True):
-            out_BHAE = out_BHAE + weight * v_BHAE
+        weights = torch.cat(scores, -1).softmax(-1).to(q_BHAE.dtype)
+        num_context = weights.shape[-1] - len(own)
+        out_BHAE = weights[..., :num_context] @ context[1]
+        for index, (_, v_BHAE) in enumerate(own, start=num_context):
+            out_BHAE = out_BHAE + weights[..., index, None] * v_BHAE
         projected: Tensor = self.o_proj(out_BHAE.transpose(1, 2).flatten(2))
         return projected
 
     def _heads(self, x_BSX: Tensor) -> Tensor:
-        return x_BSX.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x_BSX.view(*x_BSX.shape[:2], -1, self.head_dim).transpose(1, 2)
 
     def _turned(self, x_BHSE: Tensor, positions_BS: Tensor) -> Tensor:
         angles_BSF = positions_BS[..., None] * self.frequencies
-        cos, sin = (torch.cat([turn, turn], -1)[:, None].to(x_BHSE.dtype) for turn in (angles_BSF.cos(), angles_BSF.sin()))
+        cos, sin = (
+            torch.cat([turn, turn], -1)[:, None].to(x_BHSE.dtype) for turn in (angles_BSF.cos(), angles_BSF.sin())
+        )
         first, second = x_BHSE.chunk(2, -1)
         return x_BHSE * cos + torch.cat([-second, first], -1) * sin
 
@@ -96,7 +111,7 @@ class MidLayer(nn.Module):
         )
         self.mlp = MLP(target.hidden, channels)
         self.hidden_norm, self.input_layernorm, self.post_attention_layernorm = (
-            nn.RMSNorm(target.hidden, eps=target.eps) for _ in range(3)
+            Norm(target.hidden, target.eps) for _ in range(3)
         )
 
     def inputs(self, embedded: Tensor, h: Tensor) -> Tensor:
@@ -115,7 +130,7 @@ class EagleHead(nn.Module):
         self.depth, self._target, self._channels = depth, target, channels
         self.fc = nn.Linear(3 * target.hidden, target.hidden, bias=False)
         self.midlayer = MidLayer(target, channels)
-        self.norm = nn.RMSNorm(target.hidden, eps=target.eps)
+        self.norm = Norm(target.hidden, target.eps)
         self.lm_head = nn.Linear(target.hidden, len(vocabulary.ids), bias=False)
         self.register_buffer("d2t", vocabulary.d2t())
         self.register_buffer("t2d", vocabulary.t2d())
@@ -124,17 +139,18 @@ class EagleHead(nn.Module):
             self.lm_head.weight.copy_(target.head_VD[list(vocabulary.ids)])
             self.norm.weight.copy_(target.norm_D)
 
-    def forward(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def forward(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """For each draft step its rows that predict, [B, A] bool, and their logits, [rows, V]."""
         layer, rows_BA = self.midlayer, batch.rows_BA
         positions_BS = torch.arange(batch.ids_BS.shape[1], device=rows_BA.device).expand_as(batch.ids_BS)
-        h_BSD = self.fc(batch.features_BSX.to(self.fc.weight.dtype))
+        h_BSD = self.fc(batch.features_BSX.to(self.fc.weight.dtype)).float()  # the residual stream stays wide
         next_BS = torch.cat([batch.ids_BS[:, 1:], batch.ids_BS[:, -1:]], 1)
         z_BSX = layer.inputs(self._embedded(next_BS), h_BSD)
         context = layer.self_attn.keys(z_BSX, positions_BS)
         seen_BAS = positions_BS[:, None] <= rows_BA[..., None]
         h_BAD, z_BAX = (x.gather(1, rows_BA[..., None].expand(-1, -1, x.shape[-1])) for x in (h_BSD, z_BSX))
         own: list[tuple[Tensor, Tensor]] = []
+        drafts: list[tuple[Tensor, Tensor]] = []
         for step in range(self.depth):
             if step:
                 z_BAX = layer.inputs(self._embedded(batch.tokens(step + 1)), h_BAD)
@@ -142,7 +158,8 @@ class EagleHead(nn.Module):
             h_BAD = h_BAD + layer.self_attn(z_BAX, rows_BA + step, context, seen_BAS, own)
             h_BAD = h_BAD + layer.mlp(layer.post_attention_layernorm(h_BAD))
             predicts_BA = batch.predicts(step)
-            yield predicts_BA, self.lm_head(self.norm(h_BAD[predicts_BA]))
+            drafts.append((predicts_BA, self.lm_head(self.norm(h_BAD[predicts_BA]))))
+        return drafts
 
     def _embedded(self, ids: Tensor) -> Tensor:
         return self.embedding_VD[ids].to(self.fc.weight.dtype)

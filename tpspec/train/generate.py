@@ -16,12 +16,13 @@ from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import News
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
+from tpspec.topology.checkpoint import find, read_config
 from tpspec.topology.config import automatic
 from tpspec.train.prompts import INVENTING
 from tpspec.train.texts import Told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from tpspec.engine.engine import Engine
     from tpspec.train.prompts import Prompts, Start
@@ -103,8 +104,10 @@ class Author:
 
 
 def open_engine(model: str, longest: int, *, cuda: bool) -> Engine:
-    """A whole model for NUM_RUNNING texts of `longest` tokens at most."""
+    """A whole model, as precise as its checkpoint, for NUM_RUNNING texts of `longest` tokens at most."""
+    config = read_config(find(model))
     settings = {
+        "target.dtype": config.get("dtype") or config.get("torch_dtype") or "bfloat16",
         "draft.source": "none",
         "cache.tokens": NUM_RUNNING * longest,
         "serve.max_running": NUM_RUNNING,

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from torch import Tensor
@@ -49,18 +48,19 @@ class MedusaHeads(nn.Module):
         super().__init__()
         self.depth, self._target, self._num_layers = num_heads, target, num_layers
         self.blocks = nn.ModuleList(Block(target.hidden, num_layers) for _ in range(num_heads))
-        self.lm_heads = nn.ModuleList([nn.Linear(target.hidden, len(vocabulary.ids), bias=False)])
+        head = nn.Linear(target.hidden, len(vocabulary.ids), bias=False)
+        self.lm_heads = nn.ModuleList([head])
         self.register_buffer("token_map", torch.tensor(vocabulary.ids))
         with torch.no_grad():
-            self.lm_heads[0].weight.copy_(target.head_VD[list(vocabulary.ids)])  # type: ignore[operator]
+            head.weight.copy_(target.head_VD[list(vocabulary.ids)])
 
-    def forward(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def forward(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """For each head its rows that predict, [B, A] bool, and their logits, [rows, V]."""
-        final_BSD = batch.final_BSD.to(self.token_map.device, torch.float32)
+        final_BSD = batch.final_BSD.float()
         final_BAD = final_BSD.gather(1, batch.rows_BA[..., None].expand(-1, -1, final_BSD.shape[-1]))
-        for step, block in enumerate(self.blocks):
-            predicts_BA = batch.predicts(step)
-            yield predicts_BA, self.lm_heads[0](block(final_BAD[predicts_BA]))
+        predicts = [batch.predicts(step) for step in range(self.depth)]
+        blocks = zip(predicts, self.blocks, strict=True)
+        return [(predicts_BA, self.lm_heads[0](block(final_BAD[predicts_BA]))) for predicts_BA, block in blocks]
 
     def config(self) -> dict[str, Any]:
         """config.json as vLLM reads it."""

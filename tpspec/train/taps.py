@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tpspec.train.texts import Told
 
 PER_SHARD = 64  # texts
-ROWS = 4096  # positions of one forward, padding included
+ROWS = 1024  # positions of one forward, padding included; more do not fit a CPU's cache
 
 
 @dataclass(frozen=True, slots=True)

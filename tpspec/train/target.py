@@ -22,6 +22,7 @@ class Taught:
 
     folder: Path
     config: dict[str, Any]
+    eos_ids: tuple[int, ...]
     hidden: int
     num_heads: int
     num_kv_heads: int
@@ -38,13 +39,15 @@ class Taught:
 def taught(folder: Path) -> Taught:
     """Raises UserError for a folder that is no model of ours."""
     config, spec, checkpoint = read_config(folder), read_spec(folder), Checkpoint(folder)
-    text = config.get("text_config", config)
+    text: dict[str, Any] = dict(config) | dict(config.get("text_config") or {})  # type: ignore[call-overload]
+    eos = text.get("eos_token_id")
     rope = text.get("rope_parameters") or {}
     shape = (spec.vocab, spec.hidden)
     embedding_VD = checkpoint.mapped("model.embed_tokens.weight", shape)
     return Taught(
         folder=folder,
-        config=config,
+        config=text,
+        eos_ids=tuple(eos if isinstance(eos, list) else [] if eos is None else [eos]),
         hidden=spec.hidden,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,

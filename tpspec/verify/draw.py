@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from tpspec.tokens import Draws
 from tpspec.verify.noise import Stream
 from tpspec.verify.processors import num_kept, process
-from tpspec.verify.rows import Draw, take
-from tpspec.verify.shards import exchange, hear_candidates, hear_winners, tell_candidates, tell_winners
+from tpspec.verify.rows import Draw, RowLogits, take
+from tpspec.verify.shards import (
+    exchange,
+    hear_candidates,
+    hear_top,
+    hear_winners,
+    log_mass,
+    merged_log_mass,
+    tell_candidates,
+    tell_top,
+    tell_winners,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.verify.noise import Noise
-    from tpspec.verify.rows import RowLogits
 
 __all__ = ["Draw", "pick", "rank", "sample"]
 
@@ -35,42 +46,88 @@ def pick(rows: RowLogits, draws: Sequence[Draw], noise: Noise, stream: Stream = 
     """
     if not draws:
         return []
-    scores_TV = process(rows, draws)
+    tokens, _ = _picked(rows, process(rows, draws), draws, noise, stream)
+    return tokens
+
+
+def _picked(
+    rows: RowLogits,
+    scores_TV: Tensor,
+    draws: Sequence[Draw],
+    noise: Noise,
+    stream: Stream,
+    also: Sequence[Tensor] = (),
+) -> tuple[list[int], list[Tensor]]:
+    """`pick` of scores, and what every shard tells `also` in the same gather."""
     plain = [i for i, draw in enumerate(draws) if not draw.sampling.truncates]
     cut = [i for i, draw in enumerate(draws) if draw.sampling.truncates]
     winners = tell_winners(take(scores_TV, plain), [draws[i] for i in plain], noise, stream, rows.start)
     cut_TV = take(scores_TV, cut) if cut else None
     candidates = [] if cut_TV is None else tell_candidates(cut_TV, rows.start)
-    value_NT, ids_NT, *told = exchange(rows, [*winners, *candidates])
+    value_NT, ids_NT, *told = exchange(rows, [*winners, *candidates, *also])
+    told, heard = told[: len(candidates)], told[len(candidates) :]
     tokens = dict(zip(plain, hear_winners(value_NT, ids_NT), strict=True))
     supports = [] if cut_TV is None else hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told)
     for i, support in zip(cut, supports, strict=True):
         seed, position = draws[i].sampling.seed, draws[i].position
         tokens[i] = noise.best_of(support.scores_S, support.ids_S, seed, position, stream)
-    return [tokens[i] for i in range(len(draws))]
+    return [tokens[i] for i in range(len(draws))], heard
 
 
 def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> list[tuple[tuple[int, ...], list[float]]]:
     """For each row the token that `pick` gives and those next to it, at most `width`, with how likely each looks.
 
-    Unsharded rows only. Beyond the first, ranked among the likeliest ids by score plus the noise of the target's own
-    draw; how likely is the softmax of that (at temperature 0 of the scores).
+    Beyond the first, ranked among the likeliest ids by score plus the noise of the target's own draw; how likely is
+    the softmax of that (at temperature 0 of the scores). One gather, as `pick`, and 8 bytes for each id listed.
     """
-    winners = pick(rows, draws, noise)
-    scores_TS, ids_TS = process(rows, draws).topk(min(LISTED, rows.logits_TV.shape[1]))
+    if not draws:
+        return []
+    rows = _spread(rows, draws)
+    if rows.listed_V is not None:
+        return _rank_listed(rows, draws, width, noise)
+    scores_TV = process(rows, draws)
+    winners, heard = _picked(rows, scores_TV, draws, noise, Stream.target, tell_top(scores_TV, rows.start, LISTED))
+    scores_TS, ids_TS = hear_top(*heard)
     return [
-        _ranked(winner, ids_S, scores_S.double(), draw, width, noise)
-        for winner, ids_S, scores_S, draw in zip(winners, ids_TS.cpu(), scores_TS.cpu(), draws, strict=True)
+        _ranked(winner, ids_S, scores_S, draw, width, noise)
+        for winner, ids_S, scores_S, draw in zip(winners, ids_TS, scores_TS, draws, strict=True)
     ]
 
 
+def _spread(rows: RowLogits, draws: Sequence[Draw]) -> RowLogits:
+    """Over the whole vocabulary where a request speaks of ids, else as they are: most ids have no logit there."""
+    if rows.listed_V is None or not any(draw.sampling.logit_bias or draw.sampling.penalizes for draw in draws):
+        return rows
+    spread_TV = rows.logits_TV.new_full((len(draws), rows.vocab), -torch.inf)
+    spread_TV[:, rows.listed_V] = rows.logits_TV
+    return RowLogits(spread_TV, rows.vocab)
+
+
+def _rank_listed(
+    rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise
+) -> list[tuple[tuple[int, ...], list[float]]]:
+    """`rank` of rows that list their ids. The first token too comes from the likeliest ids: a guess, and quick."""
+    assert rows.listed_V is not None
+    scores_TV = process(rows, draws)
+    scores_TS, columns_TS = scores_TV.topk(min(LISTED, scores_TV.shape[1]))
+    scores_TS, ids_TS = scores_TS.double().cpu(), rows.listed_V[columns_TS].cpu()
+    truncates = any(draw.sampling.truncates for draw in draws)
+    totals = scores_TV.double().logsumexp(1).tolist() if truncates else [0.0] * len(draws)
+    ranked: list[tuple[tuple[int, ...], list[float]]] = []
+    for draw, ids_S, scores_S, total in zip(draws, ids_TS, scores_TS, totals, strict=True):
+        kept = num_kept(scores_S, total, False, draw.sampling)
+        ranked.append(_ranked(None, ids_S[:kept], scores_S[:kept], draw, width, noise))
+    return ranked
+
+
 def _ranked(
-    winner: int, ids_S: Tensor, scores_S: Tensor, draw: Draw, width: int, noise: Noise
+    winner: int | None, ids_S: Tensor, scores_S: Tensor, draw: Draw, width: int, noise: Noise
 ) -> tuple[tuple[int, ...], list[float]]:
     if draw.sampling.temperature > 0:
         scores_S = scores_S + noise.gumbel(draw.sampling.seed, draw.position, Stream.target, ids_S)
     odds_S, order = scores_S.softmax(0).sort(descending=True, stable=True)
     listed = [(token, p) for token, p in zip(ids_S[order].tolist(), odds_S.tolist(), strict=True) if p > 0]
+    winner = listed[0][0] if winner is None else winner
     first = next((p for token, p in listed if token == winner), listed[0][1])
     others = [(token, p) for token, p in listed if token != winner][: width - 1]
     return (winner, *(token for token, _ in others)), [first, *(p for _, p in others)]
@@ -79,14 +136,17 @@ def _ranked(
 def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -> list[tuple[int, Draws]]:
     """A token for each row, drawn from its `support` likeliest ids with the drafter's own noise, and exactly from what.
 
-    Unsharded rows only. For the `rejection` rule; at temperature 0 the draw is certain.
+    For the `rejection` rule; at temperature 0 the draw is certain. One gather.
     """
+    if not draws:
+        return []
+    rows = _spread(rows, draws)
     scores_TV = process(rows, draws)
-    scores_TS, ids_TS = scores_TV.topk(min(support, scores_TV.shape[1]))
-    totals = scores_TV.double().logsumexp(1).tolist()
-    return [
-        _sampled(draw, ids_TS[i].cpu(), scores_TS[i].double().cpu(), totals[i], noise) for i, draw in enumerate(draws)
-    ]
+    *top, peak_NT, sum_NT = exchange(rows, [*tell_top(scores_TV, rows.start, support), *log_mass(scores_TV)])
+    scores_TS, ids_TS = hear_top(*top)
+    ids_TS = ids_TS if rows.listed_V is None else rows.listed_V.cpu()[ids_TS]
+    totals = merged_log_mass(peak_NT, sum_NT).tolist()
+    return [_sampled(draw, ids_TS[i], scores_TS[i], totals[i], noise) for i, draw in enumerate(draws)]
 
 
 def _sampled(draw: Draw, ids_S: Tensor, scores_S: Tensor, log_total: float, noise: Noise) -> tuple[int, Draws]:

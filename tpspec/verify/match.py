@@ -41,4 +41,4 @@ def walk(case: Case, picks: Iterator[int]) -> Verdict:
         children = case.tree.children(node)
         node = next((child for child in children if case.tree.tokens[child] == tokens[-1]), None)
         path += [] if node is None else [node]
-    return Verdict(case.seq, tuple(path), tuple(tokens))
+    return Verdict(case.seq, tuple(path), tuple(tokens), tuple(own))

@@ -40,6 +40,7 @@ class RowLogits:
 
     gather: [*shape] -> [N, *shape], the same bytes on every rank, in rank order, one collective.
     width: the V of the widest shard (shards may differ); equal to V when unsharded, where 0 stands for it.
+    listed_V: of a drafter that knows some ids only, unsharded: the id of each column, in any order.
     """
 
     logits_TV: Tensor
@@ -47,6 +48,7 @@ class RowLogits:
     start: int = 0
     width: int = 0
     gather: Callable[[Tensor], Tensor] = whole
+    listed_V: Tensor | None = None
 
     def select(self, rows: Sequence[int]) -> RowLogits:
         return replace(self, logits_TV=take(self.logits_TV, rows))

@@ -85,12 +85,24 @@ def merged_log_mass(top_NT: Tensor, sum_NT: Tensor) -> Tensor:
     return (top_NT.double() + sum_NT.log()).logsumexp(0)
 
 
+def tell_top(scores_TV: Tensor, start: int, num: int) -> list[Tensor]:
+    """The `num` largest scores of this shard with their ids; -inf where it holds fewer."""
+    num_short = max(0, num - scores_TV.shape[1])
+    padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf)
+    scores_TC, columns_TC = padded_TV.topk(num)
+    return [scores_TC, (columns_TC + start).int()]
+
+
+def hear_top(scores_NTC: Tensor, ids_NTC: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of all shards, as many as each has told: scores, float64 and descending, and ids."""
+    scores_TS, ids_TS = _descending(scores_NTC.transpose(0, 1).flatten(1), ids_NTC.transpose(0, 1).flatten(1))
+    num = scores_NTC.shape[2]
+    return scores_TS[:, :num], ids_TS[:, :num]
+
+
 def tell_candidates(scores_TV: Tensor, start: int) -> list[Tensor]:
     """The C largest scores of this shard with their ids, and its mass; -inf where it holds fewer."""
-    num_short = max(0, NUM_CANDIDATES - scores_TV.shape[1])
-    padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf)
-    scores_TC, columns_TC = padded_TV.topk(NUM_CANDIDATES)
-    return [scores_TC, (columns_TC + start).int(), *log_mass(scores_TV)]
+    return [*tell_top(scores_TV, start, NUM_CANDIDATES), *log_mass(scores_TV)]
 
 
 def hear_candidates(

@@ -1,0 +1,42 @@
+"""Rows of the target on their way to a drafter in another process."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpspec.comm.messages import Rows
+from tpspec.engine.tapped import Tapped, tensor_of
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_arrive_bit_by_bit(dtype: torch.dtype) -> None:
+    """bfloat16 has no type in numpy, and a head fed with rounded rows drafts worse without anybody noticing."""
+    sent, tapped = torch.randn(3, 5).to(dtype), Tapped()
+    tapped.add(0, sent)
+    rows = tapped.unsent()
+    assert rows is not None
+    heard = msgspec.msgpack.decode(msgspec.msgpack.encode(rows), type=Rows)
+    assert torch.equal(tensor_of(heard), sent)
+    assert tapped.unsent() is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=12), st.data())
+def test_a_drafter_that_hears_everything_knows_the_latest_row_of_every_position(
+    steps: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    """A preempted text is read anew from its beginning, and a drafter that is new is told everything again."""
+    tapped, truth, known, stamp = Tapped(), list[float](), list[float](), 0.0
+    for count, again in steps:
+        start = data.draw(st.integers(0, len(truth))) if again else len(truth)
+        stamp += 1
+        truth[start:] = [stamp + i / 10 for i in range(count)]
+        tapped.add(start, torch.tensor(truth[start:], dtype=torch.float64).unsqueeze(1))
+        if data.draw(st.booleans()):
+            tapped.num_sent, known = 0, []
+        if (rows := tapped.unsent()) is not None:
+            known[rows.first :] = tensor_of(rows).squeeze(1).tolist()
+        assert known == truth

@@ -1,0 +1,75 @@
+"""The search for skip sets: that it finds what can be spared, and that what it writes is what the source reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import tiny
+from tpspec.errors import UserError
+from tpspec.measure.__main__ import main
+from tpspec.measure.skips import Price, search
+from tpspec.topology.shape import ModelShape, shape_of
+from tpspec.topology.sublayers import NOTHING, Sublayers, skipped
+
+LAYERS = 6
+SPARE = Sublayers(frozenset({1, 3, 4}), frozenset({2, 3}))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
+
+
+def shape(target: Path) -> ModelShape:
+    return shape_of(str(target))
+
+
+def test_what_nobody_misses_is_left_out(target: Path) -> None:
+    """Against a search that stops at the first loss, and one that counts a sublayer twice."""
+
+    def agreement(left_out: Sublayers) -> float:
+        spared = len(left_out.attention & SPARE.attention) + len(left_out.mlp & SPARE.mlp)
+        return 0.99**spared * 0.5 ** (len(left_out) - spared)
+
+    found = list(search(Price(shape(target), 0.5), agreement, 4))
+    assert max(found, key=lambda one: one.speed).left_out == SPARE
+    assert [len(one.left_out) for one in found] == list(range(1, len(found) + 1))
+
+
+def test_a_draft_costs_what_is_left_of_the_model_and_of_its_collectives(target: Path) -> None:
+    """Against a head that is forgotten, and a price of nothing for a model that is all collectives."""
+    everything = Sublayers(frozenset(range(LAYERS)), frozenset(range(LAYERS)))
+    for waiting in (0.0, 0.5, 1.0):
+        price = Price(shape(target), waiting)
+        assert price.share(NOTHING) == pytest.approx(1.0)
+        assert price.speed(NOTHING, 1.0) == pytest.approx(1.0)
+        assert 0 < price.share(everything) < 0.5
+    assert Price(shape(target), 1.0).share(everything) == pytest.approx(1 / (2 * LAYERS + 1))
+
+
+def test_the_command_writes_what_the_source_reads(target: Path, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    """Against a file of other keys; and the table must say what was left out."""
+    out = tmp_path / "skip.json"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the cat"}\n{"prompt": "again: a theme"}\n')
+    given = ["skips", str(target), "--prompts", str(prompts), "--tokens", "6", "--tries", "2", "--out", str(out)]
+    assert main(given) == 0
+    assert f"wrote {out}" in capsys.readouterr().out
+    left_out = skipped(str(out), target, LAYERS)
+    assert 0 < len(left_out) < 2 * LAYERS
+    assert 0 < json.loads(out.read_text())["agreement"] <= 1
+
+
+@pytest.mark.parametrize("text", ["[]", '{"attention": [1]}', '{"attention": [6], "mlp": []}', "nonsense"])
+def test_a_wrong_file_is_answered_with_a_right_one(text: str, target: Path, tmp_path: Path) -> None:
+    (tmp_path / "skip.json").write_text(text)
+    with pytest.raises(UserError, match=r"should hold \{\"attention\""):
+        skipped(str(tmp_path / "skip.json"), target, LAYERS)
+
+
+def test_a_missing_file_is_answered_with_the_command_that_makes_it(target: Path) -> None:
+    with pytest.raises(UserError, match="measure skips"):
+        skipped("", target, LAYERS)

@@ -1,0 +1,213 @@
+"""From a model to a head that others can load: what is learnt from, what is written, and that a stop costs nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import tiny
+from tpspec.text import Text
+from tpspec.train.__main__ import main
+from tpspec.train.prompts import Invented
+from tpspec.train.taps import Shards, Tapper, tapped_layers
+from tpspec.train.texts import TextFile, Told, read_texts
+
+CPU = torch.device("cpu")
+IDS, HIDDEN, VOCAB, CHANNELS = 120, 72, 263, 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine query heads on three, tied embeddings, and layers enough for three different taps."""
+    return tiny("smollm2", tmp_path_factory.mktemp("model"), num_hidden_layers=5)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of texts. What is learnt from them is what the target says about them."""
+    folder = tmp_path_factory.mktemp("data")
+    chance = random.Random(3)
+    for number in range(70):
+        first, size = chance.randrange(10, 60), chance.randrange(6, 30)
+        ids = tuple(range(first, first + size))
+        TextFile(folder).add(Told(number, "chat", 0.0, ids[:3], ids[3:]))
+    return folder
+
+
+def generate(model: Path, out: Path, *more: str) -> list[Told]:
+    sizes = ["--sequences", "10", "--tokens", "12", "--longest", "300"]
+    assert main(["generate", str(model), "--out", str(out), *sizes, *more]) == 0
+    return sorted(read_texts(out), key=lambda told: told.number)
+
+
+def train(kind: str, model: Path, data: Path, out: Path, *more: str) -> dict[str, Any]:
+    own = ["--channels", str(CHANNELS), "--depth", "3"] if kind == "eagle" else ["--heads", "3"]
+    options = ["--ids", str(IDS), "--rows", "256", "--every", "5", "--precision", "float32", *own, *more]
+    assert main([kind, str(model), "--data", str(data), "--out", str(out), *options]) == 0
+    record: dict[str, Any] = json.loads((out / "training.json").read_text())
+    return record
+
+
+def test_greedy_answers_are_what_the_model_says_alone(model: Path, tmp_path: Path) -> None:
+    """A head trained on texts that the batch had mixed up would learn another model."""
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    greedy = [told for told in generate(model, tmp_path) if not told.temperature]
+    for told in greedy:
+        logits = plain(torch.tensor([told.ids])).logits[0, len(told.prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == list(told.answer)
+    assert len(greedy) > 4
+
+
+def test_generation_goes_on_where_it_was_cut_off(model: Path, tmp_path: Path) -> None:
+    """A half line, left by a kill, once made the file unreadable; texts already there must not be made again."""
+    whole = generate(model, tmp_path)
+    path = TextFile(tmp_path).path
+    path.write_bytes(path.read_bytes()[:-20])
+    assert generate(model, tmp_path) == whole
+
+
+def test_an_invented_turn_is_encoded_as_if_a_user_had_typed_it(model: Path) -> None:
+    """Ids of an opening and of its end, put together, are not those of the whole turn where a merge spans them."""
+    text = Text.load(model)
+    prompts = Invented(text, seed=0)
+    start = next(s for s in map(prompts.start, range(50)) if s.turn is not None)
+    invented = (*text.encode(" cat\n"), *text.eos_ids)
+    turn = f"{start.turn} cat".strip()
+    assert prompts.finished(start, invented) == text.encode_chat([{"role": "user", "content": turn}])
+
+
+def test_given_prompts_are_drawn_warm_once_they_repeat(model: Path, tmp_path: Path) -> None:
+    """A second greedy answer to the same prompt would be the same text twice."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the cat", "kind": "chat", "category": "a"}\n{"prompt": "the hat"}\n')
+    texts = generate(model, tmp_path, "--prompts", str(prompts), "--sequences", "4")
+    assert [told.temperature > 0 for told in texts] == [False, False, True, True]
+    assert [told.kind for told in texts] == ["a", "all", "a", "all"]
+    assert texts[0].prompt == texts[2].prompt
+
+
+def test_taps_are_the_inputs_of_their_layers_and_padding_does_not_show(model: Path, data: Path) -> None:
+    """The output of a layer for its input is the known trap; it costs acceptance and nothing complains."""
+    texts = read_texts(data)[:5]
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    seen: dict[int, torch.Tensor] = {}
+    for index, layer in enumerate(plain.model.layers):
+        layer.register_forward_pre_hook(lambda _, args, index=index: seen.update({index: args[0][0]}))
+    for told, (features, final) in zip(texts, Tapper(model, CPU).taps(texts), strict=True):
+        with torch.no_grad():
+            logits = plain(torch.tensor([told.ids])).logits[0]
+            torch.testing.assert_close(plain.lm_head(final), logits)
+        torch.testing.assert_close(features, torch.cat([seen[layer] for layer in tapped_layers(5)], -1))
+
+
+def test_taps_of_other_texts_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    """Shards that stay behind when the texts are made anew would pair tokens with another text's states."""
+    texts = read_texts(data)
+    shards = Shards(tmp_path, texts)
+    shards.write(1, Tapper(model, CPU).taps(shards.texts(1)))
+    shorter = [Told(t.number, t.kind, 0.0, t.prompt, t.answer[:-1]) for t in texts]
+    with pytest.raises(Exception, match="not of these texts"):
+        Shards(tmp_path, shorter).read(1)
+
+
+def eagle_shapes() -> dict[str, tuple[int, ...]]:
+    """SafeAILab/EAGLE and sgl-project/SpecForge, as `facts` of their published files say them."""
+    D, E = HIDDEN, HIDDEN // 9
+    return {
+        "fc.weight": (D, 3 * D),
+        "midlayer.hidden_norm.weight": (D,),
+        "midlayer.input_layernorm.weight": (D,),
+        "midlayer.post_attention_layernorm.weight": (D,),
+        "midlayer.self_attn.q_proj.weight": (9 * E, 2 * D),
+        "midlayer.self_attn.k_proj.weight": (3 * E, 2 * D),
+        "midlayer.self_attn.v_proj.weight": (3 * E, 2 * D),
+        "midlayer.self_attn.o_proj.weight": (D, 9 * E),
+        "midlayer.mlp.gate_proj.weight": (CHANNELS, D),
+        "midlayer.mlp.up_proj.weight": (CHANNELS, D),
+        "midlayer.mlp.down_proj.weight": (D, CHANNELS),
+        "norm.weight": (D,),
+        "lm_head.weight": (IDS, D),
+        "d2t": (IDS,),
+        "t2d": (VOCAB,),
+    }
+
+
+def medusa_shapes() -> dict[str, tuple[int, ...]]:
+    """vLLM's layout, with one shared and truncated output head."""
+    shapes: dict[str, tuple[int, ...]] = {"token_map": (IDS,), "lm_heads.0.weight": (IDS, HIDDEN)}
+    for head in range(3):
+        shapes |= {f"blocks.{head}.layers.0.weight": (HIDDEN, HIDDEN), f"blocks.{head}.layers.0.bias": (HIDDEN,)}
+    return shapes
+
+
+@pytest.mark.parametrize(("kind", "shapes"), [("eagle", eagle_shapes()), ("medusa", medusa_shapes())])
+def test_a_head_learns_and_is_written_as_published(
+    kind: str, shapes: dict[str, tuple[int, ...]], model: Path, data: Path, tmp_path: Path
+) -> None:
+    """One tensor more, less or misnamed, and nobody else's loader takes the file."""
+    record = train(kind, model, data, tmp_path, "--steps", "40", "--rate", "0.005")
+    first, last = record["history"][0], record["history"][-1]
+    assert last["step"] == 40
+    assert all(after < 0.9 * before for before, after in zip(first["loss"], last["loss"], strict=True))
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
+    floats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    assert floats == {torch.bfloat16}
+
+
+def test_the_eagle_config_leaves_nothing_to_guess(model: Path, data: Path, tmp_path: Path) -> None:
+    """A loader that finds no rope base takes 10000, and one that finds no layer ids takes its own convention."""
+    train("eagle", model, data, tmp_path, "--steps", "5")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 2, 2]
+    assert config["rope_theta"] == json.loads((model / "config.json").read_text())["rope_parameters"]["rope_theta"]
+    tensors = load_file(tmp_path / "model.safetensors")
+    ids = torch.arange(config["draft_vocab_size"]) + tensors["d2t"]
+    assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_stopped_training_ends_as_one_that_ran_through(kind: str, model: Path, data: Path, tmp_path: Path) -> None:
+    """A resumed run that repeats batches, forgets the optimiser or restarts the warm-up ends elsewhere."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(kind, model, data, whole, "--steps", "10")
+    stop_after(5, kind, model, data, parts)
+    train(kind, model, data, parts, "--steps", "10")
+    for name in ("model.safetensors", "config.json"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes()
+
+
+def stop_after(step: int, kind: str, model: Path, data: Path, out: Path) -> None:
+    """Ends a training of ten steps as a kill would, right after it has measured at `step`."""
+    from tpspec.train import command
+
+    class Killed(Exception):
+        pass
+
+    def kill(*_: object) -> bool:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "draw", kill)
+        with pytest.raises(Killed):
+            train(kind, model, data, out, "--steps", "10")
+    assert json.loads((out / "training.json").read_text())["history"][-1]["step"] == step
+
+
+@pytest.mark.parametrize("what", ["nothing", "one shard"])
+def test_too_few_texts_are_refused(
+    what: str, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training without held-out texts would report its own memory as acceptance."""
+    for told in read_texts(data)[: 3 if what == "one shard" else 0]:
+        TextFile(tmp_path).add(told)
+    assert main(["medusa", str(model), "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert ("has no texts" if what == "nothing" else "one shard") in capsys.readouterr().err

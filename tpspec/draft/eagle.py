@@ -1,0 +1,203 @@
+"""A head of one layer that goes on from the target's own layers, one token after another (EAGLE and its kin).
+
+A row reads a token together with a feature of the token before it: what the target's layers made of that one where it
+is text, else what the head itself did. What it made of drafts is thrown away when they are text (`rereads`). Must not
+know ranks, files or which format a head came from. Li et al., arXiv 2401.15077, 2406.16858, 2503.01840.
+
+Shapes: T rows of a forward, L of them with logits, D hidden, W taps of a token, V ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from tpspec.cache.store import KVStore
+from tpspec.model.batch import Span
+from tpspec.model.compiled import MOST_ROWS, compiled_steps
+from tpspec.model.rope import Rope
+from tpspec.model.steps import Layer, Norm, Shape, Steps, TorchSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from tpspec.draft.protocol import Taps
+    from tpspec.model.linear import Linear
+
+
+class Entry(Protocol):
+    """How an embedding and a feature become what the layer reads."""
+
+    def __call__(self, embedded_TD: Tensor, feature_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream, which may be overwritten, and what attention reads of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """One matrix makes one of the two: EAGLE-1 and 2 (no norms), multi-token prediction (all of them)."""
+
+    fc: Linear
+    embedding_norm: Norm | None = None
+    feature_norm: Norm | None = None
+    attention_norm: Norm | None = None
+
+    def __call__(self, embedded_TD: Tensor, feature_TD: Tensor) -> tuple[Tensor, Tensor]:
+        pair = _normed(self.embedding_norm, embedded_TD), _normed(self.feature_norm, feature_TD)
+        x_TD = self.fc(torch.cat(pair, 1))
+        return x_TD, _normed(self.attention_norm, x_TD)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Attention reads both at once: EAGLE-3. normed_residual: the stream, too, begins with the normed feature."""
+
+    embedding_norm: Norm
+    feature_norm: Norm
+    normed_residual: bool
+
+    def __call__(self, embedded_TD: Tensor, feature_TD: Tensor) -> tuple[Tensor, Tensor]:
+        normed_TD = self.feature_norm(feature_TD)
+        read_TX = torch.cat([self.embedding_norm(embedded_TD), normed_TD], 1)
+        return normed_TD if self.normed_residual else feature_TD, read_TX
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What was read of a checkpoint.
+
+    taps: layers of the target, as in `Needs`. project: [n, W] -> [n, D], features of text. ids: the target's id of each
+    logit; None where they are 0, 1, 2 and so on. norm: before the logits; feeds_normed: whether the next draft reads
+    what comes after it. inv_freq, rope_scale: see `Rope`.
+    """
+
+    taps: tuple[int, ...]
+    project: Callable[[Tensor], Tensor]
+    embedding_VD: Tensor
+    enter: Entry
+    layer: Layer
+    norm: Norm | None
+    feeds_normed: bool
+    lm_head: Linear
+    ids: Tensor | None
+    shape: Shape
+    inv_freq: Tensor
+    rope_scale: float
+    max_positions: int | None
+
+
+@dataclass(slots=True)
+class Text:
+    """What is known of one sequence: features of its text by position, and by cache slot what the head made of drafts.
+
+    All of the text's are kept: it is read anew where the cache had to let it go.
+    """
+
+    features_PD: Tensor
+    num_known: int = 0
+    made: dict[int, Tensor] = field(default_factory=dict)
+
+    def learn(self, first: int, features_TD: Tensor) -> None:
+        """The features from position `first` on; drafts that led here are text now, or nothing."""
+        self.num_known = first + len(features_TD)
+        if self.num_known > len(self.features_PD):
+            room = self.features_PD.new_empty(2 * self.num_known - len(self.features_PD), features_TD.shape[1])
+            self.features_PD = torch.cat([self.features_PD, room])
+        self.features_PD[first : self.num_known] = features_TD
+        self.made.clear()
+
+    def before(self, span: Span) -> Tensor:
+        """For each row of `span` (of `_paired`) the feature of the token before: [len(span.tokens), D]."""
+        stop = span.start + len(span.tokens)
+        return self.features_PD[span.start : stop] if stop <= self.num_known else self.made[_slots_at_end(span)[0]]
+
+
+class EagleRun:
+    """The `Run` of a head, over num_slots slots of its own. vocab: ids of the target."""
+
+    rereads = True
+
+    def __init__(self, head: Head, vocab: int, num_slots: int) -> None:
+        self.vocab, self.max_positions = vocab, head.max_positions
+        shape = head.shape
+        self._head = head
+        self._store = KVStore(1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device)
+        rope = Rope(head.inv_freq, head.rope_scale, num_slots, shape.dtype, shape.device)
+        self._many: Steps = TorchSteps(shape, rope, self._store, None)
+        self._few: Steps = compiled_steps(shape, rope, self._store) or self._many
+        self._texts: dict[int, Text] = {}
+
+    @torch.inference_mode()
+    def __call__(self, spans: Sequence[Span]) -> Tensor:
+        head, texts = self._head, [self._texts[span.seq] for span in spans]
+        spans = [_paired(span) for span in spans]
+        ids = torch.tensor([token for span in spans for token in span.tokens])
+        embedded_TD = head.embedding_VD[ids].to(head.shape.device, head.shape.dtype)
+        feature_TD = torch.cat([text.before(span) for text, span in zip(texts, spans, strict=True)])
+        made_LD = self._layer(spans, embedded_TD, feature_TD)[_logit_rows(spans, len(ids))]
+        normed_LD = _normed(head.norm, made_LD)
+        fed_LD = normed_LD if head.feeds_normed else made_LD
+        wanted = [(text, span) for text, span in zip(texts, spans, strict=True) if span.num_logits]
+        for i, (text, span) in enumerate(wanted):
+            text.made[_slots_at_end(span)[1]] = fed_LD[i : i + 1]
+        return head.lm_head(normed_LD)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._store.move(sources, targets)
+
+    @torch.inference_mode()
+    def observe(self, taps: Taps) -> None:
+        for seq, (first, rows_TW) in taps.rows.items():
+            features_TD = self._head.project(rows_TW.to(self._head.shape.device, self._head.shape.dtype))
+            if seq not in self._texts:
+                self._texts[seq] = Text(features_TD[:0])
+            self._texts[seq].learn(first, features_TD)
+
+    def can_read(self, seq: int, num_tokens: int) -> bool:
+        """A token is read with the feature of the one before it, so the first is not read at all."""
+        text = self._texts.get(seq)
+        return text is not None and 1 < num_tokens <= text.num_known + 1
+
+    def forget(self, seq: int) -> None:
+        self._texts.pop(seq, None)
+
+    def _layer(self, spans: Sequence[Span], embedded_TD: Tensor, feature_TD: Tensor) -> Tensor:
+        """What the layer makes of every row; writes their keys and values."""
+        layer, num_rows = self._head.layer, len(embedded_TD)
+        steps = self._few if num_rows <= MOST_ROWS else self._many
+        x_TD, read_TX = self._head.enter(embedded_TD, feature_TD)
+        round = steps.begin(spans, num_rows)
+        delta_TD = layer.o(steps.attention(layer, layer.qkv(read_TX), round))
+        x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
+        return x_TD + layer.down(steps.gate(layer.gate_up(normed_TD)))
+
+
+def _normed(norm: Norm | None, x_TD: Tensor) -> Tensor:
+    return x_TD if norm is None else norm(x_TD)
+
+
+def _paired(span: Span) -> Span:
+    """The rows that have a token before them, each at the position of that one."""
+    (first, count), *others = span.runs
+    runs = ((first + 1, count - 1), *others) if count > 1 else tuple(others)
+    tokens = span.tokens if span.start else span.tokens[1:]
+    return Span(span.seq, max(span.start - 1, 0), tokens, runs, span.num_logits)
+
+
+def _slots_at_end(span: Span) -> tuple[int, int]:
+    """The slots of the last row and of the one before it, that first."""
+    first, count = span.runs[-1]
+    last = first + count - 1
+    return (last - 1, last) if count > 1 else (sum(span.runs[-2]) - 1 if len(span.runs) > 1 else -1, last)
+
+
+def _logit_rows(spans: Sequence[Span], num_rows: int) -> Tensor | slice:
+    """The last row of every span that wants logits: what there is to read of a text branches nowhere."""
+    rows, stop = [], 0
+    for span in spans:
+        stop += len(span.tokens)
+        rows += [stop - 1] * span.num_logits
+    return slice(None) if len(rows) == num_rows else torch.tensor(rows, dtype=torch.long)

@@ -1,0 +1,68 @@
+"""The tensors of a draft head, by name, each taken once: safetensors, or what torch.save wrote. Knows no layout."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+PATTERNS = ("*.safetensors", "*.bin", "*.pt")  # the first that finds any
+
+
+class HeadFiles:
+    """rename: from a tensor's name in the files to the one it is asked for by."""
+
+    def __init__(self, folder: Path, rename: Callable[[str], str]) -> None:
+        self.folder = folder
+        self._tensors: dict[str, Tensor] = {}
+        for path in _files(folder):
+            self._tensors |= {rename(name): tensor for name, tensor in _read(path).items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Raises UserError where it is missing or has another shape."""
+        if name not in self._tensors:
+            raise UserError(f"{self.folder}: tensor {name} is missing; should be {list(shape)}")
+        tensor = self._tensors.pop(name)
+        if tuple(tensor.shape) != shape:
+            found = list(tensor.shape)
+            raise UserError(
+                f"{self.folder}: tensor {name} has shape {found}; by the configs it should be {list(shape)}"
+            )
+        return tensor
+
+    def check_all_taken(self, unused: Sequence[str]) -> None:
+        """Raises UserError where a tensor is left whose name does not end as one of `unused`: it would do something."""
+        left = sorted(name for name in self._tensors if not name.endswith(tuple(unused)))
+        if left:
+            raise UserError(f"{self.folder}: tensors that such a head does not have: {', '.join(left)}")
+
+
+def _files(folder: Path) -> list[Path]:
+    for pattern in PATTERNS:
+        if files := sorted(folder.glob(pattern)):
+            return files
+    raise UserError(f"{folder} holds no weights; should be {' or '.join(PATTERNS)}")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(f"{path}: not a file of tensors ({error}); fetch it again") from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise UserError(f"{path}: should hold tensors by name and nothing else")
+    return tensors

@@ -1,0 +1,42 @@
+"""What the target's layers made of a text, kept for a drafter in another process: it may have to be told again.
+
+Rows are kept in host memory as long as the text runs. Knows tensors of rows; must not know layers or links.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.comm.messages import Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Tapped:
+    """Of one sequence. num_sent: positions that the drafter has been told of."""
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self._rows: list[Tensor] = []  # of one position each
+
+    def add(self, start: int, rows_NW: Tensor) -> None:
+        """A text that is read anew says again what it said before."""
+        self._rows[start:] = rows_NW.cpu().unbind()
+        self.num_sent = min(self.num_sent, start)
+
+    def unsent(self) -> Rows | None:
+        """From the first position that has not been sent on."""
+        rows = self._rows[self.num_sent :]
+        if not rows:
+            return None
+        first, self.num_sent = self.num_sent, len(self._rows)
+        rows_NW = torch.stack(rows)
+        return Rows(first, len(rows), str(rows_NW.dtype).partition(".")[2], rows_NW.view(torch.uint8).numpy().tobytes())
+
+
+def tensor_of(rows: Rows) -> Tensor:
+    """[count, W]."""
+    return torch.frombuffer(bytearray(rows.data), dtype=getattr(torch, rows.dtype)).view(rows.count, -1)

@@ -1,0 +1,86 @@
+"""Which sublayers a model can do without when it drafts: a greedy search, and what it is worth.
+
+Zhang et al., Draft & Verify, arXiv 2309.08168, search by Bayesian optimisation for tokens per second; so do we, by what
+the cost model predicts of the agreement found. Must not know a model, a file or who prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpspec.topology.cost import tokens_per_round
+from tpspec.topology.sublayers import NOTHING, Sublayers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tpspec.topology.shape import ModelShape
+
+MOST_DRAFTED = 16
+LEAST_AGREEMENT = 0.2  # a draft that is right less often is on no way to anything
+Sublayer = tuple[str, int]  # attention or mlp, and the layer
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A set that was tried. agreement: of its next tokens with the model's own. speed: predicted, plain decoding 1."""
+
+    left_out: Sublayers
+    agreement: float
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a drafted token costs, of a plain step. waiting: the part of such a step that is spent in collectives."""
+
+    shape: ModelShape
+    waiting: float
+
+    def share(self, left_out: Sublayers) -> float:
+        shape, total = self.shape, 2 * self.shape.num_layers
+        attention = 2 * shape.hidden * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+        mlp, head = 3 * shape.hidden * shape.intermediate, shape.hidden * shape.vocab
+        whole = shape.num_layers * (attention + mlp) + head
+        computed = 1 - (len(left_out.attention) * attention + len(left_out.mlp) * mlp) / whole
+        return self.waiting * (total - len(left_out) + 1) / (total + 1) + (1 - self.waiting) * computed
+
+    def speed(self, left_out: Sublayers, agreement: float) -> float:
+        """With as many drafts as suit it best, one at least."""
+        share = self.share(left_out)
+        return max(tokens_per_round(agreement, k) / (1 + k * share) for k in range(1, MOST_DRAFTED + 1))
+
+
+def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) -> Iterator[Found]:
+    """What was best at each turn, each set larger than the one before by a sublayer.
+
+    First every sublayer is left out alone; then the `tries` that were missed least are tried beside those already gone.
+    """
+
+    def found(left_out: Sublayers) -> Found:
+        share = agreement(left_out)
+        return Found(left_out, share, price.speed(left_out, share))
+
+    alone = {one: found(_with(NOTHING, one)) for one in _every(price.shape.num_layers)}
+    waiting = sorted(alone, key=lambda one: -alone[one].agreement)
+    best = alone[waiting.pop(0)]
+    while best.agreement >= LEAST_AGREEMENT:
+        yield best
+        if not waiting:
+            return
+        tried = {one: found(_with(best.left_out, one)) for one in waiting[:tries]}
+        chosen = max(tried, key=lambda one: tried[one].speed)
+        waiting.remove(chosen)
+        best = tried[chosen]
+
+
+def _every(num_layers: int) -> list[Sublayer]:
+    return [(kind, layer) for layer in range(num_layers) for kind in ("attention", "mlp")]
+
+
+def _with(left_out: Sublayers, one: Sublayer) -> Sublayers:
+    kind, layer = one
+    if kind == "attention":
+        return Sublayers(left_out.attention | {layer}, left_out.mlp)
+    return Sublayers(left_out.attention, left_out.mlp | {layer})

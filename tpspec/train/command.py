@@ -1,0 +1,115 @@
+"""The parts of one training run put together: texts, taps, vocabulary, head, loop, files.
+
+Knows every other file of this room; decides nothing that an option does not say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tpspec.errors import UserError
+from tpspec.train.batches import split
+from tpspec.train.curves import draw
+from tpspec.train.files import publish
+from tpspec.train.loop import Training
+from tpspec.train.machine import bfloat16_is_faster, device
+from tpspec.train.objective import Judge
+from tpspec.train.progress import Progress
+from tpspec.train.taps import Shards, Tapper
+from tpspec.train.target import taught
+from tpspec.train.texts import read_texts
+from tpspec.train.vocabulary import DraftVocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tpspec.train.eagle import EagleHead
+    from tpspec.train.loop import Plan
+    from tpspec.train.medusa import MedusaHeads
+    from tpspec.train.target import Taught
+
+HELD_OUT = 0.03  # of the shards
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a user asked for. model: the target's folder. make: the head for a target and a draft vocabulary.
+
+    bf16: whether products are done in bfloat16; None: if that is faster here.
+    """
+
+    model: Path
+    data: Path
+    out: Path
+    num_ids: int
+    plan: Plan
+    bf16: bool | None
+    make: Callable[[Taught, DraftVocabulary], EagleHead | MedusaHeads]
+
+
+def tap(model: Path, data: Path) -> Shards:
+    """The taps of all texts in `data`; those that are missing are made."""
+    shards = Shards(data, read_texts(data))
+    if missing := shards.missing():
+        tapper = Tapper(model, device())
+        progress = Progress("shards of hidden states", len(shards), len(shards) - len(missing))
+        for index in missing:
+            texts = shards.texts(index)
+            shards.write(index, tapper.taps(texts))
+            progress.step(tokens=sum(len(told.ids) for told in texts))
+        progress.end()
+    return shards
+
+
+class Apprenticeship:
+    """One run, from its data to its files."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        shards = tap(order.model, order.data)
+        self._learnt, held = split(len(shards), HELD_OUT)
+        if not self._learnt:
+            raise UserError(f"{order.data} holds one shard of texts; training needs two, one of them to measure with")
+        target = taught(order.model)
+        answers = [told.answer for index in self._learnt for told in shards.texts(index)]
+        self._num_tokens = sum(map(len, answers))
+        self._vocabulary = DraftVocabulary.most_used(answers, order.num_ids, target.vocab, target.eos_ids)
+        torch.manual_seed(order.plan.seed)
+        self._head = order.make(target, self._vocabulary)
+        self._bf16 = bfloat16_is_faster(device()) if order.bf16 is None else order.bf16
+        self._training = Training(self._head, self._judge(target), shards, held, order.plan, bf16=self._bf16)
+
+    def run(self) -> dict[str, Any]:
+        """The record that is also written beside the head."""
+        order, training = self._order, self._training
+        order.out.mkdir(parents=True, exist_ok=True)
+        training.resume(order.out)
+        progress = Progress("steps", order.plan.steps, training.step)
+        training.run(self._learnt, lambda tokens, loss: progress.step(tokens=tokens, loss=loss), self._keep)
+        progress.end()
+        return self._record()
+
+    def _judge(self, target: Taught) -> Judge:
+        head_VD, places = target.head_VD[list(self._vocabulary.ids)], self._vocabulary.place_of()
+        return Judge(head_VD.to(device()), places.to(device()))
+
+    def _keep(self) -> None:
+        self._training.save(self._order.out)
+        publish(self._order.out, self._head, self._head.config(), self._record())
+        draw(self._order.out / "curves.png", self._training.history)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "plan": asdict(self._order.plan),
+            "answer_tokens": self._num_tokens,
+            "draft_vocabulary": {
+                "ids": len(self._vocabulary.ids),
+                "coverage": round(self._vocabulary.coverage, 4),
+            },
+            "bfloat16": self._bf16,
+            "history": self._training.history,
+        }

@@ -1,0 +1,52 @@
+"""What a training run leaves: a checkpoint to go on from, the head as others load it, and the record of its making.
+
+Every file appears whole or not at all. Must not know how a head is trained.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    part = folder / (CHECKPOINT + ".part")
+    torch.save(state, part)
+    part.replace(folder / CHECKPOINT)
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any] | None:
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def publish(folder: Path, head: nn.Module, config: dict[str, Any], record: dict[str, Any]) -> None:
+    """model.safetensors (floats in bfloat16) and config.json as loaders expect them; training.json for people."""
+    tensors = {
+        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).cpu().contiguous()
+        for name, tensor in head.state_dict().items()
+    }
+    part = folder / "model.safetensors.part"
+    save_file(tensors, part, metadata={"format": "pt"})
+    part.replace(folder / "model.safetensors")
+    write_json(folder / "config.json", config)
+    write_json(folder / "training.json", record)
+
+
+def write_json(path: Path, value: Any) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,101 @@
+"""What a head is trained for, and how good it is: the target's law among the draft ids, and greedy agreement.
+
+Both kinds of head give the same thing, logits for each draft step, so this knows neither.
+
+Shapes: B texts, A rows that predict, D hidden, V draft ids, K draft steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.train.batches import Batch
+
+Drafts = list[tuple["Tensor", "Tensor"]]  # of each step: rows that predict [B, A], and their logits [rows, V]
+DECAY = 0.8  # weight of a step beside the one before it: what is never reached matters less (EAGLE-3)
+
+
+class Judge:
+    """head_VD: the target's output rows of the draft ids. place_of: draft id of every id of the target, -1 for none."""
+
+    def __init__(self, head_VD: Tensor, place_of: Tensor) -> None:
+        self._head_VD, self._place_of = head_VD, place_of
+
+    def losses(self, drafts: Drafts, batch: Batch) -> list[Tensor]:
+        """Cross-entropy of each step with the target's law; rows whose token cannot be drafted do not count."""
+        law_BAV = torch.softmax((batch.judged_BAD() @ self._head_VD.T).float(), -1)
+        return [self._loss(law_BAV, step, *draft, batch) for step, draft in enumerate(drafts)]
+
+    def _loss(self, law_BAV: Tensor, step: int, predicts_BA: Tensor, logits: Tensor, batch: Batch) -> Tensor:
+        texts, rows = predicts_BA.nonzero(as_tuple=True)
+        counts = self._places(step, predicts_BA, batch) >= 0
+        return F.cross_entropy(logits.float()[counts], law_BAV[texts[counts], rows[counts] + step])
+
+    def agreed(self, drafts: Drafts, batch: Batch) -> Tensor:
+        """[B, A, K] bool: the greedy drafts of all steps up to this one are the tokens of the text."""
+        found = [torch.zeros_like(predicts_BA) for predicts_BA, _ in drafts]
+        for step, (predicts_BA, logits) in enumerate(drafts):
+            found[step][predicts_BA] = logits.argmax(-1) == self._places(step, predicts_BA, batch)
+        return torch.stack(found, -1).cumprod(-1).bool()
+
+    def _places(self, step: int, predicts_BA: Tensor, batch: Batch) -> Tensor:
+        return self._place_of[batch.tokens(step + 2)[predicts_BA]]
+
+
+def weighted(losses: list[Tensor]) -> Tensor:
+    """Their mean, each step counting DECAY times the one before."""
+    weights = [DECAY**step for step in range(len(losses))]
+    return torch.stack([w * loss for w, loss in zip(weights, losses, strict=True)]).sum() / sum(weights)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Rounds of chain drafting over the texts of one kind. alive: rows at which so many drafts in a row were right."""
+
+    rounds: int = 0
+    tokens: int = 0
+    rows: int = 0
+    alive: list[int] = field(default_factory=list)
+
+
+class Acceptance:
+    """What greedy chain drafting would have had accepted in texts that the target wrote greedily."""
+
+    def __init__(self) -> None:
+        self._walks: dict[str, _Walk] = defaultdict(_Walk)
+
+    def add(self, kind: str, lengths: list[int], depth: int) -> None:
+        """lengths: at each row of one text in turn, how many drafts in a row were right."""
+        for name in (kind, "all"):
+            walk, at = self._walks[name], 0
+            while at < len(lengths):
+                walk.rounds += 1
+                walk.tokens += lengths[at] + 1
+                at += lengths[at] + 1
+            walk.rows += len(lengths)
+            alive = [sum(length > step for length in lengths) for step in range(depth)]
+            walk.alive = [a + b for a, b in zip(alive, walk.alive or [0] * depth, strict=True)]
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """By kind: tokens per round, and per depth the share of rows where that many drafts in a row were right."""
+        return {
+            kind: {
+                "tokens_per_round": round(walk.tokens / walk.rounds, 3),
+                "by_depth": [round(alive / walk.rows, 4) for alive in walk.alive],
+            }
+            for kind, walk in sorted(self._walks.items())
+        }
+
+
+def lengths(agreed_AK: Tensor, real_A: Tensor) -> list[int]:
+    """Of one text: at each row, how many drafts in a row were right."""
+    counts: list[int] = agreed_AK.sum(-1)[real_A].tolist()
+    return counts
