@@ -14,6 +14,7 @@ import torch
 
 from tpspec.comm.channel import thread_channels
 from tpspec.comm.communicator import Communicator
+from tpspec.comm.draft_link import DraftLink
 from tpspec.comm.messages import Cancel, Stats, Stop, Submit, ToLead
 from tpspec.comm.threads import ThreadWorld
 from tpspec.draft.protocol import Drafter
@@ -82,16 +83,18 @@ def serve(
     begin: Callable[[int, Engine], None] = lambda rank, engine: None,
     watch: Callable[[Engine], None] = lambda engine: None,
     device: torch.device = CPU,
+    link: DraftLink | None = None,
 ) -> Told:
     """Runs the world until every request has ended; what the lead told. drafter: instead of the topology's own.
 
-    begin: called with every rank and its engine before the first round. watch: with its engine after the last.
+    link: of the lead, to a drafter. begin: called with every rank and its engine before the first round. watch: with its
+    engine after the last.
     """
     script = Script(messages or {1: [Submit(request) for request in requests]})
     channels = thread_channels(len(made.target.ranks))
 
     def rank(comm: Communicator) -> None:
-        engine = build_engine(made, comm, device).engine
+        engine = build_engine(made, comm, device, link=None if comm.rank else link).engine
         if drafter is not None:
             engine.host, engine.draft_tokens = InlineHost(drafter()), 5
         begin(comm.rank, engine)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints import tiny
-from tests.draft.heads import eagle, medusa
+from tests.draft.heads import eagle, medusa, mtp
 
 Kit = Callable[[Path, Path], dict[str, Any]]  # the target's folder, an empty one -> the section `draft`
 
@@ -38,6 +38,11 @@ def eagle_head(target: Path, folder: Path) -> dict[str, Any]:
     return {"model": str(folder)}
 
 
+def mtp_layer(target: Path, folder: Path) -> dict[str, Any]:
+    mtp.deepseek(target)
+    return {}
+
+
 def medusa_heads(target: Path, folder: Path) -> dict[str, Any]:
     """Heads that are right about the prompts of the law test often enough for their trees to be walked."""
     heads = medusa.fitted(target, [[random.Random(length).randrange(3, 20)] * length for length in (4, 9, 18, 31)])
@@ -56,6 +61,7 @@ KITS: dict[str, Kit] = {
     "ngram": nothing,
     "model": small_model,
     "eagle": eagle_head,
+    "mtp": mtp_layer,
     "medusa": medusa_heads,
     "layer_skip": a_skip_file,
     "early_exit": nothing,

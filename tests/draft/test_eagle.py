@@ -13,14 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoints import tiny
+from tests.draft.heads.checked import Told, exercise, given
 from tests.draft.heads.eagle import Target, Written, first, third
-from tests.draft.table import ask
 from tests.worlds import serve, topology
-from tpspec.cache.pages import PagePool
-from tpspec.draft.ahead import Ahead, Policy
-from tpspec.draft.eagle import EagleRun
 from tpspec.draft.eagle_checkpoint import load_head
-from tpspec.draft.protocol import Ask, Given, Needs, Offer, Place, Run, Taps
+from tpspec.draft.protocol import Ask, Taps
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import InlineHost
 from tpspec.errors import UserError
@@ -31,7 +28,6 @@ from tpspec.verify.draw import Draw, rank
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
 
-SLOTS = 1024
 NUM_LAYERS = 9
 Writer = Callable[[Target, Path], Written]
 
@@ -46,69 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Target:
     return Target.read(folder)
-
-
-def given(target: Path, head: Path) -> Given:
-    cpu = torch.device("cpu")
-    return Given(CounterNoise(), "match", 263, target, head, torch.float32, cpu, SLOTS)
-
-
-class Listener:
-    """Makes drafts of the likeliest ids, and keeps what the run said after which text and drafts."""
-
-    needs = Needs(own_model=True)
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = ids
-        self.said: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
-
-    def extend(self, places: Sequence[Place], run: Run) -> list[Offer]:
-        logits = run([place.span for place in places])
-        for place, row in zip(places, logits, strict=True):
-            self.said[tuple(place.draw.context), place.draw.path] = row
-        return [self._offer(row, place.width) for place, row in zip(places, logits, strict=True)]
-
-    def _offer(self, row: Tensor, width: int) -> Offer:
-        odds, columns = row.softmax(0).topk(width)
-        return Offer(tuple(self._ids[column] for column in columns.tolist()), tuple(odds.tolist()))
-
-
-class Told:
-    """Texts that a head drafts for, and what a target is said to have made of them."""
-
-    def __init__(self, written: Written, target: Path, head: Path, branches: int) -> None:
-        self.written, self.listener = written, Listener(written.ids)
-        run = EagleRun(load_head(given(target, head)), 263, SLOTS)
-        self.ahead = Ahead(self.listener, run, PagePool(SLOTS // 16, 16), Policy(branches=branches, max_rows=4))
-        self.noise = torch.Generator().manual_seed(7)
-        self.texts: dict[int, list[int]] = {}
-        self.taps: dict[int, Tensor] = {}
-
-    def grow(self, seq: int, tokens: Sequence[int]) -> None:
-        """The target reads all but the last token."""
-        text = self.texts.setdefault(seq, [])
-        before = max(len(text) - 1, 0)
-        text.extend(tokens)
-        new = torch.randn(len(text) - 1 - before, self.written.width, generator=self.noise)
-        self.taps[seq] = torch.cat([self.taps[seq], new]) if before else new
-        self.ahead.observe(Taps({seq: (before, new)}))
-
-    def draft(self, num_tokens: int) -> dict[int, Any]:
-        for seq, text in self.texts.items():
-            self.ahead.hear(ask(seq, text, num_tokens))
-        trees = {}
-        while len(trees) < len(self.texts):
-            trees.update({answer.seq: answer.tree for answer in self.ahead.answers()})
-            self.ahead.work()
-        return trees
-
-    def check(self) -> int:
-        """All that was said since, against the formulas; how much that was."""
-        for (text, path), row in self.listener.said.items():
-            seq = next(seq for seq, known in self.texts.items() if tuple(known[: len(text)]) == text)
-            expected = self.written.logits(text, self.taps[seq][: len(text) - 1], path)
-            assert (row - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
-        return len(self.listener.said)
 
 
 LAYOUTS: dict[str, Writer] = {
@@ -145,25 +78,15 @@ def test_what_a_head_says_is_what_its_formulas_say(
     layout: str, branches: int, folder: Path, target: Target, tmp_path: Path
 ) -> None:
     """Whatever a layout means otherwise than we read it shows in the logits, at the latest after some drafts."""
-    told = Told(LAYOUTS[layout](target, tmp_path), folder, tmp_path, branches)
-    told.grow(0, [5, 17, 200, 31, 5, 90, 4])
-    told.grow(1, [9, 8, 7])
-    trees = told.draft(9)
-    assert all(len(tree) == 9 for tree in trees.values())
-    assert told.check() >= 2 * (9 if branches == 1 else 4)
-    # Of one text two drafts come true, of the other none; then they are drafted for again.
-    deep = next(node for node, depth in enumerate(trees[0].depths()) if depth == 2)
-    told.grow(0, [*(trees[0].tokens[node] for node in trees[0].path(deep)), 262])
-    told.grow(1, [trees[1].tokens[0] ^ 1])
-    told.draft(4)
-    told.check()
+    told = Told(LAYOUTS[layout](target, tmp_path), load_head(given(folder, tmp_path)), branches)
+    exercise(told, branches)
 
 
 def test_a_long_text_is_read_in_pieces_and_anew_after_a_preemption(
     folder: Path, target: Target, tmp_path: Path
 ) -> None:
     """Features that arrive in several rounds, are read in several forwards, or arrive twice."""
-    told = Told(third(target, tmp_path), folder, tmp_path, 1)
+    told = Told(third(target, tmp_path), load_head(given(folder, tmp_path)), 1)
     told.grow(0, [n % 251 for n in range(130)])
     told.grow(0, [n % 241 for n in range(180)])
     told.draft(2)
@@ -177,7 +100,7 @@ def test_a_long_text_is_read_in_pieces_and_anew_after_a_preemption(
 
 def test_without_the_taps_of_a_text_a_head_is_silent(folder: Path, target: Target, tmp_path: Path) -> None:
     """Where a text is being read again its last tokens have no features yet, and a text of one token never has."""
-    told = Told(third(target, tmp_path), folder, tmp_path, 1)
+    told = Told(third(target, tmp_path), load_head(given(folder, tmp_path)), 1)
     told.grow(0, [5, 6, 7, 8])
     assert len(told.draft(2)[0]) == 2
     told.ahead.observe(Taps({0: (0, told.taps[0][:2])}))
@@ -241,8 +164,8 @@ REFUSED = {
     "no head": (third, _lose("lm_head.weight"), r"tensor lm_head.weight is missing; should be \[101, 72\]"),
     "no d2t": (third, _lose("d2t"), r"tensor d2t is missing; should be \[101\]"),
     "extra": (third, _have("midlayer.mlp.router.weight", torch.ones(2)), "does not have: layers.0.mlp.router.weight"),
-    "norm in 1": (first, _have("layers.0.input_layernorm.weight", torch.ones(72)), "not have: layers.0.input_layernorm"),
-    "misshapen": (third, _have("fc.weight", torch.ones(72, 144)), r"fc.weight has shape \[72, 144\]; .* be \[72, 216\]"),
+    "norm in 1": (first, _have("layers.0.input_layernorm.weight", torch.ones(72)), "have: layers.0.input_layernorm"),
+    "misshapen": (third, _have("fc.weight", torch.ones(72, 144)), r"has shape \[72, 144\]; .* be \[72, 216\]"),
     "no bias": (first, _lose("fc.bias"), "tensor fc.bias is missing"),
     "bias unsaid": (first, _say(bias=False), "does not have: fc.bias"),
     "d2t of ids": (third, _have("d2t", torch.arange(101) * 2 + 1), "d2t does not lead to 101 ids of the target's 263"),

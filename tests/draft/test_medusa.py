@@ -186,7 +186,7 @@ def edit(file: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
 def test_a_missing_tensor_is_refused_by_name(write: Writer, file: str, name: str, target: Path, tmp_path: Path) -> None:
     write(target, tmp_path)
     edit(tmp_path / file, lambda tensors: tensors.pop(name))  # type: ignore[arg-type, return-value]
-    with pytest.raises(UserError, match=rf"tensor {name} is missing"):
+    with pytest.raises(UserError, match=rf"tensor {name.removeprefix('medusa_head.')} is missing"):
         read_heads(tmp_path, target)
 
 
@@ -197,7 +197,7 @@ def test_a_misshapen_tensor_is_refused_by_name(
     """Heads of a larger model of the family, most of all."""
     write(target, tmp_path)
     edit(tmp_path / file, lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
-    with pytest.raises(UserError, match=rf"tensor {name} has shape .*; heads for this target have"):
+    with pytest.raises(UserError, match=rf"tensor {name.removeprefix('medusa_head.')} has shape .*; by the configs it"):
         read_heads(tmp_path, target)
 
 
@@ -216,17 +216,17 @@ def test_a_tensor_that_no_layout_has_is_refused_by_name(
     """What is not read would have changed what the heads say."""
     write(target, tmp_path)
     edit(tmp_path / file, lambda tensors: tensors.update({name: torch.ones(2)}))
-    with pytest.raises(UserError, match=rf"no tensor of Medusa heads is called {name}"):
+    with pytest.raises(UserError, match=f"such a head does not have: {name.removeprefix('medusa_head.')}"):
         read_heads(tmp_path, target)
 
 
 def test_what_is_no_heads_at_all_is_refused(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no Medusa heads; should hold medusa_lm_head"):
+    with pytest.raises(UserError, match="holds no weights; should be"):
         read_heads(tmp_path, target)
     with pytest.raises(UserError, match="holds no Medusa heads; their tensors are called"):
         read_heads(target, target)
     torch.save({"0.0.linear.weight": print}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(UserError, match="should hold named tensors and nothing else"):
+    with pytest.raises(UserError, match="not a file of tensors"):
         read_heads(tmp_path, target)
 
 

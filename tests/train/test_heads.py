@@ -45,12 +45,11 @@ def texts(target: Taught) -> list[Tapped]:
     return made
 
 
-def randomised(module: torch.nn.Module) -> torch.nn.Module:
+def randomise(module: torch.nn.Module) -> None:
     noise = torch.Generator().manual_seed(2)
     for parameter in module.parameters():
         scale = 1.5 / math.sqrt(parameter.shape[-1]) if parameter.dim() > 1 else 0.3
         parameter.data = scale * torch.randn(parameter.shape, generator=noise) + (parameter.dim() == 1)
-    return module
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -96,9 +95,11 @@ class Reference:
 
 def test_steps_are_unrolled_as_a_drafter_runs_them(target: Taught, texts: list[Tapped]) -> None:
     """A mask, position, shift or feedback that differs from use trains a head for something nobody runs."""
-    head = randomised(EagleHead(target, DraftVocabulary(IDS, target.vocab, 1.0), channels=40, depth=DEPTH))
-    tensors = {name: tensor.detach() for name, tensor in head.state_dict().items()}
-    drafts = head(Batch.of(texts))
+    vocabulary, scale = DraftVocabulary(IDS, target.vocab, 1.0), torch.rand(3 * target.hidden) + 0.5
+    head = EagleHead(target, vocabulary, scale, channels=40, depth=DEPTH)
+    randomise(head)
+    tensors = head.tensors()
+    drafts = head(Batch.of(texts, answers=True))
     for step, (predicts_BA, logits) in enumerate(drafts):
         expected = []
         for text, place in predicts_BA.nonzero().tolist():
@@ -116,9 +117,10 @@ def test_steps_are_unrolled_as_a_drafter_runs_them(target: Taught, texts: list[T
 
 def test_medusa_heads_read_the_last_hidden_state_of_their_row(target: Taught, texts: list[Tapped]) -> None:
     """Head k one place off predicts what the target has already said."""
-    heads = randomised(MedusaHeads(target, DraftVocabulary(IDS, target.vocab, 1.0), DEPTH, 2))
-    w = heads.state_dict()
-    for step, (predicts_BA, logits) in enumerate(heads(Batch.of(texts))):
+    heads = MedusaHeads(target, DraftVocabulary(IDS, target.vocab, 1.0), DEPTH, 2)
+    randomise(heads)
+    w = heads.tensors()
+    for step, (predicts_BA, logits) in enumerate(heads(Batch.of(texts, answers=True))):
         expected = []
         for text, place in predicts_BA.nonzero().tolist():
             x = texts[text].final_SD[len(texts[text].told.prompt) - 1 + place]
@@ -131,7 +133,7 @@ def test_medusa_heads_read_the_last_hidden_state_of_their_row(target: Taught, te
 
 def test_the_law_of_a_step_is_the_targets_at_the_place_before_its_token(target: Taught, texts: list[Tapped]) -> None:
     """A law one place off is learnt just as well, and no draft is accepted. Undraftable tokens do not count."""
-    batch, vocabulary = Batch.of(texts), DraftVocabulary(IDS, target.vocab, 1.0)
+    batch, vocabulary = Batch.of(texts, answers=True), DraftVocabulary(IDS, target.vocab, 1.0)
     head_VD = torch.randn(len(IDS), target.hidden, generator=torch.Generator().manual_seed(5))
     drafts = [(batch.predicts(step), torch.randn(int(batch.predicts(step).sum()), len(IDS))) for step in range(DEPTH)]
     for step, loss in enumerate(Judge(head_VD, vocabulary.place_of()).losses(drafts, batch)):
@@ -146,7 +148,7 @@ def test_the_law_of_a_step_is_the_targets_at_the_place_before_its_token(target: 
 
 def test_a_chain_agrees_up_to_its_first_wrong_draft(target: Taught, texts: list[Tapped]) -> None:
     """A right draft behind a wrong one is never reached, and must not be counted."""
-    batch, vocabulary = Batch.of(texts), DraftVocabulary(tuple(range(target.vocab)), target.vocab, 1.0)
+    batch, vocabulary = Batch.of(texts, answers=True), DraftVocabulary(tuple(range(target.vocab)), target.vocab, 1.0)
     drafts = []
     for step in range(DEPTH):
         predicts = batch.predicts(step)

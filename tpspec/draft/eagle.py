@@ -121,7 +121,9 @@ class EagleRun:
     rereads = True
 
     def __init__(self, head: Head, vocab: int, num_slots: int) -> None:
-        self.vocab, self.max_positions = vocab, head.max_positions
+        self.vocab = vocab
+        # A row stands at the position of the token before it, so one token more can be read.
+        self.max_positions = None if head.max_positions is None else head.max_positions + 1
         shape = head.shape
         self._head = head
         self._store = KVStore(1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device)

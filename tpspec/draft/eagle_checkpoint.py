@@ -14,22 +14,19 @@ import torch
 
 from tpspec.draft.eagle import Fused, Head, SideBySide
 from tpspec.draft.head_files import HeadFiles
+from tpspec.draft.head_parts import Parts, as_it_is
 from tpspec.errors import UserError
 from tpspec.model.architectures import ModelSpec, resolve
 from tpspec.model.decoder import FINAL
-from tpspec.model.linear import can_pack, linear
-from tpspec.model.steps import Layer, Norm, Shape
-from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from tpspec.draft.protocol import Given
-    from tpspec.model.linear import Linear
 
 ROPE_THETA = 10000.0  # what the heads' trainers use whatever the target does, and where a config says nothing
 UNUSED = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -63,7 +60,7 @@ def load_head(given: Given) -> Head:
     target = ModelShape.from_config(read_config(given.target), str(given.target))
     files = HeadFiles(given.folder, _plain_name)
     form = _form(read_config(given.folder), files, target, f"{where}/config.json")
-    return _Loader(given, form, _spec(form.layer, where), target, files).head()
+    return _Loader(Parts(given, _spec(form.layer, where), target, files), form).head()
 
 
 def _plain_name(name: str) -> str:
@@ -150,146 +147,71 @@ def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    given: Given
+    parts: Parts
     form: Form
-    spec: ModelSpec
-    target: ModelShape
-    files: HeadFiles
 
     def head(self) -> Head:
-        form, spec, files = self.form, self.spec, self.files
-        if not form.third and spec.hidden != self.target.hidden:
-            raise UserError(
-                f"{files.folder}: hidden_size is {spec.hidden}; should be the target's {self.target.hidden}"
-            )
+        form, parts = self.form, self.parts
+        spec, files = parts.spec, parts.files
+        if not form.third and spec.hidden != parts.target.hidden:
+            wanted = parts.target.hidden
+            raise UserError(f"{files.folder}: hidden_size is {spec.hidden}; should be the target's {wanted}")
         made = Head(
             taps=form.taps,
-            project=self._projection() if form.third else _as_it_is,
-            embedding_VD=self._embedding(),
+            project=self._projection() if form.third else as_it_is,
+            embedding_VD=parts.embedding(),
             enter=self._side_by_side() if form.third else self._fused(),
-            layer=self._layer("layers.0."),
-            norm=self._norm("norm.weight") if form.third and form.norms_output else None,
+            layer=parts.layer("layers.0.", width=2 * spec.hidden if form.third else spec.hidden),
+            norm=parts.norm("norm.weight") if form.third and form.norms_output else None,
             feeds_normed=form.feeds_normed,
             ids=self._ids(),
-            lm_head=self._lm_head(),
-            shape=self._shape(),
+            lm_head=parts.lm_head(self._num_ids()),
+            shape=parts.shape(),
             inv_freq=spec.inv_freq,
             rope_scale=spec.rope_scale,
-            max_positions=self._max_positions(),
+            max_positions=form.layer.get("max_position_embeddings"),
         )
         files.check_all_taken(form.unused if form.norms_output else (*form.unused, "norm.weight"))
         return made
 
     def _projection(self) -> Callable[[Tensor], Tensor]:
         """From the taps of a token to its feature."""
-        num, width = len(self.form.taps), self.target.hidden
-        together = self._norm("input_norm.weight", num * width) if self.form.norms_together else None
-        apart = [self._norm(f"fc_norm.{i}.weight", width) for i in range(num)] if self.form.norms_apart else None
-        fc = self._matrix(["fc"], [self.spec.hidden], num * width)
+        parts, num = self.parts, len(self.form.taps)
+        width = parts.target.hidden
+        together = parts.norm("input_norm.weight", num * width) if self.form.norms_together else None
+        apart = [parts.norm(f"fc_norm.{i}.weight", width) for i in range(num)] if self.form.norms_apart else None
+        fc = parts.matrix(["fc"], [parts.spec.hidden], num * width)
 
         def project(taps_TW: Tensor) -> Tensor:
             if together is not None:
                 taps_TW = together(taps_TW)
             if apart is not None:
-                parts = zip(apart, taps_TW.chunk(num, 1), strict=True)
-                taps_TW = torch.cat([norm(part_TD) for norm, part_TD in parts], 1)
+                each = zip(apart, taps_TW.chunk(num, 1), strict=True)
+                taps_TW = torch.cat([norm(tap_TD) for norm, tap_TD in each], 1)
             return fc(taps_TW)
 
         return project
 
     def _fused(self) -> Fused:
-        return Fused(self._matrix(["fc"], [self.spec.hidden], 2 * self.spec.hidden, biased=self.form.fc_bias))
+        hidden = self.parts.spec.hidden
+        return Fused(self.parts.matrix(["fc"], [hidden], 2 * hidden, biased=self.form.fc_bias))
 
     def _side_by_side(self) -> SideBySide:
-        at = "layers.0."
-        norms = self._norm(at + "input_layernorm.weight"), self._norm(at + "hidden_norm.weight")
+        norms = self.parts.norm("layers.0.input_layernorm.weight"), self.parts.norm("layers.0.hidden_norm.weight")
         return SideBySide(*norms, self.form.normed_residual)
 
-    def _layer(self, at: str) -> Layer:
-        spec, attention = self.spec, at + "self_attn."
-        mlp_norm = self._norm(at + "post_attention_layernorm.weight")
-        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        names = [attention + f"{part}_proj" for part in "qkv"]
-        width = 2 * spec.hidden if self.form.third else spec.hidden
-        return Layer(
-            index=0,
-            attention_norm=mlp_norm,  # never called: the entry has normed what attention reads
-            qkv=self._matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias),
-            q_norm=self._norm(attention + "q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            k_norm=self._norm(attention + "k_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            o=self._matrix([attention + "o_proj"], [spec.hidden], queries, biased=spec.o_bias),
-            mlp_norm=mlp_norm,
-            gate_up=self._matrix(
-                [at + "mlp.gate_proj", at + "mlp.up_proj"], [spec.intermediate] * 2, spec.hidden, biased=spec.mlp_bias
-            ),
-            down=self._matrix([at + "mlp.down_proj"], [spec.hidden], spec.intermediate, biased=spec.mlp_bias),
-            rope=spec.layers[0].rope,
-            window=spec.layers[0].window,
-        )
-
-    def _shape(self) -> Shape:
-        spec, given = self.spec, self.given
-        group = spec.num_heads // spec.num_kv_heads
-        kv_of = tuple(head // group for head in range(spec.num_heads))
-        return Shape(kv_of, spec.head_dim, given.dtype, given.device, frozenset({spec.layers[0].window}))
-
-    def _max_positions(self) -> int | None:
-        """A row stands at the position of the token before it, so one token more can be read."""
-        said = self.form.layer.get("max_position_embeddings")
-        return said if said is None else int(said) + 1
-
-    def _embedding(self) -> Tensor:
-        """The head's own where it has one, else the target's, which stays in its file."""
-        spec, name = self.spec, "embed_tokens.weight"
-        if name not in self.files:
-            return Checkpoint(self.given.target).mapped("model." + name, (self.target.vocab, spec.hidden))
-        table_VD = self.files.take(name, spec.vocab, spec.hidden)
-        if spec.vocab < self.given.vocab:
-            raise UserError(
-                f"{self.files.folder}: vocab_size is {spec.vocab}; should be the target's {self.given.vocab}"
-            )
-        return table_VD
-
-    def _lm_head(self) -> Linear:
-        """The head's own where it has one, else the target's, whole."""
-        name, size = "lm_head.weight", self._draft_vocab()
-        if name in self.files or size != self.target.vocab:
-            return self._linear(self.files.take(name, size, self.spec.hidden))
-        name = "model.embed_tokens.weight" if self.target.tied else name
-        return self._linear(Checkpoint(self.given.target).read(name, (size, self.spec.hidden)))
-
-    def _draft_vocab(self) -> int:
-        return self.form.draft_vocab or (self.spec.vocab if self.form.third else self.target.vocab)
+    def _num_ids(self) -> int:
+        return self.form.draft_vocab or (self.parts.spec.vocab if self.form.third else self.parts.target.vocab)
 
     def _ids(self) -> Tensor | None:
         """d2t is an offset: the target's id less the head's own."""
-        size = self._draft_vocab()
-        if "d2t" not in self.files and size >= self.given.vocab:
+        size, files, given = self._num_ids(), self.parts.files, self.parts.given
+        if "d2t" not in files and size >= given.vocab:
             return None
-        ids = self.files.take("d2t", size) + torch.arange(size)
-        if int(ids.min()) < 0 or int(ids.max()) >= self.given.vocab or len(set(ids.tolist())) < size:
+        ids = files.take("d2t", size) + torch.arange(size)
+        if int(ids.min()) < 0 or int(ids.max()) >= given.vocab or len(set(ids.tolist())) < size:
             raise UserError(
-                f"{self.files.folder}: d2t does not lead to {size} ids of the target's {self.given.vocab}; "
+                f"{files.folder}: d2t does not lead to {size} ids of the target's {given.vocab}; "
                 "should hold what is added to each id of the head"
             )
-        return ids.to(self.given.device)
-
-    def _matrix(self, names: Sequence[str], sizes: Sequence[int], width: int, *, biased: bool = False) -> Linear:
-        """Several matrices as one: [sum of sizes, width]."""
-        named = list(zip(names, sizes, strict=True))
-        weight_OI = torch.cat([self.files.take(f"{name}.weight", size, width) for name, size in named])
-        bias_O = torch.cat([self.files.take(f"{name}.bias", size) for name, size in named]) if biased else None
-        return self._linear(weight_OI, bias_O)
-
-    def _linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
-        device, dtype = self.given.device, self.given.dtype
-        bias_O = None if bias_O is None else bias_O.to(device, dtype)
-        return linear(weight_OI.to(device, dtype), bias_O, packed=can_pack(device, dtype))
-
-    def _norm(self, name: str, size: int | None = None) -> Norm:
-        weight = self.files.take(name, self.spec.hidden if size is None else size)
-        return Norm(weight.to(self.given.device, self.given.dtype), self.spec.eps)
-
-
-def _as_it_is(taps_TW: Tensor) -> Tensor:
-    return taps_TW
+        return ids.to(given.device)

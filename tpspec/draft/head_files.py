@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
 from tpspec.errors import UserError
 
@@ -17,20 +17,33 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-PATTERNS = ("*.safetensors", "*.bin", "*.pt")  # the first that finds any
+PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
 
 class HeadFiles:
-    """rename: from a tensor's name in the files to the one it is asked for by."""
+    """rename: from a tensor's name in the files to the one it is asked for by; None for what is no part of the head."""
 
-    def __init__(self, folder: Path, rename: Callable[[str], str]) -> None:
+    def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
         self.folder = folder
         self._tensors: dict[str, Tensor] = {}
         for path in _files(folder):
-            self._tensors |= {rename(name): tensor for name, tensor in _read(path).items()}
+            self._tensors |= _read(path, rename)
+
+    def __bool__(self) -> bool:
+        """Whether any is left."""
+        return bool(self._tensors)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that are left, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    def like(self, pattern: re.Pattern[str]) -> str | None:
+        """The name of one that matches."""
+        return next((name for name in self._tensors if pattern.search(name)), None)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Raises UserError where it is missing or has another shape."""
@@ -58,11 +71,14 @@ def _files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} holds no weights; should be {' or '.join(PATTERNS)}")
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path, rename: Callable[[str], str | None]) -> dict[str, Tensor]:
     try:
-        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt", device="cpu") as file:
+                return {new: file.get_tensor(name) for name in file.keys() if (new := rename(name)) is not None}  # noqa: SIM118
+        tensors = torch.load(path, "cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"{path}: not a file of tensors ({error}); fetch it again") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise UserError(f"{path}: should hold tensors by name and nothing else")
-    return tensors
+    return {new: tensor for name, tensor in tensors.items() if (new := rename(name)) is not None}

@@ -17,6 +17,7 @@ from tpspec.draft.lookahead import Lookahead
 from tpspec.draft.medusa import Medusa, MedusaHeads
 from tpspec.draft.medusa_files import read_heads
 from tpspec.draft.model import ModelDrafter
+from tpspec.draft.mtp import load_mtp
 from tpspec.draft.ngram import Ngram
 from tpspec.draft.pard import pard
 from tpspec.draft.protocol import Modelled, Needs
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.draft.eagle import Head
     from tpspec.draft.model import Drawing
     from tpspec.draft.protocol import Ask, Drafter, Given, Taps
     from tpspec.tokens import Verdict
@@ -99,7 +101,14 @@ def _model(given: Given, *, support: int = 64) -> Modelled:
 
 
 def _eagle(given: Given, *, support: int = 64) -> Modelled:
-    head = load_head(given)
+    return _with_head(given, load_head(given), support)
+
+
+def _mtp(given: Given, *, support: int = 64) -> Modelled:
+    return _with_head(given, load_mtp(given), support)
+
+
+def _with_head(given: Given, head: Head, support: int) -> Modelled:
     run = EagleRun(head, given.vocab, given.num_slots)
     return Modelled(coupled_or_sampled(given, support, taps=head.taps, ids=head.ids), run)
 
@@ -169,6 +178,7 @@ SOURCES = {
         Source("layer_skip", "the target without the sublayers that a file names", _layer_skip),
         Source("early_exit", "the target's first layers", _early_exit),
         Source("eagle", "a head that goes on from the target's own layers, one token after another", _eagle),
+        Source("mtp", "the layer for multi-token prediction in the target's own checkpoint", _mtp),
         Source("medusa", "heads on the target's last layer, each for a place of its own", _medusa),
         Source("pard", "a small model that says several tokens at once", _pard),
         Source("lookahead", "n-grams that the target makes in spare rows of its own rounds", _lookahead),

@@ -21,15 +21,11 @@ SINGLE = "model.safetensors"
 
 
 class Checkpoint:
-    """The tensors of a Hugging Face folder, by name. Opening reads headers only. single: the file, where it is one."""
+    """The tensors of a Hugging Face folder, by name. Opening reads headers only."""
 
-    def __init__(self, folder: Path, single: str = SINGLE) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file_of = _tensor_files(folder, single)
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._file_of)
+        self._file_of = _tensor_files(folder)
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -44,12 +40,6 @@ class Checkpoint:
             rows = rows if rows is not None else range(shape[0])
             taken: Tensor = part[rows.start : rows.stop] if columns is None else part[_slices(rows, columns)]
             return taken.clone()
-
-    def whole(self, name: str) -> Tensor:
-        """The tensor as it is, a copy of its own, whose shape is the caller's to check."""
-        with self._open(name) as file:
-            tensor: Tensor = file.get_tensor(name)
-            return tensor.clone()
 
     def mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole tensor, backed by the file: only rows that are looked at take memory."""
@@ -82,14 +72,14 @@ def _open_file(path: Path) -> safe_open:
         raise UserError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
 
 
-def _tensor_files(folder: Path, single: str) -> dict[str, Path]:
+def _tensor_files(folder: Path) -> dict[str, Path]:
     """Tensor name -> file, every file opened once so that a truncated one is found before anything else is done."""
     index = folder / INDEX
-    files = _indexed_files(index) if single == SINGLE and index.exists() else [folder / single]
+    files = _indexed_files(index) if index.exists() else [folder / SINGLE]
     file_of: dict[str, Path] = {}
     for path in files:
         if not path.exists():
-            raise UserError(f"{path}: file is missing; weights must be {single} or files listed in {INDEX}")
+            raise UserError(f"{path}: file is missing; weights must be {SINGLE} or files listed in {INDEX}")
         with _open_file(path) as file:
             file_of.update(dict.fromkeys(file.keys(), path))
     return file_of

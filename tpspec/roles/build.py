@@ -19,7 +19,7 @@ from tpspec.engine.scheduler import Scheduler
 from tpspec.engine.whole import Whole
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
-from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, ways_of
+from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, taps_elsewhere, ways_of
 from tpspec.roles.fit import shape_of, target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shards import split
@@ -158,10 +158,10 @@ def _host(
 ) -> tuple[DraftHost, Needs]:
     """Where this rank's drafts come from, and what whoever makes them needs."""
     if topology.draft.placement.kind != "inline":
-        needs = Needs(own_model=True, gives_odds=True)
         if rank or link is None:
-            return Elsewhere(), needs
+            return Elsewhere(), Needs(own_model=True, gives_odds=True)
         branches = branches_of(topology, gives_q=topology.accept == NEEDS_Q)
+        needs = Needs(own_model=True, gives_odds=True, taps=taps_elsewhere(topology))
         return RemoteHost(link, perf_counter, ways_of(topology), branches), needs
     drafter = build_inline(topology, device, shard, pool, thinned)
     return InlineHost(drafter), drafter.needs

@@ -96,6 +96,15 @@ def build_ahead(topology: Topology, device: torch.device) -> Ahead:
     return Ahead(made.source, made.run, draft_pool(topology), Policy(branches=branches), perf_counter)
 
 
+def taps_elsewhere(topology: Topology) -> tuple[int, ...]:
+    """What a drafter in a process of its own needs of the target: a head is read once here, to say so."""
+    if topology.draft.own_model is not None:
+        return ()
+    (made,) = _made(topology, _given(topology, torch.device("cpu")))
+    assert isinstance(made, Modelled), "the rules of a topology ask for a source with a model of its own"
+    return made.source.needs.taps
+
+
 def _inline(topology: Topology, made: Drafter | Modelled) -> Drafter:
     if not isinstance(made, Modelled):
         return made

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,9 +25,10 @@ from tpspec.train.loop import Plan
 from tpspec.train.medusa import MedusaHeads
 from tpspec.train.progress import Progress
 from tpspec.train.prompts import Given, Invented, Prompts
-from tpspec.train.target import Taught
 from tpspec.train.texts import TextFile
-from tpspec.train.vocabulary import DraftVocabulary
+
+if TYPE_CHECKING:
+    from tpspec.train.command import Make
 
 MODULE = "tpspec.train"
 MODEL = "a folder, a demo model's name or a hub id such as org/name"
@@ -68,14 +70,14 @@ def _taps(options: argparse.Namespace) -> int:
 
 
 def _eagle(options: argparse.Namespace) -> int:
-    return _train(options, lambda target, ids: EagleHead(target, ids, options.channels, options.depth))
+    return _train(options, lambda target, ids, size: EagleHead(target, ids, size, options.channels, options.depth))
 
 
 def _medusa(options: argparse.Namespace) -> int:
-    return _train(options, lambda target, ids: MedusaHeads(target, ids, options.heads, options.layers))
+    return _train(options, lambda target, ids, _: MedusaHeads(target, ids, options.heads, options.layers))
 
 
-def _train(options: argparse.Namespace, make: Callable[[Taught, DraftVocabulary], EagleHead | MedusaHeads]) -> int:
+def _train(options: argparse.Namespace, make: Make) -> int:
     plan = Plan(options.steps, options.minutes, options.rate, options.rows, options.every, options.seed)
     order = Order(
         find(options.model), options.data, options.out, options.ids, plan, PRECISIONS[options.precision], make

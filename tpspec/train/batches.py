@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """rows_BA: positions of the rows of the answers (the last real one repeats as padding). sizes_B: of the texts."""
+    """rows_BA: positions of the rows that predict (the last real one repeats as padding). sizes_B: of the texts."""
 
     ids_BS: Tensor
     features_BSX: Tensor
@@ -36,9 +36,11 @@ class Batch:
     kinds: tuple[str, ...]
 
     @classmethod
-    def of(cls, texts: Sequence[Tapped]) -> Batch:
+    def of(cls, texts: Sequence[Tapped], *, answers: bool) -> Batch:
+        """answers: only the rows of the answers predict, and not those of the prompts, too."""
         sizes = [len(tapped.told.ids) for tapped in texts]
-        rows = [torch.arange(len(t.told.prompt) - 1, max(len(t.told.prompt), len(t.told.ids) - 2)) for t in texts]
+        firsts = [len(tapped.told.prompt) - 1 if answers else 0 for tapped in texts]
+        rows = [torch.arange(first, max(first + 1, size - 2)) for first, size in zip(firsts, sizes, strict=True)]
         most = max(map(len, rows))
         return cls(
             ids_BS=padded([torch.tensor(tapped.told.ids) for tapped in texts]),
@@ -85,12 +87,12 @@ def split(num_shards: int, held_out: float) -> tuple[list[int], list[int]]:
 def shard_batches(shards: Shards, index: int, most: int, *, greedy: bool = False) -> Iterator[Batch]:
     """One shard's texts, likes together, with at most `most` positions a batch; texts without a row to learn are out.
 
-    greedy: only texts that were written so.
+    greedy: only texts that were written so, and of them the answers: what a drafter would have met.
     """
     texts = [tapped for tapped in shards.read(index) if len(tapped.told.answer) > 2]
     texts = [tapped for tapped in texts if not (greedy and tapped.told.temperature)]
     for group in groups([len(tapped.told.ids) for tapped in texts], most):
-        yield Batch.of([texts[i] for i in group])
+        yield Batch.of([texts[i] for i in group], answers=greedy)
 
 
 def endless(shards: Shards, indices: Sequence[int], most: int, seed: int) -> Iterator[Batch]:

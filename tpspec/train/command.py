@@ -18,7 +18,7 @@ from tpspec.train.loop import Training
 from tpspec.train.machine import bfloat16_is_faster, device
 from tpspec.train.objective import Judge
 from tpspec.train.progress import Progress
-from tpspec.train.taps import Shards, Tapper
+from tpspec.train.taps import Shards, Tapper, usual_size
 from tpspec.train.target import taught
 from tpspec.train.texts import read_texts
 from tpspec.train.vocabulary import DraftVocabulary
@@ -27,17 +27,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from torch import Tensor
+
     from tpspec.train.eagle import EagleHead
     from tpspec.train.loop import Plan
     from tpspec.train.medusa import MedusaHeads
     from tpspec.train.target import Taught
+
+    # The third: the usual size of each feature.
+    Make = Callable[[Taught, DraftVocabulary, Tensor], EagleHead | MedusaHeads]
 
 HELD_OUT = 0.03  # of the shards
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a user asked for. model: the target's folder. make: the head for a target and a draft vocabulary.
+    """What a user asked for. model: the target's folder. make: the head, from what the data says.
 
     bf16: whether products are done in bfloat16; None: if that is faster here.
     """
@@ -48,7 +53,7 @@ class Order:
     num_ids: int
     plan: Plan
     bf16: bool | None
-    make: Callable[[Taught, DraftVocabulary], EagleHead | MedusaHeads]
+    make: Make
 
 
 def tap(model: Path, data: Path) -> Shards:
@@ -79,7 +84,7 @@ class Apprenticeship:
         self._num_tokens = sum(map(len, answers))
         self._vocabulary = DraftVocabulary.most_used(answers, order.num_ids, target.vocab, target.eos_ids)
         torch.manual_seed(order.plan.seed)
-        self._head = order.make(target, self._vocabulary)
+        self._head = order.make(target, self._vocabulary, usual_size(shards.read(self._learnt[0])))
         self._bf16 = bfloat16_is_faster(device()) if order.bf16 is None else order.bf16
         self._training = Training(self._head, self._judge(target), shards, held, order.plan, bf16=self._bf16)
 
@@ -99,7 +104,7 @@ class Apprenticeship:
 
     def _keep(self) -> None:
         self._training.save(self._order.out)
-        publish(self._order.out, self._head, self._head.config(), self._record())
+        publish(self._order.out, self._head.tensors(), self._head.config(), self._record())
         draw(self._order.out / "curves.png", self._training.history)
 
     def _record(self) -> dict[str, Any]:

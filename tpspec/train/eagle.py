@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tpspec.train.target import Taught
     from tpspec.train.vocabulary import DraftVocabulary
 
+MODESTY = 0.15  # of the target's last norm: at full size a head that knows nothing yet is sure of everything
+
 
 class Norm(nn.Module):
     """RMSNorm, in float32 whatever the precision around it."""
@@ -119,13 +121,18 @@ class MidLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """depth: draft steps that are unrolled. channels: of the MLP."""
+    """depth: draft steps that are unrolled. channels: of the MLP. scale_X: the usual size of each feature.
 
+    Features are divided by their size while training, and the first matrix instead when it is published: some are
+    thousands of times larger than others, and at their own size drown what the layer adds to the residual stream.
+    """
+
+    scale_X: Tensor
     d2t: Tensor
     t2d: Tensor
     embedding_VD: Tensor
 
-    def __init__(self, target: Taught, vocabulary: DraftVocabulary, channels: int, depth: int) -> None:
+    def __init__(self, target: Taught, vocabulary: DraftVocabulary, scale_X: Tensor, channels: int, depth: int) -> None:
         super().__init__()
         self.depth, self._target, self._channels = depth, target, channels
         self.fc = nn.Linear(3 * target.hidden, target.hidden, bias=False)
@@ -135,15 +142,16 @@ class EagleHead(nn.Module):
         self.register_buffer("d2t", vocabulary.d2t())
         self.register_buffer("t2d", vocabulary.t2d())
         self.register_buffer("embedding_VD", target.embedding_VD, persistent=False)
+        self.register_buffer("scale_X", scale_X, persistent=False)
         with torch.no_grad():  # the target's own rows: what a logit is about need not be learnt again
             self.lm_head.weight.copy_(target.head_VD[list(vocabulary.ids)])
-            self.norm.weight.copy_(target.norm_D)
+            self.norm.weight.copy_(MODESTY * target.norm_D)
 
     def forward(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """For each draft step its rows that predict, [B, A] bool, and their logits, [rows, V]."""
         layer, rows_BA = self.midlayer, batch.rows_BA
         positions_BS = torch.arange(batch.ids_BS.shape[1], device=rows_BA.device).expand_as(batch.ids_BS)
-        h_BSD = self.fc(batch.features_BSX.to(self.fc.weight.dtype)).float()  # the residual stream stays wide
+        h_BSD = self.fc(batch.features_BSX.float() / self.scale_X).float()  # the residual stream stays wide
         next_BS = torch.cat([batch.ids_BS[:, 1:], batch.ids_BS[:, -1:]], 1)
         z_BSX = layer.inputs(self._embedded(next_BS), h_BSD)
         context = layer.self_attn.keys(z_BSX, positions_BS)
@@ -163,6 +171,11 @@ class EagleHead(nn.Module):
 
     def _embedded(self, ids: Tensor) -> Tensor:
         return self.embedding_VD[ids].to(self.fc.weight.dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The head as published."""
+        found = {name: tensor.detach() for name, tensor in self.state_dict().items()}
+        return found | {"fc.weight": found["fc.weight"] / self.scale_X}
 
     def config(self) -> dict[str, Any]:
         """config.json as SafeAILab and SpecForge publish it, with what loaders would otherwise have to guess."""

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -33,14 +33,14 @@ def read_checkpoint(folder: Path) -> dict[str, Any] | None:
     return state
 
 
-def publish(folder: Path, head: nn.Module, config: dict[str, Any], record: dict[str, Any]) -> None:
+def publish(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], record: dict[str, Any]) -> None:
     """model.safetensors (floats in bfloat16) and config.json as loaders expect them; training.json for people."""
-    tensors = {
+    half = {
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).cpu().contiguous()
-        for name, tensor in head.state_dict().items()
+        for name, tensor in tensors.items()
     }
     part = folder / "model.safetensors.part"
-    save_file(tensors, part, metadata={"format": "pt"})
+    save_file(half, part, metadata={"format": "pt"})
     part.replace(folder / "model.safetensors")
     write_json(folder / "config.json", config)
     write_json(folder / "training.json", record)

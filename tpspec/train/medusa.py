@@ -62,6 +62,10 @@ class MedusaHeads(nn.Module):
         blocks = zip(predicts, self.blocks, strict=True)
         return [(predicts_BA, self.lm_heads[0](block(final_BAD[predicts_BA]))) for predicts_BA, block in blocks]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The heads as published."""
+        return {name: tensor.detach() for name, tensor in self.state_dict().items()}
+
     def config(self) -> dict[str, Any]:
         """config.json as vLLM reads it."""
         target = self._target

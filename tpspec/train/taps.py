@@ -109,6 +109,11 @@ class Tapper:
         return [found[i] for i in range(len(texts))]
 
 
+def usual_size(texts: Sequence[Tapped]) -> Tensor:
+    """[3D]: the median size of each feature, which the few enormous ones at the start of a text do not move."""
+    return torch.cat([tapped.features_SX for tapped in texts]).float().abs().median(0).values.clamp(min=1e-3)
+
+
 def groups(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
     """Indices in groups of like sizes, each with at most `most` positions when padded (or one text)."""
     group: list[int] = []

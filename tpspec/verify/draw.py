@@ -88,10 +88,8 @@ def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> li
     scores_TV = process(rows, draws)
     winners, heard = _picked(rows, scores_TV, draws, noise, Stream.target, tell_top(scores_TV, rows.start, LISTED))
     scores_TS, ids_TS = hear_top(*heard)
-    return [
-        _ranked(winner, ids_S, scores_S, draw, width, noise)
-        for winner, ids_S, scores_S, draw in zip(winners, ids_TS, scores_TS, draws, strict=True)
-    ]
+    perturbed_TS = _perturbed(scores_TS, ids_TS, draws, noise)
+    return [_ranked(*row, width) for row in zip(winners, ids_TS, perturbed_TS, strict=True)]
 
 
 def _spread(rows: RowLogits, draws: Sequence[Draw]) -> RowLogits:
@@ -113,18 +111,26 @@ def _rank_listed(
     scores_TS, ids_TS = scores_TS.double().cpu(), rows.listed_V[columns_TS].cpu()
     truncates = any(draw.sampling.truncates for draw in draws)
     totals = scores_TV.double().logsumexp(1).tolist() if truncates else [0.0] * len(draws)
+    perturbed_TS = _perturbed(scores_TS, ids_TS, draws, noise)
     ranked: list[tuple[tuple[int, ...], list[float]]] = []
-    for draw, ids_S, scores_S, total in zip(draws, ids_TS, scores_TS, totals, strict=True):
-        kept = num_kept(scores_S, total, False, draw.sampling)
-        ranked.append(_ranked(None, ids_S[:kept], scores_S[:kept], draw, width, noise))
+    for i, draw in enumerate(draws):
+        kept = num_kept(scores_TS[i], totals[i], False, draw.sampling)
+        ranked.append(_ranked(None, ids_TS[i, :kept], perturbed_TS[i, :kept], width))
     return ranked
 
 
-def _ranked(
-    winner: int | None, ids_S: Tensor, scores_S: Tensor, draw: Draw, width: int, noise: Noise
-) -> tuple[tuple[int, ...], list[float]]:
-    if draw.sampling.temperature > 0:
-        scores_S = scores_S + noise.gumbel(draw.sampling.seed, draw.position, Stream.target, ids_S)
+def _perturbed(scores_TS: Tensor, ids_TS: Tensor, draws: Sequence[Draw], noise: Noise) -> Tensor:
+    """With the noise of the target's own draw, in rows that have a temperature."""
+    warm = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    if not warm:
+        return scores_TS
+    seeds, positions = [draws[i].sampling.seed for i in warm], [draws[i].position for i in warm]
+    perturbed_TS = scores_TS.double().clone()
+    perturbed_TS[warm] += noise.gumbels(seeds, positions, Stream.target, ids_TS[warm])
+    return perturbed_TS
+
+
+def _ranked(winner: int | None, ids_S: Tensor, scores_S: Tensor, width: int) -> tuple[tuple[int, ...], list[float]]:
     odds_S, order = scores_S.softmax(0).sort(descending=True, stable=True)
     listed = [(token, p) for token, p in zip(ids_S[order].tolist(), odds_S.tolist(), strict=True) if p > 0]
     winner = listed[0][0] if winner is None else winner

@@ -62,6 +62,9 @@ class Noise(Protocol):
     def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
         """The noise itself, float64, of any ids, in their shape; for guesses, never for a verdict."""
 
+    def gumbels(self, seeds: Sequence[int], positions: Sequence[int], stream: Stream, ids_TS: Tensor) -> Tensor:
+        """The same of several rows, each with ids of its own."""
+
     def uniform(self, seed: int, position: int, stream: Stream, index: int) -> float:
         """A number in the open interval (0, 1), independent of the Gumbel noise."""
 
@@ -76,8 +79,10 @@ class CounterNoise:
 
     def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
         """Gumbel noise of any ids, float64, the shape of ids: the plain reference of `best`."""
-        keys = _keys([seed], [position], stream, ids.device)
-        return _gumbel(keys, ids.reshape(1, -1)).reshape(ids.shape)
+        return self.gumbels([seed], [position], stream, ids.reshape(1, -1)).reshape(ids.shape)
+
+    def gumbels(self, seeds: Sequence[int], positions: Sequence[int], stream: Stream, ids_TS: Tensor) -> Tensor:
+        return _gumbel(_keys(seeds, positions, stream, ids_TS.device), ids_TS)
 
     def best(
         self, scores_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], stream: Stream, start: int

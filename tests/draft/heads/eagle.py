@@ -57,6 +57,9 @@ class Written:
     width: int
     rope_theta: float = 10000.0
     qk_norm: bool = False
+    num_heads: int = HEADS
+    num_kv_heads: int = KV_HEADS
+    head_dim: int = HEAD_DIM
 
     def logits(self, text: Sequence[int], taps: Tensor, path: Sequence[int]) -> Tensor:
         """After `text` and then the drafts of `path`; taps: of all tokens of the text but the last, [n - 1, W]."""
@@ -78,12 +81,12 @@ class Written:
 
     def _attention(self, read: Tensor) -> Tensor:
         """Of the last row over all."""
-        q, k, v = (self._linear(f"self_attn.{part}_proj", read).unflatten(1, (-1, HEAD_DIM)) for part in "qkv")
+        q, k, v = (self._linear(f"self_attn.{part}_proj", read).unflatten(1, (-1, self.head_dim)) for part in "qkv")
         if self.qk_norm:
             q, k = rms(q, self._tensor("self_attn.q_norm.weight")), rms(k, self._tensor("self_attn.k_norm.weight"))
         q, k = (turned(x, self.rope_theta) for x in (q, k))
-        k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-        weights = torch.einsum("he,she->hs", q[-1], k).div(math.sqrt(HEAD_DIM)).softmax(1)
+        k, v = (x.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for x in (k, v))
+        weights = torch.einsum("he,she->hs", q[-1], k).div(math.sqrt(self.head_dim)).softmax(1)
         return self._linear("self_attn.o_proj", torch.einsum("hs,she->he", weights, v).flatten())
 
     def _tensor(self, name: str) -> Tensor:
@@ -101,7 +104,7 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 
 def turned(x: Tensor, theta: float) -> Tensor:
     """Llama's rotation of [S, heads, E], row i by position i."""
-    half = HEAD_DIM // 2
+    half = x.shape[-1] // 2
     angles = torch.arange(len(x)).double()[:, None, None] * theta ** (-torch.arange(half).double() / half)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
@@ -125,17 +128,20 @@ class Weights:
     def ids(self, count: int, vocab: int) -> Tensor:
         return torch.randperm(vocab, generator=self._noise)[:count].sort().values
 
-    def layer(self, hidden: int, width: int, *, biased: bool = False) -> dict[str, Tensor]:
+    def layer(
+        self, hidden: int, width: int, *, biased: bool = False, num_heads: int = HEADS, num_kv_heads: int = KV_HEADS,
+        head_dim: int = HEAD_DIM, channels: int = CHANNELS,
+    ) -> dict[str, Tensor]:  # fmt: skip
         at, tensors = "layers.0.", {}
-        for part, num in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            tensors[f"{at}self_attn.{part}_proj.weight"] = self.matrix(num * HEAD_DIM, width, 1.5)
+        for part, num in (("q", num_heads), ("k", num_kv_heads), ("v", num_kv_heads)):
+            tensors[f"{at}self_attn.{part}_proj.weight"] = self.matrix(num * head_dim, width, 1.5)
             if biased:
-                tensors[f"{at}self_attn.{part}_proj.bias"] = self.bias(num * HEAD_DIM)
+                tensors[f"{at}self_attn.{part}_proj.bias"] = self.bias(num * head_dim)
         return tensors | {
-            at + "self_attn.o_proj.weight": self.matrix(hidden, HEADS * HEAD_DIM),
-            at + "mlp.gate_proj.weight": self.matrix(CHANNELS, hidden),
-            at + "mlp.up_proj.weight": self.matrix(CHANNELS, hidden),
-            at + "mlp.down_proj.weight": self.matrix(hidden, CHANNELS),
+            at + "self_attn.o_proj.weight": self.matrix(hidden, num_heads * head_dim),
+            at + "mlp.gate_proj.weight": self.matrix(channels, hidden),
+            at + "mlp.up_proj.weight": self.matrix(channels, hidden),
+            at + "mlp.down_proj.weight": self.matrix(hidden, channels),
             at + "post_attention_layernorm.weight": self.norm(hidden),
         }
 

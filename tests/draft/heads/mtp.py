@@ -1,0 +1,78 @@
+"""Layers for multi-token prediction inside tiny targets' checkpoints, by the documented names, and what they compute.
+
+Must not know tpspec, which is what it is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.draft.heads.eagle import Target, Weights, Written, rms
+
+QWEN = {"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "eh_proj": "mtp.fc",
+        "norm": "mtp.norm", "layers.0": "mtp.layers.0"}  # fmt: skip
+
+
+def deepseek(folder: Path, seed: int = 5, *, own_tables: bool = False) -> Written:
+    """DeepSeek-V3 and GLM-4.5: the layer after the last. own_tables: with copies of the tables that they share."""
+    target = Target.read(folder)
+    at = f"model.layers.{target.num_layers}"
+    names = {part: f"{at}.{part}" for part in ("enorm", "hnorm", "eh_proj")} | {"norm": f"{at}.shared_head.norm"}
+    shared = {f"{at}.embed_tokens.weight": target.embedding, f"{at}.shared_head.head.weight": target.lm_head}
+    return _written(folder, target, seed, names | {"layers.0": at}, shared if own_tables else {}, feeds_normed=False)
+
+
+def qwen(folder: Path, seed: int = 5) -> Written:
+    """Qwen3-Next, of one dense layer."""
+    return _written(folder, Target.read(folder), seed, QWEN, {}, feeds_normed=True)
+
+
+def _written(
+    folder: Path, target: Target, seed: int, names: dict[str, str], shared: dict[str, Tensor], *, feeds_normed: bool
+) -> Written:
+    config, random, hidden = json.loads((folder / "config.json").read_text()), Weights(seed), target.hidden
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config.get("head_dim") or hidden // heads
+    sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
+    tensors = random.layer(hidden, hidden, channels=config["intermediate_size"], **sizes) | {
+        "layers.0.input_layernorm.weight": random.norm(hidden),
+        "enorm.weight": random.norm(hidden),
+        "hnorm.weight": random.norm(hidden),
+        "eh_proj.weight": random.matrix(hidden, 2 * hidden),
+        "norm.weight": random.norm(hidden),
+    }
+    if qk_norm := config["model_type"] == "qwen3":
+        tensors |= {f"layers.0.self_attn.{part}_norm.weight": random.norm(dim) for part in "qk"}
+    add(folder, {_named(name, names): tensor for name, tensor in tensors.items()} | shared)
+
+    def enter(embedding: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        pair = [rms(embedding, tensors["enorm.weight"]), rms(feature, tensors["hnorm.weight"])]
+        h = torch.cat(pair) @ tensors["eh_proj.weight"].double().T
+        return h, rms(h, tensors["layers.0.input_layernorm.weight"])
+
+    def leave(h: Tensor) -> tuple[Tensor, Tensor]:
+        normed = rms(h, tensors["norm.weight"])
+        return normed @ target.lm_head.T, normed if feeds_normed else h
+
+    theta = config["rope_parameters"]["rope_theta"]
+    ids = list(range(target.vocab))
+    return Written(tensors, target.embedding, lambda tap: tap, enter, leave, ids, hidden, theta, qk_norm, **sizes)
+
+
+def add(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """To a checkpoint that somebody may have open: a new file takes the old one's place."""
+    path = folder / "model.safetensors"
+    kept = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    whole = kept | {name: tensor.float().contiguous() for name, tensor in tensors.items()}
+    save_file(whole, path.with_suffix(".new"), {"format": "pt"})
+    path.with_suffix(".new").replace(path)
+
+
+def _named(name: str, names: dict[str, str]) -> str:
+    stem = next(stem for stem in names if name.startswith(stem + "."))
+    return names[stem] + name.removeprefix(stem)

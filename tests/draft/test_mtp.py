@@ -1,0 +1,51 @@
+"""Layers for multi-token prediction: both layouts against their formulas in float64, and what is no such layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import tiny
+from tests.draft.heads import mtp
+from tests.draft.heads.checked import Told, exercise, given
+from tests.draft.heads.eagle import Written
+from tpspec.draft.mtp import load_mtp
+from tpspec.errors import UserError
+
+LAYOUTS: dict[str, Callable[[Path], Written]] = {
+    "deepseek": mtp.deepseek,
+    "deepseek, own tables": lambda folder: mtp.deepseek(folder, own_tables=True),
+    "qwen": mtp.qwen,
+}
+
+
+@pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["smollm2", "qwen3", "llama"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_layer_says_is_what_its_formulas_say(layout: str, kind: str, branches: int, tmp_path: Path) -> None:
+    """The one feeds back what it has before the last norm, the other what it has after; rope is the target's."""
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    tiny(kind, tmp_path, num_hidden_layers=2, rope_parameters=rope)
+    exercise(Told(LAYOUTS[layout](tmp_path), load_mtp(given(tmp_path, tmp_path)), branches), branches)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (None, r"should hold tensors mtp\.\* or model\.layers\.2\.\*"),
+        ("mtp.layers.0.mlp.experts.0.gate_proj.weight", r"has experts \(layers.0.mlp.experts.0.gate_proj.weight\)"),
+        ("mtp.layers.1.input_layernorm.weight", "does not have: mtp.layers.1.input_layernorm.weight"),
+        ("mtp.fc.weight", r"tensor fc.weight has shape \[8, 8\]; by the configs it should be \[72, 144\]"),
+    ],
+)
+def test_what_is_no_such_layer_is_refused_by_name(name: str | None, message: str, tmp_path: Path) -> None:
+    """Most published ones have experts: said at the start, not by drafts that are never right."""
+    tiny("smollm2", tmp_path, num_hidden_layers=2)
+    if name is not None:
+        mtp.qwen(tmp_path)
+        mtp.add(tmp_path, {name: torch.ones(8, 8)})
+    with pytest.raises(UserError, match=message):
+        load_mtp(given(tmp_path, tmp_path))

@@ -1,0 +1,115 @@
+"""A head in a process of its own: what it goes on from, the target's own layers, travels with the outcomes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.checkpoints import tiny
+from tests.draft.kits import draft_section
+from tests.engine.wire import DrafterEnd, Faults, Wire
+from tests.worlds import Told, serve, topology
+from tpspec.comm.messages import Reach
+from tpspec.engine.engine import Engine
+from tpspec.engine.remote import RemoteHost, Way
+from tpspec.model.batch import Span
+from tpspec.request import Request, Sampling
+from tpspec.roles.build_drafter import BRANCHES, build_ahead
+from tpspec.roles.drafter import Drafter
+from tpspec.topology.config import Topology
+from tpspec.verify.rows import RowLogits
+
+HEADS = ["eagle", "mtp"]
+WAYS = {"serial": Way(), "fan_out": Way(Reach(ahead=True, width=3))}
+PROMPTS = [(5, 6, 7, 8), tuple(range(20, 60)), (9,) * 11]
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=7), Sampling()]
+LENGTH = 20
+NONE = Faults()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def topologies(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Topology]:
+    sections = {name: draft_section(name, target, tmp_path_factory.mktemp(name)) for name in HEADS}
+    return {name: topology(target, 2, draft=section | {"placement": {"gaps": 1}}) for name, section in sections.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> list[list[int]]:
+    return serve(topology(target), requests()).texts()
+
+
+def requests() -> list[Request]:
+    return [Request(i, prompt, LENGTH, SAMPLINGS[i]) for i, prompt in enumerate(PROMPTS)]
+
+
+def world(made: Topology, way: Way, faults: Faults, seed: int, forwards: int, dies_at: int = -1) -> tuple[Told, Wire]:
+    cpu = torch.device("cpu")
+    wire = Wire(lambda wire: Drafter(build_ahead(made, cpu), DrafterEnd(wire)), faults, random.Random(seed))
+
+    def begin(rank: int, engine: Engine) -> None:
+        engine.draft_tokens = 3
+        if rank:
+            return
+        engine.host = RemoteHost(wire, wire.clock.now, (way,), BRANCHES)
+        verify, number = engine.target.logits, iter(range(10**6))
+
+        def logits(spans: Sequence[Span]) -> RowLogits:
+            if next(number) == dies_at:
+                wire.restart()
+            wire.work(forwards)
+            return verify(spans)
+
+        engine.target.logits = logits  # type: ignore[method-assign]
+
+    return serve(made, requests(), begin=begin, link=wire), wire
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("head", HEADS)
+def test_texts_are_those_of_plain_decoding(
+    topologies: dict[str, Topology], plain: list[list[int]], head: str, way: str
+) -> None:
+    told, _ = world(topologies[head], WAYS[way], NONE, seed=0, forwards=3)
+    assert told.texts() == plain
+    assert told.stats[-1].drafted > 0
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    head=st.sampled_from(HEADS),
+    way=st.sampled_from(sorted(WAYS)),
+    faults=st.builds(Faults, *[st.sampled_from([0.0, 0.2])] * 4),
+    seed=st.integers(0, 10**6),
+    forwards=st.integers(0, 5),
+)
+def test_no_fault_on_the_way_changes_a_text(
+    topologies: dict[str, Topology],
+    plain: list[list[int]],
+    head: str,
+    way: str,
+    faults: Faults,
+    seed: int,
+    forwards: int,
+) -> None:
+    """Rows that are lost leave a hole in what a head goes on from: it has to be silent, not to read another's rows."""
+    told, _ = world(topologies[head], WAYS[way], faults, seed, forwards)
+    assert told.texts() == plain
+
+
+def test_a_head_that_is_new_is_told_of_all_rows_again(topologies: dict[str, Topology], plain: list[list[int]]) -> None:
+    """Else a drafter that came back would stay silent until the next request."""
+    told, _ = world(topologies["eagle"], WAYS["serial"], NONE, seed=0, forwards=3, dies_at=6)
+    assert told.texts() == plain
+    drafted = [stats.drafted for stats in told.stats]
+    assert drafted[-1] > drafted[9]

@@ -1,0 +1,87 @@
+"""The layer for multi-token prediction that some targets' own checkpoints hold: it runs as an EAGLE head does.
+
+Two layouts: DeepSeek's, which GLM shares (the layer after the last), and Qwen3-Next's (names that begin with mtp).
+Its rope, biases and norms are the target's. DeepSeek-AI, arXiv 2412.19437, 2.2. Must not know how a head is run.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tpspec.draft.eagle import Fused, Head
+from tpspec.draft.head_files import HeadFiles
+from tpspec.draft.head_parts import Parts, as_it_is
+from tpspec.errors import UserError
+from tpspec.model.architectures import read_spec
+from tpspec.model.decoder import FINAL
+from tpspec.topology.checkpoint import read_config
+from tpspec.topology.shape import ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tpspec.draft.protocol import Given
+
+# What the layouts call the same things; the rest of a layer has a whole model's names.
+DEEPSEEK = {
+    "enorm": "embedding_norm",
+    "hnorm": "feature_norm",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed_tokens",
+}
+QWEN = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "feature_norm", "fc": "fc", "norm": "norm"}
+EXPERTS = re.compile(r"mlp\.(gate\.|experts\.|shared_expert)")
+
+
+def load_mtp(given: Given) -> Head:
+    """The layer in the target's folder. Raises UserError where there is none, or one that we cannot run."""
+    target = ModelShape.from_config(read_config(given.target), str(given.target))
+    spec = read_spec(given.target)
+    behind = f"model.layers.{target.num_layers}."
+    for at, layer_at, names in (("mtp.", "mtp.layers.0.", QWEN), (behind, behind, DEEPSEEK)):
+        files = HeadFiles(given.target, _renamed(at, layer_at, names))
+        if files:
+            return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
+    raise UserError(f"{given.target} has no layer for multi-token prediction; should hold tensors mtp.* or {behind}*")
+
+
+def _renamed(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], str | None]:
+    def rename(name: str) -> str | None:
+        if not name.startswith(at):
+            return None
+        stem, _, kind = name.removeprefix(at).rpartition(".")
+        return f"{names[stem]}.{kind}" if stem in names else name.replace(layer_at, "layers.0.", 1)
+
+    return rename
+
+
+def _head(parts: Parts, *, feeds_normed: bool) -> Head:
+    spec, files, hidden = parts.spec, parts.files, parts.spec.hidden
+    if experts := files.like(EXPERTS):
+        raise UserError(f"{files.folder}: the layer for multi-token prediction has experts ({experts}); none run here")
+    enter = Fused(
+        parts.matrix(["fc"], [hidden], 2 * hidden),
+        parts.norm("embedding_norm.weight"),
+        parts.norm("feature_norm.weight"),
+        parts.norm("layers.0.input_layernorm.weight"),
+    )
+    made = Head(
+        taps=(FINAL,),
+        project=as_it_is,
+        embedding_VD=parts.embedding(),
+        enter=enter,
+        layer=parts.layer("layers.0.", width=hidden),
+        norm=parts.norm("norm.weight"),
+        feeds_normed=feeds_normed,
+        ids=None,
+        lm_head=parts.lm_head(parts.target.vocab),
+        shape=parts.shape(),
+        inv_freq=spec.inv_freq,
+        rope_scale=spec.rope_scale,
+        max_positions=parts.target.max_positions,
+    )
+    files.check_all_taken(("rotary_emb.inv_freq",))
+    return made
