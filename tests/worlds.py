@@ -87,8 +87,8 @@ def serve(
 ) -> Told:
     """Runs the world until every request has ended; what the lead told. drafter: instead of the topology's own.
 
-    link: of the lead, to a drafter. begin: called with every rank and its engine before the first round. watch: with its
-    engine after the last.
+    link: of the lead, to a drafter. begin: called with every rank and its engine before the first round. watch: with
+    its engine after the last.
     """
     script = Script(messages or {1: [Submit(request) for request in requests]})
     channels = thread_channels(len(made.target.ranks))

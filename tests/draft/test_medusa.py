@@ -290,12 +290,13 @@ def test_a_head_draws_with_the_noise_of_the_place_it_speaks_of(write: Writer, ta
     source, written = drafter(target, tmp_path, write)
     hidden = rows(3, 1)
     source.observe([], Taps({0: (3, hidden)}))
-    asked = ask(0, [1, 2, 3, 4, 5], 9, temperature=0.4, seed=11)
+    asked = ask(0, [1, 2, 3, 4, 5], 9, temperature=6.0, seed=11)
     (tree,) = source.propose([asked])
     logits_HV = torch.full((NUM_HEADS, VOCAB), -torch.inf)
     logits_HV[:, written.ids] = written.logits(hidden[0]).float()
     draws = [Draw(asked.tokens, 1, asked.sampling, (0,) * depth) for depth in range(NUM_HEADS)]
     assert list(tree.tokens) == pick(RowLogits(logits_HV, VOCAB), draws, CounterNoise())
+    assert list(tree.tokens) != logits_HV.argmax(1).tolist()
 
 
 def test_where_shared_noise_is_not_exact_it_drafts_what_is_likeliest(target: Path, tmp_path: Path) -> None:

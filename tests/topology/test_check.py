@@ -60,3 +60,10 @@ def test_check_never_imports_torch() -> None:
         "sys.exit(code or bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60).returncode == 0
+
+
+def test_what_a_draft_through_the_shards_sends_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a figure of a round that hides what its drafts add: 4 layers are 8 all-reduces, and a gather."""
+    changes = ["draft.source=early_exit", "draft.options={layer: 4}"]
+    assert main(["check", str(ROOT / "topologies" / "cpu-2.yaml"), *(f"--set={change}" for change in changes)]) == 0
+    assert "collectives per token drafted by early_exit: 9, of 8 of 60 sublayers" in capsys.readouterr().out

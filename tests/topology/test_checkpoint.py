@@ -81,6 +81,27 @@ def test_a_download_cut_short_is_not_a_model(tmp_path: Path, monkeypatch: pytest
     assert local("org/name") == tmp_path
 
 
+def test_a_head_may_be_in_a_file_of_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a download without its weights: most Medusa heads and many EAGLE heads are nothing else."""
+    asked: list[list[str]] = []
+
+    def download(model: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    find("org/head", head=True)
+    find("org/model")
+    assert "*.pt" in asked[0]
+    assert "*.pt" not in asked[1]  # a model is there as safetensors: its other copies would be fetched for nothing
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "medusa_lm_head.pt").touch()
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
+    assert local("org/head", head=True) == tmp_path
+    assert local("org/head") is None
+
+
 @pytest.mark.parametrize(
     ("text", "why"), [(None, "holds no config.json"), ("{", "readable JSON"), ("[]", "JSON object")]
 )

@@ -196,3 +196,14 @@ def test_whatif_prints_the_table_without_torch() -> None:
     cells = [line.split() for line in done.stdout.splitlines() if line.startswith("8x3090 gen3x8 stock ")]
     assert [row[7] for row in cells] == ["30", "43", "54"]
     assert "16-bit" in done.stdout
+
+
+def test_a_draft_through_the_shards_pays_for_its_collectives() -> None:
+    """Against drafts that are free: 20 of 80 layers are 40 all-reduces and a gather for every drafted token."""
+    best = of(plan(wish(draft="early_exit")), "inline", 8, 4)
+    tokens = best.prediction.tokens_per_round
+    assert best.prediction.collectives == pytest.approx((161 + best.num_drafted * 41) / tokens)
+    looked_up = of(plan(wish(draft="ngram")), "inline", 8, 4)
+    assert best.draft_s > looked_up.step.seconds(1) / 5
+    assert speed(best) < speed(looked_up)
+    assert topology_of(wish(draft="early_exit"), best).draft.source == "early_exit"

@@ -100,7 +100,7 @@ def test_steps_are_unrolled_as_a_drafter_runs_them(target: Taught, texts: list[T
     randomise(head)
     tensors = head.tensors()
     drafts = head(Batch.of(texts, answers=True))
-    for step, (predicts_BA, logits) in enumerate(drafts):
+    for step, (predicts_BA, x_RD) in enumerate(drafts):
         expected = []
         for text, place in predicts_BA.nonzero().tolist():
             ids, row = texts[text].told.ids, len(texts[text].told.prompt) - 1 + place
@@ -112,7 +112,8 @@ def test_steps_are_unrolled_as_a_drafter_runs_them(target: Taught, texts: list[T
                 h_D, scores = reference.read(h_D, ids[row + 1 + ahead])
             expected.append(scores)
         assert len(expected) == sum(len(t.told.answer) - 1 - step for t in texts)
-        torch.testing.assert_close(logits.double(), torch.stack(expected), rtol=1e-4, atol=1e-4)
+        logits = (x_RD @ head.output.T).double()
+        torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_medusa_heads_read_the_last_hidden_state_of_their_row(target: Taught, texts: list[Tapped]) -> None:
@@ -120,7 +121,7 @@ def test_medusa_heads_read_the_last_hidden_state_of_their_row(target: Taught, te
     heads = MedusaHeads(target, DraftVocabulary(IDS, target.vocab, 1.0), DEPTH, 2)
     randomise(heads)
     w = heads.tensors()
-    for step, (predicts_BA, logits) in enumerate(heads(Batch.of(texts, answers=True))):
+    for step, (predicts_BA, x_RD) in enumerate(heads(Batch.of(texts, answers=True))):
         expected = []
         for text, place in predicts_BA.nonzero().tolist():
             x = texts[text].final_SD[len(texts[text].told.prompt) - 1 + place]
@@ -128,33 +129,43 @@ def test_medusa_heads_read_the_last_hidden_state_of_their_row(target: Taught, te
                 at = f"blocks.{step}.layers.{layer}."
                 x = x + F.silu(w[at + "weight"] @ x + w[at + "bias"])
             expected.append(w["lm_heads.0.weight"] @ x)
-        torch.testing.assert_close(logits, torch.stack(expected))
+        torch.testing.assert_close(x_RD @ heads.output.T, torch.stack(expected))
 
 
 def test_the_law_of_a_step_is_the_targets_at_the_place_before_its_token(target: Taught, texts: list[Tapped]) -> None:
     """A law one place off is learnt just as well, and no draft is accepted. Undraftable tokens do not count."""
     batch, vocabulary = Batch.of(texts, answers=True), DraftVocabulary(IDS, target.vocab, 1.0)
-    head_VD = torch.randn(len(IDS), target.hidden, generator=torch.Generator().manual_seed(5))
-    drafts = [(batch.predicts(step), torch.randn(int(batch.predicts(step).sum()), len(IDS))) for step in range(DEPTH)]
-    for step, loss in enumerate(Judge(head_VD, vocabulary.place_of()).losses(drafts, batch)):
-        rows, terms = iter(drafts[step][1]), []
+    noise = torch.Generator().manual_seed(5)
+    head_VD, output_VD = (torch.randn(len(IDS), target.hidden, generator=noise) / 9 for _ in range(2))
+    output_VD.requires_grad_()
+    predicts = [batch.predicts(step) for step in range(DEPTH)]
+    rows = [torch.randn(int(p.sum()), target.hidden, generator=noise).requires_grad_() for p in predicts]
+    judge = Judge(head_VD, vocabulary.place_of(), torch.float32)
+    found = judge.losses([*zip(predicts, rows, strict=True)], output_VD, batch)
+    for step, loss in enumerate(found):
+        left, terms = iter(rows[step]), []
         for tapped in texts:
             for at in range(len(tapped.told.prompt) + step, len(tapped.told.ids) - 1):
-                logits, law = next(rows), (head_VD @ tapped.final_SD[at]).softmax(0)
+                logits, law = output_VD @ next(left), (head_VD @ tapped.final_SD[at]).softmax(0)
                 if tapped.told.ids[at + 1] in IDS:
                     terms.append(-(law * logits.log_softmax(0)).sum())
-        torch.testing.assert_close(loss, torch.stack(terms).mean())
+        expected = torch.stack(terms).mean()
+        torch.testing.assert_close(loss, expected)
+        wanted = torch.autograd.grad(2 * expected, [rows[step], output_VD])
+        torch.testing.assert_close(torch.autograd.grad(2 * loss, [rows[step], output_VD]), wanted)
 
 
 def test_a_chain_agrees_up_to_its_first_wrong_draft(target: Taught, texts: list[Tapped]) -> None:
     """A right draft behind a wrong one is never reached, and must not be counted."""
-    batch, vocabulary = Batch.of(texts, answers=True), DraftVocabulary(tuple(range(target.vocab)), target.vocab, 1.0)
+    batch = Batch.of(texts, answers=True)
+    vocabulary = DraftVocabulary(tuple(range(target.vocab)), target.vocab, 1.0)
     drafts = []
     for step in range(DEPTH):
         predicts = batch.predicts(step)
         right = F.one_hot(batch.tokens(step + 2)[predicts], target.vocab).float()
         drafts.append((predicts, -right if step == 1 else right))
-    agreed = Judge(torch.zeros(target.vocab, target.hidden), vocabulary.place_of()).agreed(drafts, batch)
+    judge = Judge(torch.zeros(target.vocab, target.hidden), vocabulary.place_of(), torch.float32)
+    agreed = judge.agreed(drafts, torch.eye(target.vocab), batch)
     assert torch.equal(agreed[..., 0], batch.predicts(0))
     assert not agreed[..., 1:].any()
 

@@ -26,7 +26,7 @@ class HeadFiles:
     def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
         self.folder = folder
         self._tensors: dict[str, Tensor] = {}
-        for path in _files(folder):
+        for path in weight_files(folder):
             self._tensors |= _read(path, rename)
 
     def __bool__(self) -> bool:
@@ -58,13 +58,15 @@ class HeadFiles:
         return tensor
 
     def check_all_taken(self, unused: Sequence[str]) -> None:
-        """Raises UserError where a tensor is left whose name does not end as one of `unused`: it would do something."""
-        left = sorted(name for name in self._tensors if not name.endswith(tuple(unused)))
+        """Raises UserError where a tensor is left that is none of `unused` (of any module): it would do something."""
+        endings = tuple("." + name for name in unused)
+        left = sorted(name for name in self._tensors if not f".{name}".endswith(endings))
         if left:
             raise UserError(f"{self.folder}: tensors that such a head does not have: {', '.join(left)}")
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """Raises UserError where there are none."""
     for pattern in PATTERNS:
         if files := sorted(folder.glob(pattern)):
             return files

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tpspec.model.target import ShardedTarget
     from tpspec.request import Sampling
     from tpspec.tokens import Draws, TokenTree, Verdict
+    from tpspec.topology.config import Quantize
     from tpspec.topology.sublayers import Sublayers
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Draw
@@ -148,10 +149,10 @@ class Given:
     """What the house has for a source that is made.
 
     accept: the rule's name. vocab: ids of the target. target, folder: of the target's checkpoint, and of what
-    draft.model names. num_slots: of the cache of a model of its own. shard: this rank's part of the target, loaded
-    when it is first asked for, and pool its pages; thinned: that part without some sublayers, on the same cache. None
-    where the source runs beside no shard. branches: children of a node that its trees may have; 1 makes chains. shape:
-    makes what its trees of so many levels look like, where odds are not to decide.
+    draft.model names. num_slots, quantize: of a model of its own, its cache and its matrices. shard: this rank's part
+    of the target, loaded when it is first asked for, and pool its pages; thinned: that part without some sublayers, on
+    the same cache. None where the source runs beside no shard. branches: children of a node that its trees may have; 1
+    makes chains. shape: makes what its trees of so many levels look like, where odds are not to decide.
     """
 
     noise: Noise
@@ -162,6 +163,7 @@ class Given:
     dtype: torch.dtype
     device: torch.device
     num_slots: int
+    quantize: Quantize | None = None
     shard: Callable[[], Decoder] | None = None
     pool: PagePool | None = None
     thinned: Callable[[Sublayers], ShardedTarget] | None = None

@@ -43,5 +43,5 @@ def load_run(given: Given) -> ModelRun:
     """The whole model in `given.folder`."""
     assert given.folder is not None, "the rules of a topology ask for it"
     shape = ModelShape.from_config(read_config(given.folder), str(given.folder))
-    decoder = load_whole(given.folder, shape, given.dtype, given.device, given.num_slots)
+    decoder = load_whole(given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize)
     return ModelRun(decoder, shape.vocab, shape.max_positions)

@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.rows import Case
 
-BELIEF, BELIEF_WEIGHT = 1.0, 4.0  # tokens that a tree wins until it has shown it, worth so many trees
+BELIEF, BELIEF_WEIGHT = 1.0, 4.0  # tokens that a tree wins until it has shown it, worth so many such trees
 MOST_PATIENCE = 32 * PROBE_ROUNDS
 
 
 class Whole(Pace):
-    """size: tokens of a tree. What trees won is remembered over all sequences: finding out costs too much for each.
+    """size: tokens of a tree, at most.
 
-    A source that does not pay is tried again now and then, and after each trial that wins too little, later.
+    What trees won is remembered over all sequences: finding out costs too much for each. A source that does not pay is
+    tried again now and then, and after each trial that wins too little, later.
     """
 
     def __init__(self, size: int) -> None:
         super().__init__(gives_odds=False)
         self._size = size
-        self._won, self._trees = BELIEF * BELIEF_WEIGHT, BELIEF_WEIGHT
+        self._won, self._nodes = BELIEF * BELIEF_WEIGHT, size * BELIEF_WEIGHT  # of late
         self._num_running = 1
         self._silent_rounds, self._patience = 0, PROBE_ROUNDS
 
@@ -40,9 +41,9 @@ class Whole(Pace):
         return dict(trees)
 
     def learn(self, cases: Sequence[Case], verdicts: Sequence[Verdict]) -> None:
-        drafted = [len(verdict.path) for case, verdict in zip(cases, verdicts, strict=True) if case.tree]
-        for won in drafted:
-            self._won, self._trees = self._won * KEPT + won, self._trees * KEPT + 1
+        drafted = [(case.tree, verdict.path) for case, verdict in zip(cases, verdicts, strict=True) if case.tree]
+        for tree, path in drafted:
+            self._won, self._nodes = self._won * KEPT + len(path), self._nodes * KEPT + len(tree)
         self._num_running = len(cases) or self._num_running
         if self._pays:
             self._patience = PROBE_ROUNDS
@@ -55,5 +56,5 @@ class Whole(Pace):
         """Whether every sequence with a tree gives more tokens per second than without."""
         if self.costs is None:
             return True
-        adds = self._num_running * self._size * (self.costs.row_s + self.costs.draft_s)
-        return self._won / self._trees * self.costs.seconds(self._num_running) > adds
+        takes = self._nodes * (self.costs.row_s + self.costs.draft_s)
+        return self._won * self.costs.seconds(self._num_running) > self._num_running * takes

@@ -132,14 +132,14 @@ def _shown(found: Iterator[Found], total: int) -> Iterator[Found]:
 
 def _lines(found: Sequence[Found], best: Found, path: Path) -> list[str]:
     rows = [
-        (str(len(one.left_out.attention)), str(len(one.left_out.mlp)), f"{one.agreement:.0%}", f"{one.speed:.2f}")
+        (str(len(one.left_out.attention)), str(len(one.left_out.mlp)), f"{one.agreement:.0%}", f"{one.speed:.3f}")
         for one in found
     ]
     verdict = "is the best" if best.speed > 1 else "is the best, and does not pay: plain decoding is faster"
     return [
         *table([HEADS, *rows]),
         "",
-        f"{len(best.left_out)} sublayers less {verdict} (predicted speed {best.speed:.2f}, plain 1.00); wrote {path}",
+        f"{len(best.left_out)} sublayers less {verdict} (predicted speed {best.speed:.3f}, plain 1); wrote {path}",
     ]
 
 

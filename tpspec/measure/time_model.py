@@ -65,7 +65,7 @@ def _draft(topology: Topology, gpus: Sequence[Card], context: int) -> StepCost |
         return None
     shape = shape_of(topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
-    load = _load(shape, whole, topology.draft.dtype or topology.target.dtype, None, context)
+    load = _load(shape, whole, topology.draft.dtype or topology.target.dtype, topology.draft.quantize, context)
     drafting = [gpu for rank, gpu in enumerate(gpus) if topology.drafts_on(rank)]
     steps = [step_cost([load], [gpu], shape.num_layers, 0, None) for gpu in drafting]
     return max(steps, key=lambda step: step.seconds(1))

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
+from tpspec.model.products import CompiledLinear, compiled_products
+from tpspec.model.quantized import DequantizedLinear
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from tpspec.topology.groups import Bits, Grid
 
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
@@ -61,3 +66,10 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def linear(weight_OI: Tensor, bias_O: Tensor | None = None, *, packed: bool) -> Linear:
     return PackedLinear(weight_OI, bias_O) if packed else PlainLinear(weight_OI, bias_O)
+
+
+def quantized_linear(weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid) -> Linear:
+    """Of a weight with the columns of whole groups, for x of the grid's inputs."""
+    if weight_OW.device.type == "cpu" and (loaded := compiled_products()) is not None:
+        return CompiledLinear(loaded, weight_OW, bias_O, bits, grid)
+    return DequantizedLinear(weight_OW, bias_O, bits, grid)

@@ -14,10 +14,11 @@ from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.linear import can_pack, linear
+from tpspec.model.linear import can_pack, linear, quantized_linear
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.model.architectures import LayerSpec, ModelSpec
     from tpspec.model.linear import Linear
+    from tpspec.topology.config import Quantize
+    from tpspec.topology.groups import Bits, Grid
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
@@ -44,7 +47,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Reads one shard of one checkpoint in one dtype onto one device."""
+    """Reads one shard of one checkpoint in one dtype onto one device. quantize: what its matrices are held in, if not
+    that dtype."""
 
     spec: ModelSpec
     checkpoint: Checkpoint
@@ -52,11 +56,14 @@ class Loader:
     dtype: torch.dtype
     device: torch.device
     packed: bool
+    quantize: Quantize | None = None
 
     @classmethod
-    def open(cls, folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device) -> Loader:
+    def open(
+        cls, folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device, quantize: Quantize | None = None
+    ) -> Loader:
         spec, checkpoint = read_spec(folder), Checkpoint(folder)
-        return cls(spec, checkpoint, shard, dtype, device, can_pack(device, dtype))
+        return cls(spec, checkpoint, shard, dtype, device, can_pack(device, dtype), quantize)
 
     def decoder(
         self,
@@ -148,25 +155,42 @@ class Loader:
 
     def _row_parallel(self, name: str, columns: range, size: int, *, biased: bool) -> Linear:
         """Some input columns of a matrix. Its outputs are summed over shards, so only shard 0 adds the bias."""
-        weight = self.checkpoint.read(name + ".weight", (self.spec.hidden, size), columns=columns)
+        grid, whole_groups = grid_of(columns, size)
+        read = columns if self.quantize is None else whole_groups
+        weight = self.checkpoint.read(name + ".weight", (self.spec.hidden, size), columns=read)
         has_bias = biased and self.shard.index == 0
         bias = self.checkpoint.read(name + ".bias", (self.spec.hidden,)) if has_bias else None
-        return self._linear(weight, bias)
+        return self._linear(weight, bias, grid)
 
     def _head(self) -> Linear:
         name = "model.embed_tokens.weight" if self.spec.tied else "lm_head.weight"
         weight = self.checkpoint.read(name, (self.spec.vocab, self.spec.hidden), rows=self.shard.vocab)
-        return self._linear(weight, None)
+        return self._linear(weight, None, bits=HEAD_BITS)
 
-    def _linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def _linear(
+        self, weight: Tensor, bias: Tensor | None, grid: Grid | None = None, bits: Bits | None = None
+    ) -> Linear:
+        """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
         bias = None if bias is None else bias.to(self.device, self.dtype)
-        return linear(weight.to(self.device, self.dtype), bias, packed=self.packed)
+        weight = weight.to(self.device, self.dtype)
+        if self.quantize is None:
+            return linear(weight, bias, packed=self.packed)
+        num_columns = weight.shape[1]
+        grid = grid or grid_of(range(num_columns), num_columns)[0]
+        return quantized_linear(weight, bias, bits or BITS[self.quantize], grid)
 
     def _norm(self, name: str, size: int) -> Norm:
         return Norm(self.checkpoint.read(name, (size,)).to(self.device, self.dtype), self.spec.eps)
 
 
-def load_whole(folder: Path, shape: ModelShape, dtype: torch.dtype, device: torch.device, num_slots: int) -> Decoder:
+def load_whole(
+    folder: Path,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_slots: int,
+    quantize: Quantize | None = None,
+) -> Decoder:
     """A model that is not sharded, with an empty cache of num_slots tokens."""
     (whole,) = split(shape, (1.0,))
-    return Loader.open(folder, whole, dtype, device).decoder(OneRank(), num_slots)
+    return Loader.open(folder, whole, dtype, device, quantize).decoder(OneRank(), num_slots)

@@ -129,7 +129,7 @@ def _decoder(
 ) -> Decoder:
     """This rank's shard."""
     shard, num_slots = _shards(topology, shape)[comm.rank], pool.num_pages * pool.page_size
-    loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device)
+    loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device, topology.target.quantize)
     return loader.decoder(comm, num_slots, fixed_rows=fixed_rows, progress=progress)
 
 

@@ -139,7 +139,7 @@ def _given(
 ) -> Given:
     target_folder, draft = find(topology.target.model), topology.draft
     named = draft.own_model or draft.head
-    folder = None if named is None else find(named)
+    folder = None if named is None else find(named, head=draft.own_model is None)
     if folder is not None and draft.own_model is not None:
         check_same_tokenizer(target_folder, folder, topology.target.model, draft.own_model)
     slots = draft_pool(topology)
@@ -150,6 +150,7 @@ def _given(
         target=target_folder,
         folder=folder,
         dtype=DTYPES[draft.dtype or topology.target.dtype],
+        quantize=draft.quantize,
         device=device,
         num_slots=slots.num_pages * slots.page_size,
         shard=shard,

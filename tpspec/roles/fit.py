@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import PagePool
+from tpspec.draft.head_files import weight_files
 from tpspec.model.architectures import declared
 from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find, read_config
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Topology
     from tpspec.topology.shards import Shard
 
+MOST_LAYERS = 4  # of a head's own
 FUTURES = 64  # slots of a sequence for tokens that may come
 
 
@@ -74,20 +76,29 @@ def _shard_bytes(topology: Topology) -> dict[int, int]:
     target, shape, pool = topology.target, shape_of(find(topology.target.model)), target_pool(topology)
     assert target.fixed_weights is not None, "a seat settles auto weights first"
     shards = split(shape, target.fixed_weights)
-    return {rank: _bytes(shape, own, target.dtype, pool) for rank, own in zip(target.ranks, shards, strict=True)}
+    held = (_bytes(shape, own, target.dtype, target.quantize, pool) for own in shards)
+    return dict(zip(target.ranks, held, strict=True))
 
 
 def draft_bytes(topology: Topology) -> int:
     """Of the drafter's own model or head, 0 where it has none."""
     if topology.draft.head is not None:
-        return sum(file.stat().st_size for file in find(topology.draft.head).glob("*.safetensors"))
+        return _head_bytes(find(topology.draft.head, head=True))
     if (model := topology.draft.own_model) is None:
         return 0
     shape = shape_of(find(model))
     (whole,) = split(shape, (1.0,))
-    return _bytes(shape, whole, topology.draft.dtype or topology.target.dtype, draft_pool(topology))
+    dtype = topology.draft.dtype or topology.target.dtype
+    return _bytes(shape, whole, dtype, topology.draft.quantize, draft_pool(topology))
 
 
-def _bytes(shape: ModelShape, shard: Shard, dtype: str, pool: PagePool) -> int:
+def _head_bytes(folder: Path) -> int:
+    """Of the files of a head; heads inside a whole model's files are too few of these to count."""
+    if int(str(read_config(folder).get("num_hidden_layers") or 1)) > MOST_LAYERS:
+        return 0
+    return sum(path.stat().st_size for path in weight_files(folder))
+
+
+def _bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, pool: PagePool) -> int:
     num_slots = pool.num_pages * pool.page_size
-    return weight_bytes(shape, shard, dtype) + num_slots * kv_bytes_per_token(shape, shard, dtype)
+    return weight_bytes(shape, shard, dtype, quantize) + num_slots * kv_bytes_per_token(shape, shard, dtype)

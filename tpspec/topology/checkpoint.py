@@ -15,6 +15,7 @@ from tpspec.errors import UserError
 DEMO_MODELS = frozenset({"smollm2-135m"})
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
+_HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were never published as anything else
 
 
 def cache_root() -> Path:
@@ -24,9 +25,12 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tpspec"
 
 
-def find(model: str) -> Path:
-    """The folder of a model: one that is there, a demo model's, or a download from the hub. May use the network."""
-    folder = local(model)
+def find(model: str, *, head: bool = False) -> Path:
+    """The folder of a model: one that is there, a demo model's, or a download from the hub. May use the network.
+
+    head: of a draft head, whose weights may be in a file of torch's.
+    """
+    folder = local(model, head=head)
     if folder is not None:
         return folder
     if model in DEMO_MODELS:
@@ -38,10 +42,10 @@ def find(model: str) -> Path:
         raise UserError(
             f"no model {model!r}: should be a folder that exists, a demo model ({demos}), or a hub id such as org/name"
         )
-    return _download(model)
+    return _download(model, _HEAD_FILES if head else _FILES)
 
 
-def local(model: str) -> Path | None:
+def local(model: str, *, head: bool = False) -> Path | None:
     """The folder of a model when it is on this machine already, without any network."""
     folder = Path(model).expanduser()
     if model and folder.is_dir():
@@ -49,7 +53,7 @@ def local(model: str) -> Path | None:
     if model in DEMO_MODELS:
         folder = _demo_folder(model)
         return folder if (folder / "config.json").is_file() else None
-    return _cached(model) if _HUB_ID.fullmatch(model) else None
+    return _cached(model, head) if _HUB_ID.fullmatch(model) else None
 
 
 def read_config(folder: Path) -> dict[str, object]:
@@ -70,15 +74,17 @@ def _demo_folder(model: str) -> Path:
     return cache_root() / "models" / model
 
 
-def _cached(model: str) -> Path | None:
+def _cached(model: str, head: bool) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(model, "config.json")
-    return Path(found).parent if isinstance(found, str) and _complete(Path(found).parent) else None
+    return Path(found).parent if isinstance(found, str) and _complete(Path(found).parent, head) else None
 
 
-def _complete(folder: Path) -> bool:
+def _complete(folder: Path, head: bool) -> bool:
     """Whether the weights are there too: a download that was cut short must be taken up again, not loaded."""
+    if head and any(any(folder.glob(pattern)) for pattern in ("*.bin", "*.pt")):
+        return True
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return any(folder.glob("*.safetensors"))
@@ -89,13 +95,13 @@ def _complete(folder: Path) -> bool:
     return all((folder / shard).is_file() for shard in shards)
 
 
-def _download(model: str) -> Path:
+def _download(model: str, files: list[str]) -> Path:
     # OSError holds the hub's own errors (no such repository, gated, offline); httpx raises its own without a network.
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_FILES))
+        return Path(snapshot_download(model, allow_patterns=files))
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(f"model {model} cannot be had from the Hugging Face hub: {_reason(error)}") from error
 

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Quantize = Literal["int8", "int4"]
 Role = Literal["target", "drafter"]
 
 
@@ -122,7 +123,7 @@ class TargetConfig(Section):
     weights: WeightList | Literal["equal", "auto"] = Field(
         default="equal", description="equal, auto, or a list of numbers above 0, one for each target rank"
     )
-    quantize: Literal["int8", "int4"] | None = Field(default=None, description="null, int8 or int4")
+    quantize: Quantize | None = Field(default=None, description="null, int8 or int4")
 
     @property
     def fixed_weights(self) -> tuple[float, ...] | None:
@@ -150,6 +151,7 @@ class DraftConfig(Section):
         default="auto", description="auto, chain, dynamic or static"
     )
     dtype: Dtype | None = Field(default=None, description="null (as the target), float32, bfloat16 or float16")
+    quantize: Quantize | None = Field(default=None, description="null, int8 or int4, whatever the target has")
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -87,7 +87,10 @@ def _drafter_memory(topology: Topology) -> Memory:
     shape = shape_of(topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
     dtype = topology.draft.dtype or topology.target.dtype
-    return Memory(weight_bytes(shape, whole, dtype), kv_bytes_per_token(shape, whole, dtype) * topology.cache.tokens)
+    return Memory(
+        weight_bytes(shape, whole, dtype, topology.draft.quantize),
+        kv_bytes_per_token(shape, whole, dtype) * topology.cache.tokens,
+    )
 
 
 def _role(topology: Topology, rank: int) -> str:

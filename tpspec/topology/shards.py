@@ -11,16 +11,16 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
+from tpspec.topology.groups import BITS, HEAD_BITS, grid_of, quantized_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tpspec.topology.groups import Bits
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.sublayers import Sublayers
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Bits of one quantized weight, with a 16-bit scale for each 128 of them.
-QUANTIZED_BITS = {"int8": 8.125, "int4": 4.125}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +83,32 @@ def _counts(total: int, weights: Sequence[float], what: str) -> list[int]:
 def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """Bytes of card memory for a shard's weights; the embedding table stays in host memory and is not counted.
 
-    Quantized: the matrices of the layers shrink, norms, biases and the head do not (an estimate; loaders may differ).
+    Quantized: the matrices of the layers shrink, the head to HEAD_BITS; norms and biases do not.
     """
-    matrices = shape.num_layers * _layer_matrices(shape, shard)
-    whole = shape.num_layers * _layer_vectors(shape, shard) + shape.hidden * (len(shard.vocab) + 1)
-    bits = QUANTIZED_BITS[quantize] if quantize else 8 * DTYPE_BYTES[dtype]
-    return int(matrices * bits) // 8 + whole * DTYPE_BYTES[dtype]
+    vectors = (shape.num_layers * _layer_vectors(shape, shard) + shape.hidden) * DTYPE_BYTES[dtype]
+    head = (len(shard.vocab), range(shape.hidden), shape.hidden)
+    if quantize is None:
+        layer = sum(rows * len(columns) for rows, columns, _ in _layer_matrices(shape, shard))
+        return vectors + (shape.num_layers * layer + len(shard.vocab) * shape.hidden) * DTYPE_BYTES[dtype]
+    layer = sum(_quantized(*matrix, BITS[quantize]) for matrix in _layer_matrices(shape, shard))
+    return vectors + shape.num_layers * layer + _quantized(*head, HEAD_BITS)
 
 
-def _layer_matrices(shape: ModelShape, shard: Shard) -> int:
-    """Elements of q and o, of k and v, and of gate, up and down."""
-    attention = 2 * (len(shard.heads) + len(shard.kv_heads)) * shape.head_dim
-    return shape.hidden * (attention + 3 * len(shard.channels))
+def _quantized(rows: int, columns: range, size: int, bits: Bits) -> int:
+    return quantized_bytes(rows, grid_of(columns, size)[0], bits)
+
+
+def _layer_matrices(shape: ModelShape, shard: Shard) -> list[tuple[int, range, int]]:
+    """Rows, columns of how many: of q, k and v; of o; of gate and up; of down."""
+    num_qkv = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim
+    heads = range(shard.heads.start * shape.head_dim, shard.heads.stop * shape.head_dim)
+    inputs = range(shape.hidden)
+    return [
+        (num_qkv, inputs, shape.hidden),
+        (shape.hidden, heads, shape.num_heads * shape.head_dim),
+        (2 * len(shard.channels), inputs, shape.hidden),
+        (shape.hidden, shard.channels, shape.intermediate),
+    ]
 
 
 def _layer_vectors(shape: ModelShape, shard: Shard) -> int:

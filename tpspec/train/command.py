@@ -100,7 +100,8 @@ class Apprenticeship:
 
     def _judge(self, target: Taught) -> Judge:
         head_VD, places = target.head_VD[list(self._vocabulary.ids)], self._vocabulary.place_of()
-        return Judge(head_VD.to(device()), places.to(device()))
+        dtype = torch.bfloat16 if self._bf16 else torch.float32
+        return Judge(head_VD.to(device()), places.to(device()), dtype)
 
     def _keep(self) -> None:
         self._training.save(self._order.out)

@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
     def __init__(self, hidden: int, num_heads: int, num_kv_heads: int, head_dim: int, rope_theta: float) -> None:
         super().__init__()
-        self.head_dim, self.groups = head_dim, num_heads // num_kv_heads
+        self.head_dim = head_dim
         self.q_proj = nn.Linear(2 * hidden, num_heads * head_dim, bias=False)
         self.k_proj = nn.Linear(2 * hidden, num_kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(2 * hidden, num_kv_heads * head_dim, bias=False)
@@ -55,11 +55,8 @@ class Attention(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def keys(self, z_BSX: Tensor, positions_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values for every query head: [B, H, S, E] each."""
-        k_BGSE, v_BGSE = (self._heads(proj(z_BSX)) for proj in (self.k_proj, self.v_proj))
-        return tuple(  # type: ignore[return-value]
-            x.repeat_interleave(self.groups, 1) for x in (self._turned(k_BGSE, positions_BS), v_BGSE)
-        )
+        """[B, G, S, E] each."""
+        return self._turned(self._heads(self.k_proj(z_BSX)), positions_BS), self._heads(self.v_proj(z_BSX))
 
     def forward(
         self,
@@ -70,15 +67,18 @@ class Attention(nn.Module):
         own: list[tuple[Tensor, Tensor]],
     ) -> Tensor:
         """context: keys and values of true features, of which a row sees seen_BAS; own: of its own steps."""
+        k_BGSE, v_BGSE = context
         q_BHAE = self._turned(self._heads(self.q_proj(z_BAX)), positions_BA) * self.head_dim**-0.5
-        scores = [(q_BHAE @ context[0].mT).float().masked_fill(~seen_BAS[:, None], float("-inf"))]
-        scores += [(q_BHAE * k_BHAE).sum(-1, keepdim=True).float() for k_BHAE, _ in own]
-        weights = torch.cat(scores, -1).softmax(-1).to(q_BHAE.dtype)
-        num_context = weights.shape[-1] - len(own)
-        out_BHAE = weights[..., :num_context] @ context[1]
-        for index, (_, v_BHAE) in enumerate(own, start=num_context):
-            out_BHAE = out_BHAE + weights[..., index, None] * v_BHAE
-        projected: Tensor = self.o_proj(out_BHAE.transpose(1, 2).flatten(2))
+        q_BGFAE = q_BHAE.unflatten(1, (k_BGSE.shape[1], -1))
+        scores = (q_BGFAE.flatten(2, 3) @ k_BGSE.mT).view(*q_BGFAE.shape[:-1], -1)
+        scores = scores.masked_fill_(~seen_BAS[:, None, None], float("-inf"))
+        mine = [(q_BGFAE * k_BGAE[:, :, None]).sum(-1, keepdim=True) for k_BGAE, _ in own]
+        weights = torch.cat([scores, *mine], -1).softmax(-1)
+        num_context = scores.shape[-1]
+        out_BGFAE = (weights[..., :num_context].flatten(2, 3) @ v_BGSE).view(q_BGFAE.shape)
+        for index, (_, v_BGAE) in enumerate(own, start=num_context):
+            out_BGFAE = out_BGFAE + weights[..., index, None] * v_BGAE[:, :, None]
+        projected: Tensor = self.o_proj(out_BGFAE.flatten(1, 2).transpose(1, 2).flatten(2))
         return projected
 
     def _heads(self, x_BSX: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class EagleHead(nn.Module):
             self.norm.weight.copy_(MODESTY * target.norm_D)
 
     def forward(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """For each draft step its rows that predict, [B, A] bool, and their logits, [rows, V]."""
+        """For each draft step its rows that predict, [B, A] bool, and what enters lm_head there, [rows, D]."""
         layer, rows_BA = self.midlayer, batch.rows_BA
         positions_BS = torch.arange(batch.ids_BS.shape[1], device=rows_BA.device).expand_as(batch.ids_BS)
         h_BSD = self.fc(batch.features_BSX.float() / self.scale_X).float()  # the residual stream stays wide
@@ -166,11 +166,16 @@ class EagleHead(nn.Module):
             h_BAD = h_BAD + layer.self_attn(z_BAX, rows_BA + step, context, seen_BAS, own)
             h_BAD = h_BAD + layer.mlp(layer.post_attention_layernorm(h_BAD))
             predicts_BA = batch.predicts(step)
-            drafts.append((predicts_BA, self.lm_head(self.norm(h_BAD[predicts_BA]))))
+            drafts.append((predicts_BA, self.norm(h_BAD[predicts_BA])))
         return drafts
 
     def _embedded(self, ids: Tensor) -> Tensor:
         return self.embedding_VD[ids].to(self.fc.weight.dtype)
+
+    @property
+    def output(self) -> Tensor:
+        """[V, D]: what turns the rows into logits."""
+        return self.lm_head.weight
 
     def tensors(self) -> dict[str, Tensor]:
         """The head as published."""

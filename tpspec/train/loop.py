@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from tpspec.train.batches import Batch
     from tpspec.train.taps import Shards
@@ -101,6 +101,11 @@ class Training:
                 losses = []
                 measured()
 
+    @property
+    def _output(self) -> Tensor:
+        output: Tensor = self._accelerator.unwrap_model(self._head).output
+        return output
+
     def _progress(self) -> float:
         return self._plan.progress(self.step, self._seconds)
 
@@ -108,7 +113,7 @@ class Training:
         """One step; the losses of its draft steps."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._plan.rate * rate_at(self._progress())
-        losses = self._judge.losses(self._head(batch), batch)
+        losses = self._judge.losses(self._head(batch), self._output, batch)
         self._accelerator.backward(weighted(losses))
         self._accelerator.clip_grad_norm_(self._head.parameters(), CLIP)
         self._optimizer.step()
@@ -127,7 +132,7 @@ class Training:
         for index in self._held:
             for batch in shard_batches(self._shards, index, self._plan.rows, greedy=True):
                 moved = batch.to(self._accelerator.device)
-                agreed_BAK = self._judge.agreed(self._head(moved), moved)
+                agreed_BAK = self._judge.agreed(self._head(moved), self._output, moved)
                 for text, kind in enumerate(batch.kinds):
                     found.add(kind, lengths(agreed_BAK[text], moved.real_BA()[text]), agreed_BAK.shape[-1])
         return found.report()

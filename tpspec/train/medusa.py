@@ -55,12 +55,18 @@ class MedusaHeads(nn.Module):
             head.weight.copy_(target.head_VD[list(vocabulary.ids)])
 
     def forward(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """For each head its rows that predict, [B, A] bool, and their logits, [rows, V]."""
+        """For each head its rows that predict, [B, A] bool, and what enters the output head there, [rows, D]."""
         final_BSD = batch.final_BSD.float()
         final_BAD = final_BSD.gather(1, batch.rows_BA[..., None].expand(-1, -1, final_BSD.shape[-1]))
         predicts = [batch.predicts(step) for step in range(self.depth)]
         blocks = zip(predicts, self.blocks, strict=True)
-        return [(predicts_BA, self.lm_heads[0](block(final_BAD[predicts_BA]))) for predicts_BA, block in blocks]
+        return [(predicts_BA, block(final_BAD[predicts_BA])) for predicts_BA, block in blocks]
+
+    @property
+    def output(self) -> Tensor:
+        """[V, D]: what turns the rows into logits."""
+        weight: Tensor = self.lm_heads[0].weight  # type: ignore[assignment]
+        return weight
 
     def tensors(self) -> dict[str, Tensor]:
         """The heads as published."""

@@ -1,8 +1,8 @@
 """What a head is trained for, and how good it is: the target's law among the draft ids, and greedy agreement.
 
-Both kinds of head give the same thing, logits for each draft step, so this knows neither.
+Both kinds of head give the same thing, rows for an output head at each draft step, so this knows neither.
 
-Shapes: B texts, A rows that predict, D hidden, V draft ids, K draft steps.
+Shapes: B texts, A rows of each, R rows that predict, D hidden, V draft ids, K draft steps.
 """
 
 from __future__ import annotations
@@ -12,38 +12,71 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.train.batches import Batch
 
-Drafts = list[tuple["Tensor", "Tensor"]]  # of each step: rows that predict [B, A], and their logits [rows, V]
+Drafts = list[tuple["Tensor", "Tensor"]]  # of each step: rows that predict [B, A], and what enters the head [rows, D]
 DECAY = 0.8  # weight of a step beside the one before it: what is never reached matters less (EAGLE-3)
+CHUNK = 512  # rows whose logits exist at once: those of a whole batch would not fit a cache
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy of softmax(x W^T) with a given law. The gradients are made on the way, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, law_RV: Tensor) -> Tensor:
+        grad_x, grad_w = torch.empty_like(x_RD), torch.zeros_like(weight_VD, dtype=torch.float32)
+        wide_VD, total = weight_VD.to(x_RD.dtype), x_RD.new_zeros((), dtype=torch.float32)
+        for at in range(0, len(x_RD), CHUNK):
+            rows, law = x_RD[at : at + CHUNK], law_RV[at : at + CHUNK].float()
+            log_q = (rows @ wide_VD.T).float().log_softmax(-1)
+            total -= (law * log_q).sum()
+            grad = (log_q.exp_().sub_(law) / len(x_RD)).to(x_RD.dtype)
+            grad_x[at : at + CHUNK] = grad @ wide_VD
+            grad_w += grad.T @ rows
+        ctx.save_for_backward(grad_x, grad_w.to(weight_VD.dtype))
+        return total / len(x_RD)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_x, grad_w = ctx.saved_tensors
+        return grad * grad_x, grad * grad_w, None
+
+
+def cross_entropy(x_RD: Tensor, weight_VD: Tensor, law_RV: Tensor) -> Tensor:
+    loss: Tensor = _CrossEntropy.apply(x_RD, weight_VD, law_RV)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class Judge:
-    """head_VD: the target's output rows of the draft ids. place_of: draft id of every id of the target, -1 for none."""
+    """head_VD: the target's output rows of the draft ids. place_of: draft id of every id of the target, -1 for none.
 
-    def __init__(self, head_VD: Tensor, place_of: Tensor) -> None:
-        self._head_VD, self._place_of = head_VD, place_of
+    dtype: of the products with output heads.
+    """
 
-    def losses(self, drafts: Drafts, batch: Batch) -> list[Tensor]:
+    def __init__(self, head_VD: Tensor, place_of: Tensor, dtype: torch.dtype) -> None:
+        self._head_VD, self._place_of, self._dtype = head_VD, place_of, dtype
+
+    def losses(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> list[Tensor]:
         """Cross-entropy of each step with the target's law; rows whose token cannot be drafted do not count."""
-        law_BAV = torch.softmax((batch.judged_BAD() @ self._head_VD.T).float(), -1)
-        return [self._loss(law_BAV, step, *draft, batch) for step, draft in enumerate(drafts)]
+        law_BAV = torch.softmax(batch.judged_BAD() @ self._head_VD.T, -1)
+        losses = []
+        for step, (predicts_BA, x_RD) in enumerate(drafts):
+            texts, rows = predicts_BA.nonzero(as_tuple=True)
+            counts = self._places(step, predicts_BA, batch) >= 0
+            law_RV = law_BAV[texts[counts], rows[counts] + step]
+            losses.append(cross_entropy(x_RD[counts].to(self._dtype), output_VD, law_RV))
+        return losses
 
-    def _loss(self, law_BAV: Tensor, step: int, predicts_BA: Tensor, logits: Tensor, batch: Batch) -> Tensor:
-        texts, rows = predicts_BA.nonzero(as_tuple=True)
-        counts = self._places(step, predicts_BA, batch) >= 0
-        return F.cross_entropy(logits.float()[counts], law_BAV[texts[counts], rows[counts] + step])
-
-    def agreed(self, drafts: Drafts, batch: Batch) -> Tensor:
+    def agreed(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> Tensor:
         """[B, A, K] bool: the greedy drafts of all steps up to this one are the tokens of the text."""
         found = [torch.zeros_like(predicts_BA) for predicts_BA, _ in drafts]
-        for step, (predicts_BA, logits) in enumerate(drafts):
-            found[step][predicts_BA] = logits.argmax(-1) == self._places(step, predicts_BA, batch)
+        for step, (predicts_BA, x_RD) in enumerate(drafts):
+            guesses = (x_RD.to(self._dtype) @ output_VD.to(self._dtype).T).argmax(-1)
+            found[step][predicts_BA] = guesses == self._places(step, predicts_BA, batch)
         return torch.stack(found, -1).cumprod(-1).bool()
 
     def _places(self, step: int, predicts_BA: Tensor, batch: Batch) -> Tensor:
