@@ -9,19 +9,16 @@ Shapes: B sequences, H heads, L layers of a head, D hidden, V draft ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 import torch.nn.functional as F
 
+from tpspec.draft.levels import Levels
 from tpspec.draft.protocol import Needs
-from tpspec.draft.record import Calibration
-from tpspec.draft.shapes import likeliest, rank_of
 from tpspec.model.decoder import FINAL
 from tpspec.model.linear import can_pack, linear
-from tpspec.tokens import NO_DRAFT, ROOT, TokenTree
 from tpspec.verify.draw import Draw, rank
 from tpspec.verify.rows import RowLogits
 
@@ -32,8 +29,8 @@ if TYPE_CHECKING:
 
     from tpspec.draft.medusa_files import MedusaWeights
     from tpspec.draft.protocol import Ask, Taps
-    from tpspec.draft.shapes import RankPath, Shape
-    from tpspec.tokens import Verdict
+    from tpspec.draft.shapes import Shape
+    from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.noise import Noise
 
 
@@ -62,14 +59,6 @@ class MedusaHeads:
         return torch.stack([output(x_HBD[head]) for head, output in enumerate(self._outputs)], 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Guess:
-    """For each depth below the root of `base` tokens: candidates, best first, and the odds that their head gave."""
-
-    base: int
-    candidates: Sequence[tuple[tuple[int, ...], list[float]]]
-
-
 class Medusa:
     """Proposes the likeliest tree of the heads' candidates: a candidate's odds do not depend on the path to it.
 
@@ -84,10 +73,9 @@ class Medusa:
         self, heads: MedusaHeads, vocab: int, noise: Noise, *, coupled: bool, branches: int, shape: Shape | None
     ) -> None:
         self._heads, self._vocab, self._noise, self._coupled = heads, vocab, noise, coupled
-        self._width, self._shape = branches if shape is None else shape.branches, shape
-        self._worth = [Calibration() for _ in range(heads.num_heads)]
+        self._width = branches if shape is None else shape.branches
+        self._levels = Levels(heads.num_heads, shape)
         self._last: dict[int, tuple[int, Tensor]] = {}  # the last row of a text that is known, and its position
-        self._guesses: dict[int, _Guess] = {}
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
         for seq, (first, rows_nD) in {} if taps is None else taps.rows.items():
@@ -96,69 +84,26 @@ class Medusa:
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         for ask in asks:
-            self._judge(ask)
+            self._levels.judge(ask)
         known = [ask for ask in asks if ask.num_tokens > 0 and self._last.get(ask.seq, (-1,))[0] == len(ask.tokens) - 2]
         if known:
-            for ask, guess in zip(known, self._guess(known), strict=True):
-                self._guesses[ask.seq] = guess
-        return [self._tree(ask) for ask in asks]
+            self._guess(known)
+        return [self._levels.tree(ask) for ask in asks]
 
     def forget(self, seq: int) -> None:
         self._last.pop(seq, None)
-        self._guesses.pop(seq, None)
+        self._levels.forget(seq)
 
-    def _guess(self, asks: Sequence[Ask]) -> list[_Guess]:
+    def _guess(self, asks: Sequence[Ask]) -> None:
         num_heads = self._heads.num_heads
         logits_BHV = self._heads(torch.stack([self._last[ask.seq][1] for ask in asks]))
         rows = RowLogits(logits_BHV.flatten(0, 1), self._vocab, listed_V=self._heads.ids_V)
         draws = [self._draw(ask, depth) for ask in asks for depth in range(num_heads)]
-        ranked = rank(rows, draws, self._width, self._noise)
-        return [_Guess(len(ask.tokens), ranked[i * num_heads :][:num_heads]) for i, ask in enumerate(asks)]
+        ranked = iter(rank(rows, draws, self._width, self._noise))
+        for ask in asks:
+            self._levels.guess(ask, [next(ranked) for _ in range(num_heads)])
 
     def _draw(self, ask: Ask, depth: int) -> Draw:
         """Which tokens will lie between is not known yet, only how many."""
         sampling = ask.sampling if self._coupled else msgspec.structs.replace(ask.sampling, temperature=0.0)
         return Draw(ask.tokens, ask.num_prompt, sampling, (ask.tokens[-1],) * depth)
-
-    def _tree(self, ask: Ask) -> TokenTree:
-        guess = self._guesses.get(ask.seq)
-        if guess is None:
-            return NO_DRAFT
-        if self._shape is None:
-            believed = zip(self._worth, guess.candidates, strict=True)
-            odds = [[worth.odds(said) for said in all_said] for worth, (_, all_said) in believed]
-            paths = likeliest(odds, ask.num_tokens)
-            return _tree(guess, paths, [odds[len(path) - 1][path[-1]] for path in paths])
-        there = [len(tokens) for tokens, _ in guess.candidates]
-        paths = [
-            path
-            for path in self._shape.paths(ask.num_tokens)
-            if all(rank < size for rank, size in zip(path, there, strict=False))
-        ]
-        return _tree(guess, paths, [self._shape.odds(path) for path in paths])
-
-    def _judge(self, ask: Ask) -> None:
-        """The last guess against what came, as far as its candidates went the right way."""
-        guess = self._guesses.pop(ask.seq, None)
-        if guess is None:
-            return
-        ranks: list[int | None] = []
-        for (tokens, all_said), worth, came in zip(
-            guess.candidates, self._worth, ask.tokens[guess.base :], strict=False
-        ):
-            for token, said in zip(tokens, all_said, strict=True):
-                worth.add(said, right=token == came)
-            ranks.append(rank_of(came, tokens))
-            if ranks[-1] is None:
-                break
-        if self._shape is not None and ranks:
-            self._shape.saw(ranks)
-
-
-def _tree(guess: _Guess, paths: Sequence[RankPath], odds: Sequence[float]) -> TokenTree:
-    numbers = {path: number for number, path in enumerate(paths)}
-    return TokenTree(
-        tuple(guess.candidates[len(path) - 1][0][path[-1]] for path in paths),
-        tuple(numbers.get(path[:-1], ROOT) for path in paths),
-        odds=tuple(odds),
-    )

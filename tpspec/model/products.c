@@ -1,4 +1,4 @@
-/* y = x W^T + b for weights of 8 or 4 bits, on a CPU: reads the codes once for up to MOST_ROWS rows.
+/* y = x W^T + b for weights of 8 or 4 bits, on a CPU: reads the codes once for a handful of rows.
  *
  * What quantized.py's DequantizedLinear does in torch, which is the reference; here a row's sums run in one order, so its
  * bits never depend on the rows beside it. Knows a matrix in tiles of 32 outputs; must not know what it belongs to.
@@ -12,13 +12,16 @@
 
 #define LANES 16
 #define TILE (2 * LANES)
-#define MOST_ROWS 6 /* with two vectors and two chains each, their sums fill 24 of AVX-512's 32 registers */
-#define AHEAD 1024  /* bytes that are fetched in advance: half as long again for int4, where a page's end stalls */
+#define AHEAD 1024 /* bytes that are fetched in advance: twice as fast for int4, which the end of a page stalls */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#include <immintrin.h>
 #define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define PAIRS __attribute__((target("arch=x86-64-v4,avx512bf16")))
+#define HAS_PAIRS __builtin_cpu_supports("avx512bf16")
 #else
 #define EVERY_CPU
+#define HAS_PAIRS 0
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
@@ -27,17 +30,22 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
 
 /* A weight is scale * code (8 bits: -127 to 127), or scale * (code - 8) + zero (4 bits: 0 to 15); a scale, and a zero,
- * serve `group` inputs of one output. `before`: inputs of the first group that another shard holds. */
+ * serve `group` inputs of one output. `before`: inputs of the first group that another shard holds.
+ * words: [tile][word][TILE], codes of 4 or 8 consecutive inputs; of 8 bits the first lowest, of 4 bits the even inputs in
+ * the lower half. scales, zeros: [tile][group][TILE], bfloat16; zeros of 4 bits only. */
 typedef struct {
     int64_t bits, group, num_groups, num_outputs, num_inputs, before;
-    const int32_t *words;           /* [tile][word][TILE]: 32 / bits consecutive codes of an output, the lowest bits first */
-    const uint16_t *scales, *zeros; /* [tile][group][TILE], bfloat16; zeros: 4 bits only */
+    const int32_t *words;
+    const uint16_t *scales, *zeros;
 } Weight;
 
-/* The rows of a call, and where their results go. x, y and bias (which may be NULL) are bfloat16 or float. */
+/* The rows of a call, and where their results go. x, y and bias (which may be NULL) are bfloat16 or float.
+ * spread: inputs of up to `most` rows side by side, [chunk][input][row] floats, or where `in_pairs`
+ * [chunk][input / 2][row] pairs of bfloat16; zeros where other shards' inputs stand. sums: of a group's inputs,
+ * [chunk][group][row]. */
 typedef struct {
     const void *bias, *x;
-    int64_t is_bfloat16, num_rows;
+    int64_t is_bfloat16, in_pairs, most, num_rows;
     void *y;
     float *spread, *sums;
 } Rows;
@@ -59,22 +67,27 @@ INLINE float number(const Rows *rows, const void *from, int64_t at) {
     return value;
 }
 
-/* Fills spread, x as floats in chunks of up to MOST_ROWS, [chunk][input][row], with zeros where other shards' inputs
- * stand, and sums, those of each group, [chunk][group][row]. */
 EVERY_CPU void spread(const Weight *w, const Rows *rows) {
-    int64_t width = w->group * w->num_groups;
+    int64_t width = w->group * w->num_groups / (rows->in_pairs ? 2 : 1);
     memset(rows->spread, 0, rows->num_rows * width * sizeof(float));
     memset(rows->sums, 0, rows->num_rows * w->num_groups * sizeof(float));
-    for (int64_t first = 0; first < rows->num_rows; first += MOST_ROWS) {
-        int64_t R = rows->num_rows - first < MOST_ROWS ? rows->num_rows - first : MOST_ROWS;
+    for (int64_t first = 0; first < rows->num_rows; first += rows->most) {
+        int64_t R = rows->num_rows - first < rows->most ? rows->num_rows - first : rows->most;
         float *to = rows->spread + first * width, *sum = rows->sums + first * w->num_groups;
         for (int64_t r = 0; r < R; r++)
-            for (int64_t k = 0; k < w->num_inputs; k++) {
-                float value = number(rows, rows->x, (first + r) * w->num_inputs + k);
-                to[(w->before + k) * R + r] = value;
-                sum[(w->before + k) / w->group * R + r] += value;
+            for (int64_t i = 0, k = w->before; i < w->num_inputs; i++, k++) {
+                int64_t at = (first + r) * w->num_inputs + i;
+                if (rows->in_pairs) ((uint16_t *)to)[2 * (k / 2 * R + r) + k % 2] = ((const uint16_t *)rows->x)[at];
+                else to[k * R + r] = number(rows, rows->x, at);
+                sum[k / w->group * R + r] += number(rows, rows->x, at);
             }
     }
+}
+
+/* Code i of 32 / bits in a word, less what the sums over a group make up for. */
+INLINE vec weights_of(ivec word, int i, int bits) {
+    if (bits == 8) return __builtin_convertvector((word << (24 - 8 * i)) >> 24, vec);
+    return __builtin_convertvector((word >> (4 * (i / 2) + 16 * (i % 2))) & 15, vec);
 }
 
 /* R rows by a tile: out [R][TILE]. Two chains of sums for each vector, for even and odd inputs. */
@@ -85,7 +98,7 @@ INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const fl
     const hvec *zeros = bits == 4 ? (const hvec *)(w->zeros + tile * TILE * w->num_groups) : NULL;
     for (int64_t r = 0; r < R; r++) out[r][0] = out[r][1] = (vec){0};
     for (int64_t g = 0; g < w->num_groups; g++, scales += 2, sums += R) {
-        vec chains[2][MOST_ROWS][2];
+        vec chains[2][6][2];
 #pragma GCC unroll 6
         for (int64_t r = 0; r < R; r++) {
             chains[0][r][0] = chains[0][r][1] = (vec){0} - (bits == 4 ? 8 * sums[r] : 0);
@@ -97,18 +110,11 @@ INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const fl
             __builtin_prefetch((const char *)from + AHEAD + sizeof *from);
 #pragma GCC unroll 8
             for (int i = 0; i < each; i++, x += R) {
-                vec weights[2];
-                if (bits == 8) {
-                    weights[0] = __builtin_convertvector((low << (24 - 8 * i)) >> 24, vec);
-                    weights[1] = __builtin_convertvector((high << (24 - 8 * i)) >> 24, vec);
-                } else {
-                    weights[0] = __builtin_convertvector((low >> 4 * i) & 15, vec);
-                    weights[1] = __builtin_convertvector((high >> 4 * i) & 15, vec);
-                }
+                vec first = weights_of(low, i, bits), second = weights_of(high, i, bits);
 #pragma GCC unroll 6
                 for (int64_t r = 0; r < R; r++) {
-                    chains[i & 1][r][0] += x[r] * weights[0];
-                    chains[i & 1][r][1] += x[r] * weights[1];
+                    chains[i & 1][r][0] += x[r] * first;
+                    chains[i & 1][r][1] += x[r] * second;
                 }
             }
         }
@@ -125,11 +131,6 @@ INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const fl
     }
 }
 
-INLINE void rows_of(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R, vec (*out)[2]) {
-    if (w->bits == 8) tile_by_rows(w, tile, x, sums, R, 8, out);
-    else tile_by_rows(w, tile, x, sums, R, 4, out);
-}
-
 INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const float *values, int64_t row) {
     for (int64_t i = 0, out = tile * TILE; i < TILE && out < w->num_outputs; i++, out++) {
         int64_t at = row * w->num_outputs + out;
@@ -139,41 +140,106 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const float *
     }
 }
 
+/* One case for each number of rows, so that it is a literal and the sums stay in registers. */
+#define BY(R, VERB)                                                  \
+    case R:                                                          \
+        if (w->bits == 8) VERB(w, tile, x, sums, R, 8, out);         \
+        else VERB(w, tile, x, sums, R, 4, out);                      \
+        break;
+#define EACH_CHUNK(CASES)                                                                                          \
+    for (int64_t tile = first; tile < last; tile++)                                                                \
+        for (int64_t row = 0; row < rows->num_rows; row += rows->most) {                                           \
+            int64_t R = rows->num_rows - row < rows->most ? rows->num_rows - row : rows->most;                     \
+            const float *x = rows->spread + row * w->group * w->num_groups / (rows->in_pairs ? 2 : 1);             \
+            const float *sums = rows->sums + row * w->num_groups;                                                  \
+            vec out[12][2];                                                                                        \
+            switch (R) { CASES }                                                                                   \
+            for (int64_t r = 0; r < R; r++) store(w, rows, tile, (const float *)out[r], row + r);                  \
+        }
+
 /* Tiles [first, last) of all rows. */
 EVERY_CPU void tiles(const Weight *w, const Rows *rows, int64_t first, int64_t last) {
-    for (int64_t tile = first; tile < last; tile++)
-        for (int64_t row = 0; row < rows->num_rows; row += MOST_ROWS) {
-            const float *x = rows->spread + row * w->group * w->num_groups, *sums = rows->sums + row * w->num_groups;
-            int64_t R = rows->num_rows - row < MOST_ROWS ? rows->num_rows - row : MOST_ROWS;
-            vec out[MOST_ROWS][2];
-            switch (R) { /* a literal, so that the sums stay in registers */
-            case 1: rows_of(w, tile, x, sums, 1, out); break;
-            case 2: rows_of(w, tile, x, sums, 2, out); break;
-            case 3: rows_of(w, tile, x, sums, 3, out); break;
-            case 4: rows_of(w, tile, x, sums, 4, out); break;
-            case 5: rows_of(w, tile, x, sums, 5, out); break;
-            default: rows_of(w, tile, x, sums, 6, out);
-            }
-            for (int64_t r = 0; r < R; r++) store(w, rows, tile, (const float *)out[r], row + r);
-        }
+    EACH_CHUNK(BY(1, tile_by_rows) BY(2, tile_by_rows) BY(3, tile_by_rows) BY(4, tile_by_rows) BY(5, tile_by_rows)
+               BY(6, tile_by_rows))
 }
+
+#ifdef PAIRS
+/* The same for bfloat16 rows where the CPU multiplies pairs of them: codes are exact in bfloat16, products in float.
+ * A code of 4 bits is put into the fraction of a number of 16 to 31: 24 times the sum of x is taken off. */
+PAIRS static inline __attribute__((always_inline)) ivec pair_of(ivec word, int i, int bits) {
+    if (bits == 4) return ((i ? word >> (4 * i - 3) : word << 3) & 0x00780078) | 0x41804180;
+    return (ivec)weights_of(word, 2 * i + 1, 8) | ((ivec)weights_of(word, 2 * i, 8) >> 16 & 0xffff);
+}
+
+PAIRS static inline __attribute__((always_inline)) void tile_by_pairs(const Weight *w, int64_t tile, const float *x,
+                                                                      const float *sums, int64_t R, int bits, vec (*out)[2]) {
+    const int each = 32 / bits;
+    const ivec *from = (const ivec *)(w->words + tile * TILE * (w->group / each) * w->num_groups);
+    const hvec *scales = (const hvec *)(w->scales + tile * TILE * w->num_groups);
+    const hvec *zeros = bits == 4 ? (const hvec *)(w->zeros + tile * TILE * w->num_groups) : NULL;
+    const int32_t *pairs = (const int32_t *)x;
+    for (int64_t r = 0; r < R; r++) out[r][0] = out[r][1] = (vec){0};
+    for (int64_t g = 0; g < w->num_groups; g++, scales += 2, sums += R) {
+        __m512 chains[12][2];
+#pragma GCC unroll 12
+        for (int64_t r = 0; r < R; r++) chains[r][0] = chains[r][1] = _mm512_set1_ps(bits == 4 ? -24 * sums[r] : 0);
+        for (int64_t k = 0; k < w->group; k += each, from += 2) {
+            ivec low = from[0], high = from[1];
+            __builtin_prefetch((const char *)from + AHEAD);
+            __builtin_prefetch((const char *)from + AHEAD + sizeof *from);
+#pragma GCC unroll 4
+            for (int i = 0; i < each / 2; i++, pairs += R) {
+                __m512bh first = (__m512bh)pair_of(low, i, bits), second = (__m512bh)pair_of(high, i, bits);
+#pragma GCC unroll 12
+                for (int64_t r = 0; r < R; r++) {
+                    __m512bh row = (__m512bh)_mm512_set1_epi32(pairs[r]);
+                    chains[r][0] = _mm512_dpbf16_ps(chains[r][0], row, first);
+                    chains[r][1] = _mm512_dpbf16_ps(chains[r][1], row, second);
+                }
+            }
+        }
+#pragma GCC unroll 2
+        for (int b = 0; b < 2; b++) {
+            vec scale = widen(scales[b]);
+#pragma GCC unroll 12
+            for (int64_t r = 0; r < R; r++) {
+                out[r][b] += (vec)chains[r][b] * scale;
+                if (bits == 4) out[r][b] += sums[r] * widen(zeros[b]);
+            }
+        }
+        if (bits == 4) zeros += 2;
+    }
+}
+
+PAIRS static void tiles_by_pairs(const Weight *w, const Rows *rows, int64_t first, int64_t last) {
+    EACH_CHUNK(BY(1, tile_by_pairs) BY(2, tile_by_pairs) BY(3, tile_by_pairs) BY(4, tile_by_pairs) BY(5, tile_by_pairs)
+               BY(6, tile_by_pairs) BY(7, tile_by_pairs) BY(8, tile_by_pairs) BY(9, tile_by_pairs) BY(10, tile_by_pairs)
+               BY(11, tile_by_pairs) BY(12, tile_by_pairs))
+}
+#else
+#define tiles_by_pairs tiles
+#endif
 
 /* x [num_rows, num_inputs] -> y [num_rows, num_outputs]. Returns 0, or -1 when there is no memory. */
 int product(const Weight *w, const void *bias, const void *x, int64_t is_bfloat16, int64_t num_rows, void *y,
             int64_t num_threads) {
     int64_t width = w->group * w->num_groups, num_tiles = (w->num_outputs + TILE - 1) / TILE;
+    int64_t in_pairs = is_bfloat16 && HAS_PAIRS;
     float *scratch = malloc((width + w->num_groups) * num_rows * sizeof *scratch);
     if (!scratch && num_rows) return -1;
-    Rows rows = {bias, x, is_bfloat16, num_rows, y, scratch, scratch + width * num_rows};
+    /* The sums of 6 rows, in two chains, or of 12 in one, fill 24 of AVX-512's 32 registers. */
+    Rows rows = {bias, x, is_bfloat16, in_pairs, in_pairs ? 12 : 6, num_rows, y, scratch, scratch + width * num_rows};
     spread(w, &rows);
+    void (*compute)(const Weight *, const Rows *, int64_t, int64_t) = in_pairs ? tiles_by_pairs : tiles;
 #ifdef _OPENMP
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         int64_t num = omp_get_num_threads(), own = omp_get_thread_num();
-        tiles(w, &rows, num_tiles * own / num, num_tiles * (own + 1) / num);
+        compute(w, &rows, num_tiles * own / num, num_tiles * (own + 1) / num);
     }
 #else
-    tiles(w, &rows, 0, num_tiles);
+    (void)num_threads;
+    compute(w, &rows, 0, num_tiles);
 #endif
     free(scratch);
     return 0;

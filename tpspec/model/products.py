@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIBRARY = "tpspec.model._products"
 VERSION = 1  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
+HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 INT, POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -47,8 +48,7 @@ class CompiledLinear:
         self._zeros = torch.empty_like(self._scales) if bits == 4 else None
         for first, part in blocks(weight_OW, bits, grid.group, TILE):
             at = first // TILE
-            codes = part.codes_OW if bits == 8 else packed_nibbles(part.codes_OW)
-            _tile(self._words[at:], codes.view(torch.int32))
+            _tile(self._words[at:], _words(part.codes_OW, bits))
             _tile(self._scales[at:], part.scales_OG)
             if self._zeros is not None and part.zeros_OG is not None:
                 _tile(self._zeros[at:], part.zeros_OG)
@@ -69,6 +69,13 @@ class CompiledLinear:
         if self._product(self._at, bias, x_TI.data_ptr(), half, num_rows, y_TO.data_ptr(), num_threads):
             raise MemoryError("a product with a quantized matrix found no memory for its rows")
         return y_TO
+
+
+def _words(codes_OW: Tensor, bits: Bits) -> Tensor:
+    """[O, W * bits / 32] as products.c reads them."""
+    if bits == 4:
+        codes_OW = packed_nibbles(codes_OW.view(len(codes_OW), -1, 8)[..., HALVES].flatten(1))
+    return codes_OW.view(torch.int32)
 
 
 def _tile(to: Tensor, values_OX: Tensor) -> None:
