@@ -18,7 +18,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """How the next token is chosen from the target's logits; every field is applied before acceptance is judged.
 
     temperature 0 is argmax. top_k 0, top_p 1, min_p 0, repetition_penalty 1, presence_penalty 0, frequency_penalty 0
-    and an empty logit_bias change nothing. Order: bias, penalties, temperature, top-k, top-p, min-p.
+    and an empty logit_bias change nothing. Order: bias, penalties, temperature, top-k, top-p, min-p. The ids that are
+    withheld are not drawn before the output has min_tokens.
     """
 
     temperature: float = 0.0
@@ -29,6 +30,8 @@ class Sampling(msgspec.Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    withheld: frozenset[int] = frozenset()
     seed: int = 0
 
     @property
@@ -50,6 +53,7 @@ class Sampling(msgspec.Struct, frozen=True):
             "repetition_penalty": (0.0 < self.repetition_penalty < math.inf, "above 0"),
             "presence_penalty": (math.isfinite(self.presence_penalty), "a finite number"),
             "frequency_penalty": (math.isfinite(self.frequency_penalty), "a finite number"),
+            "min_tokens": (self.min_tokens >= 0, "0 or more"),
             "seed": (-(2**63) <= self.seed < 2**63, "a 64-bit integer"),
         }
         wrong = ((name, right) for name, (ok, right) in checks.items() if not ok)
@@ -58,7 +62,11 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A prompt of token ids and what to do with it. id is unique in the life of a world."""
+    """A prompt of token ids and what to do with it. id is unique in the life of a world.
+
+    logprobs: how many of the likeliest ids are told beside each token; None tells nothing. prompt_logprobs: of the
+    prompt too, from its second token on, in which case max_tokens may be 0.
+    """
 
     id: int
     prompt: tuple[int, ...]
@@ -66,12 +74,22 @@ class Request(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     stop_ids: frozenset[int] = frozenset()
     num_drafts: int | None = None  # draft length for this request; None leaves it to the topology
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """Of one token: its log-probability by the target's raw logits, and the likeliest ids with theirs, best first."""
+
+    own: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Delta(msgspec.Struct, frozen=True):
     """What one round adds to one request. tokens may be empty when finish says why it ends.
 
     drafted and accepted count the draft tokens verified and accepted in this round, by depth (index 0: depth 1).
+    logprobs: of each of `tokens`; prompt_logprobs: of the next tokens of the prompt. Empty unless asked for.
     """
 
     id: int
@@ -80,3 +98,5 @@ class Delta(msgspec.Struct, frozen=True):
     drafted: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
     error: str | None = None
+    logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob, ...] = ()

@@ -7,6 +7,7 @@ imported when a tokenizer is loaded, not before: the import takes seconds.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
@@ -29,6 +30,7 @@ class Text:
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int], vocab_size: int) -> None:
         self.tokenizer, self.eos_ids, self.vocab_size = tokenizer, eos_ids, vocab_size
         self.longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self._spelled: dict[int, bytes] = {}
 
     @classmethod
     def load(cls, folder: Path) -> Text:
@@ -64,6 +66,18 @@ class Text:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise NoChat(f"the model's chat template refuses these messages: {str(error)[:200]}") from error
+
+    def spell(self, token: int) -> bytes:
+        """The bytes of one token, as they would stand inside a text; special tokens by name."""
+        if token not in self._spelled:
+            self._spelled[token] = self._spell(token)
+        return self._spelled[token]
+
+    def _spell(self, token: int) -> bytes:
+        once = self.decode((token,), skip_special=False)
+        word = self.decode((token, token), skip_special=False)[len(once) :]  # decoders strip a text's first space
+        raw = str(self.tokenizer.convert_ids_to_tokens(token)) if PARTIAL in word else ""
+        return _raw_bytes(raw) or word.encode()
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         return str(self.tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=skip_special))
@@ -102,6 +116,23 @@ class Detokenizer:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._text.decode(ids, self._skip)
+
+
+def _raw_bytes(raw: str) -> bytes:
+    """What an entry of a vocabulary of bytes stands for, in either of the two ways to write one; empty for others."""
+    if re.fullmatch("<0x[0-9A-F]{2}>", raw):
+        return bytes([int(raw[3:5], 16)])
+    return bytes(BYTES[char] for char in raw) if all(char in BYTES for char in raw) else b""
+
+
+def _byte_level() -> dict[str, int]:
+    """Characters that stand for bytes in a byte-level BPE (GPT-2): themselves where printable, else from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in plain)
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTES = _byte_level()
 
 
 def _tokenizer(folder: Path) -> Any:

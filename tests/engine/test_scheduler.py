@@ -161,7 +161,7 @@ def test_what_can_never_run_is_refused_with_a_reason() -> None:
     subject = scheduler(num_pages=4, page_size=4)
     assert subject.capacity_tokens == 16
     assert subject.fits(request(0, prompt=8, max_tokens=8))
-    faults = {(9, 8): "do not fit the cache of 16 tokens", (0, 8): "prompt is empty", (3, 0): "at least 1"}
+    faults = {(9, 8): "do not fit the cache of 16 tokens", (0, 8): "prompt is empty", (3, -1): "at least 0"}
     for (prompt, max_tokens), reason in faults.items():
         delta = subject.submit(request(0, prompt, max_tokens))
         assert delta is not None

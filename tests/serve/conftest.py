@@ -128,7 +128,7 @@ class Engine(threading.Thread):
         if request.stop_ids and (stops := [i for i, token in enumerate(tokens) if token in request.stop_ids]):
             tokens, finish = tokens[: stops[0] + 1], "stop"
         accepted = (1,) * (len(tokens) - 1)
-        drafted = (1,) * (self.per_round - 1)
+        drafted = (1,) * max(self.per_round - 1, len(accepted))
         return Delta(request.id, tuple(tokens), finish, drafted, accepted)
 
 

@@ -215,6 +215,8 @@ def test_a_full_queue_says_when_to_come_back(front) -> None:
         refused = front.post(prompt="a")
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
+        refusals = 'vllm:admission_rejections_total{model_name="tiny/talker",reason="queue_full"}'
+        assert refusals in front.client.get("/metrics").text
         assert front.client.get("/ready").status_code == 503
         assert front.client.get("/health").status_code == 200
         with openai.OpenAI(base_url=f"{front.url}/v1", api_key="none") as client:

@@ -52,11 +52,8 @@ BAD = {
     "prompt beyond the cache": b'{"prompt": [' + b"5," * 300 + b"5]}",
     "a text far beyond the cache": b'{"prompt": "' + b"x " * 100_000 + b'"}',
     "prompt and output beyond the cache": b'{"prompt": [5, 5], "max_tokens": 255}',
-    "logprobs": b'{"prompt": "a", "logprobs": 0}',
-    "echo": b'{"prompt": "a", "echo": true}',
     "suffix": b'{"prompt": "a", "suffix": "b"}',
     "best of 2": b'{"prompt": "a", "best_of": 2}',
-    "min_tokens": b'{"prompt": "a", "min_tokens": 2}',
     "json mode": b'{"prompt": "a", "response_format": {"type": "json_object"}}',
 }
 BAD_CHAT = {
@@ -66,7 +63,6 @@ BAD_CHAT = {
     "unknown role": b'{"messages": [{"role": "wizard", "content": "a"}]}',
     "tool result": b'{"messages": [{"role": "tool", "content": "a"}]}',
     "tools": b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}',
-    "logprobs": b'{"messages": [{"role": "user", "content": "a"}], "logprobs": true}',
     "what the template refuses": b'{"messages": [{"role": "assistant", "content": "a"}]}',
     "lone surrogate": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
 }
@@ -109,7 +105,7 @@ def test_a_map_full_of_faults_does_not_come_back_larger(front) -> None:
 
 def test_fields_that_change_nothing_are_accepted(front) -> None:
     """Gateways and benchmarks send their own; null means not given."""
-    extra = {"user": "u", "wild": {"a": [1]}, "seed": None, "logprobs": None, "tool_choice": "none", "tools": []}
+    extra = {"user": "u", "wild": {"a": [1]}, "seed": None, "logprobs": False, "tool_choice": "none", "tools": []}
     front.complete(**extra, response_format={"type": "text"}, best_of=1, echo=False, min_tokens=0)
     front.complete(max_tokens=5, min_tokens=5, ignore_eos=True)
 

@@ -69,7 +69,8 @@ def _start(text: str, stop: str) -> int | None:
 def test_tokens_after_a_stop_string_are_not_counted(text: Text) -> None:
     ids = text.encode("a b, c d e")
     stream = TextStream(Detokenizer(text, (), skip_special=True), [","])
-    seen, used = stream.feed(ids)
+    seen, offsets = stream.feed(ids)
+    used = len(offsets)
     assert (seen, stream.stopped) == ("a b", True)
     assert text.decode(ids[:used], skip_special=True) == "a b,"
 

@@ -41,7 +41,6 @@ def test_a_mixed_world_is_described_rank_by_rank(capsys: pytest.CaptureFixture[s
     assert "0 target shard 0-4 (5) 0-1 (2) 0-767 (768) 0-24575 (24576) 132.5 MiB 60.0 MiB 192.5 MiB" in lines
     assert "2 dedicated drafter - - - - 256.6 MiB 90.0 MiB 346.6 MiB" in lines
     assert "collectives per round: 61" in lines
-    assert not any("not built yet" in line for line in lines)
 
 
 def test_a_fault_is_a_message_on_stderr_and_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,6 @@ def test_automatic_gives_every_rank_a_shard_and_says_so() -> None:
     assert topology.target.ranks == (0, 1, 2)
     assert topology.draft.source == "ngram"
     assert "automatic" in topology.name
-    assert topology.unbuilt() == []
 
 
 def test_rules_hold_for_topologies_made_in_code_too() -> None:
@@ -208,12 +207,6 @@ def test_rules_hold_for_topologies_made_in_code_too() -> None:
             target=TargetConfig(model="smollm2-135m", ranks=(0, 1)),
             draft=DraftConfig(placement=Placement("dedicated", 0)),
         )
-
-
-def test_what_is_not_built_is_named(write) -> None:
-    """Against an option that is accepted and then ignored."""
-    topology = load(write(SMALL), ["target.quantize=int4"])
-    assert topology.unbuilt() == ["target.quantize: int4"]
 
 
 def test_the_readme_lists_every_key() -> None:

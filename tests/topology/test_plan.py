@@ -81,8 +81,8 @@ def test_what_does_not_fit_is_refused_with_the_missing_memory() -> None:
     assert (6, 16) in refused
     assert (7, 16) not in refused
     assert refused[4, 16] > 8e9
-    # 68.45e9 weights of layers at 4.125 bits, the head's 1.05e9 at 16, 4096 tokens of 320 KiB; 0.92 of 24 GiB is there.
-    assert refused[1, 4] == pytest.approx(35.29e9 + 2.1e9 + 4096 * 320 * 2**10 - 0.92 * 24 * 2**30, rel=0.001)
+    # 68.45e9 weights of layers at 4.25 bits, the head's 1.05e9 at 8.125, 4096 tokens of 320 KiB; 0.92 of 24 GiB is there.
+    assert refused[1, 4] == pytest.approx(36.36e9 + 1.07e9 + 4096 * 320 * 2**10 - 0.92 * 24 * 2**30, rel=0.001)
     assert any(
         "does not fit: 6 shards of 16 bits, 0.6 GiB short on a 3090" in line for line in propose(wish(), ranking)
     )
@@ -119,7 +119,6 @@ def test_every_plan_can_be_read_back(tmp_path: Path, placement: str) -> None:
     assert len(topology.target.ranks) == len(best.layout.shards)
     if placement == "dedicated":
         assert topology.draft.placement == Placement("dedicated", len(best.layout.shards))
-    assert all(unbuilt in path.read_text() for unbuilt in topology.unbuilt())
 
 
 def test_the_command_prints_a_table_and_writes_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +131,6 @@ def test_the_command_prints_a_table_and_writes_the_best(tmp_path: Path, capsys: 
     assert printed[-1] == f"wrote {out}"
     text = out.read_text()
     assert text.startswith("# 8x3090, predicted")
-    assert "Not built yet" in text
     assert main(["check", str(out)]) == 0
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpspec.errors import UserError
+from tpspec.topology.groups import grid_of
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import (
     Shard,
@@ -130,9 +131,21 @@ def test_shards_weigh_what_the_whole_weighs_and_the_norms_again() -> None:
     assert parts == weight_bytes(LLAMA70, whole, "bfloat16") + 7 * norms
 
 
-def test_quantized_weights_shrink_and_the_head_does_not() -> None:
-    """Against a box declared large enough because its head was counted at four bits."""
+def test_quantized_weights_shrink_and_the_head_to_eight_bits() -> None:
+    """Against a box declared large enough because its head was counted at four bits, or scales were forgotten."""
     (whole,) = split(LLAMA70, (1,))
     plain, int4 = weight_bytes(LLAMA70, whole, "bfloat16"), weight_bytes(LLAMA70, whole, "bfloat16", "int4")
-    head = LLAMA70.vocab * LLAMA70.hidden * 2
-    assert (int4 - head) / (plain - head) == pytest.approx(4.125 / 16, rel=1e-3)
+    head = LLAMA70.vocab * LLAMA70.hidden
+    assert (int4 - head * 8.125 / 8) / (plain - 2 * head) == pytest.approx(4.25 / 16, rel=1e-3)
+
+
+@given(size=st.integers(1, 5000), data=st.data())
+def test_groups_of_slices_are_groups_of_the_whole(size: int, data: st.DataObject) -> None:
+    """Against a slice that reads half a group, or beyond the matrix."""
+    start = data.draw(st.integers(0, size - 1))
+    columns = range(start, data.draw(st.integers(start + 1, size)))
+    grid, read = grid_of(columns, size)
+    assert grid.group == grid_of(range(size), size)[0].group
+    assert (read.start % grid.group, columns.start - read.start) == (0, grid.before)
+    assert read.stop == size or read.stop % grid.group == 0
+    assert columns.stop <= read.stop <= read.start + grid.width < columns.stop + grid.group

@@ -211,3 +211,24 @@ def test_too_few_texts_are_refused(
         TextFile(tmp_path).add(told)
     assert main(["medusa", str(model), "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert ("has no texts" if what == "nothing" else "one shard") in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_other_sizes_is_not_gone_on_from(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With another draft vocabulary every row of the old head would stand for another token."""
+    train("medusa", model, data, tmp_path, "--steps", "5")
+    options = [
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path),
+        "--heads",
+        "3",
+        "--ids",
+        str(IDS + 1),
+        "--precision",
+        "float32",
+    ]
+    assert main(["medusa", str(model), *options]) == 2
+    assert "other texts or sizes" in capsys.readouterr().err

@@ -85,6 +85,8 @@ def the_message(stderr: str) -> str:
         ("target.dtype=float8", ["target.dtype", "'float8'", "float32, bfloat16 or float16"]),
         ("draft.source=oracle", ["draft.source", "'oracle'", "one of none, ngram, "]),
         ("draft.source=model", ["draft.model", "is missing"]),
+        ("target.quantize=int2", ["target.quantize", "'int2'", "null, int8 or int4"]),
+        ("draft={source: ngram, quantize: int4}", ["draft.quantize", "no whole model", "source model"]),
         ("accept=always", ["accept", "'always'", "match or rejection"]),
         ("nonsense", ["nonsense", "key.path=value"]),
         ("draft.tokens=[", ["draft.tokens"]),
@@ -96,19 +98,6 @@ def test_a_key_that_is_wrong_is_named_with_what_would_be_right(
     """Stands against misspelt options that are dropped, and values that are bent until they fit."""
     message = refused(capsys, [topology_file(), "--prompt", "a", "--set", override])
     assert all(words.lower() in message.lower() for words in said), message
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ("target.quantize=int4", "target.quantize: int4"),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(
-    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], asked: str, named: str
-) -> None:
-    """Stands against a topology that is described as one thing and runs as another."""
-    assert refused(capsys, [topology_file(), "--prompt", "a", "--set", asked]) == f"not built yet: {named}"
 
 
 def test_a_topology_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

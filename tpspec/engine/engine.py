@@ -16,6 +16,7 @@ from tpspec.comm.messages import News, Stats
 from tpspec.draft.protocol import Ask, Taps
 from tpspec.engine.hosts import Gathered
 from tpspec.engine.meter import Meter
+from tpspec.engine.scored import joined, scored
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Engine:
         begin = self.clock()
         rows = self.target.logits(plan.spans)
         verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
+        found = scored(plan, verdicts, rows)
         judged = self.clock()
         commit = self.scheduler.commit(plan, verdicts)
         self.target.move(commit.moves.src, commit.moves.dst)
@@ -140,7 +142,7 @@ class Engine:
         self._ran(plan, judged - begin, committed - begin)
         self._gained(sum(len(delta.tokens) for delta in commit.deltas))
         self._account(plan, verdicts, commit.deltas)
-        return commit.deltas
+        return joined(commit.deltas, found)
 
     @property
     def is_idle(self) -> bool:
@@ -191,7 +193,7 @@ class Engine:
     def _ask(self, seq: SequenceState) -> Ask:
         fixed = self._fixed(seq)
         wanted = self.pace.wanted(seq.id) if fixed is None else fixed
-        num_tokens = min(wanted, seq.remaining - 1)  # the round itself gives one more
+        num_tokens = max(0, min(wanted, seq.remaining - 1))  # the round itself gives one more
         costs = self.pace.costs if fixed is None else None
         return Ask(seq.id, seq.tokens, seq.num_prompt, num_tokens, seq.sampling, costs)
 
@@ -209,7 +211,7 @@ class Engine:
 
     def _ran(self, plan: Plan, forward_s: float, round_s: float) -> None:
         self._forward_s += forward_s
-        if all(span.num_logits for span in plan.spans):  # a chunk of a prompt would pass for a draft
+        if len(plan.cases) == len(plan.spans):  # a chunk of a prompt would pass for a draft
             self.meter.round(plan.num_rows, round_s)
 
     def _gained(self, num_tokens: int) -> None:
@@ -248,18 +250,19 @@ def _taps_of_text(plan: Plan, verdicts: Sequence[Verdict], rows_TW: Tensor | Non
     if rows_TW is None:
         return None
     paths = {verdict.seq: verdict.path for verdict in verdicts}
+    num_nodes = {case.seq: len(case.tree) for case in plan.cases}
     rows: dict[int, tuple[int, Tensor]] = {}
     first = 0
     for span in plan.spans:
-        text = [first + row for row in _text_rows(span, paths.get(span.seq, ()))]
+        text = [first + row for row in _text_rows(span, num_nodes.get(span.seq, 0), paths.get(span.seq, ()))]
         rows[span.seq] = span.start, rows_TW[text]
         first += len(span.tokens)
     return Taps(rows)
 
 
-def _text_rows(span: Span, path: Sequence[int]) -> Iterator[int]:
-    """Rows of a span, counted from its first."""
-    num_known = len(span.tokens) - max(span.num_logits - 1, 0)  # the others are nodes of a tree
+def _text_rows(span: Span, num_nodes: int, path: Sequence[int]) -> Iterator[int]:
+    """Rows of a span, counted from its first; its last ones are the nodes of a tree."""
+    num_known = len(span.tokens) - num_nodes
     yield from range(num_known)
     yield from (num_known + node for node in path)
 

@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Owed:
+    """A span whose request wants log-probabilities, with so many alternatives, of every token it gains.
+
+    prompt: tokens of the prompt that follow the rows from `row` on, one each. `row` counts as that of a case.
+    """
+
+    seq: int
+    row: int
+    prompt: tuple[int, ...]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One round. `row` of a case counts the rows that have logits: over the spans, their last num_logits rows.
 
@@ -35,6 +48,7 @@ class Plan:
     spans: tuple[Span, ...]
     cases: tuple[Case, ...]
     admitted: tuple[int, ...] = ()
+    owed: tuple[Owed, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -115,11 +129,13 @@ class Scheduler:
         return len(request.prompt) + request.max_tokens <= self.capacity_tokens
 
     def submit(self, request: Request) -> Delta | None:
-        """Queue the request; a request that can never be served is not queued, and the delta says why."""
+        """Queue the request; one that can never be served, or asks for nothing, is not queued: the delta says why."""
         if request.id in self._running or any(seq.id == request.id for seq in self._waiting):
             raise ValueError(f"request {request.id} was submitted twice")
         if fault := self._fault(request):
             return Delta(request.id, (), finish="error", error=fault)
+        if request.max_tokens == 0 and not request.prompt_logprobs:
+            return Delta(request.id, (), finish="length")
         self._waiting.append(Sequence(request))
         return None
 
@@ -154,15 +170,19 @@ class Scheduler:
         for_chunks = min(sum(seq.num_uncached for seq in behind), (left + 1) // 2)
         spans, cut = self._verification_spans(verifying, trees, left - for_chunks)
         spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
-        return Plan(tuple(spans), self._cases(spans, cut), tuple(admitted))
+        cases, owed = self._cases(spans, cut)
+        return Plan(tuple(spans), cases, tuple(admitted), owed)
 
     def commit(self, plan: Plan, verdicts: Iterable[Verdict]) -> Commit:
         """Lengths move, texts grow, finished sequences leave. Sequences cancelled since the plan are passed over."""
         commit = Commit()
-        for span in plan.spans:
-            if span.num_logits == 0 and span.seq in self._running:
-                self._running[span.seq].num_cached = span.start + len(span.tokens)
         judged = {verdict.seq: verdict for verdict in verdicts}
+        for owed in plan.owed:
+            if owed.seq in self._running:
+                self._running[owed.seq].num_scored += len(owed.prompt)
+        for span in plan.spans:
+            if span.seq not in judged and span.seq in self._running:
+                self._running[span.seq].num_cached = span.start + len(span.tokens)
         for case in plan.cases:
             if case.seq in self._running:
                 self._settle(self._running[case.seq], case.tree, judged[case.seq], commit)
@@ -182,8 +202,8 @@ class Scheduler:
     def _fault(self, request: Request) -> str | None:
         if not request.prompt:
             return "the prompt is empty"
-        if request.max_tokens < 1:
-            return f"max_tokens is {request.max_tokens}; it must be at least 1"
+        if request.max_tokens < 0:
+            return f"max_tokens is {request.max_tokens}; it must be at least 0"
         if not self.fits(request):
             asked = f"{len(request.prompt)} prompt tokens and max_tokens {request.max_tokens}"
             if self._max_positions < self._num_slots:
@@ -254,19 +274,27 @@ class Scheduler:
         stop = seq.num_cached + len(tokens)
         self._pool.grow(seq.id, stop)
         parents = None if tree.is_chain else (ROOT, *(parent + 1 for parent in tree.parents))
-        num_logits = 1 + len(tree) if stop >= seq.num_tokens else 0
+        num_judged = 1 + len(tree) if stop >= seq.num_tokens else 0
+        unscored = seq.unscored(stop)
+        num_logits = stop - unscored.start if unscored else num_judged
         return Span(seq.id, seq.num_cached, tokens, self._pool.runs(seq.id, stop), num_logits, parents)
 
-    def _cases(self, spans: list[Span], trees: Mapping[int, TokenTree]) -> tuple[Case, ...]:
+    def _cases(self, spans: list[Span], trees: Mapping[int, TokenTree]) -> tuple[tuple[Case, ...], tuple[Owed, ...]]:
         cases: list[Case] = []
+        owed: list[Owed] = []
         row = 0
         for span in spans:
-            if span.num_logits:
-                seq = self._running[span.seq]
-                tree = trees.get(seq.id, NO_DRAFT)
-                cases.append(Case(seq.id, row, tree, seq.tokens, seq.num_prompt, seq.sampling))
+            seq, stop = self._running[span.seq], span.start + len(span.tokens)
+            if seq.request.logprobs is not None and span.num_logits:
+                unscored = seq.unscored(stop)
+                prompt = tuple(seq.tokens[unscored.start + 1 : unscored.stop + 1]) if unscored else ()
+                owed.append(Owed(seq.id, row, prompt, seq.request.logprobs))
             row += span.num_logits
-        return tuple(cases)
+            if stop >= seq.num_tokens:
+                tree = trees.get(seq.id, NO_DRAFT)
+                first = row - 1 - len(tree)  # rows before it read the prompt
+                cases.append(Case(seq.id, first, tree, seq.tokens, seq.num_prompt, seq.sampling))
+        return tuple(cases), tuple(owed)
 
     # Verdicts
 

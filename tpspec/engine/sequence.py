@@ -15,14 +15,15 @@ class Sequence:
     """tokens: prompt and output, one list that only ever grows, the root last.
 
     Whoever keeps `tokens` beyond the round copies it. num_cached: the first tokens whose keys and values are cached.
+    num_scored: positions of the prompt whose rows have told the log-probability of the token that follows.
     """
 
-    __slots__ = ("num_cached", "request", "tokens")
+    __slots__ = ("num_cached", "num_scored", "request", "tokens")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.tokens = list(request.prompt)
-        self.num_cached = 0
+        self.num_cached = self.num_scored = 0
 
     @property
     def id(self) -> int:
@@ -70,6 +71,11 @@ class Sequence:
     def is_ready(self) -> bool:
         """Only the root is not cached: its next span can carry a tree."""
         return self.num_uncached == 1
+
+    def unscored(self, stop: int) -> range:
+        """Positions before `stop` that are to be read and owe the log-probability of the prompt's next token."""
+        last = self.num_prompt - 1 if self.request.prompt_logprobs else 0
+        return range(max(self.num_cached, self.num_scored), min(stop, last))
 
     def truncated(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """What of `tokens` may be emitted: up to the first stop token, which is kept, or up to max_tokens."""

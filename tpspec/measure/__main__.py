@@ -21,6 +21,7 @@ from tpspec.measure.calibrate import Filled, calibration, trials
 from tpspec.measure.contenders import Contender, LeftOut, Named, contenders, parsed
 from tpspec.measure.page import Context, render, render_sources
 from tpspec.measure.probe import links
+from tpspec.measure.quality_command import quality
 from tpspec.measure.savings import Pairwise, Task, built_in_prompts, recordings, refuse_plain_topology
 from tpspec.measure.simulate_command import simulation
 from tpspec.measure.skips_command import skips
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return simulation(given[1:])
     if given[:1] == ["skips"]:
         return skips(given[1:])
+    if given[:1] == ["quality"]:
+        return quality(given[1:])
     return guarded(lambda: _run(_parser().parse_args(given)))
 
 
@@ -213,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("links", help="what the collectives of this box cost, as a link table")
     commands.add_parser("simulate", help="a topology's rounds on paper, from a trace of savings; no torchrun, no card")
+    commands.add_parser("quality", help="what int8 and int4 weights cost in quality; no torchrun")
     commands.add_parser("skips", help="sublayers a model can do without when it drafts; no torchrun")
     savings = commands.add_parser(
         "savings",

@@ -70,6 +70,10 @@ def linear(weight_OI: Tensor, bias_O: Tensor | None = None, *, packed: bool) -> 
 
 def quantized_linear(weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid) -> Linear:
     """Of a weight with the columns of whole groups, for x of the grid's inputs."""
+    if weight_OW.device.type == "cuda":
+        from tpspec.model.card_products import EightBitLinear, FourBitLinear  # Triton comes with torch for cards only
+
+        return EightBitLinear(weight_OW, bias_O, grid) if bits == 8 else FourBitLinear(weight_OW, bias_O, grid)
     if weight_OW.device.type == "cpu" and (loaded := compiled_products()) is not None:
         return CompiledLinear(loaded, weight_OW, bias_O, bits, grid)
     return DequantizedLinear(weight_OW, bias_O, bits, grid)

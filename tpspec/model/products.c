@@ -12,7 +12,7 @@
 
 #define LANES 16
 #define TILE (2 * LANES)
-#define AHEAD 1024 /* bytes that are fetched in advance: twice as fast for int4, which the end of a page stalls */
+#define AHEAD 1024 /* bytes that are fetched in advance: a tenth off the time of 4 bits, nothing off that of 8 */
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>

@@ -1,7 +1,7 @@
 """Weights of 8 or 4 bits, quantized when they are read, and the product with them in torch: what each kind computes.
 
-It is the reference of products.py, which runs on a CPU, and what runs where that was not built. Must not know shards
-or checkpoints.
+It is the reference of products.py and card_products.py, and what runs on a CPU where products.c was not built. Must not
+know shards or checkpoints.
 
 Shapes: O outputs, I inputs of this shard, W columns of the groups it touches, G groups, X columns of a group; T rows.
 """

@@ -51,6 +51,7 @@ class ShardedTarget:
             start=self._start,
             width=self._width,
             gather=partial(self.decoder.comm.all_gather, purpose=Purpose.pick),
+            gather_logits=partial(self.decoder.comm.all_gather, purpose=Purpose.logits),
         )
 
     def taps(self) -> Tensor | None:

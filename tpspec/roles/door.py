@@ -195,8 +195,6 @@ def read_topology(options: argparse.Namespace, place: Place, module: str) -> Top
         topology = automatic(place.world_size, cuda=torch.cuda.is_available(), overrides=options.set)
         if place.rank == 0:
             _say(f"no topology file; this one was made:\n{dump(topology)}")
-    if unbuilt := topology.unbuilt():
-        raise UserError(f"not built yet: {', '.join(unbuilt)}")
     if topology.num_ranks != place.world_size:
         file = options.topology or ""
         command = f"torchrun --nproc-per-node {topology.num_ranks} -m {module} {file}".rstrip()

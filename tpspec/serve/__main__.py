@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpspec.comm.link import FrontendLink
@@ -19,6 +20,7 @@ from tpspec.comm.messages import Ready, Report, Stop
 from tpspec.errors import UserError
 from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
 from tpspec.topology.checkpoint import find
+from tpspec.topology.config import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +39,9 @@ END_S = 10.0  # how long the HTTP process may take to leave
 class Frontend:
     """The HTTP process as the lead sees it: an inbox of requests, and a reader of reports."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._process = subprocess.Popen(_command(topology), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    def __init__(self, topology: Topology, key_file: Path | None) -> None:
+        command = _command(topology, key_file)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self._link = FrontendLink(self._endpoint(), topology.engine.timeout_s)
         self._serves = False
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -102,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     frontends: list[Frontend] = []
     try:
-        with open_seat(options, MODULE, lambda topology: frontends.append(Frontend(topology))) as seat:
+        with open_seat(
+            options, MODULE, lambda topology: frontends.append(Frontend(topology, options.api_key_file))
+        ) as seat:
             if not seat.leads:
                 _leave_signals_to_the_lead()
                 return seat.follow()
@@ -125,11 +130,12 @@ def _leave_signals_to_the_lead() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _command(topology: Topology) -> list[str]:
+def _command(topology: Topology, key_file: Path | None) -> list[str]:
     serve = topology.serve
-    options = {
+    options: dict[str, object] = {
         "--model-folder": find(topology.target.model),
         "--model-name": topology.target.model,
+        "--topology": to_json(topology),
         "--host": serve.host,
         "--port": serve.port,
         "--max-queued": serve.max_queued,
@@ -137,6 +143,8 @@ def _command(topology: Topology) -> list[str]:
         "--drain-s": DRAIN_S,
         "--parent": os.getpid(),
     }
+    if key_file is not None:
+        options["--api-key-file"] = key_file
     words = [str(word) for option in options.items() for word in option]
     return [sys.executable, "-m", "tpspec.serve.http", *words]
 
@@ -148,6 +156,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"Start it with torchrun: torchrun --nproc-per-node 2 -m {MODULE} topologies/cpu-2.yaml",
     )
     add_topology_options(parser)
+    parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="API keys, one a line; without it nobody is asked for one"
+    )
     return parser
 
 

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from tpspec.serve.answers import Ask, Piece
 from tpspec.serve.errors import ApiError, bad_request, plain
-from tpspec.serve.protocol import Body, ChatBody, CompletionBody, check, parse
+from tpspec.serve.protocol import Body, ChatBody, CompletionBody, check, for_template, parse
 from tpspec.serve.replies import ChatShape, CompletionShape, Reply, Shape, model_card
-from tpspec.serve.requests import Ask, Call, Piece, num_prompt_tokens
+from tpspec.serve.requests import Call, num_prompt_tokens
+from tpspec.serve.routes_about import AboutRoutes
+from tpspec.serve.routes_text import TextRoutes
 from tpspec.serve.text import encode, encode_chat, too_long
 from tpspec.serve.wire import ClientLeft, EventStream, JsonAnswer, read_body, unless_left
 
@@ -32,6 +35,7 @@ KEEP_ALIVE_S = 15.0  # silence after which a comment is sent: proxies cut idle s
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Ids = tuple[int, ...]
+Prompts = list[tuple[Ids, str | None]]  # with what is echoed
 Routes = dict[str, Callable[..., Awaitable[Response]]]
 B = TypeVar("B", bound=Body)
 
@@ -39,8 +43,8 @@ B = TypeVar("B", bound=Body)
 class Api:
     """One server's routes."""
 
-    def __init__(self, state: State, metrics: Metrics, model: str) -> None:
-        self._state, self._metrics, self._model = state, metrics, model
+    def __init__(self, state: State, metrics: Metrics, model: str, topology: dict[str, Any]) -> None:
+        self._state, self._metrics, self._model, self._topology = state, metrics, model, topology
         self._created = int(time.time())
 
     def app(self) -> FastAPI:
@@ -51,6 +55,8 @@ class Api:
             app.add_api_route(path, post, methods=["POST"], response_model=None)
         for path, get in (gets | {"/ready": self.ready, "/metrics": self.metrics}).items():
             app.add_api_route(path, get, methods=["GET"], response_model=None)
+        app.include_router(TextRoutes(self._state, self._check_model).router())
+        app.include_router(AboutRoutes(self._state, self._model, self._topology).router())
         app.add_exception_handler(ApiError, _refuse)
         app.add_exception_handler(HTTPException, _refuse_plainly)
         app.add_exception_handler(ClientLeft, _nobody)
@@ -60,16 +66,17 @@ class Api:
     async def completions(self, request: Request) -> Response:
         body, text, cache_tokens = await self._read(request, CompletionBody)
         prompts = [await _prompt_ids(text, prompt, cache_tokens) for prompt in body.prompt]
-        return await self._answer(request, body, CompletionShape(), text, prompts, cache_tokens)
+        echoes = [_echo(text, prompt, body.skip_special_tokens) if body.echo else None for prompt in body.prompt]
+        asked = list(zip(prompts, echoes, strict=True))
+        return await self._answer(request, body, CompletionShape(*_details(body, text)), text, asked, cache_tokens)
 
     async def chat(self, request: Request) -> Response:
         body, text, cache_tokens = await self._read(request, ChatBody)
-        # Templates know `system`; `developer` is OpenAI's later word for it.
-        roles = {"developer": "system"}
-        messages = [{"role": roles.get(m.role, m.role), "content": m.content} for m in body.messages]
+        messages = for_template(body.messages)
         limit = cache_tokens - 1
         prompt = await asyncio.to_thread(encode_chat, text, messages, body.add_generation_prompt, limit)
-        return await self._answer(request, body, ChatShape(), text, [prompt], cache_tokens)
+        shape = ChatShape(*_details(body, text))
+        return await self._answer(request, body, shape, text, [(prompt, None)], cache_tokens)
 
     async def models(self) -> Response:
         return JsonAnswer({"object": "list", "data": [self._card()]})
@@ -107,9 +114,9 @@ class Api:
         return body, text, cache_tokens
 
     async def _answer(
-        self, request: Request, body: Body, shape: Shape, text: Text, prompts: list[Ids], cache_tokens: int
+        self, request: Request, body: Body, shape: Shape, text: Text, prompts: Prompts, cache_tokens: int
     ) -> Response:
-        asks = [ask for prompt in prompts for ask in _asks(body, shape, text, prompt, cache_tokens)]
+        asks = [ask for prompt, echo in prompts for ask in _asks(body, shape, text, prompt, echo, cache_tokens)]
         reply = Reply(shape, self._model, num_prompt_tokens(asks, body.n))
         self._state.serving()  # it may have begun to stop while the prompt was encoded
         self._state.admit()
@@ -132,20 +139,37 @@ async def _prompt_ids(text: Text, prompt: str | list[int], cache_tokens: int) ->
     return ids
 
 
-def _asks(body: Body, shape: Shape, text: Text, prompt: Ids, cache_tokens: int) -> list[Ask]:
+def _echo(text: Text, prompt: str | list[int], skip_special: bool) -> str:
+    return prompt if isinstance(prompt, str) else text.decode(prompt, skip_special)
+
+
+def _details(body: Body, text: Text) -> tuple[Text | None, bool]:
+    """What a shape is told of a request: see CompletionShape."""
+    return text if body.num_logprobs is not None else None, body.return_token_ids
+
+
+def _asks(body: Body, shape: Shape, text: Text, prompt: Ids, echo: str | None, cache_tokens: int) -> list[Ask]:
     """One ask for each of n choices, with seeds that follow one another."""
     max_tokens = _max_tokens(body, shape, len(prompt), cache_tokens)
-    eos_ids = frozenset() if body.ignore_eos else text.eos_ids
+    if body.min_tokens > max_tokens:
+        message = f"min_tokens is {body.min_tokens}; it should be at most max_tokens, here {max_tokens}"
+        raise bad_request(message, "min_tokens", "invalid_value")
+    stop_ids = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
+    if body.min_tokens and len(stop_ids) >= text.vocab_size:
+        raise bad_request("min_tokens leaves no token to draw: all of them are stop tokens", "min_tokens")
     seed = secrets.randbits(62) if body.seed is None else body.seed
     return [
         Ask(
             prompt=prompt,
             max_tokens=max_tokens,
-            sampling=body.sampling(seed + choice),
-            stop_ids=eos_ids | frozenset(body.stop_token_ids),
+            sampling=body.sampling(seed + choice, stop_ids),
+            stop_ids=stop_ids,
             stops=tuple(body.stop),
             skip_special=body.skip_special_tokens,
             num_drafts=body.num_drafts,
+            echo=echo,
+            keeps_stop=body.include_stop_str_in_output,
+            logprobs=body.num_logprobs,
         )
         for choice in range(body.n)
     ]
@@ -178,8 +202,9 @@ async def _whole(call: Call, reply: Reply) -> dict[str, Any]:
         if piece is not None:
             answers[piece.index].absorb(piece)
             _raise_error(piece)
-    choices = [reply.shape.choice(answer.index, answer.text, answer.finish) for answer in answers]
-    return reply.whole(choices, call.effort)
+    if any(answer.rated for answer in answers):  # thousands of words to spell, while others wait for their tokens
+        return await asyncio.to_thread(reply.whole, answers, call.effort)
+    return reply.whole(answers, call.effort)
 
 
 async def _parts(call: Call, reply: Reply, body: Body) -> AsyncGenerator[Any]:
@@ -195,11 +220,10 @@ async def _parts(call: Call, reply: Reply, body: Body) -> AsyncGenerator[Any]:
         if piece.error is not None or piece.finish == "error":
             yield _engine_error(piece).body
             return
-        delta = reply.shape.delta(piece.index, piece.text, piece.finish, piece.index not in begun)
+        yield reply.part(piece, piece.index not in begun, reply.usage(call.effort) if every else None)
         begun.add(piece.index)
-        yield reply.part([delta], reply.usage(call.effort) if every else None)
     if wants_usage:
-        yield reply.part([], reply.usage(call.effort))
+        yield reply.last_part(call.effort)
 
 
 def _raise_error(piece: Piece) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 TYPES = {
     400: "invalid_request_error",
+    401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "invalid_request_error",

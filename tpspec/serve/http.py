@@ -27,6 +27,8 @@ from tpspec.comm.link import LeadLink
 from tpspec.comm.messages import Ready, Stop
 from tpspec.errors import UserError, WorldFailure
 from tpspec.serve.api import Api
+from tpspec.serve.connection import Connection
+from tpspec.serve.key import KeyGuard, read_keys
 from tpspec.serve.metrics import Metrics
 from tpspec.serve.requests import Table
 from tpspec.serve.state import State
@@ -34,6 +36,8 @@ from tpspec.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from starlette.types import ASGIApp
 
     from tpspec.comm.messages import ToLead
 
@@ -60,10 +64,12 @@ class Process:
         self._outbox: asyncio.Queue[ToLead] = asyncio.Queue()
         metrics = Metrics(options.model_name)
         self._state = State(Table(metrics, self._outbox.put_nowait), options.max_queued, options.stall_s)
-        app = Api(self._state, metrics, options.model_name).app()
+        app: ASGIApp = Api(self._state, metrics, options.model_name, options.topology).app()
+        if options.keys:
+            app = KeyGuard(app, options.keys)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=Connection,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -202,8 +208,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model-folder", required=True, type=Path, help="tokenizer, chat template and config")
     add("--model-name", required=True, help="the name clients ask for")
+    add("--topology", type=json.loads, default={}, help="JSON, as /server_info shows it")
     add("--host", default="127.0.0.1")
     add("--port", type=_between(int, 0, 65535), default=8000, help="0: any free one")
+    add("--api-key-file", type=Path, help="keys, one a line: whoever has none is refused")
     add("--max-queued", type=_between(int, 1, 1 << 20), default=128, help="more than these waiting: 429")
     add("--drain-s", type=_between(float, 0, 3600), default=30.0, help="time for open requests after SIGTERM")
     add("--stall-s", type=_between(float, 0, 3600), default=30.0, help="silence of a busy engine: unhealthy")
@@ -224,9 +232,10 @@ def _between(kind: Callable[[str], float], low: float, high: float) -> Callable[
 def main() -> int:
     options = parse_options()
     try:
+        options.keys = read_keys(options.api_key_file) if options.api_key_file else []
         listener = listen(options.host, options.port)
         say(f"listening on {url(listener)}")
-        if not ip_address(listener.getsockname()[0]).is_loopback:
+        if not options.keys and not ip_address(listener.getsockname()[0]).is_loopback:
             say("other machines can reach it, and it asks nobody for a key")
         return asyncio.run(_run(options, listener))
     except (UserError, BaseExceptionGroup) as error:

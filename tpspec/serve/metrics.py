@@ -52,6 +52,9 @@ class Metrics:
         self._finished = Counter(
             "vllm:request_success", "Requests ended", ["model_name", "finished_reason"], registry=self.registry
         )
+        self._refused = Counter(
+            "vllm:admission_rejections", "Requests refused", ["model_name", "reason"], registry=self.registry
+        )
         self._first = self._histogram("time_to_first_token_seconds", "From submission to the first tokens", FIRST)
         self._between = self._histogram("inter_token_latency_seconds", "Between two rounds of a request", BETWEEN)
         self._whole = self._histogram("e2e_request_latency_seconds", "From submission to the end", WHOLE)
@@ -85,6 +88,9 @@ class Metrics:
     def finished(self, reason: str, seconds: float) -> None:
         self._finished.labels(self._model, reason).inc()
         self._whole.observe(seconds)
+
+    def refused(self, reason: str) -> None:
+        self._refused.labels(self._model, reason).inc()
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

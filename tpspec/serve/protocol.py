@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -20,29 +20,37 @@ MAX_PROMPTS = 1024
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_FAULTS = 8
+MAX_LOGPROBS = 20  # vLLM's and OpenAI's limit
 MAX_LOCATION_CHARS = 80
 SEED_SPAN = 1 << 63
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # Fields of OpenAI or vLLM that change the output. A neutral value is let through, any other is refused by name.
 UNSUPPORTED = (
-    *("echo", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "suffix", "audio", "documents"),
+    *("prompt_logprobs", "suffix", "audio", "documents"),
     *("tools", "functions", "function_call", "response_format", "structured_outputs", "guided_json", "guided_regex"),
     *("guided_choice", "guided_grammar", "use_beam_search", "prompt_embeds", "truncate_prompt_tokens", "bad_words"),
-    *("include_stop_str_in_output", "allowed_token_ids", "chat_template", "chat_template_kwargs"),
+    *("allowed_token_ids", "chat_template", "chat_template_kwargs"),
     *("continue_final_message", "logits_processors", "prediction"),
 )
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Prompt = str | list[int]
-B = TypeVar("B", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Unknown fields are accepted and ignored, as OpenAI and vLLM do: gateways and benchmarks send their own."""
+    """Unknown fields are accepted and ignored, as OpenAI and vLLM do: gateways and benchmarks send their own.
+
+    refused: fields that change the output elsewhere, beyond those that nothing here supports.
+    """
+
+    refused: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+B = TypeVar("B", bound=Strict)
 
 
 class StreamOptions(Strict):
@@ -68,7 +76,10 @@ class Body(Strict):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, Bias] = Field({}, max_length=4096)
+    min_tokens: int = Field(0, ge=0, lt=1 << 31)
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
     skip_special_tokens: bool = True
     num_drafts: int | None = Field(None, ge=0, le=1024)  # ours: draft length of this request alone
     stream: bool = False
@@ -105,7 +116,12 @@ class Body(Strict):
     def biases(self) -> dict[int, float]:
         return {int(key): bias for key, bias in self.logit_bias.items()}
 
-    def sampling(self, seed: int) -> Sampling:
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are told beside each token; None: nothing is."""
+        raise NotImplementedError
+
+    def sampling(self, seed: int, stop_ids: frozenset[int]) -> Sampling:
         return Sampling(
             temperature=self.temperature,
             top_k=max(self.top_k, 0),
@@ -115,12 +131,36 @@ class Body(Strict):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.biases,
+            min_tokens=self.min_tokens,
+            withheld=stop_ids if self.min_tokens else frozenset(),
             seed=seed % SEED_SPAN,
         )
 
 
 class CompletionBody(Body):
+    """max_tokens may be 0 with echo: to rate a prompt is all that is asked."""
+
+    refused = ("top_logprobs",)
+
     prompt: list[Prompt]
+    max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _false_is_none(cls, value: object) -> object:
+        return None if value is False else value
+
+    @model_validator(mode="after")
+    def _something_is_asked(self) -> CompletionBody:
+        if self.limit == 0 and not self.echo:
+            raise ValueError("max_tokens should be at least 1, or 0 with echo")
+        return self
 
     @model_validator(mode="after")
     def _not_too_many(self) -> CompletionBody:
@@ -150,8 +190,28 @@ class Message(Strict):
 
 
 class ChatBody(Body):
+    refused = ("echo",)
+
     messages: list[Message] = Field(min_length=1, max_length=4096)
     add_generation_prompt: bool = True
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is allowed only when logprobs is true")
+        return self
+
+
+def for_template(messages: list[Message]) -> list[dict[str, str]]:
+    """As chat templates read them: they know `system`, and `developer` is OpenAI's later word for it."""
+    roles: dict[str, str] = {"developer": "system"}
+    return [{"role": roles.get(m.role, m.role), "content": m.content} for m in messages]
 
 
 def parse(raw: bytes) -> dict[str, Any]:
@@ -176,7 +236,7 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 def check(kind: type[B], fields: dict[str, Any]) -> B:
     """Fields as a body of this kind. Raises ApiError (400) that names every faulty field, up to MAX_FAULTS."""
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, kind.refused)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -194,8 +254,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _refuse_unsupported(fields: dict[str, Any]) -> None:
-    for name in UNSUPPORTED:
+def _refuse_unsupported(fields: dict[str, Any], refused: tuple[str, ...]) -> None:
+    for name in (*UNSUPPORTED, *refused):
         if not _is_neutral(name, fields.get(name, False)):
             raise unsupported(name)
     best_of, tool_choice = fields.get("best_of", 1), fields.get("tool_choice", "none")
@@ -203,23 +263,13 @@ def _refuse_unsupported(fields: dict[str, Any]) -> None:
         raise unsupported("best_of")
     if tool_choice not in ("none", "auto"):
         raise unsupported("tool_choice")
-    _refuse_min_tokens(fields)
     _refuse_tool_messages(fields.get("messages"))
 
 
 def _is_neutral(name: str, value: object) -> bool:
     if name == "response_format":
         return value is False or (isinstance(value, dict) and value.get("type") == "text")
-    if name == "logprobs":  # 0 asks for the chosen token's own
-        return value is False
     return not value
-
-
-def _refuse_min_tokens(fields: dict[str, Any]) -> None:
-    """Benchmarks send min_tokens beside ignore_eos: then nothing can end a text early, and it holds by itself."""
-    holds = fields.get("ignore_eos") is True and not fields.get("stop") and not fields.get("stop_token_ids")
-    if fields.get("min_tokens", 0) != 0 and not holds:
-        raise unsupported("min_tokens")
 
 
 def _refuse_tool_messages(messages: object) -> None:

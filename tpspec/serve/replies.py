@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tpspec.serve.requests import Effort
+from tpspec.serve.logprobs import for_chat, for_completion
 
-Json = dict[str, Any]
+if TYPE_CHECKING:
+    from tpspec.serve.answers import Piece
+    from tpspec.serve.effort import Effort, Json
+    from tpspec.text import Text
 
 
 class Shape(Protocol):
@@ -21,30 +24,62 @@ class Shape(Protocol):
     whole: str
     part: str
 
-    def choice(self, index: int, text: str, finish: str | None) -> Json: ...
-    def delta(self, index: int, text: str, finish: str | None, first: bool) -> Json: ...
+    def choice(self, piece: Piece) -> Json: ...
+    def delta(self, piece: Piece, first: bool) -> Json: ...
+    def around(self, piece: Piece) -> Json:
+        """What of a sequence's first piece stands beside its choice."""
 
 
 class CompletionShape:
+    """text: where log-probabilities are wanted, what spells their tokens. tells_ids: of prompt and answer."""
+
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def choice(self, index: int, text: str, finish: str | None) -> Json:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+    def __init__(self, text: Text | None = None, tells_ids: bool = False) -> None:
+        self._text, self._tells_ids = text, tells_ids
 
-    def delta(self, index: int, text: str, finish: str | None, first: bool) -> Json:
-        return self.choice(index, text, finish)
+    def choice(self, piece: Piece) -> Json:
+        logprobs = for_completion(piece.rated, self._text) if self._text and piece.rated else None
+        ids = _ids(piece) | _prompt_ids(piece) if self._tells_ids else {}
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish, **ids}
+
+    def delta(self, piece: Piece, first: bool) -> Json:
+        return self.choice(piece)
+
+    def around(self, piece: Piece) -> Json:
+        return {}
 
 
 class ChatShape:
+    """As CompletionShape."""
+
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, finish: str | None) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+    def __init__(self, text: Text | None = None, tells_ids: bool = False) -> None:
+        self._text, self._tells_ids = text, tells_ids
 
-    def delta(self, index: int, text: str, finish: str | None, first: bool) -> Json:
-        delta = {"role": "assistant", "content": text} if first else {"content": text}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def choice(self, piece: Piece) -> Json:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": piece.index, "message": message, **self._rest(piece)}
+
+    def delta(self, piece: Piece, first: bool) -> Json:
+        delta = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
+        return {"index": piece.index, "delta": delta, **self._rest(piece)}
+
+    def around(self, piece: Piece) -> Json:
+        return _prompt_ids(piece) if self._tells_ids else {}
+
+    def _rest(self, piece: Piece) -> Json:
+        logprobs = for_chat(piece.rated, self._text) if self._text and piece.rated else None
+        return {"logprobs": logprobs, "finish_reason": piece.finish, **(_ids(piece) if self._tells_ids else {})}
+
+
+def _ids(piece: Piece) -> Json:
+    return {"token_ids": piece.tokens}
+
+
+def _prompt_ids(piece: Piece) -> Json:
+    return {"prompt_token_ids": piece.prompt} if piece.prompt else {}
 
 
 class Reply:
@@ -54,25 +89,28 @@ class Reply:
         self.shape, self._num_prompt_tokens = shape, num_prompt_tokens
         self._head = {"id": f"{shape.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
-    def whole(self, choices: list[Json], effort: Effort) -> Json:
-        return {**self._head, "object": self.shape.whole, "choices": choices, "usage": self.usage(effort)}
+    def whole(self, answers: list[Piece], effort: Effort) -> Json:
+        choices = [self.shape.choice(answer) for answer in answers]
+        around = self.shape.around(answers[0])
+        return {**self._head, "object": self.shape.whole, "choices": choices, **self._costs(effort), **around}
 
-    def part(self, choices: list[Json], usage: Json | None = None) -> Json:
-        return {**self._head, "object": self.shape.part, "choices": choices, "usage": usage}
+    def part(self, piece: Piece, first: bool, usage: Json | None = None) -> Json:
+        choices, around = [self.shape.delta(piece, first)], self.shape.around(piece)
+        return {**self._head, "object": self.shape.part, "choices": choices, "usage": usage, **around}
+
+    def last_part(self, effort: Effort) -> Json:
+        return {**self._head, "object": self.shape.part, "choices": [], **self._costs(effort)}
 
     def usage(self, effort: Effort) -> Json:
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": effort.tokens,
             "total_tokens": self._num_prompt_tokens + effort.tokens,
-            "speculation": {
-                "rounds": effort.rounds,
-                "drafted": effort.drafted,
-                "accepted": effort.accepted,
-                "tokens_per_round": round(effort.tokens / effort.rounds, 3) if effort.rounds else None,
-                "collectives_per_token": round(effort.collectives / effort.tokens, 3) if effort.tokens else None,
-            },
+            "speculation": effort.speculation(),
         }
+
+    def _costs(self, effort: Effort) -> Json:
+        return {"usage": self.usage(effort), "metrics": effort.metrics()}
 
 
 def model_card(name: str, created: int, max_model_len: int | None) -> Json:

@@ -13,62 +13,19 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tpspec.comm.messages import Cancel, Submit
-from tpspec.request import Delta, FinishReason, Request, Sampling
-from tpspec.serve.text import TextStream
-from tpspec.text import Detokenizer
+from tpspec.serve.answers import Ask, Piece, Reader
+from tpspec.serve.effort import Effort
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from tpspec.comm.messages import Report, ToLead
+    from tpspec.request import Delta, FinishReason, Request
     from tpspec.serve.metrics import Metrics
     from tpspec.text import Text
 
 BACKLOG = 16  # pieces per sequence that wait for a slow reader before they are merged
 MEAN_WEIGHT = 0.2  # weight of the latest request in the running mean of latencies
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One sequence to generate. stops: strings; the engine itself ends at stop_ids and max_tokens."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
-    stop_ids: frozenset[int]
-    stops: tuple[str, ...] = ()
-    skip_special: bool = True
-    num_drafts: int | None = None
-
-
-@dataclass(slots=True)
-class Piece:
-    """What one round (or several, for a reader who lags) adds to sequence `index` of a call."""
-
-    index: int
-    text: str = ""
-    num_tokens: int = 0
-    finish: FinishReason | None = None
-    error: str | None = None
-
-    def absorb(self, later: Piece) -> None:
-        self.text += later.text
-        self.num_tokens += later.num_tokens
-        self.finish, self.error = later.finish, later.error
-
-
-@dataclass(slots=True)
-class Effort:
-    """What a call's tokens cost: rounds of each of its sequences, and draft tokens that were verified and kept.
-
-    collectives: those of the rounds that gave it tokens, whole, whoever else was served in them.
-    """
-
-    tokens: int = 0
-    rounds: int = 0
-    collectives: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 class Call:
@@ -126,22 +83,9 @@ class Flight:
     request: Request
     index: int
     call: Call
-    text: TextStream
+    reader: Reader
     born: float = field(default_factory=time.monotonic)
     last: float | None = None  # when its latest tokens came
-
-    def read(self, delta: Delta) -> Piece:
-        """A delta as text. The token that ends it is counted but not shown; tokens after a stop string are neither."""
-        shown = delta.tokens
-        if delta.finish == "stop" and shown and shown[-1] in self.request.stop_ids:
-            shown = shown[:-1]
-        text, used = self.text.feed(shown)
-        finish: FinishReason | None = "stop" if self.text.stopped else delta.finish
-        if finish is not None:
-            text += self.text.flush()
-            finish = "stop" if self.text.stopped else finish
-        num_tokens = used if self.text.stopped else len(delta.tokens)
-        return Piece(self.index, text, num_tokens, finish, delta.error)
 
 
 class Table:
@@ -167,8 +111,11 @@ class Table:
     def open(self, asks: Iterable[Ask], text: Text) -> Call:
         call = Call(self)
         for ask in asks:
-            self._submit(call, ask, TextStream(Detokenizer(text, ask.prompt, ask.skip_special), ask.stops))
+            self._submit(call, ask, text)
         return call
+
+    def refuse(self) -> None:
+        self._metrics.refused("queue_full")
 
     def cancel(self, flight: Flight) -> None:
         """Ends a flight that its client no longer wants. Does nothing to one that has ended."""
@@ -190,27 +137,26 @@ class Table:
     def end_all(self, reason: FinishReason, error: str | None = None) -> None:
         """The server cannot go on: every reader is told why."""
         for flight in list(self._flights.values()):
-            flight.call.put(Piece(flight.index, flight.text.flush(), finish=reason, error=error))
+            flight.call.put(Piece(flight.index, flight.reader.flush(), finish=reason, error=error))
             self._end(flight, reason)
 
-    def _submit(self, call: Call, ask: Ask, stream: TextStream) -> None:
-        request = Request(
-            next(self._ids), ask.prompt, ask.max_tokens, ask.sampling, ask.stop_ids, num_drafts=ask.num_drafts
-        )
-        flight = Flight(request, len(call.flights), call, stream)
+    def _submit(self, call: Call, ask: Ask, text: Text) -> None:
+        request, index = ask.request(next(self._ids)), len(call.flights)
+        flight = Flight(request, index, call, Reader(ask, text, index))
         if not self._flights:
             self.busy_since = flight.born
         call.flights.append(flight)
+        call.effort.sequences += 1
         self._flights[request.id] = flight
         self._waiting += 1
         self._send(Submit(request))
         self._metrics.submitted(len(ask.prompt))
 
     def _advance(self, flight: Flight, delta: Delta) -> None:
-        piece = flight.read(delta)
+        piece = flight.reader.read(delta)
         if delta.tokens:
             self._account(flight, delta, piece.num_tokens)
-        if delta.tokens or piece.finish:
+        if delta.tokens or piece.rated or piece.finish:
             flight.call.put(piece)
         if piece.finish:
             if delta.finish is None:  # a stop string, of which the engine knows nothing
@@ -226,11 +172,7 @@ class Table:
         else:
             self._metrics.between(now - flight.last)
         flight.last = now
-        effort = flight.call.effort
-        effort.tokens += num_tokens
-        effort.rounds += 1
-        effort.drafted += sum(delta.drafted)
-        effort.accepted += accepted
+        flight.call.effort.add(num_tokens, sum(delta.drafted), accepted)
 
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         seconds = time.monotonic() - flight.born

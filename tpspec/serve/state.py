@@ -71,6 +71,7 @@ class State:
     def admit(self) -> None:
         """Raises ApiError (429) when the queue is full, with a guess at when it will not be."""
         if self.is_full:
+            self.table.refuse()
             queued = self.table.num_queued
             wait = queued * self.table.mean_seconds / max(1, self._stats.running)
             message = f"the queue is full ({queued} requests wait); try again later"

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from tpspec.text import Detokenizer, Text
 
 
-def encode(text: Text, prompt: str, limit: int) -> tuple[int, ...]:
-    """limit: the longest prompt that can be served. A text that cannot fit is refused before it costs seconds."""
+def encode(text: Text, prompt: str, limit: int, *, special: bool = True) -> tuple[int, ...]:
+    """limit: the longest prompt that can be served. A text that cannot fit is refused before it costs seconds.
+
+    special: with the beginning-of-text token where the model wants one.
+    """
     _check_length(text, prompt, limit)
-    return text.encode(prompt)
+    return text.encode(prompt) if special else text.encode_rendered(prompt)
 
 
 def encode_chat(text: Text, messages: list[dict[str, str]], answer: bool, limit: int) -> tuple[int, ...]:
@@ -38,10 +41,13 @@ def _check_length(text: Text, prompt: str, limit: int) -> None:
 
 
 class StopFinder:
-    """Lets text through up to the stop string that is completed first; holds back what may yet become one."""
+    """Lets text through up to the stop string that is completed first; holds back what may yet become one.
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+    keeps: the stop string itself is let through too.
+    """
+
+    def __init__(self, stops: Sequence[str], keeps: bool = False) -> None:
+        self._stops, self._keeps = stops, keeps
         self._reach = max(map(len, stops), default=1) - 1
         self._held = ""
         self.hit = False
@@ -51,7 +57,7 @@ class StopFinder:
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.hit = True
-            return self._release(min(found)[1])
+            return self._release(min(found)[0 if self._keeps else 1])
         return self._release(len(self._held) - self._num_held())
 
     def flush(self) -> str:
@@ -68,23 +74,35 @@ class StopFinder:
 
 
 class TextStream:
-    """What a client sees of a sequence of tokens: text without stop strings, and how many tokens it took."""
+    """What a client sees of a sequence of tokens: text up to a stop string, and where each token's text begins.
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer, self._finder = detokenizer, StopFinder(stops)
+    num_free: the text of so many tokens is no part of a stop string. length: of all text so far, shown or held back.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str], *, keeps_stop: bool = False, num_free: int = 0
+    ) -> None:
+        self._detokenizer, self._finder = detokenizer, StopFinder(stops, keeps_stop)
+        self._num_free = num_free
+        self.length = 0
 
     @property
     def stopped(self) -> bool:
         return self._finder.hit
 
-    def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
-        """The text these tokens let out, and how many of them were used: those after a stop string are not."""
+    def feed(self, tokens: Sequence[int]) -> tuple[str, list[int]]:
+        """The text these tokens let out, and where that of each begins; tokens after a stop string are not used."""
         text = ""
-        for used, token in enumerate(tokens, start=1):
-            text += self._finder.feed(self._detokenizer.step(token))
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self.length)
+            piece = self._detokenizer.step(token)
+            self.length += len(piece)
+            text += piece if self._num_free > 0 else self._finder.feed(piece)
+            self._num_free -= 1
             if self.stopped:
-                return text, used
-        return text, len(tokens)
+                break
+        return text, offsets
 
     def flush(self) -> str:
         if self.stopped:

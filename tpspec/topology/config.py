@@ -270,17 +270,6 @@ class Topology(Section):
             raise TopologyError(faults)
         return made
 
-    def unbuilt(self) -> list[str]:
-        """What this topology asks for that no code does yet, as `key: value`."""
-        asked = {key: attrgetter(key)(self) for key in _UNBUILT}
-        return [f"{key.removesuffix('.kind')}: {value}" for key, value in asked.items() if value in _UNBUILT[key]]
-
-
-# Shrinks as rooms are finished: accepted in a file and described by `check`, refused by whoever would have to run it.
-_UNBUILT: dict[str, frozenset[str]] = {
-    "target.quantize": frozenset({"int8", "int4"}),
-}
-
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Topology:
     """The topology in a YAML file, with `key.path=value` overrides applied. Raises TopologyError with every fault."""

@@ -97,7 +97,7 @@ def yaml_of(wish: Wish, ranking: Ranking) -> str:
     topology = topology_of(wish, best)
     values = topology.model_dump(mode="json", exclude_unset=True)
     sections = [f"{key}: {_flow(value)}" for key, value in values.items()]
-    reasons = [*_reasons(wish, ranking), *_ranks(wish, best.layout), *_unbuilt(topology.unbuilt())]
+    reasons = [*_reasons(wish, ranking), *_ranks(wish, best.layout)]
     return "\n".join([*(f"# {reason}" for reason in reasons), *sections, ""])
 
 
@@ -142,7 +142,3 @@ def _ranks(wish: Wish, layout: Layout) -> list[str]:
     if len(order) == len(wish.gpus) and order == tuple(range(len(order))):
         return []
     return [f"CUDA_VISIBLE_DEVICES={','.join(map(str, order))}, cards numbered as asked for: {named}."]
-
-
-def _unbuilt(unbuilt: Sequence[str]) -> list[str]:
-    return [f"Not built yet, so this cannot run as it stands: {', '.join(unbuilt)}."] if unbuilt else []

@@ -135,10 +135,9 @@ def _drafting(topology: Topology, shape: ModelShape) -> Iterator[str]:
 
 
 def _notes(topology: Topology) -> list[str]:
-    notes = [f"not built yet, so this cannot be run: {asked}" for asked in topology.unbuilt()]
-    if topology.target.fixed_weights is None:
-        notes.append("slices above are for equal weights; auto decides them on the machine, from its cards")
-    return notes
+    if topology.target.fixed_weights is not None:
+        return []
+    return ["slices above are for equal weights; auto decides them on the machine, from its cards"]
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -77,7 +77,7 @@ class Apprenticeship:
         self._order = order
         shards = tap(order.model, order.data)
         self._learnt, held = split(len(shards), HELD_OUT)
-        if not self._learnt:
+        if not held:
             raise UserError(f"{order.data} holds one shard of texts; training needs two, one of them to measure with")
         target = taught(order.model)
         answers = [told.answer for index in self._learnt for told in shards.texts(index)]
@@ -85,6 +85,7 @@ class Apprenticeship:
         self._vocabulary = DraftVocabulary.most_used(answers, order.num_ids, target.vocab, target.eos_ids)
         torch.manual_seed(order.plan.seed)
         self._head = order.make(target, self._vocabulary, usual_size(shards.read(self._learnt[0])))
+        self._made_of = {"ids": list(self._vocabulary.ids), "texts": len(answers), "config": self._head.config()}
         self._bf16 = bfloat16_is_faster(device()) if order.bf16 is None else order.bf16
         self._training = Training(self._head, self._judge(target), shards, held, order.plan, bf16=self._bf16)
 
@@ -92,7 +93,7 @@ class Apprenticeship:
         """The record that is also written beside the head."""
         order, training = self._order, self._training
         order.out.mkdir(parents=True, exist_ok=True)
-        training.resume(order.out)
+        training.resume(order.out, self._made_of)
         progress = Progress("steps", order.plan.steps, training.step)
         training.run(self._learnt, lambda tokens, loss: progress.step(tokens=tokens, loss=loss), self._keep)
         progress.end()
@@ -104,7 +105,7 @@ class Apprenticeship:
         return Judge(head_VD.to(device()), places.to(device()), dtype)
 
     def _keep(self) -> None:
-        self._training.save(self._order.out)
+        self._training.save(self._order.out, self._made_of)
         publish(self._order.out, self._head.tensors(), self._head.config(), self._record())
         draw(self._order.out / "curves.png", self._training.history)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 
+from tpspec.errors import UserError
 from tpspec.train.batches import endless, shard_batches
 from tpspec.train.files import read_checkpoint, save_checkpoint
 from tpspec.train.objective import Acceptance, Judge, lengths, weighted
@@ -73,19 +74,24 @@ class Training:
         self.step, self._seconds = 0, 0.0
         self.history: list[dict[str, Any]] = []
 
-    def resume(self, folder: Path) -> None:
+    def resume(self, folder: Path, made_of: dict[str, Any]) -> None:
+        """Goes on from the checkpoint in `folder`, where there is one. made_of: what must be the same as then."""
         if (state := read_checkpoint(folder)) is not None:
+            if state["made_of"] != made_of:
+                raise UserError(f"{folder} holds a checkpoint of other texts or sizes; delete it or change --out")
             self._accelerator.unwrap_model(self._head).load_state_dict(state["head"])
             self._optimizer.load_state_dict(state["optimizer"])
             self.step, self._seconds, self.history = state["step"], state["seconds"], state["history"]
 
-    def save(self, folder: Path) -> None:
-        state = {"head": self._accelerator.unwrap_model(self._head).state_dict()}
-        state |= {"optimizer": self._optimizer.state_dict()}
+    def save(self, folder: Path, made_of: dict[str, Any]) -> None:
+        state: dict[str, Any] = {"head": self._accelerator.unwrap_model(self._head).state_dict()}
+        state |= {"optimizer": self._optimizer.state_dict(), "made_of": made_of}
         save_checkpoint(folder, state | {"step": self.step, "seconds": self._seconds, "history": self.history})
 
     def run(self, indices: Sequence[int], stepped: Callable[[int, float], None], measured: Callable[[], None]) -> None:
         """Trains to the end of the plan. stepped: (tokens, loss) of each; measured: after each point of history."""
+        if self._progress() >= 1:
+            return
         batches = endless(self._shards, indices, self._plan.rows, self._plan.seed)
         losses: list[list[float]] = []
         for batch in islice(batches, self.step, None):

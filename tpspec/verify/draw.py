@@ -94,7 +94,7 @@ def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> li
 
 def _spread(rows: RowLogits, draws: Sequence[Draw]) -> RowLogits:
     """Over the whole vocabulary where a request speaks of ids, else as they are: most ids have no logit there."""
-    if rows.listed_V is None or not any(draw.sampling.logit_bias or draw.sampling.penalizes for draw in draws):
+    if rows.listed_V is None or not any(draw.edits for draw in draws):
         return rows
     spread_TV = rows.logits_TV.new_full((len(draws), rows.vocab), -torch.inf)
     spread_TV[:, rows.listed_V] = rows.logits_TV

@@ -1,4 +1,4 @@
-"""From raw logits to scores: bias, penalties, temperature; and what top-k, top-p and min-p keep of a row.
+"""From raw logits to scores: bias, penalties, ids withheld, temperature; and what top-k, top-p and min-p keep of a row.
 
 Pure functions of a row and the prefix before it, drafts on its path included, so that a draft changes nothing but
 speed. Softmax of the scores that are kept is the law of the next token. Knows no rules, no noise, no other shard.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def process(rows: RowLogits, draws: Sequence[Draw]) -> Tensor:
-    """Scores of each row after bias, penalties and temperature, float32 [T, V]; -inf at padding. draws[i]: row i.
+    """Scores of each row after all but truncation, float32 [T, V]; -inf at padding. draws[i]: row i.
 
     The logits handed in are not changed. Rows at temperature 0 keep their scale.
     """
@@ -31,16 +31,21 @@ def process(rows: RowLogits, draws: Sequence[Draw]) -> Tensor:
     temperatures = [draw.sampling.temperature or 1.0 for draw in draws]
     if any(temperature != 1 for temperature in temperatures):
         scores_TV = scores_TV / torch.tensor(temperatures, device=scores_TV.device).unsqueeze(1)
+    return without_padding(scores_TV, rows)
+
+
+def without_padding(scores_TV: Tensor, rows: RowLogits) -> Tensor:
+    """-inf at ids that do not exist."""
     num_ids = max(0, rows.vocab - rows.start)
-    if num_ids < scores_TV.shape[1]:
-        padding_V = torch.arange(scores_TV.shape[1], device=scores_TV.device) >= num_ids
-        scores_TV = scores_TV.masked_fill(padding_V, -torch.inf)
-    return scores_TV
+    if num_ids >= scores_TV.shape[1]:
+        return scores_TV
+    padding_V = torch.arange(scores_TV.shape[1], device=scores_TV.device) >= num_ids
+    return scores_TV.masked_fill(padding_V, -torch.inf)
 
 
 def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
-    """Bias and penalties; a copy only when there are any."""
-    edits = [i for i, draw in enumerate(draws) if draw.sampling.logit_bias or draw.sampling.penalizes]
+    """Bias, penalties and ids withheld; a copy only when there are any."""
+    edits = [i for i, draw in enumerate(draws) if draw.edits]
     if edits:
         logits_TV = logits_TV.clone()
     counted: dict[int, tuple[Tensor, Tensor]] = {}  # by context: the rows of a sequence share one, and it may be long
@@ -50,6 +55,8 @@ def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
             if id(draws[i].context) not in counted:
                 counted[id(draws[i].context)] = _counted(logits_TV[i], start, draws[i])
             logits_TV[i] = _penalized(logits_TV[i], start, draws[i], *counted[id(draws[i].context)])
+        held = [token - start for token in draws[i].withheld if start <= token < start + logits_TV.shape[1]]
+        logits_TV[i, held] = -torch.inf
     return logits_TV
 
 

@@ -38,7 +38,8 @@ def take(x: Tensor, rows: Sequence[int]) -> Tensor:
 class RowLogits:
     """Raw logits of T rows for the ids [start, start + V) of a vocabulary of `vocab` ids; ids >= vocab are padding.
 
-    gather: [*shape] -> [N, *shape], the same bytes on every rank, in rank order, one collective.
+    gather: [*shape] -> [N, *shape], the same bytes on every rank, in rank order, one collective. gather_logits: the
+    same for what a verdict does not need.
     width: the V of the widest shard (shards may differ); equal to V when unsharded, where 0 stands for it.
     listed_V: of a drafter that knows some ids only, unsharded: the id of each column, in any order.
     """
@@ -49,6 +50,7 @@ class RowLogits:
     width: int = 0
     gather: Callable[[Tensor], Tensor] = whole
     listed_V: Tensor | None = None
+    gather_logits: Callable[[Tensor], Tensor] = whole
 
     def select(self, rows: Sequence[int]) -> RowLogits:
         return replace(self, logits_TV=take(self.logits_TV, rows))
@@ -67,6 +69,17 @@ class Draw:
     def position(self) -> int:
         """Where the drawn token will stand; with the seed, the key of its noise."""
         return len(self.context) + len(self.path)
+
+    @property
+    def withheld(self) -> frozenset[int]:
+        """Ids that may not be drawn here, because the output is too short to end."""
+        is_short = self.position - self.num_prompt < self.sampling.min_tokens
+        return self.sampling.withheld if is_short else frozenset()
+
+    @property
+    def edits(self) -> bool:
+        """Whether scores of single ids change."""
+        return bool(self.sampling.logit_bias or self.sampling.penalizes or self.withheld)
 
 
 @dataclass(frozen=True, slots=True)

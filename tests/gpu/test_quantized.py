@@ -1,0 +1,47 @@
+"""On a CUDA card weights of 8 and 4 bits give what the dequantized weights give. Run with: pytest -m gpu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import tiny
+from tests.worlds import serve, topology
+from tpspec.model.linear import quantized_linear
+from tpspec.model.quantized import DequantizedLinear
+from tpspec.request import Request
+from tpspec.topology.groups import grid_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 7, 33])
+@pytest.mark.parametrize(("size", "columns"), [(576, range(576)), (576, range(320, 570)), (4096, range(1024, 3072))])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_cards_product_is_the_dequantized_one(
+    bits: Any, size: int, columns: range, num_rows: int, dtype: torch.dtype
+) -> None:
+    """Stands against nibbles, groups or zeros in another order than the kernel's. Four bits compute in bfloat16."""
+    noise = torch.Generator().manual_seed(0)
+    grid, read = grid_of(columns, size)
+    weight = torch.randn(70, len(read), generator=noise).to(CUDA, dtype)
+    bias = torch.randn(70, generator=noise).to(CUDA, dtype)
+    x = torch.randn(num_rows, len(columns), generator=noise).to(CUDA, dtype)
+    y = quantized_linear(weight, bias, bits, grid)(x)
+    expected = DequantizedLinear(weight, bias, bits, grid)(x)
+    eps = 2**-6 if bits == 4 or dtype == torch.bfloat16 else 2**-9
+    assert (y - expected).abs().max() <= eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_world_on_a_card_runs_with_small_weights(kind: str, tmp_path: Path) -> None:
+    """Stands against a loader that quantizes on another device than it computes on."""
+    keys = {"target": {"quantize": kind, "dtype": "bfloat16"}, "draft": {"source": "ngram", "tokens": 3}}
+    made = topology(tiny("llama", tmp_path), device="cuda", **keys)
+    (text,) = serve(made, [Request(0, (5, 6, 7, 8) * 3, 16)], device=CUDA).texts()
+    assert len(text) == 16

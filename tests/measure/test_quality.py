@@ -1,0 +1,52 @@
+"""What small weights cost in quality, as the command finds it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import tiny
+from tpspec.measure.__main__ import main
+from tpspec.measure.quality_command import CHUNK, compare
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("llama", tmp_path_factory.mktemp("tiny"))
+
+
+def test_perplexity_is_that_of_transformers_and_four_bits_cost_more_than_eight(folder: Path) -> None:
+    """Stands against an expected token off by one where a chunk ends, and a model compared with itself."""
+    noise = torch.Generator().manual_seed(0)
+    long, short = (tuple(torch.randint(3, 263, (n,), generator=noise).tolist()) for n in (CHUNK + 70, 12))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        losses = [
+            float(model(ids, labels=ids).loss) * (ids.shape[1] - 1) for ids in map(torch.tensor, ([long], [short]))
+        ]
+    plain, eight, four = compare(str(folder), "float32", ["int8", "int4"], [short], [long, short], 16)
+    assert torch.tensor(plain.perplexity).log().item() == pytest.approx(sum(losses) / (len(long) + 10), rel=1e-4)
+    assert plain.agreement == plain.same_answers == 1
+    assert plain.num_bytes > eight.num_bytes > four.num_bytes
+    off = [abs(one.perplexity / plain.perplexity - 1) for one in (eight, four)]
+    assert 0 < off[0] < off[1]
+    assert four.agreement < 1
+
+
+def test_the_command_says_it_as_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts").write_text('{"prompt": "the cat"}\n{"prompt": "the hat"}\n')
+    options = ["--quantize", "int8", "--prompts", str(tmp_path / "prompts"), "--tokens", "4", "--json"]
+    assert main(["quality", str(folder), *options]) == 0
+    plain, eight = json.loads(capsys.readouterr().out)
+    assert (plain["weights"], eight["weights"]) == ("bfloat16", "int8")
+
+
+def test_a_text_that_is_not_there_is_a_message(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", str(folder), "--text", str(tmp_path / "none")]) == 2
+    assert "--text" in capsys.readouterr().err

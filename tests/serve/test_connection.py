@@ -1,0 +1,116 @@
+"""Clients that begin and do not go on: half a head, half a body, and readers that take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import httpx
+import pytest
+import uvicorn
+
+from tpspec.serve import connection, wire
+from tpspec.serve.connection import Connection
+from tpspec.serve.errors import ApiError
+
+HEAD = b"GET / HTTP/1.1\r\nhost: a\r\n"
+
+
+async def _hello(scope: dict, receive, send) -> None:
+    await asyncio.sleep(0.4)  # longer than a head may take: the deadline is for the head alone
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+async def _talk(parts: list[tuple[float, bytes]]) -> bytes:
+    """What a server answers to bytes sent after so many seconds each, until it closes or for a while."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(_hello, http=Connection, lifespan="off", log_level="error", ws="none")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve([listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    answer = b""
+    try:
+        async with asyncio.timeout(1.4):
+            for pause, part in parts:
+                await asyncio.sleep(pause)
+                writer.write(part)
+            while data := await reader.read(1000):
+                answer += data
+            answer += b"closed"
+    except TimeoutError:
+        answer += b"open"
+    except ConnectionError:
+        answer += b"closed"
+    finally:
+        writer.close()
+        server.should_exit = True
+        await serving
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("parts", "ending"),
+    [
+        ([], b"closed"),
+        ([(0, HEAD)], b"closed"),
+        ([(0.1, bytes([byte])) for byte in HEAD[:8]], b"closed"),
+        ([(0, HEAD + b"\r\n")], b"hiopen"),
+        ([(0, HEAD), (0.1, b"\r\n")], b"hiopen"),
+        ([(0, HEAD + b"\r\n"), (0.6, HEAD)], b"hiclosed"),
+    ],
+    ids=["nothing", "half a head", "a byte at a time", "whole", "in two", "a second that stops"],
+)
+def test_a_head_that_does_not_end_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, parts: list[tuple[float, bytes]], ending: bytes
+) -> None:
+    """uvicorn waits without end, so that a few thousand sockets take every file the server may open."""
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    assert asyncio.run(_talk(parts)).endswith(ending)
+
+
+def test_a_head_that_is_too_large_is_refused(front) -> None:
+    """4 MiB of one header was a way to fill vLLM's memory (CVE-2025-48956)."""
+    with suppress(httpx.ReadError, httpx.WriteError):  # the refusal may be lost with what was sent after it
+        assert front.client.get("/health", headers={"x-large": "x" * (1 << 20)}).status_code == 400
+    assert front.client.get("/health", headers={"x-large": "x" * (1 << 12)}).status_code == 200
+
+
+def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def half() -> dict:
+        if sent.is_set():
+            await asyncio.sleep(60)
+        sent.set()
+        return {"type": "http.request", "body": b"{", "more_body": True}
+
+    monkeypatch.setattr(wire, "BODY_S", 0.05)
+    sent = asyncio.Event()
+    with pytest.raises(ApiError) as refusal:
+        asyncio.run(wire.read_body(half))
+    assert refusal.value.status == 408
+
+
+def test_a_reader_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream whose reader sleeps would hold its pages for as long as the socket lives."""
+    closed: list[str] = []
+
+    async def events() -> AsyncGenerator[object]:
+        try:
+            while True:
+                yield {"a": 1}
+        finally:
+            closed.append("events")
+
+    async def quiet() -> dict:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def full(message: dict) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(wire, "SEND_S", 0.05)
+    asyncio.run(asyncio.wait_for(wire.EventStream(events(), lambda: closed.append("call"))({}, quiet, full), 10))
+    assert closed == ["events", "call"]

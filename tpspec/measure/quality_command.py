@@ -1,0 +1,170 @@
+"""`python -m tpspec.measure quality MODEL`: what small weights cost: perplexity of texts, agreement on greedy answers.
+
+A front door of its own, in one process, with one model in memory at a time. Must not know how weights are quantized.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from tpspec.errors import UserError
+from tpspec.measure.savings import built_in_prompts
+from tpspec.model.batch import Span
+from tpspec.model.loader import load_whole
+from tpspec.prompts import read_prompts
+from tpspec.roles.door import guarded
+from tpspec.roles.fit import shape_of
+from tpspec.text import Text
+from tpspec.topology.checkpoint import find
+from tpspec.topology.groups import BITS
+from tpspec.topology.report import table
+from tpspec.topology.shards import DTYPE_BYTES, split, weight_bytes
+
+if TYPE_CHECKING:
+    from tpspec.model.decoder import Decoder
+    from tpspec.topology.config import Quantize
+
+COMMAND = "python -m tpspec.measure quality"
+Ids = tuple[int, ...]
+LONGEST = 512  # tokens of a piece of a text, each read from its own beginning
+CHUNK = 128  # rows of a forward
+HEADS = ("weights", "MiB", "perplexity", "ratio", "same greedy token", "same answers")
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """perplexity: over the texts. agreement: the part of the plain model's greedy answers' tokens that this one says
+    too, each after the plain model's own text; same_answers: the part of the answers of which that is every token."""
+
+    weights: str
+    num_bytes: int
+    perplexity: float
+    agreement: float
+    same_answers: float
+
+
+def quality(arguments: Sequence[str]) -> int:
+    return guarded(lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    text = Text.load(find(options.model))
+    given = read_prompts(options.prompts) if options.prompts else built_in_prompts(chat=text.has_chat_template)
+    prompts = [prompt.encode(text)[-LONGEST:] for prompt in given]
+    texts = prompts if options.text is None else _pieces(text.encode(_read(options.text)))
+    found = list(compare(options.model, options.dtype, options.quantize, prompts, texts, options.tokens))
+    lines = [json.dumps([asdict(one) for one in found])] if options.json else _lines(found, options.tokens)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def compare(
+    model: str, dtype: str, kinds: Sequence[Quantize], prompts: Sequence[Ids], texts: Sequence[Ids], num_tokens: int
+) -> Iterator[Quality]:
+    """The plain model first, then each kind of quantized weights. num_tokens: of each answer."""
+    folder = find(model)
+    shape, device = shape_of(folder), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    (whole,) = split(shape, (1.0,))
+    num_slots = max(len(ids) for ids in (*prompts, *texts)) + num_tokens
+    answers: list[Ids] = []
+    for kind in (None, *kinds):
+        decoder = load_whole(folder, shape, getattr(torch, dtype), device, num_slots, kind)
+        answers = answers or [_answer(decoder, prompt, num_tokens) for prompt in prompts]
+        same = [_same(decoder, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        yield Quality(
+            weights=kind or dtype,
+            num_bytes=weight_bytes(shape, whole, dtype, kind),
+            perplexity=_perplexity(decoder, texts),
+            agreement=sum(map(sum, same)) / sum(map(len, same)),
+            same_answers=sum(map(all, same)) / len(same),
+        )
+
+
+def _answer(decoder: Decoder, prompt: Ids, num_tokens: int) -> Ids:
+    """Greedy; it goes on after an end of text."""
+    ids = prompt
+    for start in (0, *range(len(prompt), len(prompt) + num_tokens - 1)):
+        (logits_V,) = decoder.forward([Span(0, start, ids[start:], ((0, len(ids)),), 1)])
+        ids += (int(logits_V.argmax()),)
+    return ids[len(prompt) :]
+
+
+def _same(decoder: Decoder, prompt: Ids, answer: Ids) -> list[bool]:
+    says = [token for logits_TV in _logits(decoder, prompt + answer) for token in logits_TV.argmax(1).tolist()]
+    return [token == said for token, said in zip(answer, says[len(prompt) - 1 :], strict=False)]
+
+
+def _perplexity(decoder: Decoder, texts: Sequence[Ids]) -> float:
+    total, num_tokens = 0.0, 0
+    for ids in texts:
+        start = 1
+        for logits_TV in _logits(decoder, ids[:-1]):
+            expected = torch.tensor(ids[start : start + len(logits_TV)], device=logits_TV.device)
+            total += float(torch.nn.functional.cross_entropy(logits_TV.float(), expected, reduction="sum"))
+            start += len(logits_TV)
+        num_tokens += len(ids) - 1
+    return math.exp(total / num_tokens)
+
+
+def _logits(decoder: Decoder, ids: Ids) -> Iterator[torch.Tensor]:
+    for start in range(0, len(ids), CHUNK):
+        rows = ids[start : start + CHUNK]
+        yield decoder.forward([Span(0, start, rows, ((0, start + len(rows)),), len(rows))])
+
+
+def _pieces(ids: Ids) -> list[Ids]:
+    """Of two tokens or more: the first of a piece is not foretold."""
+    pieces = [ids[start : start + LONGEST] for start in range(0, len(ids), LONGEST)]
+    return [piece for piece in pieces if len(piece) > 1]
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--text {path}: cannot be read: {error}") from error
+    if not text.strip():
+        raise UserError(f"--text {path}: is empty; should hold some text")
+    return text
+
+
+def _lines(found: Sequence[Quality], num_tokens: int) -> list[str]:
+    rows = [
+        (
+            one.weights,
+            f"{one.num_bytes / 2**20:.0f}",
+            f"{one.perplexity:.3f}",
+            f"{one.perplexity / found[0].perplexity:.4f}",
+            f"{one.agreement:.1%}",
+            f"{one.same_answers:.0%}",
+        )
+        for one in found
+    ]
+    return [*table([HEADS, *rows]), f"answers of {num_tokens} tokens, each compared after the first model's own text"]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {COMMAND} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=COMMAND, description="What smaller weights cost in quality.")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a demo model's name or a hub id")
+    parser.add_argument("--quantize", nargs="+", choices=list(BITS), default=list(BITS), metavar="KIND",
+                        help="kinds of weights to compare with the plain ones: int8, int4; both")  # fmt: skip
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" and "kind" to answer')
+    parser.add_argument("--text", type=Path, metavar="FILE", help="a text for the perplexity; the prompts' own")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer; 64")
+    parser.add_argument("--dtype", choices=list(DTYPE_BYTES), default="bfloat16", help="of the plain model; bfloat16")
+    parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
+    return parser

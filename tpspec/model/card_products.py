@@ -1,0 +1,96 @@
+"""Products with weights of 8 or 4 bits on a CUDA card: four through torch's own kernel, eight through one of ours in
+Triton. quantized.py is the reference. Must not know what a matrix is of. Imported on cards only: it needs Triton.
+
+Shapes: O outputs, W columns of the groups the shard touches, G groups, X columns of a group; T rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from tpspec.model.quantized import blocks, spread
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.topology.groups import Grid
+
+OUTPUTS = 8  # that torch's kernel takes at a time
+TILE_ROWS, TILE_OUTPUTS = 16, 32  # of a program of ours; fewer rows than 16 no tensor core takes
+
+
+class FourBitLinear:
+    """torch's kernel (tinygemm) computes in bfloat16, whatever the rows have, on compute capability 8.0 or more."""
+
+    def __init__(self, weight_OW: Tensor, bias_O: Tensor | None, grid: Grid) -> None:
+        self._num_outputs, self._bias_O, self._grid = weight_OW.shape[0], bias_O, grid
+        weight_OW = F.pad(weight_OW, (0, 0, 0, -self._num_outputs % OUTPUTS))
+        codes, scales_zeros = [], []
+        for _, part in blocks(weight_OW, 4, grid.group, OUTPUTS):
+            assert part.zeros_OG is not None
+            codes.append(part.codes_OW[:, ::2] << 4 | part.codes_OW[:, 1::2])
+            scales_zeros.append(torch.stack([part.scales_OG, part.zeros_OG], -1))
+        self._packed = torch.ops.aten._convert_weight_to_int4pack(torch.cat(codes), grid.group // 16)
+        self._scales_zeros_GO2 = torch.cat(scales_zeros).transpose(0, 1).contiguous()
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        x_TW = spread(x_TI, self._grid).bfloat16().contiguous()
+        y_TO: Tensor = torch.ops.aten._weight_int4pack_mm(x_TW, self._packed, self._grid.group, self._scales_zeros_GO2)[
+            :, : self._num_outputs
+        ].to(x_TI.dtype)
+        return y_TO if self._bias_O is None else y_TO + self._bias_O
+
+
+class EightBitLinear:
+    """Codes are exact in every dtype of the rows; sums are float32."""
+
+    def __init__(self, weight_OW: Tensor, bias_O: Tensor | None, grid: Grid) -> None:
+        parts = [part for _, part in blocks(weight_OW, 8, grid.group, 1)]
+        self._codes_OW = torch.cat([part.codes_OW for part in parts])
+        self._scales_OG = torch.cat([part.scales_OG for part in parts])
+        self._bias_O, self._grid = bias_O, grid
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        x_TW = spread(x_TI, self._grid).contiguous()
+        num_rows, num_outputs = x_TW.shape[0], self._codes_OW.shape[0]
+        y_TO = x_TW.new_empty(num_rows, num_outputs)
+        programs = (triton.cdiv(num_outputs, TILE_OUTPUTS), triton.cdiv(num_rows, TILE_ROWS))
+        _product[programs](x_TW, self._codes_OW, self._scales_OG, y_TO, num_rows, num_outputs, self._grid.num_groups,
+                           group=self._grid.group, tile_rows=TILE_ROWS, tile_outputs=TILE_OUTPUTS)  # fmt: skip
+        return y_TO if self._bias_O is None else y_TO + self._bias_O
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(
+    x_at: Any,
+    codes_at: Any,
+    scales_at: Any,
+    y_at: Any,
+    num_rows: int,
+    num_outputs: int,
+    num_groups: int,
+    group: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+) -> None:
+    """A tile of y [T, O] from x [T, W], codes [O, W] and scales [O, G]."""
+    width = num_groups * group
+    outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
+    rows = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
+    columns = tl.arange(0, group)
+    real_outputs, real_rows = outputs < num_outputs, rows < num_rows
+    from_codes = codes_at + outputs[None, :].to(tl.int64) * width + columns[:, None]
+    from_x = x_at + rows[:, None] * width + columns[None, :]
+    sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
+    for index in range(num_groups):
+        x = tl.load(from_x + index * group, mask=real_rows[:, None], other=0.0)
+        codes = tl.load(from_codes + index * group, mask=real_outputs[None, :], other=0).to(x.dtype)
+        scales = tl.load(scales_at + outputs * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+        sums += tl.dot(x, codes, input_precision="ieee") * scales[None, :]
+    to = y_at + rows[:, None] * num_outputs + outputs[None, :]
+    tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])

@@ -1,0 +1,151 @@
+"""One sequence's deltas as pieces of its answer: text, and what else its request wants to know of each token.
+
+The prompt may stand before the text (echo). Must not know who reads, HTTP or JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tpspec.request import Request
+from tpspec.serve.text import TextStream
+from tpspec.text import Detokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tpspec.request import Delta, FinishReason, Logprob, Sampling
+    from tpspec.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One sequence to generate. stops: strings; the engine itself ends at stop_ids and max_tokens.
+
+    echo: the prompt as text, which then begins the answer. keeps_stop: what ends the text is shown. logprobs: as of a
+    Request; with echo, of the prompt too.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    stops: tuple[str, ...] = ()
+    skip_special: bool = True
+    num_drafts: int | None = None
+    echo: str | None = None
+    keeps_stop: bool = False
+    logprobs: int | None = None
+
+    @property
+    def rates_prompt(self) -> bool:
+        return self.echo is not None and self.logprobs is not None
+
+    def request(self, number: int) -> Request:
+        return Request(
+            id=number,
+            prompt=self.prompt,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop_ids=self.stop_ids,
+            num_drafts=self.num_drafts,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.rates_prompt,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A token, where its text begins in the answer, and how likely it was; the first of a prompt follows nothing."""
+
+    token: int
+    offset: int
+    logprob: Logprob | None
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one round (or several, for a reader who lags) adds to sequence `index` of a call.
+
+    tokens: those that num_tokens counts. rated: only where log-probabilities are asked for. prompt: of the first piece.
+    """
+
+    index: int
+    text: str = ""
+    num_tokens: int = 0
+    finish: FinishReason | None = None
+    error: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    rated: list[Rated] = field(default_factory=list)
+    prompt: tuple[int, ...] = ()
+
+    def absorb(self, later: Piece) -> None:
+        self.text += later.text
+        self.num_tokens += later.num_tokens
+        self.finish, self.error = later.finish, later.error
+        self.tokens += later.tokens
+        self.rated += later.rated
+        self.prompt = self.prompt or later.prompt
+
+
+class Reader:
+    """Reads the deltas of one sequence, in order."""
+
+    def __init__(self, ask: Ask, text: Text, index: int) -> None:
+        self._ask, self._index = ask, index
+        self._echo = ask.echo or ""
+        detokenizer = Detokenizer(text, ask.prompt, ask.skip_special)
+        num_free = ask.sampling.min_tokens
+        self._stream = TextStream(detokenizer, ask.stops, keeps_stop=ask.keeps_stop, num_free=num_free)
+        self._prompt = _offsets(ask, text) if ask.rates_prompt else iter(())
+        self._has_begun = False
+
+    def read(self, delta: Delta) -> Piece:
+        """The token that ends it is counted but not shown; tokens after a stop string are neither."""
+        text, offsets = self._stream.feed(self._shown(delta))
+        finish: FinishReason | None = "stop" if self._stream.stopped else delta.finish
+        if finish is not None:
+            text += self._stream.flush()
+            finish = "stop" if self._stream.stopped else finish
+        num_tokens = len(offsets) if self._stream.stopped else len(delta.tokens)
+        offsets += [self._stream.length] * (num_tokens - len(offsets))
+        piece = Piece(self._index, text, num_tokens, finish, delta.error, list(delta.tokens[:num_tokens]))
+        self._begin(piece)
+        piece.rated += [Rated(*row) for row in _joined(self._prompt, delta.prompt_logprobs)]
+        piece.rated += [
+            Rated(token, len(self._echo) + offset, logprob)
+            for token, offset, logprob in zip(piece.tokens, offsets, delta.logprobs, strict=False)
+        ]
+        return piece
+
+    def flush(self) -> str:
+        """What still waits when a text ends from outside."""
+        return self._stream.flush()
+
+    def _shown(self, delta: Delta) -> Sequence[int]:
+        ends = delta.finish == "stop" and delta.tokens and delta.tokens[-1] in self._ask.stop_ids
+        return delta.tokens[:-1] if ends and not self._ask.keeps_stop else delta.tokens
+
+    def _begin(self, piece: Piece) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        piece.text = self._echo + piece.text
+        piece.prompt = self._ask.prompt
+        piece.rated += [Rated(token, offset, None) for token, offset in islice(self._prompt, 1)]
+
+
+def _offsets(ask: Ask, text: Text) -> Iterator[tuple[int, int]]:
+    """Each token of the prompt and where its text begins in the echo."""
+    detokenizer, offset, longest = Detokenizer(text, (), ask.skip_special), 0, len(ask.echo or "")
+    for token in ask.prompt:
+        yield token, min(offset, longest)
+        offset += len(detokenizer.step(token))
+
+
+def _joined(prompt: Iterator[tuple[int, int]], logprobs: Sequence[Logprob]) -> Iterator[tuple[int, int, Logprob]]:
+    """The next tokens of the prompt, as many as there are log-probabilities."""
+    for logprob, (token, offset) in zip(logprobs, islice(prompt, len(logprobs)), strict=True):
+        yield token, offset, logprob
