@@ -65,7 +65,8 @@ class Request(msgspec.Struct, frozen=True):
     """A prompt of token ids and what to do with it. id is unique in the life of a world.
 
     logprobs: how many of the likeliest ids are told beside each token; None tells nothing. prompt_logprobs: of the
-    prompt too, from its second token on, in which case max_tokens may be 0.
+    prompt too, from its second token on, in which case max_tokens may be 0. salt: texts that begin alike share what is
+    cached of them only where this is equal.
     """
 
     id: int
@@ -76,6 +77,7 @@ class Request(msgspec.Struct, frozen=True):
     num_drafts: int | None = None  # draft length for this request; None leaves it to the topology
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    salt: str = ""
 
 
 class Logprob(msgspec.Struct, frozen=True):

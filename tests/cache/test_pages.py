@@ -129,7 +129,7 @@ def test_integrity_names_the_page_that_is_lost_or_shared() -> None:
     with pytest.raises(BrokenPages, match="page 2: owned by nobody"):
         pool.check_integrity()
     pool._free[2] = 1
-    pool._num_free = 3
+    pool._num_empty = 3
     with pytest.raises(BrokenPages, match="2 pages are free, 3 were counted"):
         pool.check_integrity()
 

@@ -116,7 +116,10 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
         ("draft: {source: model, model: m, placement: {dedicated: 1}}", "rank 1 already holds a shard"),
         ("draft: {source: model, model: m, placement: {gaps: 2}}", "rank 2 holds no shard"),
         ("draft: {source: model, model: m, placement: {dedicated: 3}}", "leaves rank 2 idle"),
-        ("draft: {source: ngram, placement: {gaps: 1}}", "runs no model of its own; should be inline, or source eagle or model or mtp"),
+        (
+            "draft: {source: ngram, placement: {gaps: 1}}",
+            "runs no model of its own; should be inline, or source eagle or model or mtp",
+        ),
         ("pipeline: {policy: fan_out}", "should be serial, or draft elsewhere"),
         ("draft: {placement: {dedicated: true}}", "should be inline, {dedicated: RANK} or {gaps: RANK}"),
         ("draft: {placement: {dedicated: 2, gaps: 1}}", "should be inline, {dedicated: RANK} or {gaps: RANK}"),

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused_with_the_missing_memory() -> None:
     assert (6, 16) in refused
     assert (7, 16) not in refused
     assert refused[4, 16] > 8e9
-    # 68.45e9 weights of layers at 4.25 bits, the head's 1.05e9 at 8.125, 4096 tokens of 320 KiB; 0.92 of 24 GiB is there.
+    # 68.45e9 weights of layers at 4.25 bits, the head's 1.05e9 at 8.125, 4096 tokens of 320 KiB; room: 0.92 of 24 GiB.
     assert refused[1, 4] == pytest.approx(36.36e9 + 1.07e9 + 4096 * 320 * 2**10 - 0.92 * 24 * 2**30, rel=0.001)
     assert any(
         "does not fit: 6 shards of 16 bits, 0.6 GiB short on a 3090" in line for line in propose(wish(), ranking)

@@ -1,17 +1,19 @@
-"""Which pages of a cache belong to which sequence: integers only, no tensors, no tokens, no policy.
+"""Which pages of a cache belong to which sequence: integers and keys only, no tensors, no tokens, no policy.
 
 A page is `page_size` consecutive slots. A sequence owns runs of adjacent pages, in the order of its positions, rather
 than a list of pages: attention reads a sequence that lies in one run without a copy, so allocation is about staying
-adjacent, and growing by a page is one addition.
+adjacent, and growing by a page is one addition. A page that is kept under a key may be owned by several sequences, and
+outlives them until its room is needed, the longest unused first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tpspec.model.batch import Runs
 
@@ -21,7 +23,7 @@ class OutOfPages(Exception):
 
 
 class BrokenPages(AssertionError):
-    """A page is lost or owned twice, or a sequence lacks slots: a bug of ours, never the user's."""
+    """A page is lost or has an owner too many, or a sequence lacks slots: a bug of ours, never the user's."""
 
 
 class Pages(Protocol):
@@ -44,18 +46,23 @@ class _Run:
 
 
 class PagePool:
-    """Pages [0, num_pages) of page_size slots each, free or owned by one sequence.
+    """Pages [0, num_pages) of page_size slots each: free, kept, owned by one sequence, or kept and owned by several.
 
-    The same calls give the same pages: every rank keeps a pool of its own and they never differ.
+    The same calls give the same pages: every rank keeps a pool of its own and they never differ. What is kept and
+    owned by nobody counts as free.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs pages and slots, got {num_pages} pages of {page_size} slots")
         self.page_size = page_size
-        self._free = bytearray(b"\x01" * num_pages)  # 1: free; bytes, so that runs are found at the speed of C
-        self._num_free = num_pages
+        self._free = bytearray(b"\x01" * num_pages)  # 1: empty; bytes, so that runs are found at the speed of C
+        self._num_empty = num_pages
         self._runs: dict[int, list[_Run]] = {}
+        self._num_owners = [0] * num_pages
+        self._keys: dict[int, bytes] = {}  # of pages that are kept
+        self._kept: dict[bytes, int] = {}
+        self._idle: dict[int, None] = {}  # kept and owned by nobody, the longest unused first
 
     @property
     def num_pages(self) -> int:
@@ -63,11 +70,12 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        return self._num_free
+        """Pages that nobody owns."""
+        return self._num_empty + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        return self.num_pages - self._num_free
+        return self.num_pages - self.num_free
 
     @property
     def owners(self) -> list[int]:
@@ -80,29 +88,27 @@ class PagePool:
 
     def num_reachable(self, seq: int) -> int:
         """Slots that `seq` would own if it took every free page."""
-        return self.num_slots(seq) + self._num_free * self.page_size
+        return self.num_slots(seq) + self.num_free * self.page_size
 
     def can_grow(self, seq: int, num_tokens: int) -> bool:
-        return self._num_missing(seq, num_tokens) <= self._num_free
+        return self._num_missing(seq, num_tokens) <= self.num_free
 
     def grow(self, seq: int, num_tokens: int) -> None:
         """Make room for num_tokens slots in total. Raises OutOfPages, and then nothing has changed."""
         missing = self._num_missing(seq, num_tokens)
-        if missing > self._num_free:
-            raise OutOfPages(
-                f"sequence {seq} needs {missing} more pages for {num_tokens} tokens, {self._num_free} free"
-            )
+        if missing > self.num_free:
+            raise OutOfPages(f"sequence {seq} needs {missing} more pages for {num_tokens} tokens, {self.num_free} free")
         while missing > 0:
             missing -= self._take(seq, missing)
 
     def shrink(self, seq: int, num_tokens: int) -> None:
-        """Free the pages that hold nothing of the first num_tokens slots."""
+        """Give up the pages that hold nothing of the first num_tokens slots."""
         runs = self._runs.get(seq, [])
         excess = -self._num_missing(seq, num_tokens)
         while excess > 0:
             last = runs[-1]
             first = max(last.first, last.stop - excess)
-            self._mark(first, last.stop, free=True)
+            self._give_up(first, last.stop)
             excess -= last.stop - first
             last.stop = first
             if last.first == last.stop:
@@ -111,9 +117,25 @@ class PagePool:
             self._runs.pop(seq, None)
 
     def release(self, seq: int) -> None:
-        """Free every page of `seq`; unknown sequences are ignored."""
-        for run in self._runs.pop(seq, []):
-            self._mark(run.first, run.stop, free=True)
+        """Give up every page of `seq`; unknown sequences are ignored."""
+        for run in reversed(self._runs.pop(seq, [])):
+            self._give_up(run.first, run.stop)
+
+    def keep(self, seq: int, index: int, key: bytes) -> None:
+        """Page `index` of `seq` is never written again: who knows the key may have it. The first of a key stays it."""
+        page = self.slots(seq, index * self.page_size, index * self.page_size + 1)[0] // self.page_size
+        if key not in self._kept and page not in self._keys:
+            self._keys[page], self._kept[key] = key, page
+
+    def adopt(self, seq: int, keys: Iterable[bytes]) -> int:
+        """Give `seq`, which owns nothing, the pages kept under these keys, up to the first that is not; how many."""
+        pages = list(takewhile(lambda page: page is not None, map(self._kept.get, keys)))
+        for page in pages:
+            assert page is not None
+            self._idle.pop(page, None)
+            self._num_owners[page] += 1
+            self._append(seq, page, page + 1)
+        return len(pages)
 
     def runs(self, seq: int, num_tokens: int) -> Runs:
         """(first slot, count) pieces of positions [0, num_tokens), in order; nearly always one piece."""
@@ -124,16 +146,29 @@ class PagePool:
         return [slot for first, count in self._pieces(seq, start, stop) for slot in range(first, first + count)]
 
     def check_integrity(self) -> None:
-        """Every page exactly once: free, or owned by one sequence. Raises BrokenPages with the first page at fault."""
+        """Every page is empty, kept, or owned; by several only if it is kept. BrokenPages with the first at fault."""
         owners: list[list[int]] = [[] for _ in range(self.num_pages)]
         for seq, runs in self._runs.items():
             for page in (page for run in runs for page in range(run.first, run.stop)):
                 owners[page].append(seq)
         for page, who in enumerate(owners):
-            if len(who) + self._free[page] != 1:
-                raise BrokenPages(f"page {page}: owned by {who or 'nobody'}, {'' if self._free[page] else 'not '}free")
-        if self._num_free != sum(self._free):
-            raise BrokenPages(f"{sum(self._free)} pages are free, {self._num_free} were counted")
+            self._check_page(page, who)
+        if self._num_empty != sum(self._free):
+            raise BrokenPages(f"{sum(self._free)} pages are free, {self._num_empty} were counted")
+        if self._kept != {key: page for page, key in self._keys.items()}:
+            raise BrokenPages(f"{len(self._keys)} pages are kept, {len(self._kept)} keys lead to them")
+
+    def _check_page(self, page: int, who: list[int]) -> None:
+        is_kept = page in self._keys
+        what = f"page {page}: owned by {who or 'nobody'}, {'' if self._free[page] else 'not '}free"
+        if self._free[page] != (not who and not is_kept) or len(set(who)) > 1 > is_kept:
+            raise BrokenPages(what)
+        if (
+            len(set(who)) < len(who)
+            or len(who) != self._num_owners[page]
+            or (page in self._idle) != (is_kept > len(who))
+        ):
+            raise BrokenPages(f"{what}, {self._num_owners[page]} owners counted, {'' if is_kept else 'not '}kept")
 
     def _num_owned(self, seq: int) -> int:
         return sum(run.stop - run.first for run in self._runs.get(seq, ()))
@@ -156,23 +191,54 @@ class PagePool:
 
     def _take(self, seq: int, wanted: int) -> int:
         """Give `seq` up to `wanted` adjacent free pages at the best place; how many it got."""
-        runs = self._runs.setdefault(seq, [])
-        first = self._next_page(runs, wanted)
+        first = self._next_page(self._runs.get(seq, []), wanted)
         taken = self._free.find(0, first, first + wanted)
         stop = min(first + wanted, self.num_pages) if taken < 0 else taken
         self._mark(first, stop, free=False)
+        self._num_owners[first:stop] = [1] * (stop - first)
+        self._append(seq, first, stop)
+        return stop - first
+
+    def _append(self, seq: int, first: int, stop: int) -> None:
+        runs = self._runs.setdefault(seq, [])
         if runs and runs[-1].stop == first:
             runs[-1].stop = stop
         else:
             runs.append(_Run(first, stop))
-        return stop - first
 
     def _next_page(self, runs: list[_Run], wanted: int) -> int:
+        """An empty page. To stay adjacent is worth more than what is kept there, however lately it was used."""
         if runs:
             after = runs[-1].stop
+            if after in self._idle:
+                self._evict(after)
             if after < self.num_pages and self._free[after]:
                 return after
+        self._clear(wanted)
         return self._roomiest(wanted)
+
+    def _clear(self, wanted: int) -> None:
+        """Evict, the longest unused first, until `wanted` adjacent pages are empty, or as many as there can be."""
+        if not self._idle or self._free.find(b"\x01" * wanted) >= 0:
+            return
+        unowned = bytearray(count == 0 for count in self._num_owners)
+        most = min(wanted, max(stop - first for first, stop in _stretches(unowned)))
+        while self._free.find(b"\x01" * most) < 0:
+            self._evict(next(iter(self._idle)))
+
+    def _evict(self, page: int) -> None:
+        del self._idle[page]
+        del self._kept[self._keys.pop(page)]
+        self._mark(page, page + 1, free=True)
+
+    def _give_up(self, first: int, stop: int) -> None:
+        """One owner less. The last pages of a text are evicted first: they are of no use without those before them."""
+        for page in reversed(range(first, stop)):
+            self._num_owners[page] -= 1
+            if self._num_owners[page] == 0 and page in self._keys:
+                self._idle[page] = None
+            elif self._num_owners[page] == 0:
+                self._mark(page, page + 1, free=True)
 
     def _roomiest(self, wanted: int) -> int:
         """The free page after which the most pages are free.
@@ -182,25 +248,27 @@ class PagePool:
         """
         growing = {runs[-1].stop for runs in self._runs.values() if runs}
         best, most = -1, 0
-        for first, stop in self._free_runs():
+        for first, stop in _stretches(self._free):
             middle = max(first, min((first + stop) // 2, stop - wanted))
             start = middle if first in growing else first
             if stop - start > most:
                 best, most = start, stop - start
         return best
 
-    def _free_runs(self) -> Iterator[tuple[int, int]]:
-        first = self._free.find(1)
-        while first >= 0:
-            taken = self._free.find(0, first)
-            stop = self.num_pages if taken < 0 else taken
-            yield first, stop
-            first = self._free.find(1, stop)
-
     def _mark(self, first: int, stop: int, *, free: bool) -> None:
         count = stop - first
         self._free[first:stop] = (b"\x01" if free else b"\x00") * count
-        self._num_free += count if free else -count
+        self._num_empty += count if free else -count
+
+
+def _stretches(flags: bytearray) -> Iterator[tuple[int, int]]:
+    """[first, stop) of the ones that follow each other."""
+    first = flags.find(1)
+    while first >= 0:
+        zero = flags.find(0, first)
+        stop = len(flags) if zero < 0 else zero
+        yield first, stop
+        first = flags.find(1, stop)
 
 
 class Borrowed:

@@ -51,7 +51,8 @@ class Stats(msgspec.Struct, frozen=True):
     """The engine's counters since start (rounds, tokens, preemptions, collectives by purpose) and its load now.
 
     forward_s: in the target's forwards and their verdicts, collectives included. drafting_s: spent on drafts by the
-    rank itself, or waiting for them. elsewhere: None where ranks draft for themselves.
+    rank itself, or waiting for them. elsewhere: None where ranks draft for themselves. prefix_asked, prefix_found:
+    tokens of texts that were looked up in the cache, and those found. pages_used: owned by a request.
     """
 
     rounds: int = 0
@@ -65,6 +66,8 @@ class Stats(msgspec.Struct, frozen=True):
     waiting: int = 0
     pages_used: int = 0
     pages_total: int = 0
+    prefix_asked: int = 0
+    prefix_found: int = 0
     collectives: dict[str, Tally] = {}
     elsewhere: Drafting | None = None
 

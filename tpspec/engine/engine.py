@@ -54,13 +54,15 @@ class Target(Protocol):
 class Supply:
     """What of an engine is its draft source's own: several may take turns on one target.
 
-    target: with the taps that the source needs. host: of the source. pace, meter: what has been learned of it.
+    target: with the taps that the source needs. host: of the source. pace, meter: what has been learned of it. reuses:
+    whether texts may begin with pages that others have read, of which there are no taps.
     """
 
     target: Target
     host: DraftHost
     pace: Pace
     meter: Meter = field(default_factory=Meter)
+    reuses: bool = False
 
 
 class Engine:
@@ -101,6 +103,7 @@ class Engine:
         if not self.is_idle:
             raise ValueError("drafts cannot come from elsewhere while requests run")
         self.target, self.host, self.pace, self.meter = supply.target, supply.host, supply.pace, supply.meter
+        self.scheduler.reuse.is_on = supply.reuses
 
     def hear(self, news: News) -> list[Delta]:
         """Requests and cancellations of this round; deltas for requests that cannot be served at all."""
@@ -166,6 +169,8 @@ class Engine:
             waiting=self.scheduler.num_waiting,
             pages_used=self.pool.num_used,
             pages_total=self.pool.num_pages,
+            prefix_asked=self.scheduler.reuse.num_asked,
+            prefix_found=self.scheduler.reuse.num_found,
             elsewhere=self.host.drafting(),
             collectives={purpose.value: tally for purpose, tally in self.ledger.totals().items()},
         )
@@ -231,6 +236,7 @@ class Engine:
             "rows": _checksum([(span.seq, span.start, span.tokens, span.runs) for span in plan.spans]),
             "verdicts": _checksum([(verdict.seq, verdict.path, verdict.tokens) for verdict in verdicts]),
             "pages": self.pool.num_used,
+            "kept": self.scheduler.reuse.digest,
             "drafts": _checksum([(seq, tree.tokens, tree.parents) for seq, tree in self._trees.items()]),
         }
 

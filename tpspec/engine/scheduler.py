@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.cache.pages import BrokenPages, PagePool
+from tpspec.engine.reuse import Reuse
 from tpspec.engine.sequence import Sequence
 from tpspec.model.batch import Span
 from tpspec.request import Delta, Request
@@ -81,6 +82,7 @@ class Scheduler:
     max_running: sequences that own pages at a time; never more than there are rows, so that every root runs in every
     round, nobody has to take turns, and a prompt always finds a row. max_positions: of the model, None where it does
     not say. The pool is the scheduler's; what drafts have taken of it beyond the texts, it takes back before it plans.
+    reuses: whether a text may begin with pages that others have read.
     """
 
     def __init__(
@@ -91,11 +93,13 @@ class Scheduler:
         max_running: int,
         fixed_rows: int | None,
         max_positions: int | None = None,
+        reuses: bool = False,
     ) -> None:
         self._budget = max_rows if fixed_rows is None else min(max_rows, fixed_rows)
         if self._budget < 1 or max_running < 1:
             raise ValueError(f"nothing could ever run: {self._budget} rows, {max_running} sequences")
         self._pool = pool
+        self.reuse = Reuse(pool, is_on=reuses)
         self._max_running = min(max_running, self._budget)
         self._num_slots = pool.num_pages * pool.page_size
         self._max_positions = self._num_slots if max_positions is None else max_positions
@@ -182,7 +186,9 @@ class Scheduler:
                 self._running[owed.seq].num_scored += len(owed.prompt)
         for span in plan.spans:
             if span.seq not in judged and span.seq in self._running:
-                self._running[span.seq].num_cached = span.start + len(span.tokens)
+                seq = self._running[span.seq]
+                seq.num_cached = span.start + len(span.tokens)
+                self.reuse.keep(seq)
         for case in plan.cases:
             if case.seq in self._running:
                 self._settle(self._running[case.seq], case.tree, judged[case.seq], commit)
@@ -225,20 +231,29 @@ class Scheduler:
                 self._pool.grow(seq.id, seq.num_tokens)
 
     def _preempt_youngest(self) -> None:
-        seq_id, seq = self._running.popitem()
-        self._pool.release(seq_id)
-        seq.num_cached = 0
+        _, seq = self._running.popitem()
+        self._set_back(seq)
         self._waiting.appendleft(seq)
         self._num_preemptions += 1
 
+    def _set_back(self, seq: Sequence) -> None:
+        self._pool.release(seq.id)
+        seq.num_cached = seq.num_kept = 0
+
     def _admit(self) -> list[int]:
-        """The whole prefix is reserved at once, so that it is contiguous and chunks never run out of pages."""
+        """The whole prefix is reserved at once, so that it is contiguous and chunks never run out of pages.
+
+        Who begins as an elder does waits until that has been read: he would only read it a second time, and later.
+        """
         admitted: list[int] = []
         while self._waiting and self.num_running < self._max_running:
             seq = self._waiting[0]
             headroom = min(seq.num_tokens + self._pool.page_size, seq.max_total)
-            if not self._pool.can_grow(seq.id, headroom):
+            self.reuse.take(seq)
+            if not self._pool.can_grow(seq.id, headroom) or self.reuse.is_near(seq, self._running.values()):
+                self._set_back(seq)
                 break
+            self.reuse.count(seq)
             self._pool.grow(seq.id, seq.num_tokens)
             self._running[seq.id] = self._waiting.popleft()
             admitted.append(seq.id)
@@ -302,13 +317,15 @@ class Scheduler:
         tokens, finish = seq.truncated(verdict.tokens)
         drafted, accepted = tally(tree, min(len(verdict.path), len(tokens)))
         commit.deltas.append(Delta(seq.id, tokens, finish, drafted, accepted))
+        path = verdict.path[: len(tokens)]
+        self._move_path(seq, path, commit.moves)
+        seq.num_cached = seq.num_tokens + len(path)  # the root, and behind it the accepted path
+        seq.tokens.extend(tokens)
+        self.reuse.keep(seq)
         if finish is not None:
             commit.finished.append(seq.id)
             self.cancel(seq.id)
             return
-        self._move_path(seq, verdict.path, commit.moves)
-        seq.num_cached = seq.num_tokens + len(verdict.path)  # the root, and behind it the accepted path
-        seq.tokens.extend(tokens)
         self._pool.shrink(seq.id, seq.num_tokens)
 
     def _move_path(self, seq: Sequence, path: tuple[int, ...], moves: Moves) -> None:

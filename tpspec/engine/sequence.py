@@ -15,15 +15,17 @@ class Sequence:
     """tokens: prompt and output, one list that only ever grows, the root last.
 
     Whoever keeps `tokens` beyond the round copies it. num_cached: the first tokens whose keys and values are cached.
-    num_scored: positions of the prompt whose rows have told the log-probability of the token that follows.
+    num_scored: positions of the prompt whose rows have told the log-probability of the token that follows. keys, of the
+    pages that its text fills, as far as they have been made; num_kept: those under which its own are kept.
     """
 
-    __slots__ = ("num_cached", "num_scored", "request", "tokens")
+    __slots__ = ("keys", "num_cached", "num_kept", "num_scored", "request", "tokens")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.tokens = list(request.prompt)
-        self.num_cached = self.num_scored = 0
+        self.num_cached = self.num_scored = self.num_kept = 0
+        self.keys: list[bytes] = []
 
     @property
     def id(self) -> int:
@@ -66,6 +68,11 @@ class Sequence:
     @property
     def num_uncached(self) -> int:
         return self.num_tokens - self.num_cached
+
+    @property
+    def num_passable(self) -> int:
+        """Tokens that nobody has to read if they are cached; the last gives logits, and so do those that are scored."""
+        return self.num_scored if self.request.prompt_logprobs else self.num_tokens - 1
 
     @property
     def is_ready(self) -> bool:

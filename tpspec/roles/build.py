@@ -91,7 +91,8 @@ def build_engine(
             lambda left_out: _target(topology, shape, comm.rank, shard()).thinned(left_out),
         )  # fmt: skip
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
-        return Supply(target, host, Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds))
+        pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds)
+        return Supply(target, host, pace, reuses=wanted.cache.prefix and not _taps(wanted, needs))
 
     own = supply(topology)
     scheduler = Scheduler(
@@ -100,6 +101,7 @@ def build_engine(
         max_running=topology.serve.max_running,
         fixed_rows=fixed_rows,
         max_positions=shape.max_positions,
+        reuses=own.reuses,
     )
     engine = Engine(
         target=own.target,
@@ -115,6 +117,12 @@ def build_engine(
     )
     emulation = bus.sums if isinstance(bus, Emulated) else None
     return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation)
+
+
+def _taps(topology: Topology, needs: Needs) -> bool:
+    """Whether drafts go on from the target's layers, of every token; all ranks say the same."""
+    is_elsewhere = topology.draft.placement.kind != "inline"
+    return bool(needs.taps) or (is_elsewhere and topology.draft.own_model is None)
 
 
 def _decoder(

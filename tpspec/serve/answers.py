@@ -25,7 +25,7 @@ class Ask:
     """One sequence to generate. stops: strings; the engine itself ends at stop_ids and max_tokens.
 
     echo: the prompt as text, which then begins the answer. keeps_stop: what ends the text is shown. logprobs: as of a
-    Request; with echo, of the prompt too.
+    Request; with echo, of the prompt too. salt: of the cache.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +38,7 @@ class Ask:
     echo: str | None = None
     keeps_stop: bool = False
     logprobs: int | None = None
+    salt: str = ""
 
     @property
     def rates_prompt(self) -> bool:
@@ -53,6 +54,7 @@ class Ask:
             num_drafts=self.num_drafts,
             logprobs=self.logprobs,
             prompt_logprobs=self.rates_prompt,
+            salt=self.salt,
         )
 
 

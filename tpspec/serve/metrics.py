@@ -117,6 +117,10 @@ class EngineCounters(Collector):
         yield CounterMetricFamily("tpspec:rounds", "Verification rounds", value=stats.rounds)
         yield CounterMetricFamily("tpspec:tokens", "Tokens committed by those rounds", value=stats.tokens)
         yield CounterMetricFamily("vllm:num_preemptions", "Requests set back to free pages", value=stats.preemptions)
+        asked = "Tokens of texts that were looked up in the cache"
+        yield CounterMetricFamily("vllm:prefix_cache_queries", asked, value=stats.prefix_asked)
+        found = "Tokens found there, which were not read again"
+        yield CounterMetricFamily("vllm:prefix_cache_hits", found, value=stats.prefix_found)
         yield CounterMetricFamily(
             "tpspec:forward_seconds",
             "In the target's forwards and verdicts, collectives included",

@@ -203,13 +203,14 @@ class LinkConfig(Section):
 class CacheConfig(Section):
     tokens: int = Field(default=8192, ge=1, description="a whole number of tokens, 1 or more")
     page: Annotated[int, AfterValidator(_power_of_two)] = Field(default=16, ge=1, description="a power of two")
+    prefix: bool = Field(default=True, description="true or false")
 
 
 class ServeConfig(Section):
     host: Text = Field(default="127.0.0.1", description="a host name or address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="a port number from 0 (any free one) to 65535")
     max_running: int = Field(default=16, ge=1, description="a whole number of requests, 1 or more")
-    max_queued: int = Field(default=256, ge=0, description="a whole number of requests, 0 or more")
+    max_queued: int = Field(default=256, ge=1, description="a whole number of requests, 1 or more")
 
 
 class EngineConfig(Section):

@@ -130,7 +130,7 @@ def _training_parser(
     parser.add_argument("--steps", type=_positive, default=2000, metavar="N", help="batches at most; 2000")
     parser.add_argument("--minutes", type=float, metavar="M", help="of training at most, whatever the steps")
     parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="highest learning rate; 0.001")
-    parser.add_argument("--rows", type=_positive, default=4096, metavar="N", help="positions of a batch; 4096")
+    parser.add_argument("--rows", type=_positive, default=2048, metavar="N", help="positions of a batch; 2048")
     parser.add_argument("--every", type=_positive, default=100, metavar="N", help="steps between checkpoints; 100")
     parser.add_argument("--precision", choices=PRECISIONS, default="auto", help="auto: the faster one here")
     parser.add_argument("--seed", type=int, default=0)

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ def publish(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], re
         for name, tensor in tensors.items()
     }
     part = folder / "model.safetensors.part"
-    save_file(half, part, metadata={"format": "pt"})
+    part.write_bytes(save(half, metadata={"format": "pt"}))
     part.replace(folder / "model.safetensors")
     write_json(folder / "config.json", config)
     write_json(folder / "training.json", record)
