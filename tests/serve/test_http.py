@@ -97,7 +97,10 @@ def test_every_sampling_field_reaches_the_engine(front) -> None:
     request = front.engine.requests[-1]
     assert {name: getattr(request.sampling, name) for name in fields} == fields
     assert (request.sampling.logit_bias, request.num_drafts, request.max_tokens) == ({5: -100.0}, 2, 4)
-    front.complete(top_k=-1, max_tokens=None)
+    front.complete(top_k=-1, max_tokens=None, cache_salt=None)
+    assert front.engine.requests[-1].salt == ""
+    front.complete(top_k=-1, max_tokens=None, cache_salt="k")
+    assert front.engine.requests[-1].salt == "k"
     assert (front.engine.requests[-1].sampling.top_k, front.engine.requests[-1].max_tokens) == (0, 16)
 
 

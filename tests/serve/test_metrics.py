@@ -46,6 +46,11 @@ def test_a_drafter_that_answers_is_not_away_and_an_inline_one_is_not_mentioned()
     assert not any(name in page(Stats()) for name in NAMES.values())
 
 
+def test_what_was_looked_up_in_the_cache_and_what_was_found_are_told_apart() -> None:
+    shown = page(Stats(prefix_asked=30, prefix_found=20))
+    assert (shown["vllm:prefix_cache_queries_total"], shown["vllm:prefix_cache_hits_total"]) == (30, 20)
+
+
 def test_seconds_of_forwards_and_of_drafting_are_told_apart() -> None:
     shown = page(Stats(forward_s=2.5, drafting_s=0.5))
     assert (shown["tpspec:forward_seconds_total"], shown["tpspec:drafting_seconds_total"]) == (2.5, 0.5)

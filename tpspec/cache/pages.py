@@ -3,7 +3,7 @@
 A page is `page_size` consecutive slots. A sequence owns runs of adjacent pages, in the order of its positions, rather
 than a list of pages: attention reads a sequence that lies in one run without a copy, so allocation is about staying
 adjacent, and growing by a page is one addition. A page that is kept under a key may be owned by several sequences, and
-outlives them until its room is needed, the longest unused first.
+outlives them until its place is wanted, which is where the longest unused ones lie.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ class _Run:
 
 
 class PagePool:
-    """Pages [0, num_pages) of page_size slots each: free, kept, owned by one sequence, or kept and owned by several.
+    """Pages [0, num_pages) of page_size slots each, free or owned: by one sequence, or if they are kept by several.
 
-    The same calls give the same pages: every rank keeps a pool of its own and they never differ. What is kept and
-    owned by nobody counts as free.
+    The same calls give the same pages: every rank keeps a pool of its own and they never differ. A free page may be
+    kept, too, until somebody takes it.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs pages and slots, got {num_pages} pages of {page_size} slots")
         self.page_size = page_size
-        self._free = bytearray(b"\x01" * num_pages)  # 1: empty; bytes, so that runs are found at the speed of C
-        self._num_empty = num_pages
+        self._free = bytearray(b"\x01" * num_pages)  # 1: free; bytes, so that runs are found at the speed of C
+        self._num_free = num_pages
         self._runs: dict[int, list[_Run]] = {}
         self._num_owners = [0] * num_pages
         self._keys: dict[int, bytes] = {}  # of pages that are kept
         self._kept: dict[bytes, int] = {}
-        self._idle: dict[int, None] = {}  # kept and owned by nobody, the longest unused first
+        self._idle: dict[int, int] = {}  # pages that are kept and free, since which release
+        self._num_releases = self._returning = 0  # the latter: the last release of one who will be back
 
     @property
     def num_pages(self) -> int:
@@ -70,8 +71,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody owns."""
-        return self._num_empty + len(self._idle)
+        return self._num_free
 
     @property
     def num_used(self) -> int:
@@ -116,9 +116,12 @@ class PagePool:
         if not runs:
             self._runs.pop(seq, None)
 
-    def release(self, seq: int) -> None:
-        """Give up every page of `seq`; unknown sequences are ignored."""
-        for run in reversed(self._runs.pop(seq, [])):
+    def release(self, seq: int, *, returns: bool = False) -> None:
+        """Give up every page of `seq`; unknown sequences are ignored. returns: it will want them again soon."""
+        self._num_releases += 1
+        if returns:
+            self._returning = self._num_releases
+        for run in self._runs.pop(seq, []):
             self._give_up(run.first, run.stop)
 
     def keep(self, seq: int, index: int, key: bytes) -> None:
@@ -132,7 +135,8 @@ class PagePool:
         pages = list(takewhile(lambda page: page is not None, map(self._kept.get, keys)))
         for page in pages:
             assert page is not None
-            self._idle.pop(page, None)
+            if self._idle.pop(page, None) is not None:
+                self._mark(page, page + 1, free=False)
             self._num_owners[page] += 1
             self._append(seq, page, page + 1)
         return len(pages)
@@ -146,29 +150,27 @@ class PagePool:
         return [slot for first, count in self._pieces(seq, start, stop) for slot in range(first, first + count)]
 
     def check_integrity(self) -> None:
-        """Every page is empty, kept, or owned; by several only if it is kept. BrokenPages with the first at fault."""
+        """Every page is free, owned by one sequence, or kept. Raises BrokenPages with the first page at fault."""
         owners: list[list[int]] = [[] for _ in range(self.num_pages)]
         for seq, runs in self._runs.items():
             for page in (page for run in runs for page in range(run.first, run.stop)):
                 owners[page].append(seq)
         for page, who in enumerate(owners):
             self._check_page(page, who)
-        if self._num_empty != sum(self._free):
-            raise BrokenPages(f"{sum(self._free)} pages are free, {self._num_empty} were counted")
+        if self._num_free != sum(self._free):
+            raise BrokenPages(f"{sum(self._free)} pages are free, {self._num_free} were counted")
         if self._kept != {key: page for page, key in self._keys.items()}:
             raise BrokenPages(f"{len(self._keys)} pages are kept, {len(self._kept)} keys lead to them")
 
     def _check_page(self, page: int, who: list[int]) -> None:
-        is_kept = page in self._keys
-        what = f"page {page}: owned by {who or 'nobody'}, {'' if self._free[page] else 'not '}free"
-        if self._free[page] != (not who and not is_kept) or len(set(who)) > 1 > is_kept:
+        is_free, is_kept, counted = bool(self._free[page]), page in self._keys, self._num_owners[page]
+        what = (
+            f"page {page}: owned by {who or 'nobody'}, {'' if is_free else 'not '}free, {'' if is_kept else 'not '}kept"
+        )
+        if is_free == bool(who) or (len(who) > 1 and not is_kept) or len(set(who)) < len(who):
             raise BrokenPages(what)
-        if (
-            len(set(who)) < len(who)
-            or len(who) != self._num_owners[page]
-            or (page in self._idle) != (is_kept > len(who))
-        ):
-            raise BrokenPages(f"{what}, {self._num_owners[page]} owners counted, {'' if is_kept else 'not '}kept")
+        if len(who) != counted or (page in self._idle) != (is_free and is_kept):
+            raise BrokenPages(f"{what}; {counted} owners were counted, {'' if page in self._idle else 'not '}idle")
 
     def _num_owned(self, seq: int) -> int:
         return sum(run.stop - run.first for run in self._runs.get(seq, ()))
@@ -194,6 +196,8 @@ class PagePool:
         first = self._next_page(self._runs.get(seq, []), wanted)
         taken = self._free.find(0, first, first + wanted)
         stop = min(first + wanted, self.num_pages) if taken < 0 else taken
+        for page in self._idle.keys() & range(first, stop):
+            del self._idle[page], self._kept[self._keys.pop(page)]
         self._mark(first, stop, free=False)
         self._num_owners[first:stop] = [1] * (stop - first)
         self._append(seq, first, stop)
@@ -207,68 +211,57 @@ class PagePool:
             runs.append(_Run(first, stop))
 
     def _next_page(self, runs: list[_Run], wanted: int) -> int:
-        """An empty page. To stay adjacent is worth more than what is kept there, however lately it was used."""
+        """To stay adjacent is worth more than what is kept there, unless its owner only went to make room."""
         if runs:
             after = runs[-1].stop
-            if after in self._idle:
-                self._evict(after)
-            if after < self.num_pages and self._free[after]:
+            is_free = after < self.num_pages and self._free[after]
+            if is_free and self._idle.get(after) != self._returning:
                 return after
-        self._clear(wanted)
-        return self._roomiest(wanted)
+        return self._best_place(wanted)
 
-    def _clear(self, wanted: int) -> None:
-        """Evict, the longest unused first, until `wanted` adjacent pages are empty, or as many as there can be."""
-        if not self._idle or self._free.find(b"\x01" * wanted) >= 0:
-            return
-        unowned = bytearray(count == 0 for count in self._num_owners)
-        most = min(wanted, max(stop - first for first, stop in _stretches(unowned)))
-        while self._free.find(b"\x01" * most) < 0:
-            self._evict(next(iter(self._idle)))
+    def _best_place(self, wanted: int) -> int:
+        """Where enough pages are free that the text can grow, too; of such places that with the longest unused ones.
 
-    def _evict(self, page: int) -> None:
-        del self._idle[page]
-        del self._kept[self._keys.pop(page)]
-        self._mark(page, page + 1, free=True)
+        Among equals the one after which the most are free.
+        """
+        rooms = list(self._rooms(wanted))
+        enough = min(wanted + self.num_pages // 8, max(stop - start for start, stop in rooms))
+        since = [self._idle.get(page, 0) for page in range(self.num_pages)]
+        return min(
+            (max(since[at : at + enough]), at - stop, at)
+            for start, stop in rooms
+            for at in range(start, stop - enough + 1)
+            if at in (start, stop - enough) or since[at] != since[at - 1]
+        )[-1]
 
-    def _give_up(self, first: int, stop: int) -> None:
-        """One owner less. The last pages of a text are evicted first: they are of no use without those before them."""
-        for page in reversed(range(first, stop)):
-            self._num_owners[page] -= 1
-            if self._num_owners[page] == 0 and page in self._keys:
-                self._idle[page] = None
-            elif self._num_owners[page] == 0:
-                self._mark(page, page + 1, free=True)
-
-    def _roomiest(self, wanted: int) -> int:
-        """The free page after which the most pages are free.
+    def _rooms(self, wanted: int) -> Iterator[tuple[int, int]]:
+        """[start, stop) of free pages.
 
         Behind the last page of another sequence we start in the middle, so that both can grow; but not so late that
         `wanted` pages no longer fit where they would have.
         """
         growing = {runs[-1].stop for runs in self._runs.values() if runs}
-        best, most = -1, 0
-        for first, stop in _stretches(self._free):
+        first = self._free.find(1)
+        while first >= 0:
+            taken = self._free.find(0, first)
+            stop = self.num_pages if taken < 0 else taken
             middle = max(first, min((first + stop) // 2, stop - wanted))
-            start = middle if first in growing else first
-            if stop - start > most:
-                best, most = start, stop - start
-        return best
+            yield middle if first in growing else first, stop
+            first = self._free.find(1, stop)
+
+    def _give_up(self, first: int, stop: int) -> None:
+        """One owner less."""
+        for page in range(first, stop):
+            self._num_owners[page] -= 1
+            if not self._num_owners[page]:
+                self._mark(page, page + 1, free=True)
+                if page in self._keys:
+                    self._idle[page] = self._num_releases
 
     def _mark(self, first: int, stop: int, *, free: bool) -> None:
         count = stop - first
         self._free[first:stop] = (b"\x01" if free else b"\x00") * count
-        self._num_empty += count if free else -count
-
-
-def _stretches(flags: bytearray) -> Iterator[tuple[int, int]]:
-    """[first, stop) of the ones that follow each other."""
-    first = flags.find(1)
-    while first >= 0:
-        zero = flags.find(0, first)
-        stop = len(flags) if zero < 0 else zero
-        yield first, stop
-        first = flags.find(1, stop)
+        self._num_free += count if free else -count
 
 
 class Borrowed:

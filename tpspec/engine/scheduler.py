@@ -237,7 +237,7 @@ class Scheduler:
         self._num_preemptions += 1
 
     def _set_back(self, seq: Sequence) -> None:
-        self._pool.release(seq.id)
+        self._pool.release(seq.id, returns=True)
         seq.num_cached = seq.num_kept = 0
 
     def _admit(self) -> list[int]:

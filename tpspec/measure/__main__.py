@@ -66,6 +66,7 @@ def _savings(options: argparse.Namespace) -> int:
     with open_seat(options, f"{MODULE} savings", refuse_plain_topology) as seat:
         if seat.holds_shard:
             seat.engine.host = Filled(seat.engine.host)
+            seat.engine.scheduler.reuse.is_on = False  # who comes second has his prompt to read, too
         return _lead(seat, prompts, options) if seat.leads else seat.follow()
 
 

@@ -115,6 +115,7 @@ def run(seat: Seat, supplies: Sequence[Supply | None], num_prompts: int, recorde
         supply = supplies[turn.way]
         assert supply is not None
         seat.engine.draw_from(supply)
+        seat.engine.scheduler.reuse.is_on = False  # every way has its prompts to read
         code = seat.follow() if recorder is None else seat.lead(recorder.inbox(turn))
         if code:
             return code

@@ -170,7 +170,7 @@ def _asks(body: Body, shape: Shape, text: Text, prompt: Ids, echo: str | None, c
             echo=echo,
             keeps_stop=body.include_stop_str_in_output,
             logprobs=body.num_logprobs,
-            salt=body.cache_salt,
+            salt=body.cache_salt or "",
         )
         for choice in range(body.n)
     ]

@@ -81,7 +81,7 @@ class Body(Strict):
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
     skip_special_tokens: bool = True
-    cache_salt: str = Field("", max_length=1024)
+    cache_salt: str | None = Field(None, max_length=1024)
     num_drafts: int | None = Field(None, ge=0, le=1024)  # ours: draft length of this request alone
     stream: bool = False
     stream_options: StreamOptions | None = None
