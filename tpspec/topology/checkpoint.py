@@ -13,6 +13,8 @@ from pathlib import Path
 from tpspec.errors import UserError
 
 DEMO_MODELS = frozenset({"smollm2-135m"})
+DEMO_HEADS = frozenset({"smollm2-135m-eagle3"})  # these come with the package
+HEADS = Path(__file__).parents[1] / "heads"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 _HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were never published as anything else
@@ -38,7 +40,7 @@ def find(model: str, *, head: bool = False) -> Path:
             f"demo model {model} is not in {_demo_folder(model)}; make it with: python -m tpspec.model.demo {model}"
         )
     if not _HUB_ID.fullmatch(model):
-        demos = ", ".join(sorted(DEMO_MODELS))
+        demos = ", ".join(sorted(DEMO_MODELS | DEMO_HEADS))
         raise UserError(
             f"no model {model!r}: should be a folder that exists, a demo model ({demos}), or a hub id such as org/name"
         )
@@ -50,6 +52,8 @@ def local(model: str, *, head: bool = False) -> Path | None:
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder
+    if model in DEMO_HEADS:
+        return HEADS / model
     if model in DEMO_MODELS:
         folder = _demo_folder(model)
         return folder if (folder / "config.json").is_file() else None
