@@ -42,7 +42,9 @@ def test_a_missing_demo_model_says_how_to_make_it() -> None:
 @pytest.mark.parametrize("model", ["smollm3", "/no/such/folder", "./here", "a/b/c", "", "org/"])
 def test_another_name_is_told_the_three_forms(model: str) -> None:
     """Against a misspelt folder sent to the hub as a repository."""
-    with pytest.raises(UserError, match=r"a folder that exists, a demo model \(smollm2-135m, smollm2-135m-eagle3\), or a hub id"):
+    with pytest.raises(
+        UserError, match=r"a folder that exists, a demo model \(smollm2-135m, smollm2-135m-eagle3\), or a hub id"
+    ):
         find(model)
 
 
