@@ -17,7 +17,7 @@ from tpspec.comm.messages import Stats, Stop, Submit, Tally
 from tpspec.errors import UserError
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.request import Request, Sampling
-from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
+from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat, positive
 from tpspec.text import Detokenizer, Text
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--chat", action="store_true", help="put --prompt through the model's chat template")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt instead of text")
-    parser.add_argument("--max-tokens", type=_positive, default=128, metavar="N")
+    parser.add_argument("--max-tokens", type=positive, default=128, metavar="N")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -201,13 +201,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
-    return number
 
 
 def _sampling(options: argparse.Namespace) -> Sampling:

@@ -57,7 +57,7 @@ def load_head(given: Given) -> Head:
     """The head in `given.folder`. Raises UserError, naming the file and what would be right."""
     assert given.folder is not None, "the rules of a topology ask for it"
     where = str(given.folder)
-    target = ModelShape.from_config(read_config(given.target), str(given.target))
+    target = ModelShape.of(given.target)
     files = HeadFiles(given.folder, _plain_name)
     form = _form(read_config(given.folder), files, target, f"{where}/config.json")
     return _Loader(Parts(given, _spec(form.layer, where), target, files), form).head()

@@ -15,7 +15,6 @@ from tpspec.draft.head_parts import Parts, as_it_is
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import FINAL
-from tpspec.topology.checkpoint import read_config
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ EXPERTS = re.compile(r"mlp\.(gate\.|experts\.|shared_expert)")
 
 def load_mtp(given: Given) -> Head:
     """The layer in the target's folder. Raises UserError where there is none, or one that we cannot run."""
-    target = ModelShape.from_config(read_config(given.target), str(given.target))
+    target = ModelShape.of(given.target)
     spec = read_spec(given.target)
     behind = f"model.layers.{target.num_layers}."
     for at, layer_at, names in (("mtp.", "mtp.layers.0.", QWEN), (behind, behind, DEEPSEEK)):

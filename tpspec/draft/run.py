@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpspec.model.loader import load_whole
-from tpspec.topology.checkpoint import read_config
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class ModelRun:
     """The `Run` of an unsharded decoder, which needs nothing from the target."""
 
-    rereads = False
+    rereads: bool = False
 
     def __init__(self, decoder: Decoder, vocab: int, max_positions: int | None) -> None:
         self._decoder, self.vocab, self.max_positions = decoder, vocab, max_positions
@@ -42,6 +41,6 @@ class ModelRun:
 def load_run(given: Given) -> ModelRun:
     """The whole model in `given.folder`."""
     assert given.folder is not None, "the rules of a topology ask for it"
-    shape = ModelShape.from_config(read_config(given.folder), str(given.folder))
+    shape = ModelShape.of(given.folder)
     decoder = load_whole(given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize)
     return ModelRun(decoder, shape.vocab, shape.max_positions)

@@ -23,9 +23,10 @@ from tpspec.draft.pard import pard
 from tpspec.draft.protocol import Modelled, Needs
 from tpspec.draft.run import load_run
 from tpspec.draft.suffix import Suffix
-from tpspec.draft.thin import ThinRun, target_shape
+from tpspec.draft.thin import ThinRun
 from tpspec.errors import UserError
 from tpspec.tokens import NO_DRAFT, TokenTree
+from tpspec.topology.shape import ModelShape
 from tpspec.topology.sublayers import behind, skipped
 
 if TYPE_CHECKING:
@@ -147,13 +148,13 @@ def _early_exit(given: Given, *, layer: int = 0, support: int = 64) -> Modelled:
 
 
 def _thin(given: Given, left_out: Callable[[int], Sublayers], support: int) -> Modelled:
-    shape = target_shape(given)
+    shape = ModelShape.of(given.target)
     without = left_out(shape.num_layers)
     assert given.thinned is not None, "the rules of a topology keep it beside the shards"
     assert given.pool is not None, "the rules of a topology keep it beside the shards"
     target = given.thinned(without)
     drawing = coupled_or_sampled(given, support, rows=target.rows)
-    return Modelled(drawing, ThinRun(target, given.vocab, shape.max_positions), Borrowed(given.pool))
+    return Modelled(drawing, ThinRun(target.decoder, given.vocab, shape.max_positions), Borrowed(given.pool))
 
 
 def coupled_or_sampled(

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.topology.checkpoint import read_config
-from tpspec.topology.shape import ModelShape
+from tpspec.draft.run import ModelRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from tpspec.draft.protocol import Given, Taps
     from tpspec.model.batch import Span
-    from tpspec.model.target import ShardedTarget
 
 
-class ThinRun:
+class ThinRun(ModelRun):
     """The `Run` of a shard of the target without some sublayers.
 
     rereads: what has come true is in the cache by then as the target itself reads it.
@@ -32,24 +29,8 @@ class ThinRun:
 
     rereads = True
 
-    def __init__(self, target: ShardedTarget, vocab: int, max_positions: int | None) -> None:
-        self._decoder, self.vocab, self.max_positions = target.decoder, vocab, max_positions
-
     def __call__(self, spans: Sequence[Span]) -> Tensor:
         """This shard's logits. Spans of a row each, as many at a time as a forward may have."""
         most = self._decoder.fixed_rows or len(spans)
         pieces = [spans[first : first + most] for first in range(0, len(spans), most)]
         return torch.cat([self._decoder.forward(piece) for piece in pieces])
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._decoder.store.move(sources, targets)
-
-    def observe(self, taps: Taps) -> None: ...
-    def can_read(self, seq: int, num_tokens: int) -> bool:
-        return True
-
-    def forget(self, seq: int) -> None: ...
-
-
-def target_shape(given: Given) -> ModelShape:
-    return ModelShape.from_config(read_config(given.target), str(given.target))

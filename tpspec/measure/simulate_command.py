@@ -18,7 +18,7 @@ from tpspec.measure.simulator import FAN_OUT_ODDS, Simulated, simulate
 from tpspec.measure.time_model import TimeModel, as_recorded, on_cards
 from tpspec.measure.timeline import chrome_trace
 from tpspec.measure.trace import Recording, Round, made_up, read, unsilenced
-from tpspec.roles.door import guarded
+from tpspec.roles.door import guarded, positive
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import PipelineConfig, load
 from tpspec.topology.report import table
@@ -217,8 +217,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="P",
         help=f"that one of {LISTED} alternatives to a wrong guess is right ({FAN_OUT_ODDS})",
     )
-    parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help="requests at a time (1)")
-    parser.add_argument("--context", type=_positive, default=4096, help="tokens read in every step on cards (4096)")
+    parser.add_argument("--concurrency", type=positive, default=1, metavar="N", help="requests at a time (1)")
+    parser.add_argument("--context", type=positive, default=4096, help="tokens read in every step on cards (4096)")
     parser.add_argument("--seed", type=int, default=0, help="of guesses that are drawn (0)")
     parser.add_argument("--timeline", type=Path, metavar="FILE", help="write a Chrome trace, for Perfetto")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -237,9 +237,3 @@ def _odds(text: str) -> float:
     if not 0 <= float(text) <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return float(text)
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return int(text)

@@ -21,7 +21,7 @@ from tpspec.measure.skips import Found, Price, search
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
-from tpspec.roles.door import guarded
+from tpspec.roles.door import guarded, positive
 from tpspec.roles.fit import shape_of
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
@@ -159,21 +159,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=COMMAND, description="Which sublayers a model can do without when it drafts for itself.")
     parser.add_argument("model", help="a folder, a demo model's name or a hub id such as org/name")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines; without them, the ones built in")
-    parser.add_argument("--num-prompts", type=_positive, default=4, metavar="N", help="that are answered; 4")
-    parser.add_argument("--tokens", type=_positive, default=32, metavar="N", help="of an answer; 32")
-    parser.add_argument("--tries", type=_positive, default=8, metavar="N", help="sublayers tried at each turn; 8")
+    parser.add_argument("--num-prompts", type=positive, default=4, metavar="N", help="that are answered; 4")
+    parser.add_argument("--tokens", type=positive, default=32, metavar="N", help="of an answer; 32")
+    parser.add_argument("--tries", type=positive, default=8, metavar="N", help="sublayers tried at each turn; 8")
     parser.add_argument(
         "--waiting", type=_part, default=0.5, metavar="PART", help="of a plain step that collectives take; 0.5"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {FILE} beside the model")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
-    return number
 
 
 def _part(text: str) -> float:

@@ -5,6 +5,7 @@ Errors a user can cause become one message from the lead and the same exit code 
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -32,7 +33,6 @@ from tpspec.topology.balance import Capacity
 from tpspec.topology.config import Topology, automatic, dump, load, to_json
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
     from tpspec.comm.channel import Channel
@@ -51,6 +51,14 @@ def add_topology_options(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key: --set draft.tokens=6"
     )
     parser.add_argument("--save-topology", type=Path, metavar="FILE", help="write the topology that is used to a file")
+
+
+def positive(text: str) -> int:
+    """An option that counts something."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -8,11 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import yaml
 
 from tpspec.errors import UserError
 from tpspec.topology import checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ class ModelShape:
             qk_norm=model_type == "qwen3",
             max_positions=read.size_if_given("max_position_embeddings"),
         )
+
+    @classmethod
+    def of(cls, folder: Path) -> ModelShape:
+        """Of the model in a folder."""
+        return cls.from_config(checkpoint.read_config(folder), str(folder))
 
     @property
     def group(self) -> int:

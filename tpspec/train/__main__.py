@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.prompts import read_prompts
-from tpspec.roles.door import guarded
+from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.train.command import Apprenticeship, Order, tap
@@ -98,21 +98,21 @@ def _parser() -> argparse.ArgumentParser:
         "--prompts", type=Path, metavar="FILE", help="JSON lines; without them the model invents its prompts"
     )
     generate.add_argument(
-        "--sequences", type=_positive, metavar="N", help="texts; 1000, or as many as there are prompts"
+        "--sequences", type=positive, metavar="N", help="texts; 1000, or as many as there are prompts"
     )
-    generate.add_argument("--tokens", type=_positive, default=256, metavar="N", help="of an answer at most; 256")
-    generate.add_argument("--longest", type=_positive, default=640, metavar="N", help="prompt and answer together; 640")
+    generate.add_argument("--tokens", type=positive, default=256, metavar="N", help="of an answer at most; 256")
+    generate.add_argument("--longest", type=positive, default=640, metavar="N", help="prompt and answer together; 640")
     generate.add_argument("--seed", type=int, default=0, help="another seed, other texts; 0")
     taps = commands.add_parser("taps", help="the model's hidden states over the texts; the others make them, too")
     taps.set_defaults(run=_taps)
     taps.add_argument("model", help=MODEL)
     taps.add_argument("--data", type=Path, required=True, metavar="DIR", help="texts made by `generate`")
     eagle = _training_parser(commands.add_parser("eagle", help="an EAGLE-3 head"), _eagle)
-    eagle.add_argument("--channels", type=_positive, default=1024, metavar="N", help="of its MLP; 1024")
-    eagle.add_argument("--depth", type=_positive, default=4, metavar="K", help="draft steps it is trained for; 4")
+    eagle.add_argument("--channels", type=positive, default=1024, metavar="N", help="of its MLP; 1024")
+    eagle.add_argument("--depth", type=positive, default=4, metavar="K", help="draft steps it is trained for; 4")
     medusa = _training_parser(commands.add_parser("medusa", help="Medusa heads"), _medusa)
-    medusa.add_argument("--heads", type=_positive, default=4, metavar="K", help="one for each draft step; 4")
-    medusa.add_argument("--layers", type=_positive, default=1, metavar="N", help="residual blocks of each; 1")
+    medusa.add_argument("--heads", type=positive, default=4, metavar="K", help="one for each draft step; 4")
+    medusa.add_argument("--layers", type=positive, default=1, metavar="N", help="residual blocks of each; 1")
     return parser
 
 
@@ -126,22 +126,15 @@ def _training_parser(
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="goes on from a checkpoint that is there"
     )
-    parser.add_argument("--ids", type=_positive, default=4096, metavar="N", help="of the draft vocabulary; 4096")
-    parser.add_argument("--steps", type=_positive, default=2000, metavar="N", help="batches at most; 2000")
+    parser.add_argument("--ids", type=positive, default=4096, metavar="N", help="of the draft vocabulary; 4096")
+    parser.add_argument("--steps", type=positive, default=2000, metavar="N", help="batches at most; 2000")
     parser.add_argument("--minutes", type=float, metavar="M", help="of training at most, whatever the steps")
     parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="highest learning rate; 0.001")
-    parser.add_argument("--rows", type=_positive, default=2048, metavar="N", help="positions of a batch; 2048")
-    parser.add_argument("--every", type=_positive, default=100, metavar="N", help="steps between checkpoints; 100")
+    parser.add_argument("--rows", type=positive, default=2048, metavar="N", help="positions of a batch; 2048")
+    parser.add_argument("--every", type=positive, default=100, metavar="N", help="steps between checkpoints; 100")
     parser.add_argument("--precision", choices=PRECISIONS, default="auto", help="auto: the faster one here")
     parser.add_argument("--seed", type=int, default=0)
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
-    return number
 
 
 if __name__ == "__main__":
