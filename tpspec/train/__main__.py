@@ -1,4 +1,4 @@
-"""`-m tpspec.train generate | taps | eagle | medusa`: a draft head for a model, from the model's own texts alone.
+"""`-m tpspec.train generate | taps | eagle | medusa | model`: a draft head, or model, from a model's own texts alone.
 
 A front door: reads the command line, prints. Must not know how texts are made or heads trained.
 """
@@ -23,15 +23,19 @@ from tpspec.train.eagle import EagleHead
 from tpspec.train.generate import Author, open_engine
 from tpspec.train.loop import Plan
 from tpspec.train.medusa import MedusaHeads
+from tpspec.train.model import DraftModel, at_random, of_layers
 from tpspec.train.progress import Progress
 from tpspec.train.prompts import Given, Invented, Prompts
+from tpspec.train.target import taught
 from tpspec.train.texts import TextFile
 
 if TYPE_CHECKING:
     from tpspec.train.command import Make
 
 MODULE = "tpspec.train"
+IDS = "of the draft vocabulary; 4096"
 MODEL = "a folder, a demo model's name or a hub id such as org/name"
+TOKENIZER = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 PRECISIONS = {"auto": None, "bfloat16": True, "float32": False}
 
 
@@ -77,10 +81,19 @@ def _medusa(options: argparse.Namespace) -> int:
     return _train(options, lambda target, ids, _: MedusaHeads(target, ids, options.heads, options.layers))
 
 
-def _train(options: argparse.Namespace, make: Make) -> int:
+def _model(options: argparse.Namespace) -> int:
+    target = taught(find(options.model))
+    if options.hidden:
+        design = at_random(target, options.layers, options.hidden)
+    else:
+        design = of_layers(target, options.layers, spread=options.from_layers == "spread")
+    return _train(options, lambda target, *_: DraftModel(target, design, options.depth), TOKENIZER)
+
+
+def _train(options: argparse.Namespace, make: Make, beside: tuple[str, ...] = ()) -> int:
     plan = Plan(options.steps, options.minutes, options.rate, options.rows, options.every, options.seed)
     order = Order(
-        find(options.model), options.data, options.out, options.ids, plan, PRECISIONS[options.precision], make
+        find(options.model), options.data, options.out, options.ids, plan, PRECISIONS[options.precision], make, beside
     )
     record = Apprenticeship(order).run()
     print(json.dumps(record["history"][-1] if record["history"] else record))
@@ -88,7 +101,7 @@ def _train(options: argparse.Namespace, make: Make) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Train draft heads for a model.")
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Train draft heads, or a draft model.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = commands.add_parser("generate", help="texts of the model itself, to train on")
     generate.set_defaults(run=_generate)
@@ -108,25 +121,35 @@ def _parser() -> argparse.ArgumentParser:
     taps.add_argument("model", help=MODEL)
     taps.add_argument("--data", type=Path, required=True, metavar="DIR", help="texts made by `generate`")
     eagle = _training_parser(commands.add_parser("eagle", help="an EAGLE-3 head"), _eagle)
+    eagle.add_argument("--ids", type=positive, default=4096, metavar="N", help=IDS)
     eagle.add_argument("--channels", type=positive, default=1024, metavar="N", help="of its MLP; 1024")
     eagle.add_argument("--depth", type=positive, default=4, metavar="K", help="draft steps it is trained for; 4")
     medusa = _training_parser(commands.add_parser("medusa", help="Medusa heads"), _medusa)
+    medusa.add_argument("--ids", type=positive, default=4096, metavar="N", help=IDS)
     medusa.add_argument("--heads", type=positive, default=4, metavar="K", help="one for each draft step; 4")
     medusa.add_argument("--layers", type=positive, default=1, metavar="N", help="residual blocks of each; 1")
+    model = _training_parser(commands.add_parser("model", help="a draft model of its own"), _model)
+    model.set_defaults(ids=None)
+    model.add_argument("--layers", type=positive, required=True, metavar="N")
+    start = model.add_mutually_exclusive_group(required=True)
+    start.add_argument("--hidden", type=positive, metavar="N", help="begin at random, so wide")
+    start.add_argument(
+        "--from-layers", choices=("first", "spread"), help="begin as layers of the target, as wide as it"
+    )
+    model.add_argument("--depth", type=positive, default=4, metavar="K", help="drafts in a row that are measured; 4")
     return parser
 
 
 def _training_parser(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    """What both kinds of head are asked for."""
+    """What all kinds are asked for."""
     parser.set_defaults(run=run)
     parser.add_argument("model", help=MODEL)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="texts made by `generate`")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="goes on from a checkpoint that is there"
     )
-    parser.add_argument("--ids", type=positive, default=4096, metavar="N", help="of the draft vocabulary; 4096")
     parser.add_argument("--steps", type=positive, default=2000, metavar="N", help="batches at most; 2000")
     parser.add_argument("--minutes", type=float, metavar="M", help="of training at most, whatever the steps")
     parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="highest learning rate; 0.001")

@@ -5,6 +5,7 @@ Knows every other file of this room; decides nothing that an option does not say
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from tpspec.train.eagle import EagleHead
     from tpspec.train.loop import Plan
     from tpspec.train.medusa import MedusaHeads
+    from tpspec.train.model import DraftModel
     from tpspec.train.target import Taught
 
     # The third: the usual size of each feature.
-    Make = Callable[[Taught, DraftVocabulary, Tensor], EagleHead | MedusaHeads]
+    Make = Callable[[Taught, DraftVocabulary, Tensor], EagleHead | MedusaHeads | DraftModel]
 
 HELD_OUT = 0.03  # of the shards
 
@@ -44,16 +46,18 @@ HELD_OUT = 0.03  # of the shards
 class Order:
     """What a user asked for. model: the target's folder. make: the head, from what the data says.
 
-    bf16: whether products are done in bfloat16; None: if that is faster here.
+    num_ids: of the draft vocabulary; None: the target's. bf16: whether products are done in bfloat16; None: if that is
+    faster here. beside: patterns of files of the target that are copied, for a head that is a model.
     """
 
     model: Path
     data: Path
     out: Path
-    num_ids: int
+    num_ids: int | None
     plan: Plan
     bf16: bool | None
     make: Make
+    beside: tuple[str, ...] = ()
 
 
 def tap(model: Path, data: Path) -> Shards:
@@ -74,6 +78,8 @@ class Apprenticeship:
     """One run, from its data to its files."""
 
     def __init__(self, order: Order) -> None:
+        if order.out.resolve() == order.model.resolve():
+            raise UserError(f"--out {order.out} is the folder of the target itself; should be another")
         self._order = order
         shards = tap(order.model, order.data)
         self._learnt, held = split(len(shards), HELD_OUT)
@@ -82,7 +88,8 @@ class Apprenticeship:
         target = taught(order.model)
         answers = [told.answer for index in self._learnt for told in shards.texts(index)]
         self._num_tokens = sum(map(len, answers))
-        self._vocabulary = DraftVocabulary.most_used(answers, order.num_ids, target.vocab, target.eos_ids)
+        num_ids = order.num_ids or target.vocab
+        self._vocabulary = DraftVocabulary.most_used(answers, num_ids, target.vocab, target.eos_ids)
         torch.manual_seed(order.plan.seed)
         self._head = order.make(target, self._vocabulary, usual_size(shards.read(self._learnt[0])))
         self._made_of = {"ids": list(self._vocabulary.ids), "texts": len(answers), "config": self._head.config()}
@@ -94,6 +101,9 @@ class Apprenticeship:
         order, training = self._order, self._training
         order.out.mkdir(parents=True, exist_ok=True)
         training.resume(order.out, self._made_of)
+        for pattern in order.beside:
+            for path in order.model.glob(pattern):
+                shutil.copy(path, order.out)
         progress = Progress("steps", order.plan.steps, training.step)
         training.run(self._learnt, lambda tokens, loss: progress.step(tokens=tokens, loss=loss), self._keep)
         progress.end()

@@ -21,6 +21,7 @@ def draw(path: Path, history: Sequence[dict[str, Any]]) -> bool:
     found = [point["acceptance"]["all"] for point in history]
     for depth in range(len(history[0]["loss"])):
         losses.plot(steps, [point["loss"][depth] for point in history], label=f"draft step {depth + 1}")
+    for depth in range(len(found[0]["by_depth"])):
         chains.plot(steps, [point["by_depth"][depth] for point in found], label=f"first {depth + 1} right")
     last = found[-1]["tokens_per_round"]
     losses.set(title="loss", xlabel="step", ylabel="cross-entropy with the target's law")

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from tpspec.errors import UserError
 from tpspec.train.batches import endless, shard_batches
 from tpspec.train.files import read_checkpoint, save_checkpoint
-from tpspec.train.objective import Acceptance, Judge, lengths, weighted
+from tpspec.train.objective import Acceptance, Judge, chained, lengths, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,11 +134,11 @@ class Training:
     @torch.inference_mode()
     def acceptance(self) -> dict[str, Any]:
         """Of greedy chains, over the held-out texts that were written greedily."""
-        found = Acceptance()
+        found, depth = Acceptance(), self._accelerator.unwrap_model(self._head).depth
         for index in self._held:
             for batch in shard_batches(self._shards, index, self._plan.rows, greedy=True):
                 moved = batch.to(self._accelerator.device)
-                agreed_BAK = self._judge.agreed(self._head(moved), self._output, moved)
+                agreed_BAK = chained(self._judge.agreed(self._head(moved), self._output, moved), depth)
                 for text, kind in enumerate(batch.kinds):
-                    found.add(kind, lengths(agreed_BAK[text], moved.real_BA()[text]), agreed_BAK.shape[-1])
+                    found.add(kind, lengths(agreed_BAK[text], moved.real_BA()[text]), depth)
         return found.report()

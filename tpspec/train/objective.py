@@ -1,8 +1,8 @@
 """What a head is trained for, and how good it is: the target's law among the draft ids, and greedy agreement.
 
-Both kinds of head give the same thing, rows for an output head at each draft step, so this knows neither.
+Every kind of head gives the same thing, rows for an output head at each draft step, so this knows none.
 
-Shapes: B texts, A rows of each, R rows that predict, D hidden, V draft ids, K draft steps.
+Shapes: B texts, A rows of each, R rows that predict, D hidden, E hidden of the target, V draft ids, K draft steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,67 +21,86 @@ if TYPE_CHECKING:
 
 Drafts = list[tuple["Tensor", "Tensor"]]  # of each step: rows that predict [B, A], and what enters the head [rows, D]
 DECAY = 0.8  # weight of a step beside the one before it: what is never reached matters less (EAGLE-3)
-CHUNK = 512  # rows whose logits exist at once: those of a whole batch would not fit a cache
+SCORES, LEAST = 2**21, 64  # logits that exist at once, or of so many rows: those of a whole batch would not fit a cache
+
+
+def _chunk(head_VD: Tensor) -> int:
+    """Rows whose logits are made at once."""
+    return max(LEAST, SCORES // len(head_VD))
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of softmax(x W^T) with a given law. The gradients are made on the way, chunk by chunk."""
+    """Mean cross-entropy of softmax(x W^T) with the target's law. All of a chunk is made on the way, gradients too."""
 
     @staticmethod
-    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, law_RV: Tensor) -> Tensor:
-        grad_x, grad_w = torch.empty_like(x_RD), torch.zeros_like(weight_VD, dtype=torch.float32)
+    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor) -> Tensor:
+        learns = ctx.needs_input_grad[1]
+        grad_x, grad_w = torch.empty_like(x_RD), torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         wide_VD, total = weight_VD.to(x_RD.dtype), x_RD.new_zeros((), dtype=torch.float32)
-        for at in range(0, len(x_RD), CHUNK):
-            rows, law = x_RD[at : at + CHUNK], law_RV[at : at + CHUNK].float()
+        size = _chunk(weight_VD)
+        for at in range(0, len(x_RD), size):
+            rows, law = x_RD[at : at + size], (judged_RE[at : at + size] @ head_VE.T).float().softmax(-1)
             log_q = (rows @ wide_VD.T).float().log_softmax(-1)
             total -= (law * log_q).sum()
             grad = (log_q.exp_().sub_(law) / len(x_RD)).to(x_RD.dtype)
-            grad_x[at : at + CHUNK] = grad @ wide_VD
-            grad_w += grad.T @ rows
-        ctx.save_for_backward(grad_x, grad_w.to(weight_VD.dtype))
+            grad_x[at : at + size] = grad @ wide_VD
+            if grad_w is not None:
+                grad_w += grad.T @ rows
+        ctx.save_for_backward(grad_x, None if grad_w is None else grad_w.to(weight_VD.dtype))
         return total / len(x_RD)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         grad_x, grad_w = ctx.saved_tensors
-        return grad * grad_x, grad * grad_w, None
+        return grad * grad_x, None if grad_w is None else grad * grad_w, None, None
 
 
-def cross_entropy(x_RD: Tensor, weight_VD: Tensor, law_RV: Tensor) -> Tensor:
-    loss: Tensor = _CrossEntropy.apply(x_RD, weight_VD, law_RV)  # type: ignore[no-untyped-call]
+def cross_entropy(x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor) -> Tensor:
+    """judged_RE, head_VE: the target's last hidden states, and its head's rows of the same ids as weight_VD."""
+    loss: Tensor = _CrossEntropy.apply(x_RD, weight_VD, judged_RE, head_VE)  # type: ignore[no-untyped-call]
     return loss
 
 
 class Judge:
-    """head_VD: the target's output rows of the draft ids. place_of: draft id of every id of the target, -1 for none.
+    """head_VE: the target's output rows of the draft ids. place_of: draft id of every id of the target, -1 for none.
 
     dtype: of the products with output heads.
     """
 
-    def __init__(self, head_VD: Tensor, place_of: Tensor, dtype: torch.dtype) -> None:
-        self._head_VD, self._place_of, self._dtype = head_VD, place_of, dtype
+    def __init__(self, head_VE: Tensor, place_of: Tensor, dtype: torch.dtype) -> None:
+        self._head_VE, self._place_of, self._dtype = head_VE, place_of, dtype
 
     def losses(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> list[Tensor]:
         """Cross-entropy of each step with the target's law; rows whose token cannot be drafted do not count."""
-        law_BAV = torch.softmax(batch.judged_BAD() @ self._head_VD.T, -1)
+        judged_BAE = batch.judged_BAD()
         losses = []
         for step, (predicts_BA, x_RD) in enumerate(drafts):
             texts, rows = predicts_BA.nonzero(as_tuple=True)
             counts = self._places(step, predicts_BA, batch) >= 0
-            law_RV = law_BAV[texts[counts], rows[counts] + step]
-            losses.append(cross_entropy(x_RD[counts].to(self._dtype), output_VD, law_RV))
+            judged_RE = judged_BAE[texts[counts], rows[counts] + step]
+            losses.append(cross_entropy(x_RD[counts].to(self._dtype), output_VD, judged_RE, self._head_VE))
         return losses
 
     def agreed(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> Tensor:
         """[B, A, K] bool: the greedy drafts of all steps up to this one are the tokens of the text."""
+        wide_VD = output_VD.to(self._dtype)
         found = [torch.zeros_like(predicts_BA) for predicts_BA, _ in drafts]
         for step, (predicts_BA, x_RD) in enumerate(drafts):
-            guesses = (x_RD.to(self._dtype) @ output_VD.to(self._dtype).T).argmax(-1)
-            found[step][predicts_BA] = guesses == self._places(step, predicts_BA, batch)
+            chunks = torch.split(x_RD.to(self._dtype), _chunk(output_VD))
+            guesses_R = torch.cat([(rows @ wide_VD.T).argmax(-1) for rows in chunks])
+            found[step][predicts_BA] = guesses_R == self._places(step, predicts_BA, batch)
         return torch.stack(found, -1).cumprod(-1).bool()
 
     def _places(self, step: int, predicts_BA: Tensor, batch: Batch) -> Tensor:
         return self._place_of[batch.tokens(step + 2)[predicts_BA]]
+
+
+def chained(agreed_BAK: Tensor, depth: int) -> Tensor:
+    """[B, A, depth]: as given; of one step alone, which a model repeats from row to row, so many rows on."""
+    if agreed_BAK.shape[-1] == depth:
+        return agreed_BAK
+    right_BA = F.pad(agreed_BAK[..., 0], (0, depth - 1))
+    return right_BA.unfold(1, depth, 1).cumprod(-1).bool()
 
 
 def weighted(losses: list[Tensor]) -> Tensor:

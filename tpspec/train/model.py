@@ -1,0 +1,125 @@
+"""A draft model in training: a small decoder of transformers' own, that reads the target's tokens and no taps.
+
+It begins at random, as a Llama, or as some of the target's own layers between its embeddings and head, which then stay
+as they are. Must not know loops, files or optimisers.
+
+Shapes: B texts, S positions, A rows that predict, D hidden of the draft model, V ids.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tpspec.errors import UserError
+from tpspec.model.weights import Checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.train.batches import Batch
+    from tpspec.train.target import Taught
+
+CHANNELS = 3  # of the MLP, for each of the hidden ones
+PER_LAYER = ("layer_types", "no_rope_layers")  # what a config says of each layer
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """config: of transformers, for the draft model. layers: of the target, that it begins with; none: at random."""
+
+    config: Any
+    layers: tuple[int, ...] = ()
+
+
+def at_random(target: Taught, num_layers: int, hidden: int) -> Design:
+    """A Llama with the target's vocabulary and head size, one table for its embeddings and its head."""
+    from transformers import LlamaConfig
+
+    if hidden % target.head_dim:
+        raise UserError(f"--hidden {hidden} should be a multiple of {target.head_dim}, the size of the target's heads")
+    num_heads = hidden // target.head_dim
+    special = {name: target.config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return Design(
+        LlamaConfig(
+            vocab_size=target.vocab,
+            hidden_size=hidden,
+            intermediate_size=CHANNELS * hidden,
+            num_hidden_layers=num_layers,
+            num_attention_heads=num_heads,
+            num_key_value_heads=math.gcd(num_heads, target.num_kv_heads),
+            head_dim=target.head_dim,
+            max_position_embeddings=target.config.get("max_position_embeddings", 2048),
+            rms_norm_eps=target.eps,
+            rope_parameters={"rope_type": "default", "rope_theta": target.rope_theta},
+            tie_word_embeddings=True,
+            **special,
+        )
+    )
+
+
+def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
+    """The target with so few of its layers: its first, or from its first to its last in like steps."""
+    from transformers import AutoConfig
+
+    if num_layers > target.num_layers:
+        raise UserError(f"--layers {num_layers} is more than the target's own {target.num_layers}")
+    step = (target.num_layers - 1) / max(1, num_layers - 1) if spread else 1
+    layers = tuple(round(i * step) for i in range(num_layers))
+    fields = AutoConfig.from_pretrained(target.folder).to_dict()
+    lists = {name: [fields[name][i] for i in layers] for name in PER_LAYER if fields.get(name)}
+    return Design(AutoConfig.for_model(**fields | lists | {"num_hidden_layers": num_layers}), layers)
+
+
+class DraftModel(nn.Module):
+    """depth: drafts in a row that are measured. One step is all that it gives: the next is the same, a row on."""
+
+    def __init__(self, target: Taught, design: Design, depth: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        super().__init__()
+        self.depth, self._layers = depth, design.layers
+        self.model = AutoModelForCausalLM.from_config(design.config, dtype=torch.float32)
+        if design.layers:
+            self._begin_as(target)
+
+    def forward(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Of the first draft step the rows that predict, [B, A] bool, and what enters the head there, [rows, D]."""
+        x_BSD = self.model.base_model(batch.ids_BS, use_cache=False).last_hidden_state
+        predicts_BA = batch.predicts(0)
+        texts, _ = predicts_BA.nonzero(as_tuple=True)
+        return [(predicts_BA, x_BSD[texts, batch.rows_BA[predicts_BA] + 1])]
+
+    @property
+    def output(self) -> Tensor:
+        """[V, D]: what turns the rows into logits."""
+        weight: Tensor = self.model.lm_head.weight
+        return weight
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The model as published: of shared tensors the first name alone."""
+        return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+
+    def config(self) -> dict[str, Any]:
+        """config.json as transformers writes it, and the layers of the target that the model began with."""
+        config: dict[str, Any] = json.loads(self.model.config.to_json_string())
+        return config | {
+            "architectures": [type(self.model).__name__],
+            "dtype": "bfloat16",
+            "from_layers": list(self._layers),
+        }
+
+    @torch.no_grad()
+    def _begin_as(self, target: Taught) -> None:
+        checkpoint = Checkpoint(target.folder)
+        for name, parameter in self.model.named_parameters():
+            theirs = re.sub(r"layers\.(\d+)", lambda found: f"layers.{self._layers[int(found[1])]}", name)
+            parameter.copy_(checkpoint.read(theirs, tuple(parameter.shape)))
+        for shared in (self.model.get_input_embeddings(), self.model.lm_head):
+            shared.requires_grad_(False)
