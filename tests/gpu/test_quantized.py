@@ -11,9 +11,9 @@ import torch
 from tests.checkpoints import tiny
 from tests.worlds import serve, topology
 from tpspec.model.linear import quantized_linear
-from tpspec.model.quantized import DequantizedLinear
+from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
 from tpspec.request import Request
-from tpspec.topology.groups import grid_of
+from tpspec.topology.groups import Grid, grid_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")
@@ -32,10 +32,24 @@ def test_the_cards_product_is_the_dequantized_one(
     weight = torch.randn(70, len(read), generator=noise).to(CUDA, dtype)
     bias = torch.randn(70, generator=noise).to(CUDA, dtype)
     x = torch.randn(num_rows, len(columns), generator=noise).to(CUDA, dtype)
-    y = quantized_linear(weight, bias, bits, grid)(x)
-    expected = DequantizedLinear(weight, bias, bits, grid)(x)
+    matrix = Rounded(weight, bits, grid)
+    y = quantized_linear(matrix, bias, CUDA)(x)
+    expected = DequantizedLinear(matrix, bias)(x)
     eps = 2**-6 if bits == 4 or dtype == torch.bfloat16 else 2**-9
     assert (y - expected).abs().max() <= eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_cards_product_takes_what_others_quantized(bits: Any, has_zeros: bool) -> None:
+    """Stands against zeros that only four bits have, and a kernel that reads float32 scales as bfloat16."""
+    noise, kind = torch.Generator().manual_seed(0), torch.int8 if bits == 8 else torch.uint8
+    codes = torch.randint(-128 if bits == 8 else 0, 128 if bits == 8 else 16, (70, 512), generator=noise).to(kind)
+    scales, zeros = (torch.rand(70, 4, generator=noise) + 0.5 for _ in "sz")
+    matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(CUDA), Grid(128, 0, 512))
+    x = torch.randn(7, 512, generator=noise).to(CUDA, torch.bfloat16)
+    expected = DequantizedLinear(matrix, None)(x)
+    assert (quantized_linear(matrix, None, CUDA)(x) - expected).abs().max() <= 2**-6 * expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

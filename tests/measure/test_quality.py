@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import tiny
+from tests.model.published import gptq, publish
 from tpspec.measure.__main__ import main
-from tpspec.measure.quality_command import CHUNK, compare
+from tpspec.measure.quality_command import CHUNK, Kind, compare
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def test_perplexity_is_that_of_transformers_and_four_bits_cost_more_than_eight(f
         losses = [
             float(model(ids, labels=ids).loss) * (ids.shape[1] - 1) for ids in map(torch.tensor, ([long], [short]))
         ]
-    plain, eight, four = compare(str(folder), "float32", ["int8", "int4"], [short], [long, short], 16)
+    kinds = [Kind(str(folder)), Kind(str(folder), "int8"), Kind(str(folder), "int4")]
+    plain, eight, four = compare(kinds, "float32", [short], [long, short], 16)
     assert torch.tensor(plain.perplexity).log().item() == pytest.approx(sum(losses) / (len(long) + 10), rel=1e-4)
     assert plain.agreement == plain.same_answers == 1
     assert plain.num_bytes > eight.num_bytes > four.num_bytes
@@ -43,6 +45,27 @@ def test_the_command_says_it_as_json(folder: Path, tmp_path: Path, capsys: pytes
     assert main(["quality", str(folder), *options]) == 0
     plain, eight = json.loads(capsys.readouterr().out)
     assert (plain["weights"], eight["weights"]) == ("bfloat16", "int8")
+
+
+def test_a_small_cache_and_other_checkpoints_are_compared_with_the_first(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stands against a published checkpoint that is compared with itself, and one whose codes are quantized again."""
+    (tmp_path / "prompts").write_text('{"prompt": "the cat and the hat, the end of the other one"}\n')
+    quantized, meant = map(str, publish(folder, tmp_path, gptq()))
+    options = ["--prompts", str(tmp_path / "prompts"), "--tokens", "4", "--dtype", "float32", "--json"]
+    assert main(["quality", quantized, "--cache", "--also", meant, str(folder), *options]) == 0
+    first, cache, same, plain = json.loads(capsys.readouterr().out)
+    assert [one["weights"] for one in (first, cache, same, plain)] == [
+        "float32",
+        "float32, cache int8",
+        meant,
+        str(folder),
+    ]
+    assert same["perplexity"] == pytest.approx(first["perplexity"], rel=1e-4)
+    assert same["num_bytes"] > 1.5 * first["num_bytes"]
+    assert abs(plain["perplexity"] / first["perplexity"] - 1) > 1e-3
+    assert 0 < abs(cache["perplexity"] / first["perplexity"] - 1) < 0.05
 
 
 def test_a_text_that_is_not_there_is_a_message(

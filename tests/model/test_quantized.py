@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,13 +20,16 @@ from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, compiled_products
-from tpspec.model.quantized import DequantizedLinear, quantize
+from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
 from tpspec.request import Request, Sampling
 from tpspec.topology import checkpoint
 from tpspec.topology.checkpoint import find
 from tpspec.topology.groups import grid_of
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split, weight_bytes
+
+if TYPE_CHECKING:
+    from tpspec.model.quantized import Matrix
 
 CPU = torch.device("cpu")
 KINDS = pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -46,10 +49,10 @@ def slices(draw: st.DrawFn) -> tuple[int, range]:
     return size, range(start, draw(st.integers(start + 1, size)))
 
 
-def compiled(weight: torch.Tensor, bias: torch.Tensor | None, bits: Any, grid: Any) -> CompiledLinear:
+def compiled(matrix: Matrix, bias: torch.Tensor | None) -> CompiledLinear:
     if (loaded := compiled_products()) is None:
         pytest.skip("the compiled products were not built here")
-    return CompiledLinear(loaded, weight, bias, bits, grid)
+    return CompiledLinear(loaded, matrix, bias)
 
 
 @settings(deadline=None)
@@ -88,8 +91,9 @@ def test_the_compiled_product_is_the_dequantized_one(
     weight = noise(num_outputs, size)[:, read.start : read.stop].to(dtype)
     bias = noise(num_outputs, seed=1).to(dtype) if biased else None
     x = noise(num_rows, len(columns), seed=2).to(dtype)
-    product = compiled(weight, bias, bits, grid)
-    y, expected = product(x), DequantizedLinear(weight, bias, bits, grid)(x)
+    matrix = Rounded(weight, bits, grid)
+    product = compiled(matrix, bias)
+    y, expected = product(x), DequantizedLinear(matrix, bias)(x)
     assert y.dtype == dtype
     assert (y - expected).abs().max() <= EPS[dtype] * expected.abs().max() + 1e-5
     assert torch.equal(y, torch.cat([product(row[None]) for row in x]))
@@ -104,8 +108,8 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     (grid, _), total = grid_of(range(size), size), torch.zeros(3, 20)
     for start, stop in zip([0, *cuts], [*cuts, size], strict=True):
         part, read = grid_of(range(start, stop), size)
-        total += DequantizedLinear(weight[:, read.start : read.stop], None, bits, part)(x[:, start:stop])
-    whole = DequantizedLinear(weight, None, bits, grid)(x)
+        total += DequantizedLinear(Rounded(weight[:, read.start : read.stop], bits, part), None)(x[:, start:stop])
+    whole = DequantizedLinear(Rounded(weight, bits, grid), None)(x)
     assert (total - whole).abs().max() < 1e-5 * whole.abs().max() + 1e-5
 
 

@@ -17,8 +17,41 @@ if TYPE_CHECKING:
 Slots = slice | torch.Tensor  # a slice when the rows' slots follow each other: no index, no copy
 
 
+class Cells:
+    """Keys, or values, of one layer: head-major, so that a contiguous run of slots is one strided view for attention.
+
+    Of 8 bits: codes from -127 to 127, and a float32 scale for each head of each slot.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, *, small: bool) -> None:
+        self._dtype = dtype
+        self.numbers_GSE = torch.zeros(shape, dtype=torch.int8 if small else dtype, device=device)
+        self.scales_GS = torch.zeros(shape[:2], device=device) if small else None
+
+    def write(self, slots: Slots, x_TGE: Tensor) -> None:
+        x_GTE = x_TGE.transpose(0, 1)
+        if self.scales_GS is not None:
+            scales_GT = x_GTE.abs().amax(2).float() / 127
+            scales_GT = torch.where(scales_GT == 0, 1, scales_GT)  # codes know no NaN; a scale does
+            self.scales_GS[:, slots] = scales_GT
+            x_GTE = (x_GTE / scales_GT[..., None]).round_().to(torch.int8)
+        self.numbers_GSE[:, slots] = x_GTE
+
+    def read(self, slots: Slots) -> Tensor:
+        """[G, slots, E]"""
+        numbers_GSE = self.numbers_GSE[:, slots]
+        if self.scales_GS is None:
+            return numbers_GSE
+        return (numbers_GSE * self.scales_GS[:, slots, None]).to(self._dtype)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        self.numbers_GSE[:, target] = self.numbers_GSE[:, source]
+        if self.scales_GS is not None:
+            self.scales_GS[:, target] = self.scales_GS[:, source]
+
+
 class KVStore:
-    """Keys and values, head-major so that a contiguous run of slots is one strided view for attention."""
+    """Keys and values of every layer. small: in 8 bits, whatever the dtype they are written and read in."""
 
     def __init__(
         self,
@@ -28,15 +61,17 @@ class KVStore:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        small: bool = False,
     ) -> None:
         shape = (num_kv_heads, num_slots, head_dim)
-        self.keys_LGSE = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values_LGSE = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.keys = [Cells(shape, dtype, device, small=small) for _ in range(num_layers)]
+        self.values = [Cells(shape, dtype, device, small=small) for _ in range(num_layers)]
         self.num_slots, self.device = num_slots, device
 
     def write(self, layer: int, slots: Slots, k_TGE: Tensor, v_TGE: Tensor) -> None:
-        self.keys_LGSE[layer][:, slots] = k_TGE.transpose(0, 1)
-        self.values_LGSE[layer][:, slots] = v_TGE.transpose(0, 1)
+        self.keys[layer].write(slots, k_TGE)
+        self.values[layer].write(slots, v_TGE)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots to slots in every layer; all sources are read before any target is written."""
@@ -44,8 +79,8 @@ class KVStore:
             return
         source = torch.tensor(sources, device=self.device)
         target = torch.tensor(targets, device=self.device)
-        for tensor_GSE in (*self.keys_LGSE, *self.values_LGSE):
-            tensor_GSE[:, target] = tensor_GSE[:, source]
+        for cells in (*self.keys, *self.values):
+            cells.move(source, target)
 
 
 def as_slots(numbers: Sequence[int], device: torch.device) -> Slots:

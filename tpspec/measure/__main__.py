@@ -63,7 +63,7 @@ def _savings(options: argparse.Namespace) -> int:
     prompts = _prompts(options.prompts)
     if options.sources is not None:
         return _side_by_side(options, parsed(options.sources), prompts)
-    with open_seat(options, f"{MODULE} savings", refuse_plain_topology) as seat:
+    with open_seat(options, f"{MODULE} savings", lambda topology, _: refuse_plain_topology(topology)) as seat:
         if seat.holds_shard:
             seat.engine.host = Filled(seat.engine.host)
             seat.engine.scheduler.reuse.is_on = False  # who comes second has his prompt to read, too

@@ -29,7 +29,7 @@ from tpspec.comm.shared import SharedMemory
 from tpspec.errors import UserError, WorldFailure
 from tpspec.measure.graphs import seconds_in_graph
 from tpspec.measure.links_command import checked_sizes, command, parser
-from tpspec.roles.door import guarded
+from tpspec.roles.door import find_place, guarded
 from tpspec.topology.link_file import BoxData, CurveData, LineData, LinksFile, dump_links
 from tpspec.topology.links import link
 
@@ -56,7 +56,7 @@ def links(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    place = Place.from_env(os.environ)
+    place = find_place()
     sizes = checked_sizes(options, place, arguments)
     with join_world(place, _device(place, options.transport)) as world:
         _agree_on_file(world, options.out)

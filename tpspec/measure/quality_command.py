@@ -1,4 +1,4 @@
-"""`python -m tpspec.measure quality MODEL`: what small weights cost: perplexity of texts, agreement on greedy answers.
+"""`python -m tpspec.measure quality MODEL`: what 8 and 4 bits cost: perplexity of texts, agreement on greedy answers.
 
 A front door of its own, in one process, with one model in memory at a time. Must not know how weights are quantized.
 """
@@ -25,7 +25,6 @@ from tpspec.roles.door import guarded
 from tpspec.roles.fit import shape_of
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
-from tpspec.topology.groups import BITS
 from tpspec.topology.report import table
 from tpspec.topology.shards import DTYPE_BYTES, split, weight_bytes
 
@@ -35,9 +34,23 @@ if TYPE_CHECKING:
 
 COMMAND = "python -m tpspec.measure quality"
 Ids = tuple[int, ...]
+KINDS: tuple[Quantize, ...] = ("int8", "int4")
 LONGEST = 512  # tokens of a piece of a text, each read from its own beginning
 CHUNK = 128  # rows of a forward
 HEADS = ("weights", "MiB", "perplexity", "ratio", "same greedy token", "same answers")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is compared: a checkpoint, how its weights are quantized, and whether its cache has 8 bits."""
+
+    model: str
+    quantize: Quantize | None = None
+    small_cache: bool = False
+
+    def name(self, first: str, dtype: str) -> str:
+        weights = self.quantize or (dtype if self.model == first else self.model)
+        return f"{weights}, cache int8" if self.small_cache else weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +74,42 @@ def _run(options: argparse.Namespace) -> int:
     given = read_prompts(options.prompts) if options.prompts else built_in_prompts(chat=text.has_chat_template)
     prompts = [prompt.encode(text)[-LONGEST:] for prompt in given]
     texts = prompts if options.text is None else _pieces(text.encode(_read(options.text)))
-    found = list(compare(options.model, options.dtype, options.quantize, prompts, texts, options.tokens))
+    found = list(compare(_kinds(options), options.dtype, prompts, texts, options.tokens))
     lines = [json.dumps([asdict(one) for one in found])] if options.json else _lines(found, options.tokens)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 
+def _kinds(options: argparse.Namespace) -> list[Kind]:
+    """The model as it is first. Weights that are codes already are not quantized, unless that is asked for."""
+    stored = shape_of(find(options.model)).stored
+    is_small = stored is not None and stored.small_bits is not None
+    asked: Sequence[Quantize] | None = options.quantize
+    quantize = asked if asked is not None else () if is_small else KINDS
+    kinds = [Kind(options.model), *(Kind(options.model, kind) for kind in quantize)]
+    caches = [Kind(options.model, small_cache=True)] if options.cache else []
+    return [*kinds, *caches, *(Kind(other) for other in options.also)]
+
+
 def compare(
-    model: str, dtype: str, kinds: Sequence[Quantize], prompts: Sequence[Ids], texts: Sequence[Ids], num_tokens: int
+    kinds: Sequence[Kind], dtype: str, prompts: Sequence[Ids], texts: Sequence[Ids], num_tokens: int
 ) -> Iterator[Quality]:
-    """The plain model first, then each kind of quantized weights. num_tokens: of each answer."""
-    folder = find(model)
-    shape, device = shape_of(folder), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    (whole,) = split(shape, (1.0,))
+    """Each with the first. num_tokens: of each answer."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     num_slots = max(len(ids) for ids in (*prompts, *texts)) + num_tokens
     answers: list[Ids] = []
-    for kind in (None, *kinds):
-        decoder = load_whole(folder, shape, getattr(torch, dtype), device, num_slots, kind)
+    for kind in kinds:
+        folder = find(kind.model)
+        shape = shape_of(folder)
+        (whole,) = split(shape, (1.0,))
+        decoder = load_whole(
+            folder, shape, getattr(torch, dtype), device, num_slots, kind.quantize, small_cache=kind.small_cache
+        )
         answers = answers or [_answer(decoder, prompt, num_tokens) for prompt in prompts]
         same = [_same(decoder, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
         yield Quality(
-            weights=kind or dtype,
-            num_bytes=weight_bytes(shape, whole, dtype, kind),
+            weights=kind.name(kinds[0].model, dtype),
+            num_bytes=weight_bytes(shape, whole, dtype, kind.quantize),
             perplexity=_perplexity(decoder, texts),
             agreement=sum(map(sum, same)) / sum(map(len, same)),
             same_answers=sum(map(all, same)) / len(same),
@@ -160,8 +187,11 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=COMMAND, description="What smaller weights cost in quality.")
     parser.add_argument("model", metavar="MODEL", help="a folder, a demo model's name or a hub id")
-    parser.add_argument("--quantize", nargs="+", choices=list(BITS), default=list(BITS), metavar="KIND",
-                        help="kinds of weights to compare with the plain ones: int8, int4; both")  # fmt: skip
+    parser.add_argument("--quantize", nargs="*", choices=KINDS, metavar="KIND",
+                        help="kinds of weights to compare with its own: int8, int4; both")  # fmt: skip
+    parser.add_argument("--cache", action="store_true", help="compare with a cache of 8 bits, too")
+    parser.add_argument("--also", nargs="+", default=[], metavar="MODEL",
+                        help="other checkpoints of the same model, such as quantized ones")  # fmt: skip
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" and "kind" to answer')
     parser.add_argument("--text", type=Path, metavar="FILE", help="a text for the perplexity; the prompts' own")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer; 64")

@@ -16,7 +16,7 @@ from tpspec.topology.calibration import Sample, fit
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost
 from tpspec.topology.links import LinkTable, link_for
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, num_params, split, weight_bytes
 
 if TYPE_CHECKING:
     from tpspec.measure.trace import Recording, Round
@@ -52,7 +52,8 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
     on = [gpus[rank] for rank in target.ranks]
     for shard, card in zip(shards, on, strict=True):
         _check_fits(topology, shape, shard, card)
-    loads = [_load(shape, shard, target.dtype, target.quantize, context) for shard in shards]
+    kv = topology.cache_dtype
+    loads = [_load(shape, shard, target.dtype, target.quantize, kv, context) for shard in shards]
     row_bytes = shape.hidden * DTYPE_BYTES[target.dtype]
     return TimeModel(
         step_cost(loads, on, shape.num_layers, row_bytes, _link(topology)), _draft(topology, gpus, context)
@@ -65,18 +66,19 @@ def _draft(topology: Topology, gpus: Sequence[Card], context: int) -> StepCost |
         return None
     shape = shape_of(topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
-    load = _load(shape, whole, topology.draft.dtype or topology.target.dtype, topology.draft.quantize, context)
+    dtype = topology.draft.dtype or topology.target.dtype
+    load = _load(shape, whole, dtype, topology.draft.quantize, dtype, context)
     drafting = [gpu for rank, gpu in enumerate(gpus) if topology.drafts_on(rank)]
     steps = [step_cost([load], [gpu], shape.num_layers, 0, None) for gpu in drafting]
     return max(steps, key=lambda step: step.seconds(1))
 
 
-def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, context: int) -> Load:
+def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cache_dtype: str, context: int) -> Load:
     return Load(
         weights=weight_bytes(shape, shard, dtype, quantize),
-        params=weight_bytes(shape, shard, "bfloat16") / 2,
-        kv=kv_bytes_per_token(shape, shard, dtype) * context,
-        bits=WEIGHT_BITS[quantize],
+        params=num_params(shape, shard),
+        kv=kv_bytes_per_token(shape, shard, cache_dtype) * context,
+        bits=(shape.stored and shape.stored.small_bits) or WEIGHT_BITS[quantize],
     )
 
 
@@ -84,7 +86,7 @@ def _check_fits(topology: Topology, shape: ModelShape, shard: Shard, card: Card)
     """The target alone: what a drafter beside it needs is the planner's matter."""
     target = topology.target
     needed = weight_bytes(shape, shard, target.dtype, target.quantize)
-    needed += kv_bytes_per_token(shape, shard, target.dtype) * topology.cache.tokens
+    needed += kv_bytes_per_token(shape, shard, topology.cache_dtype) * topology.cache.tokens
     if needed > card.usable_bytes:
         short = (needed - card.usable_bytes) / 2**30
         raise OutOfMemory(

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
+from tpspec.topology.checkpoint import read_config
+from tpspec.topology.formats import stored_as
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from tpspec.topology.formats import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,10 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One checkpoint's architecture, resolved: sizes, options and rope frequencies. Source: its config.json."""
+    """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
+
+    Source: its config.json.
+    """
 
     model_type: str
     hidden: int
@@ -78,6 +85,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     inv_freq: Tensor
     rope_scale: float
+    stored: Stored | None = None
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -88,11 +96,16 @@ def read_spec(folder: Path) -> ModelSpec:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}/config.json: not a configuration transformers can read: {error}") from error
-    return resolve(config, str(folder))
+    return resolve(config, str(folder), stored_as(read_config(folder), f"{folder}/config.json"))
 
 
-def resolve(config: Any, where: str) -> ModelSpec:
-    """A transformers configuration, checked against its declaration. `where` names it in errors."""
+def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
+    """A transformers configuration, checked against its declaration. `where` names it in errors.
+
+    stored: how it says that matrices are stored, for a caller that can read such; others' are refused.
+    """
+    if stored is None and getattr(config, "quantization_config", None):
+        raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
     arch = _declaration(config, where)
     inv_freq, scale = _frequencies(config, where)
     return ModelSpec(
@@ -112,6 +125,7 @@ def resolve(config: Any, where: str) -> ModelSpec:
         layers=_layers(config, arch, where),
         inv_freq=inv_freq,
         rope_scale=scale,
+        stored=stored,
     )
 
 
@@ -127,8 +141,6 @@ def _declaration(config: Any, where: str) -> Architecture:
     arch = declared(config.model_type, where)
     if config.hidden_act != "silu":
         raise UserError(f"{where}: hidden_act {config.hidden_act!r} is not supported; only 'silu' is")
-    if getattr(config, "quantization_config", None):
-        raise UserError(f"{where}: quantized checkpoints are not supported yet; use the unquantized weights")
     for option in ("attention_bias", "mlp_bias"):
         if getattr(config, option, False) and option not in (arch.qkv_bias, arch.o_bias, arch.mlp_bias):
             raise UserError(f"{where}: {option}: true is not supported for {config.model_type}")

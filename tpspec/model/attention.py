@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.cache.store import Slots
+    from tpspec.cache.store import Cells, Slots
     from tpspec.model.batch import Span
 
 KEY_BLOCK = 64  # `stable` reads whole blocks of keys, so that sums are split the same way at every length
@@ -97,13 +97,13 @@ class View:
     mask_RS: Tensor | None
     padding: int  # empty rows added below, so that R is the same in every round
 
-    def attend(self, attend: Attend, q_THE: Tensor, keys_GSE: Tensor, values_GSE: Tensor, fold: Folding) -> Tensor:
+    def attend(self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding) -> Tensor:
         """Rows of this span, [T, H * E]; q_THE holds all rows of the round."""
         q_THE = q_THE[self.rows]
         num_rows, scale = q_THE.shape[0], q_THE.shape[-1] ** -0.5
         if self.padding:
             q_THE = F.pad(q_THE, (0, 0, 0, 0, 0, self.padding))
-        out = attend(fold.fold(q_THE), keys_GSE[:, self.keys], values_GSE[:, self.keys], self.mask_RS, scale)
+        out = attend(fold.fold(q_THE), keys.read(self.keys), values.read(self.keys), self.mask_RS, scale)
         return fold.unfold(out)[:num_rows]
 
 
@@ -112,7 +112,6 @@ class Layout:
     """What is the same for every view of a model. fixed_rows: pad each span to so many rows (deterministic)."""
 
     fold_width: int
-    num_slots: int
     mask_dtype: torch.dtype
     device: torch.device
     fixed_rows: int | None
@@ -135,10 +134,13 @@ class Layout:
         return View(rows, self._keys(span, first_key, extra), mask_RS, padding)
 
     def _keys(self, span: Span, first_key: int, extra: int) -> Slots:
-        """Slots of the keys from `first_key` on, and `extra` more of anything (they are masked)."""
+        """Slots of the keys from `first_key` on, and `extra` more that are masked.
+
+        Those too are its own: what is masked counts 0 times, and 0 times a NaN of another sequence is NaN.
+        """
         first, count = span.runs[0]
-        if len(span.runs) == 1 and first + count + extra <= self.num_slots:
-            return slice(first + first_key, first + count + extra)
+        if len(span.runs) == 1 and not extra:
+            return slice(first + first_key, first + count)
         pieces = [torch.arange(first, first + count) for first, count in span.runs]
         slots = torch.cat(pieces)[first_key:]
         return torch.cat([slots, slots[:1].expand(extra)]).to(self.device)

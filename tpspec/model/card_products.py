@@ -13,29 +13,31 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from tpspec.model.quantized import blocks, spread
+from tpspec.model.quantized import joined, spread
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.topology.groups import Grid
+    from tpspec.model.quantized import Matrix
 
 OUTPUTS = 8  # that torch's kernel takes at a time
 TILE_ROWS, TILE_OUTPUTS = 16, 32  # of a program of ours; fewer rows than 16 no tensor core takes
 
 
 class FourBitLinear:
-    """torch's kernel (tinygemm) computes in bfloat16, whatever the rows have, on compute capability 8.0 or more."""
+    """torch's kernel (tinygemm) computes in bfloat16, whatever the rows have, on compute capability 8.0 or more. Scales
+    and zeros of others are rounded to it: by at most a 64th of a step between two codes."""
 
-    def __init__(self, weight_OW: Tensor, bias_O: Tensor | None, grid: Grid) -> None:
-        self._num_outputs, self._bias_O, self._grid = weight_OW.shape[0], bias_O, grid
-        weight_OW = F.pad(weight_OW, (0, 0, 0, -self._num_outputs % OUTPUTS))
+    def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
+        self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
         codes, scales_zeros = [], []
-        for _, part in blocks(weight_OW, 4, grid.group, OUTPUTS):
-            assert part.zeros_OG is not None
-            codes.append(part.codes_OW[:, ::2] << 4 | part.codes_OW[:, 1::2])
-            scales_zeros.append(torch.stack([part.scales_OG, part.zeros_OG], -1))
-        self._packed = torch.ops.aten._convert_weight_to_int4pack(torch.cat(codes), grid.group // 16)
+        for _, part in matrix.blocks(OUTPUTS):
+            missing = (0, 0, 0, -len(part.codes_OW) % OUTPUTS)
+            zeros_OG = torch.zeros_like(part.scales_OG) if part.zeros_OG is None else part.zeros_OG
+            codes.append(F.pad(part.codes_OW[:, ::2] << 4 | part.codes_OW[:, 1::2], missing))
+            both_OG2 = torch.stack([F.pad(part.scales_OG, missing), F.pad(zeros_OG, missing)], -1)
+            scales_zeros.append(both_OG2.bfloat16())
+        self._packed = torch.ops.aten._convert_weight_to_int4pack(torch.cat(codes), self._grid.group // 16)
         self._scales_zeros_GO2 = torch.cat(scales_zeros).transpose(0, 1).contiguous()
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -49,11 +51,10 @@ class FourBitLinear:
 class EightBitLinear:
     """Codes are exact in every dtype of the rows; sums are float32."""
 
-    def __init__(self, weight_OW: Tensor, bias_O: Tensor | None, grid: Grid) -> None:
-        parts = [part for _, part in blocks(weight_OW, 8, grid.group, 1)]
-        self._codes_OW = torch.cat([part.codes_OW for part in parts])
-        self._scales_OG = torch.cat([part.scales_OG for part in parts])
-        self._bias_O, self._grid = bias_O, grid
+    def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
+        made = joined([part for _, part in matrix.blocks(1)])
+        self._codes_OW, self._scales_OG, self._zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
+        self._bias_O, self._grid = bias_O, matrix.grid
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         x_TW = spread(x_TI, self._grid).contiguous()
@@ -62,6 +63,9 @@ class EightBitLinear:
         programs = (triton.cdiv(num_outputs, TILE_OUTPUTS), triton.cdiv(num_rows, TILE_ROWS))
         _product[programs](x_TW, self._codes_OW, self._scales_OG, y_TO, num_rows, num_outputs, self._grid.num_groups,
                            group=self._grid.group, tile_rows=TILE_ROWS, tile_outputs=TILE_OUTPUTS)  # fmt: skip
+        if self._zeros_OG is not None:
+            sums_TG = x_TW.view(num_rows, -1, self._grid.group).sum(2, dtype=torch.float32)
+            y_TO = (y_TO.float() + sums_TG @ self._zeros_OG.float().T).to(x_TI.dtype)
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
 

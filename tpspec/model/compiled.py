@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.cache.store import KVStore
+    from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Layer, Norm, Shape
 
 LIBRARY = "tpspec.model._rows"
-VERSION = 1  # of rows.c
+VERSION = 2  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 256
 LANES = 16
@@ -46,6 +46,17 @@ class _Heads(ctypes.Structure):
     """`Heads` of rows.c."""
 
     _fields_ = [("num_heads", INT), ("num_kv_heads", INT), ("head_dim", INT), ("num_slots", INT), ("kv_of", POINTER)]
+
+
+class _Cache(ctypes.Structure):
+    """`Cache` of rows.c: of one layer."""
+
+    _fields_ = [("keys", POINTER), ("values", POINTER), ("key_scales", POINTER), ("value_scales", POINTER)]
+
+    @classmethod
+    def of(cls, keys: Cells, values: Cells) -> _Cache:
+        scales = (None if cells.scales_GS is None else cells.scales_GS.data_ptr() for cells in (keys, values))
+        return cls(keys.numbers_GSE.data_ptr(), values.numbers_GSE.data_ptr(), *scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +86,20 @@ class CompiledSteps:
     """Only for shapes that `fits` accepts."""
 
     def __init__(self, loaded: ctypes.CDLL, shape: Shape, rope: Rope, store: KVStore) -> None:
-        self._shape, self._rope, self._store = shape, rope, store
+        self._shape, self._rope = shape, rope
+        self._store = store  # whose memory the caches point at
         self._kv_of = torch.tensor(shape.kv_of)
         self._heads = _Heads(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, store.num_slots, self._kv_of.data_ptr()
         )
         self._heads_at = ctypes.addressof(self._heads)
+        self._caches = [_Cache.of(keys, values) for keys, values in zip(store.keys, store.values, strict=True)]
         self._buffers: dict[int, Buffers] = {}
         self._scale = shape.head_dim**-0.5
         kind = SUFFIX[shape.dtype]
         self._add_norm = _verb(loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT] + [POINTER] * 2 + [INT] * 2)
-        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 7 + [INT])
-        self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 5 + [INT, FLOAT, POINTER])
+        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 6 + [INT])
+        self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, POINTER])
         self._gate = _verb(loaded, f"gate_{kind}", None, [POINTER] * 2 + [INT] * 2)
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> CompiledRound:
@@ -115,11 +128,10 @@ class CompiledSteps:
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
         buffers = self._of(round.num_rows)
         q, out = buffers.q.data_ptr(), buffers.attended.data_ptr()
-        keys = self._store.keys_LGSE[layer.index].data_ptr()
-        values = self._store.values_LGSE[layer.index].data_ptr()
-        self._place_rows(layer, qkv_TX.data_ptr(), round, q, keys, values)
+        cache = ctypes.addressof(self._caches[layer.index])
+        self._place_rows(layer, qkv_TX.data_ptr(), round, q, cache)
         for span in round.spans:
-            if self._attend(self._heads_at, span, q, keys, values, layer.window or 0, self._scale, out):
+            if self._attend(self._heads_at, span, q, cache, layer.window or 0, self._scale, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return buffers.attended
 
@@ -131,7 +143,7 @@ class CompiledSteps:
         self._gate(gate_up_TC.data_ptr(), buffers.gated.data_ptr(), num_rows, width // 2)
         return buffers.gated
 
-    def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, q: int, keys: int, values: int) -> None:
+    def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, q: int, cache: int) -> None:
         q_weight = k_weight = cos = sin = None
         eps = 0.0
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -139,7 +151,7 @@ class CompiledSteps:
         if layer.rope:
             cos, sin = self._rope.cos_PE.data_ptr(), self._rope.sin_PE.data_ptr()
         self._place(
-            self._heads_at, qkv, q_weight, k_weight, eps, cos, sin, round.positions, round.slots, q, keys, values,
+            self._heads_at, qkv, q_weight, k_weight, eps, cos, sin, round.positions, round.slots, q, cache,
             round.num_real,
         )  # fmt: skip
 

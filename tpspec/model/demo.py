@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from safetensors import SafetensorError
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import cache_root
@@ -50,16 +51,19 @@ MODELS = {
 def fetch(name: str, root: Path | None = None) -> Path:
     """The folder of demo model `name` under `root` (default: the cache), made first where it is missing or damaged.
 
-    Raises UserError when the download fails, its content is not the pinned one, or the folder is somebody else's.
+    Raises UserError when the download fails, its content is not the pinned one, the folder is somebody else's, or the
+    disk is full.
     """
-    root = root or cache_root() / "models"
-    folder = root / name
-    if is_whole(folder):
-        return folder
-    root.mkdir(parents=True, exist_ok=True)
-    with _lock(root / f".{name}.lock"):
-        if not is_whole(folder):  # whoever held the lock before us may have made it
-            _make(name, folder)
+    folder = (root or cache_root() / "models") / name
+    try:
+        if is_whole(folder):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.parent / f".{name}.lock"):
+            if not is_whole(folder):  # whoever held the lock before us may have made it
+                _make(name, folder)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder} cannot be made: {error}") from error
     return folder
 
 

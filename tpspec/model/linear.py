@@ -15,9 +15,11 @@ from tpspec.model.products import CompiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
-    from tpspec.topology.groups import Bits, Grid
+    from tpspec.model.quantized import Matrix
 
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
@@ -53,6 +55,26 @@ class PackedLinear:
         return y_TO
 
 
+class Scattered:
+    """A product over columns in an order of its own. places_I: the column of each input; the others get nothing."""
+
+    def __init__(self, product: Linear, places_I: Tensor, width: int) -> None:
+        self._product, self._places_I, self._width = product, places_I, width
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._product(x_TI.new_zeros(x_TI.shape[0], self._width).index_copy_(1, self._places_I, x_TI))
+
+
+class Stacked:
+    """Products of the same input that cannot be one, one after the other."""
+
+    def __init__(self, products: Sequence[Linear]) -> None:
+        self._products = products
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return torch.cat([product(x_TI) for product in self._products], 1)
+
+
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this torch, machine and dtype have the packed product; tried once on a small matrix, not assumed."""
     if device.type != "cpu" or dtype not in PACKABLE or not torch._C._has_mkldnn:
@@ -68,12 +90,12 @@ def linear(weight_OI: Tensor, bias_O: Tensor | None = None, *, packed: bool) -> 
     return PackedLinear(weight_OI, bias_O) if packed else PlainLinear(weight_OI, bias_O)
 
 
-def quantized_linear(weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid) -> Linear:
-    """Of a weight with the columns of whole groups, for x of the grid's inputs."""
-    if weight_OW.device.type == "cuda":
+def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device) -> Linear:
+    """For x of the inputs of the matrix's grid. The blocks of the matrix are on the device."""
+    if device.type == "cuda":
         from tpspec.model.card_products import EightBitLinear, FourBitLinear  # Triton comes with torch for cards only
 
-        return EightBitLinear(weight_OW, bias_O, grid) if bits == 8 else FourBitLinear(weight_OW, bias_O, grid)
-    if weight_OW.device.type == "cpu" and (loaded := compiled_products()) is not None:
-        return CompiledLinear(loaded, weight_OW, bias_O, bits, grid)
-    return DequantizedLinear(weight_OW, bias_O, bits, grid)
+        return EightBitLinear(matrix, bias_O) if matrix.bits == 8 else FourBitLinear(matrix, bias_O)
+    if device.type == "cpu" and (loaded := compiled_products()) is not None:
+        return CompiledLinear(loaded, matrix, bias_O)
+    return DequantizedLinear(matrix, bias_O)

@@ -1,11 +1,12 @@
-"""Builds one shard's decoder from a checkpoint: which slice of which tensor becomes which layer.
+"""Builds one shard's decoder from a checkpoint: which slice of which matrix becomes which layer.
 
-Reads slice by slice, packs it, drops it. Must not know topologies, processes or requests.
+Reads slice by slice, packs it, drops it. Must not know topologies, processes or requests, nor how codes are stored.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,10 +15,13 @@ from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.linear import can_pack, linear, quantized_linear
+from tpspec.model.linear import Scattered, Stacked, can_pack, linear, quantized_linear
+from tpspec.model.quantized import Ready, Rounded, joined
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
+from tpspec.model.stored import Place, StoredMatrices
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 from tpspec.topology.shards import split
 
@@ -30,19 +34,15 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.model.architectures import LayerSpec, ModelSpec
     from tpspec.model.linear import Linear
+    from tpspec.model.stored import Slice
     from tpspec.topology.config import Quantize
+    from tpspec.topology.formats import Scheme
     from tpspec.topology.groups import Bits, Grid
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows `rows` of the tensor `name`, whose first dimension is `size`, as a piece of a fused matrix."""
-
-    name: str
-    rows: range
-    size: int
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ class Loader:
         cls, folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device, quantize: Quantize | None = None
     ) -> Loader:
         spec, checkpoint = read_spec(folder), Checkpoint(folder)
+        check_unquantized(spec.stored, quantize)
+        if shard.index == 0 and spec.stored is not None:
+            _tell(folder, spec, dtype, quantize)
         return cls(spec, checkpoint, shard, dtype, device, can_pack(device, dtype), quantize)
 
     def decoder(
@@ -72,9 +75,11 @@ class Loader:
         *,
         fixed_rows: int | None = None,
         compiled: bool = True,
+        small_cache: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
+        small_cache: of 8 bits.
 
         fixed_rows, compiled: see Decoder.
         """
@@ -86,6 +91,7 @@ class Loader:
                 progress(index + 1, len(self.spec.layers))
         spec = self.spec
         num_kv_heads = len(self.shard.kv_heads)
+        store = KVStore(len(layers), num_kv_heads, num_slots, spec.head_dim, self.dtype, self.device, small=small_cache)
         return Decoder(
             embedding_VD=self.checkpoint.mapped("model.embed_tokens.weight", (spec.vocab, spec.hidden)),
             layers=layers,
@@ -94,7 +100,7 @@ class Loader:
             rope=Rope(spec.inv_freq, spec.rope_scale, num_slots, self.dtype, self.device),
             shape=self._shape(),
             comm=comm,
-            store=KVStore(len(layers), num_kv_heads, num_slots, spec.head_dim, self.dtype, self.device),
+            store=store,
             fixed_rows=fixed_rows,
             compiled=compiled,
         )
@@ -132,55 +138,113 @@ class Loader:
     def _qkv(self, at: str) -> Linear:
         queries, keys = self._dims(self.shard.heads), self._dims(self.shard.kv_heads)
         num_q, num_kv = self.spec.num_heads * self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
-        parts = [Part(at + "q_proj", queries, num_q), Part(at + "k_proj", keys, num_kv),
-                 Part(at + "v_proj", keys, num_kv)]  # fmt: skip
+        parts = [self._rows(at + "q_proj", queries, num_q), self._rows(at + "k_proj", keys, num_kv),
+                 self._rows(at + "v_proj", keys, num_kv)]  # fmt: skip
         return self._column_parallel(parts, biased=self.spec.qkv_bias)
 
     def _gate_up(self, at: str) -> Linear:
         channels, size = self.shard.channels, self.spec.intermediate
-        parts = [Part(at + "gate_proj", channels, size), Part(at + "up_proj", channels, size)]
+        parts = [self._rows(at + "gate_proj", channels, size), self._rows(at + "up_proj", channels, size)]
         return self._column_parallel(parts, biased=self.spec.mlp_bias)
 
-    def _column_parallel(self, parts: Sequence[Part], *, biased: bool) -> Linear:
+    def _rows(self, name: str, rows: range, size: int) -> Place:
+        """Some of the `size` output rows of a matrix that reads the hidden state."""
+        return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden))
+
+    def _column_parallel(self, parts: Sequence[Place], *, biased: bool) -> Linear:
         """Some output rows of several matrices, fused into one: [sum of rows, D]."""
+        self._check_biases(parts, biased=biased)
+        if (product := self._of_codes(parts, biased=biased)) is not None:
+            return product
+        if len({self._scheme(part.name) for part in parts}) > 1:
+            return Stacked([self._column_parallel([part], biased=biased) for part in parts])
         weight = torch.empty(sum(len(part.rows) for part in parts), self.spec.hidden, dtype=self.dtype)
         first = 0
         for part in parts:
-            weight[first : first + len(part.rows)] = self.checkpoint.read(
-                part.name + ".weight", (part.size, self.spec.hidden), rows=part.rows
-            )
+            weight[first : first + len(part.rows)] = self._weight(part)
             first += len(part.rows)
-        biases = [self.checkpoint.read(p.name + ".bias", (p.size,), rows=p.rows) for p in parts] if biased else []
-        return self._linear(weight, torch.cat(biases) if biased else None)
+        return self._linear(weight, self._biases(parts, biased=biased))
 
     def _row_parallel(self, name: str, columns: range, size: int, *, biased: bool) -> Linear:
         """Some input columns of a matrix. Its outputs are summed over shards, so only shard 0 adds the bias."""
+        hidden = range(self.spec.hidden)
+        has_bias, place = biased and self.shard.index == 0, Place(name, len(hidden), size, hidden, columns)
+        self._check_biases([place], biased=biased)
+        if (product := self._of_codes([place], biased=has_bias)) is not None:
+            return product
         grid, whole_groups = grid_of(columns, size)
-        read = columns if self.quantize is None else whole_groups
-        weight = self.checkpoint.read(name + ".weight", (self.spec.hidden, size), columns=read)
-        has_bias = biased and self.shard.index == 0
-        bias = self.checkpoint.read(name + ".bias", (self.spec.hidden,)) if has_bias else None
-        return self._linear(weight, bias, grid)
+        weight = self._weight(place if self.quantize is None else replace(place, columns=whole_groups))
+        return self._linear(weight, self._biases([place], biased=has_bias), grid)
 
     def _head(self) -> Linear:
-        name = "model.embed_tokens.weight" if self.spec.tied else "lm_head.weight"
-        weight = self.checkpoint.read(name, (self.spec.vocab, self.spec.hidden), rows=self.shard.vocab)
-        return self._linear(weight, None, bits=HEAD_BITS)
+        place = self._rows("model.embed_tokens" if self.spec.tied else HEAD, self.shard.vocab, self.spec.vocab)
+        if (product := self._of_codes([place], biased=False)) is not None:
+            return product
+        return self._linear(self._weight(place), None, bits=HEAD_BITS)
+
+    def _scheme(self, name: str) -> Scheme | None:
+        return None if self.spec.stored is None else self.spec.stored.scheme_of(name)
+
+    def _weight(self, place: Place) -> Tensor:
+        scheme = self._scheme(place.name)
+        if scheme is not None:
+            return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
+        whole = (place.num_outputs, place.num_inputs)
+        return self.checkpoint.read(place.name + ".weight", whole, rows=place.rows, columns=place.columns)
+
+    def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
+        if not biased:
+            return None
+        read = [self.checkpoint.read(one.name + ".bias", (one.num_outputs,), rows=one.rows) for one in parts]
+        return torch.cat(read).to(self.device, self.dtype)
+
+    def _check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
+        for part in parts:
+            if not biased and self._scheme(part.name) is not None:
+                StoredMatrices(self.checkpoint).check_no_bias(part)
+
+    def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:
+        """The product with matrices that are all stored in codes to compute with; None where they are not."""
+        schemes = [scheme for part in parts if (scheme := self._scheme(part.name)) is not None and scheme.is_small]
+        if len(schemes) < len(parts):
+            return None
+        read = StoredMatrices(self.checkpoint)
+        slices = [read.small(scheme, part) for scheme, part in zip(schemes, parts, strict=True)]
+        if len(set(schemes)) > 1 or not all(one.is_laid_out_like(slices[0]) for one in slices):
+            return Stacked([self._sliced([one], self._biases([part], biased=biased))
+                            for one, part in zip(slices, parts, strict=True)])  # fmt: skip
+        return self._sliced(slices, self._biases(parts, biased=biased))
+
+    def _sliced(self, slices: Sequence[Slice], bias: Tensor | None) -> Linear:
+        grid, places = slices[0].matrix.grid, slices[0].places_I
+        made = joined([one.matrix.made for one in slices]).to(self.device)
+        product = quantized_linear(Ready(made, grid), bias, self.device)
+        return product if places is None else Scattered(product, places.to(self.device), grid.width)
 
     def _linear(
         self, weight: Tensor, bias: Tensor | None, grid: Grid | None = None, bits: Bits | None = None
     ) -> Linear:
         """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
-        bias = None if bias is None else bias.to(self.device, self.dtype)
         weight = weight.to(self.device, self.dtype)
         if self.quantize is None:
             return linear(weight, bias, packed=self.packed)
         num_columns = weight.shape[1]
-        grid = grid or grid_of(range(num_columns), num_columns)[0]
-        return quantized_linear(weight, bias, bits or BITS[self.quantize], grid)
+        matrix = Rounded(weight, bits or BITS[self.quantize], grid or grid_of(range(num_columns), num_columns)[0])
+        return quantized_linear(matrix, bias, self.device)
 
     def _norm(self, name: str, size: int) -> Norm:
         return Norm(self.checkpoint.read(name, (size,)).to(self.device, self.dtype), self.spec.eps)
+
+
+def _tell(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantize: Quantize | None) -> None:
+    """What a reader of a quantized checkpoint might not expect."""
+    stored, kind = spec.stored, str(dtype).removeprefix("torch.")
+    assert stored is not None, "only of such"
+    if quantize is None and not all(scheme.is_small for _, scheme in stored.schemes):
+        log.warning("%s: %s weights like these are held in %s, %d bytes each; with quantize: int8 it is one, rounded "
+                    "once more", folder, stored.method, kind, dtype.itemsize)  # fmt: skip
+    if stored.rounds:
+        log.warning("%s: activations are not rounded to 8 bits here, as they are by its publisher's kernels", folder)
 
 
 def load_whole(
@@ -190,7 +254,10 @@ def load_whole(
     device: torch.device,
     num_slots: int,
     quantize: Quantize | None = None,
+    *,
+    small_cache: bool = False,
 ) -> Decoder:
     """A model that is not sharded, with an empty cache of num_slots tokens."""
     (whole,) = split(shape, (1.0,))
-    return Loader.open(folder, whole, dtype, device, quantize).decoder(OneRank(), num_slots)
+    loader = Loader.open(folder, whole, dtype, device, quantize)
+    return loader.decoder(OneRank(), num_slots, small_cache=small_cache)

@@ -29,14 +29,14 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
 
-/* A weight is scale * code (8 bits: -127 to 127), or scale * (code - 8) + zero (4 bits: 0 to 15); a scale, and a zero,
- * serve `group` inputs of one output. `before`: inputs of the first group that another shard holds.
+/* A weight is scale * code + zero (8 bits: -128 to 127), or scale * (code - 8) + zero (4 bits: 0 to 15); a scale, and a
+ * zero, serve `group` inputs of one output. `before`: inputs of the first group that another shard holds.
  * words: [tile][word][TILE], codes of 4 or 8 consecutive inputs; of 8 bits the first lowest, of 4 bits the even inputs in
- * the lower half. scales, zeros: [tile][group][TILE], bfloat16; zeros of 4 bits only. */
+ * the lower half. scales, zeros: [tile][group][TILE], bfloat16, or float where `is_wide`; zeros may be NULL. */
 typedef struct {
-    int64_t bits, group, num_groups, num_outputs, num_inputs, before;
+    int64_t bits, group, num_groups, num_outputs, num_inputs, before, is_wide;
     const int32_t *words;
-    const uint16_t *scales, *zeros;
+    const void *scales, *zeros;
 } Weight;
 
 /* The rows of a call, and where their results go. x, y and bias (which may be NULL) are bfloat16 or float.
@@ -51,6 +51,12 @@ typedef struct {
 } Rows;
 
 INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
+
+/* 16 scales or zeros. */
+INLINE vec steps(const Weight *w, const void *from, int64_t at) {
+    if (w->is_wide) return *(const vec *)((const float *)from + at);
+    return widen(*(const hvec *)((const uint16_t *)from + at));
+}
 
 /* To bfloat16, nearest even; a NaN stays one. */
 INLINE uint16_t narrow(float value) {
@@ -94,10 +100,9 @@ INLINE vec weights_of(ivec word, int i, int bits) {
 INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R, int bits, vec (*out)[2]) {
     const int each = 32 / bits;
     const ivec *from = (const ivec *)(w->words + tile * TILE * (w->group / each) * w->num_groups);
-    const hvec *scales = (const hvec *)(w->scales + tile * TILE * w->num_groups);
-    const hvec *zeros = bits == 4 ? (const hvec *)(w->zeros + tile * TILE * w->num_groups) : NULL;
+    int64_t step = tile * TILE * w->num_groups;
     for (int64_t r = 0; r < R; r++) out[r][0] = out[r][1] = (vec){0};
-    for (int64_t g = 0; g < w->num_groups; g++, scales += 2, sums += R) {
+    for (int64_t g = 0; g < w->num_groups; g++, step += TILE, sums += R) {
         vec chains[2][6][2];
 #pragma GCC unroll 6
         for (int64_t r = 0; r < R; r++) {
@@ -120,14 +125,14 @@ INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const fl
         }
 #pragma GCC unroll 2
         for (int b = 0; b < 2; b++) {
-            vec scale = widen(scales[b]);
+            vec scale = steps(w, w->scales, step + b * LANES), zero = {0};
+            if (w->zeros) zero = steps(w, w->zeros, step + b * LANES);
 #pragma GCC unroll 6
             for (int64_t r = 0; r < R; r++) {
                 out[r][b] += (chains[0][r][b] + chains[1][r][b]) * scale;
-                if (bits == 4) out[r][b] += sums[r] * widen(zeros[b]);
+                if (w->zeros) out[r][b] += sums[r] * zero;
             }
         }
-        if (bits == 4) zeros += 2;
     }
 }
 
@@ -175,11 +180,10 @@ PAIRS static inline __attribute__((always_inline)) void tile_by_pairs(const Weig
                                                                       const float *sums, int64_t R, int bits, vec (*out)[2]) {
     const int each = 32 / bits;
     const ivec *from = (const ivec *)(w->words + tile * TILE * (w->group / each) * w->num_groups);
-    const hvec *scales = (const hvec *)(w->scales + tile * TILE * w->num_groups);
-    const hvec *zeros = bits == 4 ? (const hvec *)(w->zeros + tile * TILE * w->num_groups) : NULL;
+    int64_t step = tile * TILE * w->num_groups;
     const int32_t *pairs = (const int32_t *)x;
     for (int64_t r = 0; r < R; r++) out[r][0] = out[r][1] = (vec){0};
-    for (int64_t g = 0; g < w->num_groups; g++, scales += 2, sums += R) {
+    for (int64_t g = 0; g < w->num_groups; g++, step += TILE, sums += R) {
         __m512 chains[12][2];
 #pragma GCC unroll 12
         for (int64_t r = 0; r < R; r++) chains[r][0] = chains[r][1] = _mm512_set1_ps(bits == 4 ? -24 * sums[r] : 0);
@@ -200,14 +204,14 @@ PAIRS static inline __attribute__((always_inline)) void tile_by_pairs(const Weig
         }
 #pragma GCC unroll 2
         for (int b = 0; b < 2; b++) {
-            vec scale = widen(scales[b]);
+            vec scale = steps(w, w->scales, step + b * LANES), zero = {0};
+            if (w->zeros) zero = steps(w, w->zeros, step + b * LANES);
 #pragma GCC unroll 12
             for (int64_t r = 0; r < R; r++) {
                 out[r][b] += (vec)chains[r][b] * scale;
-                if (bits == 4) out[r][b] += sums[r] * widen(zeros[b]);
+                if (w->zeros) out[r][b] += sums[r] * zero;
             }
         }
-        if (bits == 4) zeros += 2;
     }
 }
 
@@ -246,4 +250,4 @@ int product(const Weight *w, const void *bias, const void *x, int64_t is_bfloat1
 }
 
 /* What products.py must find, so that a library left over from other sources is not called. */
-int64_t products_version(void) { return 1; }
+int64_t products_version(void) { return 2; }

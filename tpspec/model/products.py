@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from tpspec.model.quantized import blocks, packed_nibbles
+from tpspec.model.quantized import packed_nibbles
 from tpspec.native import library
 from tpspec.topology.groups import TILE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.topology.groups import Bits, Grid
+    from tpspec.model.quantized import Matrix
+    from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 1  # of products.c
+VERSION = 2  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 INT, POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -33,27 +34,32 @@ class _Weight(ctypes.Structure):
     """`Weight` of products.c."""
 
     _fields_ = [("bits", INT), ("group", INT), ("num_groups", INT), ("num_outputs", INT), ("num_inputs", INT),
-                ("before", INT), ("words", POINTER), ("scales", POINTER), ("zeros", POINTER)]  # fmt: skip
+                ("before", INT), ("is_wide", INT), ("words", POINTER), ("scales", POINTER),
+                ("zeros", POINTER)]  # fmt: skip
 
 
 class CompiledLinear:
-    """A quantized matrix in tiles of 32 outputs. float16 goes through float32."""
+    """A quantized matrix, with scales in bfloat16 or float32, in tiles of 32 outputs. float16 goes through float32."""
 
-    def __init__(self, loaded: ctypes.CDLL, weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid) -> None:
-        self._num_outputs = weight_OW.shape[0]
+    def __init__(self, loaded: ctypes.CDLL, matrix: Matrix, bias_O: Tensor | None) -> None:
+        self._num_outputs, bits, grid = matrix.num_outputs, matrix.bits, matrix.grid
         self._bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
         tiles = -(-self._num_outputs // TILE)
         self._words = torch.empty(tiles, grid.width * bits // 32, TILE, dtype=torch.int32)
-        self._scales = torch.empty(tiles, grid.num_groups, TILE, dtype=torch.bfloat16)
-        self._zeros = torch.empty_like(self._scales) if bits == 4 else None
-        for first, part in blocks(weight_OW, bits, grid.group, TILE):
+        self._scales = self._zeros = None
+        for first, part in matrix.blocks(TILE):
             at = first // TILE
+            if self._scales is None:
+                self._scales = part.scales_OG.new_empty(tiles, grid.num_groups, TILE)
+                self._zeros = None if part.zeros_OG is None else torch.empty_like(self._scales)
             _tile(self._words[at:], _words(part.codes_OW, bits))
             _tile(self._scales[at:], part.scales_OG)
             if self._zeros is not None and part.zeros_OG is not None:
                 _tile(self._zeros[at:], part.zeros_OG)
+        assert self._scales is not None, "a matrix has rows"
         zeros = None if self._zeros is None else self._zeros.data_ptr()
-        self._weight = _Weight(bits, grid.group, grid.num_groups, self._num_outputs, grid.inputs, grid.before,
+        is_wide = self._scales.dtype == torch.float32
+        self._weight = _Weight(bits, grid.group, grid.num_groups, self._num_outputs, grid.inputs, grid.before, is_wide,
                                self._words.data_ptr(), self._scales.data_ptr(), zeros)  # fmt: skip
         self._at = ctypes.addressof(self._weight)
         self._product = loaded.product

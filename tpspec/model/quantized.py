@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits, quantized when they are read, and the product with them in torch: what each kind computes.
+"""Weights of 8 or 4 bits, and the product with them in torch: what each kind computes, and how plain ones are rounded.
 
 It is the reference of products.py and card_products.py, and what runs on a CPU where products.c was not built. Must not
 know shards or checkpoints.
@@ -9,13 +9,13 @@ Shapes: O outputs, I inputs of this shard, W columns of the groups it touches, G
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -27,22 +27,99 @@ AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Some rows of a matrix. Of 8 bits: codes from -127 to 127, weight = scale * code, zeros_OG None.
+    """Some rows of a matrix. Of 8 bits: codes of int8, weight = scale * code + zero.
 
-    Of 4 bits: codes from 0 to 15, weight = scale * (code - 8) + zero.
+    Of 4 bits: codes of uint8 from 0 to 15, weight = scale * (code - 8) + zero. zeros_OG None: all of them nothing.
     """
 
     codes_OW: Tensor
     scales_OG: Tensor
     zeros_OG: Tensor | None
 
+    @property
+    def bits(self) -> Bits:
+        return 8 if self.codes_OW.dtype == torch.int8 else 4
+
     def weights(self) -> Tensor:
         """[O, W] in float32."""
-        codes_OGX = self.codes_OW.view(*self.scales_OG.shape, -1).float()
-        scales_OG1 = self.scales_OG.float()[..., None]
-        if self.zeros_OG is None:
-            return (codes_OGX * scales_OG1).flatten(1)
-        return ((codes_OGX - MIDDLE) * scales_OG1 + self.zeros_OG.float()[..., None]).flatten(1)
+        middle = 0 if self.bits == 8 else MIDDLE
+        codes_OGX = self.codes_OW.view(*self.scales_OG.shape, -1).float() - middle
+        weight_OGX = codes_OGX * self.scales_OG.float()[..., None]
+        if self.zeros_OG is not None:
+            weight_OGX += self.zeros_OG.float()[..., None]
+        return weight_OGX.flatten(1)
+
+    def to(self, device: torch.device) -> Quantized:
+        zeros = None if self.zeros_OG is None else self.zeros_OG.to(device)
+        return Quantized(self.codes_OW.to(device), self.scales_OG.to(device), zeros)
+
+    def rows(self, first: int, last: int) -> Quantized:
+        zeros = None if self.zeros_OG is None else self.zeros_OG[first:last]
+        return Quantized(self.codes_OW[first:last], self.scales_OG[first:last], zeros)
+
+
+def joined(parts: Sequence[Quantized]) -> Quantized:
+    """One under the other; all have zeros, or none."""
+    zeros = [part.zeros_OG for part in parts if part.zeros_OG is not None]
+    codes, scales = (torch.cat(each) for each in zip(*((part.codes_OW, part.scales_OG) for part in parts), strict=True))
+    return Quantized(codes, scales, torch.cat(zeros) if zeros else None)
+
+
+class Matrix(Protocol):
+    """What a product is made of: a quantized matrix, some rows at a time."""
+
+    @property
+    def bits(self) -> Bits: ...
+    @property
+    def grid(self) -> Grid: ...
+    @property
+    def num_outputs(self) -> int: ...
+    def blocks(self, step: int) -> Iterator[tuple[int, Quantized]]:
+        """(first row, block), each of a multiple of `step` rows but for the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A plain weight with the columns of whole groups, quantized as it is taken."""
+
+    weight_OW: Tensor
+    bits: Bits
+    grid: Grid
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight_OW.shape[0]
+
+    def blocks(self, step: int) -> Iterator[tuple[int, Quantized]]:
+        for first, last in _spans(self.weight_OW, step):
+            yield first, quantize(self.weight_OW[first:last], self.bits, self.grid.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A matrix that was quantized by others."""
+
+    made: Quantized
+    grid: Grid
+
+    @property
+    def bits(self) -> Bits:
+        return self.made.bits
+
+    @property
+    def num_outputs(self) -> int:
+        return self.made.codes_OW.shape[0]
+
+    def blocks(self, step: int) -> Iterator[tuple[int, Quantized]]:
+        for first, last in _spans(self.made.codes_OW, step):
+            yield first, self.made.rows(first, last)
+
+
+def _spans(rows_OW: Tensor, step: int) -> Iterator[tuple[int, int]]:
+    num_rows, width = rows_OW.shape
+    each = max(1, AT_ONCE // width // step) * step
+    for first in range(0, num_rows, each):
+        yield first, min(first + each, num_rows)
 
 
 def quantize(weight_OW: Tensor, bits: Bits, group: int) -> Quantized:
@@ -73,13 +150,6 @@ def _usable(scales_OG: Tensor) -> Tensor:
     return torch.where(scales_OG > 0, scales_OG, 1)
 
 
-def blocks(weight_OW: Tensor, bits: Bits, group: int, step: int) -> Iterator[tuple[int, Quantized]]:
-    """The matrix quantized some rows at a time, a multiple of `step` of them but for the last: (first row, block)."""
-    num_rows = max(1, AT_ONCE // weight_OW.shape[1] // step) * step
-    for first in range(0, weight_OW.shape[0], num_rows):
-        yield first, quantize(weight_OW[first : first + num_rows], bits, group)
-
-
 def spread(x_TI: Tensor, grid: Grid) -> Tensor:
     """[T, I] -> [T, W], zero where columns of other shards stand."""
     after = grid.width - grid.before - grid.inputs
@@ -98,16 +168,14 @@ def unpacked_nibbles(nibbles_OY: Tensor) -> Tensor:
 class DequantizedLinear:
     """The reference: makes the whole weight in float32 at every call."""
 
-    def __init__(self, weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid) -> None:
-        parts = [part for _, part in blocks(weight_OW, bits, grid.group, 1)]
-        codes = [part.codes_OW if bits == 8 else packed_nibbles(part.codes_OW) for part in parts]
-        self._codes, self._scales_OG = torch.cat(codes), torch.cat([part.scales_OG for part in parts])
-        zeros = [part.zeros_OG for part in parts if part.zeros_OG is not None]
-        self._zeros_OG = torch.cat(zeros) if zeros else None
-        self._bias_O, self._grid = bias_O, grid
+    def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
+        made = joined([part for _, part in matrix.blocks(1)])
+        self._bits, self._bias_O, self._grid = matrix.bits, bias_O, matrix.grid
+        self._codes = made.codes_OW if self._bits == 8 else packed_nibbles(made.codes_OW)
+        self._scales_OG, self._zeros_OG = made.scales_OG, made.zeros_OG
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        codes_OW = self._codes if self._zeros_OG is None else unpacked_nibbles(self._codes)
+        codes_OW = self._codes if self._bits == 8 else unpacked_nibbles(self._codes)
         weight_OW = Quantized(codes_OW, self._scales_OG, self._zeros_OG).weights()
         bias_O = None if self._bias_O is None else self._bias_O.float()
         return F.linear(spread(x_TI, self._grid).float(), weight_OW, bias_O).to(x_TI.dtype)

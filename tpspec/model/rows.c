@@ -22,6 +22,7 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int8_t cvec __attribute__((vector_size(LANES), aligned(1)));
 
 /* Who sees whom: rows of one span, as model/batch.py's Span says. */
 typedef struct {
@@ -35,6 +36,13 @@ typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, num_slots;
     const int64_t *kv_of;
 } Heads;
+
+/* Keys and values of a layer, [kv heads, slots, head_dim]: elements, or where there are scales [kv heads, slots] codes of
+ * 8 bits, number = scale * code. */
+typedef struct {
+    void *keys, *values;
+    float *key_scales, *value_scales;
+} Cache;
 
 /* 16 bfloat16 as floats; and rounded to nearest even, where a NaN stays one. */
 INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
@@ -133,7 +141,7 @@ INLINE float soften(float *scores, int64_t count) {
 }
 
 /* What compiled.py must find, so that a library left over from other sources is not called. */
-int64_t rows_version(void) { return 1; }
+int64_t rows_version(void) { return 2; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec

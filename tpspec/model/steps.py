@@ -112,7 +112,6 @@ class TorchSteps:
         self._attend = fused if fixed_rows is None else stable
         self._layout = Layout(
             fold_width=self._folding.width,
-            num_slots=store.num_slots,
             mask_dtype=shape.dtype if fixed_rows is None else torch.float32,
             device=shape.device,
             fixed_rows=fixed_rows,
@@ -156,7 +155,7 @@ class TorchSteps:
         return F.silu(gate_TC) * up_TC
 
     def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
-        keys, values = self._store.keys_LGSE[layer.index], self._store.values_LGSE[layer.index]
+        keys, values = self._store.keys[layer.index], self._store.values[layer.index]
         parts = [view.attend(self._attend, q_THE, keys, values, self._folding) for view in round.views[layer.window]]
         if num_padding := round.num_rows - round.num_real:
             parts.append(parts[0].new_zeros(num_padding, parts[0].shape[1]))

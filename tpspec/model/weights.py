@@ -41,6 +41,20 @@ class Checkpoint:
             taken: Tensor = part[rows.start : rows.stop] if columns is None else part[_slices(rows, columns)]
             return taken.clone()
 
+    def one(self, name: str) -> Tensor:
+        """The only number of tensor `name`, whatever its dimensions."""
+        with self._open(name) as file:
+            tensor: Tensor = file.get_tensor(name)
+        if tensor.numel() != 1:
+            raise UserError(
+                f"{self._file_of[name]}: tensor {name} has shape {list(tensor.shape)}; should be one number"
+            )
+        return tensor.clone()
+
+    def under(self, module: str) -> set[str]:
+        """What the tensors of a module are called within it."""
+        return {name.removeprefix(module + ".") for name in self._file_of if name.startswith(module + ".")}
+
     def mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole tensor, backed by the file: only rows that are looked at take memory."""
         with self._open(name) as file:

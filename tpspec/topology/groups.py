@@ -15,6 +15,7 @@ HEAD_BITS: Bits = 8  # of the output head, whatever the layers have: 4 there too
 GROUPS = (128, 64, 32)  # the first that divides the whole matrix's inputs, else the last
 TILE = 32  # outputs that a CPU's product takes at a time; it fills the last tile up
 SCALE_BITS = 16
+STORED_SCALE_BITS = 32  # of a published checkpoint, whose scales are float16, bfloat16 or float32: all exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,27 @@ def grid_of(columns: range, size: int) -> tuple[Grid, range]:
     return grid, range(first, min(first + grid.width, size))
 
 
-def quantized_bytes(num_outputs: int, grid: Grid, bits: Bits) -> int:
-    """Of codes and scales, and of zeros where there are four bits."""
+def stored_grid(columns: range, size: int, group: int | None) -> Grid:
+    """The grid for codes of a published checkpoint, which has `group` inputs to a scale (None: all of them): groups of
+    it are cut into smaller ones that have the same scale, so that no slice holds much of its neighbour's."""
+    if group is None:
+        return grid_of(columns, size)[0]
+    cut = next(own for own in GROUPS if group % own == 0)
+    return Grid(cut, columns.start % cut, len(columns))
+
+
+def shuffled_grid(columns: range, size: int, group: int | None) -> Grid:
+    """The widest grid that these columns can need where a table says to which group a column belongs."""
+    if group is None or (len(columns) == size and size % group == 0):
+        return stored_grid(columns, size, group)
+    num_groups = len(columns) // GROUPS[-1] + min(-(-size // group), len(columns))
+    return Grid(GROUPS[-1], 0, num_groups * GROUPS[-1])
+
+
+def quantized_bytes(
+    num_outputs: int, grid: Grid, bits: Bits, *, zeros: bool | None = None, scale_bits: int = SCALE_BITS
+) -> int:
+    """Of codes and scales, and of zeros: where there are four bits, if not said."""
     rows = -(-num_outputs // TILE) * TILE
-    per_group = SCALE_BITS * (2 if bits == 4 else 1)
+    per_group = scale_bits * (2 if (bits == 4 if zeros is None else zeros) else 1)
     return rows * (grid.width * bits + grid.num_groups * per_group) // 8

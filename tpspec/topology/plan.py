@@ -24,7 +24,7 @@ from tpspec.topology.cost import (
 )
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.shards import kv_bytes_per_token, num_params, split, weight_bytes
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _Planner:
 
     def layouts(self) -> Iterator[Layout]:
         for num_shards in range(1, min(len(self.by_speed), self.target.num_heads) + 1):
-            for bits in QUANTIZED:
+            for bits in widths(self.target):
                 yield from self._placed(num_shards, bits)
 
     def _placed(self, num_shards: int, bits: int) -> Iterator[Layout]:
@@ -246,8 +246,8 @@ class _Planner:
 
     def _load(self, shape: ModelShape, shard: Shard, bits: int) -> Load:
         return Load(
-            weights=weight_bytes(shape, shard, "bfloat16", QUANTIZED[bits]),
-            params=weight_bytes(shape, shard, "bfloat16") / 2,
+            weights=weight_bytes(shape, shard, "bfloat16", widths(shape).get(bits)),
+            params=num_params(shape, shard),
             kv=kv_bytes_per_token(shape, shard, "bfloat16") * self.wish.context,
             bits=bits,
         )
@@ -273,7 +273,13 @@ class _Planner:
 
     def _bytes(self, shape: ModelShape, shard: Shard, bits: int) -> int:
         kv = kv_bytes_per_token(shape, shard, "bfloat16") * self.wish.page_context
-        return weight_bytes(shape, shard, "bfloat16", QUANTIZED[bits]) + kv
+        return weight_bytes(shape, shard, "bfloat16", widths(shape).get(bits)) + kv
+
+
+def widths(shape: ModelShape) -> dict[int, str | None]:
+    """The bits its weights can have, and what a topology calls them; a quantized checkpoint has those it has."""
+    bits = None if shape.stored is None else shape.stored.small_bits
+    return QUANTIZED if bits is None else {bits: None}
 
 
 def weights_of(on: Sequence[Card]) -> tuple[float, ...]:
@@ -287,8 +293,8 @@ def topology_of(wish: Wish, best: Plan) -> Topology:
     target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(on))), "dtype": _dtype(on)}
     if len({card.gbytes_per_s for card in on}) > 1:
         target["weights"] = [card.gbytes_per_s for card in on]
-    if layout.bits < 16:
-        target["quantize"] = QUANTIZED[layout.bits]
+    if quantize := widths(shape_of(wish.model))[layout.bits]:
+        target["quantize"] = quantize
     ahead = layout.placement in ("dedicated", "gaps")
     return Topology.model_validate(
         {

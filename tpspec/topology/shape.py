@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from tpspec.errors import UserError
 from tpspec.topology import checkpoint
+from tpspec.topology.formats import Stored, stored_as
+from tpspec.topology.reads import Reads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,7 @@ class ModelShape:
 
     tied: the head is the embedding table. qk_norm: a norm of head_dim on queries and on keys in every layer.
     max_positions: the longest text it was made for, however its rope is scaled; None where the config does not say.
+    stored: how a published quantized checkpoint holds its matrices; None where they are plain.
     """
 
     num_layers: int
@@ -39,11 +41,12 @@ class ModelShape:
     model_type: str
     qk_norm: bool = False
     max_positions: int | None = None
+    stored: Stored | None = None
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
         """From the keys of a Hugging Face config; UserError names `where` and the key that is missing or wrong."""
-        read = _Reads(config, where)
+        read = Reads(config, where)
         hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
         model_type = read.text("model_type")
         return cls(
@@ -60,6 +63,7 @@ class ModelShape:
             model_type=model_type,
             qk_norm=model_type == "qwen3",
             max_positions=read.size_if_given("max_position_embeddings"),
+            stored=stored_as(config, where),
         )
 
     @classmethod
@@ -71,46 +75,6 @@ class ModelShape:
     def group(self) -> int:
         """Query heads that read one KV head."""
         return self.num_heads // self.num_kv_heads
-
-
-@dataclass(frozen=True, slots=True)
-class _Reads:
-    """Typed reads that refuse what is missing or odd by name. A null counts as missing, as in the hub's own files."""
-
-    config: dict[str, object]
-    where: str
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = default if self.config.get(key) is None else self.config[key]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._refusal(key, "a whole number above 0")
-        return value
-
-    def size_if_given(self, key: str) -> int | None:
-        return None if self.config.get(key) is None else self.size(key)
-
-    def divisor(self, key: str, of: int) -> int:
-        value = self.size(key, of)
-        if of % value:
-            raise self._refusal(key, f"a divisor of num_attention_heads ({of})")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = default if self.config.get(key) is None else self.config[key]
-        if not isinstance(value, bool):
-            raise self._refusal(key, "true or false")
-        return value
-
-    def text(self, key: str) -> str:
-        value = self.config.get(key)
-        if not isinstance(value, str):
-            raise self._refusal(key, "a text")
-        return value
-
-    def _refusal(self, key: str, right: str) -> UserError:
-        value = self.config.get(key)
-        what = "is missing" if value is None else f"is {value!r}"
-        return UserError(f"{self.where}: {key} {what}; should be {right}")
 
 
 def shape_of(model: str) -> ModelShape:

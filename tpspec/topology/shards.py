@@ -5,17 +5,27 @@ Integers only: knows no tensors, no files and no devices. Query heads are the un
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.topology.groups import BITS, HEAD_BITS, grid_of, quantized_bytes
+from tpspec.topology.formats import HEAD, check_unquantized
+from tpspec.topology.groups import (
+    BITS,
+    HEAD_BITS,
+    STORED_SCALE_BITS,
+    grid_of,
+    quantized_bytes,
+    shuffled_grid,
+    stored_grid,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tpspec.topology.formats import Scheme, Stored
     from tpspec.topology.groups import Bits
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.sublayers import Sublayers
@@ -80,34 +90,80 @@ def _counts(total: int, weights: Sequence[float], what: str) -> list[int]:
     return counts
 
 
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Matrices of a shard that are computed as one: the name and rows of each, and which columns of how many."""
+
+    parts: tuple[tuple[str, int], ...]
+    columns: range
+    size: int
+
+    @property
+    def num_rows(self) -> int:
+        return sum(rows for _, rows in self.parts)
+
+
 def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """Bytes of card memory for a shard's weights; the embedding table stays in host memory and is not counted.
 
-    Quantized: the matrices of the layers shrink, the head to HEAD_BITS; norms and biases do not.
+    Quantized: the matrices of the layers shrink, the head to HEAD_BITS; norms and biases do not. Those of a quantized
+    checkpoint take what they take there, as far as codes are computed with; UserError where they should shrink again.
     """
     vectors = (shape.num_layers * _layer_vectors(shape, shard) + shape.hidden) * DTYPE_BYTES[dtype]
-    head = (len(shard.vocab), range(shape.hidden), shape.hidden)
-    if quantize is None:
-        layer = sum(rows * len(columns) for rows, columns, _ in _layer_matrices(shape, shard))
+    if quantize is not None:
+        check_unquantized(shape.stored, quantize)
+        layer = sum(_quantized(one, BITS[quantize]) for one in _layer_matrices(shape, shard))
+        return vectors + shape.num_layers * layer + _quantized(_head(shape, shard), HEAD_BITS)
+    if shape.stored is None:
+        layer = sum(one.num_rows * len(one.columns) for one in _layer_matrices(shape, shard))
         return vectors + (shape.num_layers * layer + len(shard.vocab) * shape.hidden) * DTYPE_BYTES[dtype]
-    layer = sum(_quantized(*matrix, BITS[quantize]) for matrix in _layer_matrices(shape, shard))
-    return vectors + shape.num_layers * layer + _quantized(*head, HEAD_BITS)
+    layers = (_layer_matrices(shape, shard, f"model.layers.{index}.") for index in range(shape.num_layers))
+    matrices = [one for layer in layers for one in layer]
+    return vectors + sum(_stored(shape.stored, one, dtype) for one in (*matrices, _head(shape, shard)))
 
 
-def _quantized(rows: int, columns: range, size: int, bits: Bits) -> int:
-    return quantized_bytes(rows, grid_of(columns, size)[0], bits)
+def num_params(shape: ModelShape, shard: Shard) -> int:
+    """That a shard multiplies with, however they are stored."""
+    return weight_bytes(replace(shape, stored=None), shard, "bfloat16") // 2
 
 
-def _layer_matrices(shape: ModelShape, shard: Shard) -> list[tuple[int, range, int]]:
-    """Rows, columns of how many: of q, k and v; of o; of gate and up; of down."""
-    num_qkv = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim
+def _quantized(matrix: Fused, bits: Bits) -> int:
+    return quantized_bytes(matrix.num_rows, grid_of(matrix.columns, matrix.size)[0], bits)
+
+
+def _stored(stored: Stored, matrix: Fused, dtype: str) -> int:
+    """Parts that are stored alike are computed as one, others each alone; of shuffled ones that is not known before."""
+    schemes = [stored.scheme_of(name) for name, _ in matrix.parts]
+    alike = len(set(schemes)) == 1 and (schemes[0] is None or not schemes[0].shuffled)
+    rows = [(schemes[0], matrix.num_rows)] if alike else zip(schemes, (rows for _, rows in matrix.parts), strict=True)
+    return sum(_stored_rows(scheme, num_rows, matrix, dtype) for scheme, num_rows in rows)
+
+
+def _stored_rows(scheme: Scheme | None, num_rows: int, matrix: Fused, dtype: str) -> int:
+    if scheme is None or not scheme.is_small:
+        return num_rows * len(matrix.columns) * DTYPE_BYTES[dtype]
+    grid = (shuffled_grid if scheme.shuffled else stored_grid)(matrix.columns, matrix.size, scheme.group)
+    codes = quantized_bytes(num_rows, grid, scheme.bits, zeros=scheme.zeros, scale_bits=STORED_SCALE_BITS)
+    return codes + 8 * len(matrix.columns) * scheme.shuffled
+
+
+def _head(shape: ModelShape, shard: Shard) -> Fused:
+    name = "model.embed_tokens" if shape.tied else HEAD
+    return Fused(((name, len(shard.vocab)),), range(shape.hidden), shape.hidden)
+
+
+def _layer_matrices(shape: ModelShape, shard: Shard, at: str = "") -> list[Fused]:
+    """Of q, k and v; of o; of gate and up; of down. at: before their names."""
+    num_q, num_kv = len(shard.heads) * shape.head_dim, len(shard.kv_heads) * shape.head_dim
     heads = range(shard.heads.start * shape.head_dim, shard.heads.stop * shape.head_dim)
-    inputs = range(shape.hidden)
+    inputs, num_channels = range(shape.hidden), len(shard.channels)
+    attention, mlp = at + "self_attn.", at + "mlp."
+    qkv = ((attention + "q_proj", num_q), (attention + "k_proj", num_kv), (attention + "v_proj", num_kv))
     return [
-        (num_qkv, inputs, shape.hidden),
-        (shape.hidden, heads, shape.num_heads * shape.head_dim),
-        (2 * len(shard.channels), inputs, shape.hidden),
-        (shape.hidden, shard.channels, shape.intermediate),
+        Fused(qkv, inputs, shape.hidden),
+        Fused(((attention + "o_proj", shape.hidden),), heads, shape.num_heads * shape.head_dim),
+        Fused(((mlp + "gate_proj", num_channels), (mlp + "up_proj", num_channels)), inputs, shape.hidden),
+        Fused(((mlp + "down_proj", shape.hidden),), shard.channels, shape.intermediate),
     ]
 
 
@@ -118,8 +174,9 @@ def _layer_vectors(shape: ModelShape, shard: Shard) -> int:
 
 
 def kv_bytes_per_token(shape: ModelShape, shard: Shard, dtype: str) -> int:
-    """Bytes of K and V that a rank keeps for one token, over all layers."""
-    return 2 * shape.num_layers * len(shard.kv_heads) * shape.head_dim * DTYPE_BYTES[dtype]
+    """Bytes of K and V that a rank keeps for one token, over all layers. dtype: or int8, with a scale for each head."""
+    head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
+    return 2 * shape.num_layers * len(shard.kv_heads) * head
 
 
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:

@@ -14,7 +14,7 @@ from tpspec.topology.cost import Load, StepCost, sequential_round_s, step_cost, 
 from tpspec.topology.links import link
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.shards import kv_bytes_per_token, num_params, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def even_step(shape: ModelShape, on: Card, num_ranks: int, bits: int, over: Link
 def even_load(shape: ModelShape, num_ranks: int, bits: int) -> Load:
     """An equal share of weights and of CONTEXT tokens, as if every part could be divided."""
     (whole,) = split(shape, (1.0,))
-    params = weight_bytes(shape, whole, "bfloat16") / 2 / num_ranks
+    params = num_params(shape, whole) / num_ranks
     kv = kv_bytes_per_token(shape, whole, "bfloat16") * CONTEXT / num_ranks
     return Load(weights=params * STREAMED_BITS[bits] / 8, params=params, kv=kv, bits=bits)
 

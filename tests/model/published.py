@@ -1,0 +1,228 @@
+"""Writes quantized checkpoints the way published ones are, straight from the documented names, shapes and packing, and
+beside each the same model with the weights that its codes stand for.
+
+Everything is done with numpy and one loop per packed value, in float64, so that it shares nothing with what reads it.
+Sources: AutoGPTQ's and GPTQModel's QuantLinear.pack, AutoAWQ's WQLinear_GEMM.from_linear, compressed-tensors'
+pack_to_int32, transformers' FineGrainedFP8Config. Knows no tpspec.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
+
+Array = npt.NDArray[Any]
+Tensors = dict[str, torch.Tensor]
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Format:
+    """config: its quantization_config. write: a weight [O, I] -> its tensors, and the weight they stand for.
+
+    edit: what is done to the config besides.
+    """
+
+    config: dict[str, Any]
+    write: Callable[[Array, np.random.Generator], tuple[Tensors, Array]]
+    also: tuple[str, ...] = field(default=())  # matrices besides the layers', such as lm_head
+
+
+def publish(plain: Path, folder: Path, form: Format) -> tuple[Path, Path]:
+    """From a plain folder: (the quantized checkpoint, the plain one it stands for), in `folder`."""
+    noise = np.random.default_rng(0)
+    tensors = load_file(plain / "model.safetensors")
+    packed: Tensors = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if not module.endswith((*PROJECTIONS, *form.also)) or not name.endswith(".weight"):
+            packed[name] = tensor
+            continue
+        parts, weight = form.write(tensor.double().numpy(), noise)
+        packed |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+        tensors[name] = torch.from_numpy(weight).float()
+    config = json.loads((plain / "config.json").read_text())
+    quantized, meant = folder / "quantized", folder / "meant"
+    for made, held, more in ((quantized, packed, {"quantization_config": form.config}), (meant, tensors, {})):
+        made.mkdir(parents=True)
+        save_file(held, made / "model.safetensors", metadata={"format": "pt"})
+        (made / "config.json").write_text(json.dumps(config | more))
+        for extra in plain.glob("tokenizer*"):
+            (made / extra.name).write_bytes(extra.read_bytes())
+    return quantized, meant
+
+
+def groups_of(num_inputs: int, group: int, noise: np.random.Generator | None = None) -> Array:
+    """The group of every input; shuffled with noise, as when columns are quantized by their activations."""
+    group = num_inputs if group == -1 else group
+    of = np.arange(num_inputs) // group
+    return of if noise is None else of[noise.permutation(num_inputs)]
+
+
+def rounded(weight: Array, of: Array, bits: int, *, zeros: bool, scale_dtype: Any) -> tuple[Array, Array, Array, Array]:
+    """Codes from 0 [O, I], scales [O, G], zero points [O, G], and the weight they stand for."""
+    top, num_groups = 2**bits - 1, of.max() + 1
+    codes, meant = np.zeros(weight.shape, int), np.zeros(weight.shape)
+    scales, points = np.zeros((len(weight), num_groups)), np.zeros((len(weight), num_groups), int)
+    for g in range(num_groups):
+        part = weight[:, of == g]
+        low, high = part.min(1), part.max(1)
+        scale = (high - low) / top if zeros else 2 * np.maximum(-low, high) / top
+        scale = torch.from_numpy(scale).to(scale_dtype).double().numpy()
+        point = np.clip(np.round(-low / scale), 0, top).astype(int) if zeros else np.full(len(weight), 2 ** (bits - 1))
+        codes[:, of == g] = np.clip(np.round(part / scale[:, None]) + point[:, None], 0, top)
+        meant[:, of == g] = scale[:, None] * (codes[:, of == g] - point[:, None])
+        scales[:, g], points[:, g] = scale, point
+    return codes, scales, points, meant
+
+
+def packed(values: Array, bits: int, order: tuple[int, ...] | None = None) -> Array:
+    """[R, N] -> [R, N * bits / 32] of int32: the value that stands at order[k] of each word's goes to bits k * bits."""
+    each = 32 // bits
+    order = order or tuple(range(each))
+    words = np.zeros((len(values), -(-values.shape[1] // each)), np.uint32)
+    for at in range(words.shape[1]):
+        for k, of in enumerate(order):
+            if at * each + of < values.shape[1]:
+                words[:, at] |= values[:, at * each + of].astype(np.uint32) << np.uint32(bits * k)
+    return words.view(np.int32)
+
+
+def tensor(values: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
+    made = torch.from_numpy(np.ascontiguousarray(values))
+    return made if dtype is None else made.to(dtype)
+
+
+def gptq(
+    bits: int = 4, group: int = 32, *, sym: bool = True, desc_act: bool = False, v2: bool = False, **more: Any
+) -> Format:
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        of = groups_of(weight.shape[1], group, noise if desc_act else None)
+        codes, scales, points, meant = rounded(weight, of, bits, zeros=not sym, scale_dtype=torch.float16)
+        # The first format stores zero points less one, packed words taken as numbers (GPTQModel).
+        words = packed(points.T, bits).view(np.uint32)
+        ones = np.uint32(int("1" * 8, 16) if bits == 4 else int("01" * 4, 16))
+        words = words if v2 else words - ones
+        made = {
+            "qweight": tensor(packed(codes, bits).T),
+            "qzeros": tensor(words.view(np.int32)),
+            "scales": tensor(scales.T, torch.float16),
+            "g_idx": tensor(of.astype(np.int32)),
+        }
+        return made, meant
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": sym, "desc_act": desc_act,
+              "checkpoint_format": "gptq_v2" if v2 else "gptq", "lm_head": False}  # fmt: skip
+    return Format(config | more, write)
+
+
+def awq(group: int = 32) -> Format:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        of = groups_of(weight.shape[1], group)
+        codes, scales, points, meant = rounded(weight, of, 4, zeros=True, scale_dtype=torch.float16)
+        made = {
+            "qweight": tensor(packed(codes.T, 4, order)),
+            "qzeros": tensor(packed(points.T, 4, order)),
+            "scales": tensor(scales.T, torch.float16),
+        }
+        return made, meant
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True,
+              "modules_to_not_convert": None}  # fmt: skip
+    return Format(config, write)
+
+
+def compressed(
+    layout: str, weights: dict[str, Any], ignore: tuple[str, ...] = ("lm_head",), **more: Any
+) -> dict[str, Any]:
+    one = {"targets": ["Linear"], "weights": {"dynamic": False} | weights, "input_activations": None}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": one},
+            "ignore": list(ignore), "quantization_status": "compressed", "kv_cache_scheme": None} | more  # fmt: skip
+
+
+def pack_quantized(
+    bits: int = 4, group: int = 32, *, sym: bool = True, actorder: str | None = None, dtype: Any = torch.bfloat16
+) -> Format:
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        of = groups_of(weight.shape[1], group, noise if actorder == "group" else None)
+        codes, scales, points, meant = rounded(weight, of, bits, zeros=not sym, scale_dtype=dtype)
+        made = {
+            "weight_packed": tensor(packed(codes, bits)),
+            "weight_scale": tensor(scales, dtype),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not sym:
+            made["weight_zero_point"] = tensor(packed(points.T, bits).T)
+        if actorder == "group":
+            made["weight_g_idx"] = tensor(of.astype(np.int32))
+        return made, meant
+
+    strategy = {"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group}
+    said = {"num_bits": bits, "type": "int", "symmetric": sym, "actorder": actorder} | strategy
+    return Format(compressed("pack-quantized", said), write)
+
+
+def int_quantized(*, sym: bool = True) -> Format:
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        of = groups_of(weight.shape[1], -1)
+        codes, scales, points, meant = rounded(weight, of, 8, zeros=not sym, scale_dtype=torch.bfloat16)
+        made = {"weight": tensor(codes - 128, torch.int8), "weight_scale": tensor(scales, torch.bfloat16)}
+        if not sym:
+            made["weight_zero_point"] = tensor(points - 128, torch.int8)
+        return made, meant
+
+    return Format(compressed("int-quantized", {"num_bits": 8, "symmetric": sym, "strategy": "channel"}), write)
+
+
+def floats(weight: Array, rows: int, columns: int) -> tuple[torch.Tensor, Array, Array]:
+    """In blocks of so many rows and columns: float8 [O, I], scales of blocks, and the weight they stand for."""
+    num_blocks = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
+    scales, stored, meant = (
+        np.zeros(num_blocks),
+        torch.zeros(weight.shape, dtype=torch.float8_e4m3fn),
+        np.zeros(weight.shape),
+    )
+    for i in range(num_blocks[0]):
+        for j in range(num_blocks[1]):
+            at = np.s_[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            scales[i, j] = np.float32(np.abs(weight[at]).max() / 448)
+            stored[at] = tensor(weight[at] / scales[i, j]).to(torch.float8_e4m3fn)
+            meant[at] = stored[at].double().numpy() * scales[i, j]
+    return stored, scales, meant
+
+
+def float_quantized(strategy: str, block: tuple[int, int] = (16, 24)) -> Format:
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        whole = {"tensor": weight.shape, "channel": (1, weight.shape[1]), "block": block}[strategy]
+        stored, scales, meant = floats(weight, *whole)
+        scale = tensor(scales, torch.float32)
+        return {"weight": stored, "weight_scale": scale.view(1) if strategy == "tensor" else scale}, meant
+
+    more = {"block_structure": list(block)} if strategy == "block" else {}
+    config = compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": strategy} | more)
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "float", "dynamic": True}
+    return Format(config, write)
+
+
+def fp8(block: tuple[int, int] | None = (16, 24)) -> Format:
+    """With blocks as DeepSeek and Qwen publish them, or one static scale for a matrix."""
+
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        stored, scales, meant = floats(weight, *(block or weight.shape))
+        if block is not None:
+            return {"weight": stored, "weight_scale_inv": tensor(scales, torch.float32)}, meant
+        scale = torch.tensor(scales.item(), dtype=torch.float32)
+        return {"weight": stored, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, meant
+
+    config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static" if block is None else "dynamic"}
+    return Format(config | ({} if block is None else {"fmt": "e4m3", "weight_block_size": list(block)}), write)

@@ -1,0 +1,342 @@
+"""Published quantized checkpoints (GPTQ, AWQ, compressed-tensors, FP8): read over uneven shards, against the weights
+that their codes stand for."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints import tiny
+from tests.model import published
+from tests.model.published import Format, publish
+from tests.model.test_quantized import EPS, compiled, held, noise
+from tests.worlds import serve, topology
+from tpspec.comm.communicator import OneRank
+from tpspec.comm.threads import ThreadWorld
+from tpspec.errors import UserError
+from tpspec.model.batch import Span
+from tpspec.model.linear import Scattered, Stacked
+from tpspec.model.loader import Loader, load_whole
+from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
+from tpspec.model.stored import Place, StoredMatrices
+from tpspec.model.weights import Checkpoint
+from tpspec.request import Request, Sampling
+from tpspec.topology.cards import card
+from tpspec.topology.config import load
+from tpspec.topology.formats import stored_as
+from tpspec.topology.groups import Grid
+from tpspec.topology.plan import Wish, plan, topology_of
+from tpspec.topology.report import describe
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split, weight_bytes
+
+CPU = torch.device("cpu")
+FORMATS: dict[str, Format] = {
+    "gptq": published.gptq(),
+    "gptq of other zero points": published.gptq(sym=False),
+    "gptq v2 of other zero points": published.gptq(sym=False, v2=True),
+    "gptq in the order of activations": published.gptq(desc_act=True),
+    "gptq of a scale for a row": published.gptq(group=-1),
+    "gptq of 8 bits": published.gptq(bits=8, sym=False),
+    "gptq of small groups": published.gptq(group=8, sym=False),
+    "gptq with the head": published.gptq(lm_head=True),
+    "awq": published.awq(),
+    "awq of a scale for a row": published.awq(group=-1),
+    "packed": published.pack_quantized(),
+    "packed with zero points": published.pack_quantized(sym=False, dtype=torch.float16),
+    "packed in the order of activations": published.pack_quantized(actorder="group", group=16),
+    "packed of 8 bits": published.pack_quantized(bits=8, group=-1, sym=False),
+    "int8": published.int_quantized(),
+    "int8 with zero points": published.int_quantized(sym=False),
+    "float8 for a matrix": published.float_quantized("tensor"),
+    "float8 for a row": published.float_quantized("channel"),
+    "float8 in blocks": published.float_quantized("block"),
+    "fp8": published.fp8(),
+    "fp8 with static scales": published.fp8(None),
+}
+EVERY = pytest.mark.parametrize("name", list(FORMATS))
+SHUFFLED = [name for name in FORMATS if "order" in name]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """name -> (quantized folder, plain folder), each written once."""
+    plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in ("llama", "qwen2")}
+
+    @cache
+    def write(name: str, kind: str = "llama") -> tuple[Path, Path]:
+        form = FORMATS[name]
+        form = Format(form.config, form.write, ("lm_head",) if form.config.get("lm_head") else ())
+        return publish(plain[kind], tmp_path_factory.mktemp("written"), form)
+
+    return write
+
+
+def logits(folder: Path, weights: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    ids = tuple(range(3, 33))
+    span, shards = Span(0, 0, ids, ((0, len(ids)),), len(ids)), split(ModelShape.of(folder), weights)
+
+    def rank(comm: Any) -> torch.Tensor:
+        return Loader.open(folder, shards[comm.rank], dtype, CPU).decoder(comm, 64).forward([span])
+
+    return torch.cat(ThreadWorld(len(weights)).run(rank), -1)
+
+
+@pytest.mark.parametrize("weights", [(1,), (2, 3), (3, 1, 2)], ids=str)
+@EVERY
+def test_logits_are_those_of_the_weights_that_the_codes_stand_for(
+    written: Any, name: str, weights: tuple[int, ...]
+) -> None:
+    """Stands against zero points one off, AWQ's order of nibbles, columns whose group is another's (desc_act), and
+    slices that begin within a word, a group or a block."""
+    quantized, meant = written(name)
+    assert (logits(quantized, weights) - logits(meant, (1,))).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq in the order of activations"])
+def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) -> None:
+    """Stands against a tied head that is looked for among the codes, and biases of parts that could not be fused."""
+    quantized, meant = written(name, "qwen2")
+    assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
+
+
+@settings(deadline=None, max_examples=80)
+@given(name=st.sampled_from(list(FORMATS)), data=st.data())
+def test_any_slice_is_the_slice_of_the_whole(written: Any, name: str, data: st.DataObject) -> None:
+    """Stands against words trimmed at one end only, and scales counted from the slice instead of the matrix."""
+    quantized, meant = written(name)
+    module = f"model.layers.1.{data.draw(st.sampled_from(['self_attn.k_proj', 'mlp.down_proj']))}"
+    whole = load_file(meant / "model.safetensors")[module + ".weight"]
+    rows, columns = (_part(data, size) for size in whole.shape)
+    stored = ModelShape.of(quantized).stored
+    assert stored is not None
+    scheme = stored.scheme_of(module)
+    assert scheme is not None
+    read, place = StoredMatrices(Checkpoint(quantized)), Place(module, *whole.shape, rows, columns)
+    expected = whole[rows.start : rows.stop, columns.start : columns.stop]
+    assert torch.allclose(read.plain(scheme, place, torch.float32), expected, atol=1e-6)
+    if scheme.is_small:
+        part = read.small(scheme, place)
+        product: Any = DequantizedLinear(part.matrix, None)
+        if part.places_I is not None:
+            product = Scattered(product, part.places_I, part.matrix.grid.width)
+        assert torch.allclose(product(torch.eye(len(columns))).T, expected, atol=1e-6)
+
+
+def _part(data: st.DataObject, size: int) -> range:
+    start = data.draw(st.integers(0, size - 1))
+    return range(start, data.draw(st.integers(start + 1, size)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    bits=st.sampled_from([8, 4]),
+    has_zeros=st.booleans(),
+    is_wide=st.booleans(),
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 4), st.integers(1, 14)),
+    group=st.sampled_from([32, 64, 128]),
+    dtype=st.sampled_from(list(EPS)),
+)
+def test_the_compiled_product_takes_what_others_quantized(
+    bits: int, has_zeros: bool, is_wide: bool, sizes: tuple[int, int, int], group: int, dtype: torch.dtype
+) -> None:
+    """Stands against scales read in another width, zeros that only four bits have, and a code of -128."""
+    num_outputs, num_groups, num_rows = sizes
+    low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
+    numbers = torch.Generator().manual_seed(0)
+    codes = torch.randint(low, high, (num_outputs, num_groups * group), generator=numbers).to(kind)
+    scales, zeros = (noise(num_outputs, num_groups, seed=seed) for seed in (1, 2))
+    scales, zeros = (one if is_wide else one.bfloat16() for one in (scales, zeros))
+    made = Ready(Quantized(codes, scales, zeros if has_zeros else None), Grid(group, 0, num_groups * group))
+    x = noise(num_rows, num_groups * group, seed=3).to(dtype)
+    y, expected = compiled(made, None)(x), DequantizedLinear(made, None)(x)
+    summed = (x.float().abs() @ made.made.weights().abs().T).max()
+    assert (y - expected).abs().max() <= EPS[dtype] * expected.abs().max() + 1e-6 * summed
+
+
+@EVERY
+def test_a_shard_takes_what_the_plan_says(written: Any, name: str) -> None:
+    """Stands against a plan that counts codes as bfloat16, or forgets scales, zero points or the head. Where a table
+    says what belongs together, only the most that it can come to is known before."""
+    quantized, _ = written(name)
+    shape = ModelShape.of(quantized)
+    for shard in split(shape, (3, 1, 2)):
+        decoder = Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8)
+        parts = [decoder.norm, decoder.head]
+        for layer in decoder.layers:
+            parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm, layer.gate_up, layer.down]
+        taken, planned = sum(map(_held, parts)), weight_bytes(shape, shard, "bfloat16")
+        assert taken == planned or (name in SHUFFLED and 0.7 * planned < taken < planned)
+
+
+def _held(part: Any) -> int:
+    if isinstance(part, Stacked):
+        return sum(map(_held, part._products))
+    return held(part) + (_held(part._product) if isinstance(part, Scattered) else 0)
+
+
+def test_check_prints_the_memory_of_a_quantized_checkpoint(written: Any, tmp_path: Path) -> None:
+    """Stands against a check that promises a card four times too large, or lets codes be quantized once more."""
+    quantized, meant = written("gptq")
+    sizes = []
+    for folder in (quantized, meant):
+        file = tmp_path / "topology.yaml"
+        file.write_text(f"name: a\ntarget: {{model: {folder}, ranks: [0, 1]}}\n")
+        (row,) = [line for line in describe(load(file)) if line.startswith("1 ")]
+        sizes.append(float(row.split("MiB")[0].split()[-1]))
+    assert sizes[0] < 0.6 * sizes[1]  # heads are plain in both
+    with pytest.raises(UserError, match="GPTQ checkpoint with weights of 4 bits already; leave quantize out"):
+        describe(load(file, [f"target.model={quantized}", "target.quantize=int4"]))
+    with pytest.raises(UserError, match="leave quantize out"):
+        load_whole(quantized, ModelShape.of(quantized), torch.float32, CPU, 8, "int8")
+
+
+def test_a_plan_holds_a_quantized_checkpoint_as_it_is(written: Any) -> None:
+    """Stands against a plan that shrinks codes to other bits, or writes a topology that would be refused."""
+    wish = Wish((card("3090"), card("3090")), "pcie4", str(written("gptq")[0]), "ngram")
+    best = plan(wish).plans
+    assert {one.layout.bits for one in best} == {4}
+    assert topology_of(wish, best[0]).target.quantize is None
+
+
+def test_floats_of_8_bits_can_be_quantized_like_plain_weights(written: Any) -> None:
+    """The one way to hold FP8 weights in 8 bits: the topology asks for it. Stands against its being ignored."""
+    quantized, meant = written("fp8")
+    made, plain = (
+        load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8, "int8") for folder in (quantized, meant)
+    )
+    span = Span(0, 0, (5, 6, 7), ((0, 3),), 3)
+    assert (made.forward([span]) - plain.forward([span])).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gptq in the order of activations", "awq"])
+def test_texts_depend_on_neither_drafts_nor_ranks(written: Any, name: str) -> None:
+    """The law, with a published checkpoint as target and as draft, in float32."""
+    quantized, _ = written(name)
+    asks = [Request(i, (5, 6, 7, 8) * 3 + (i,), 20, Sampling(temperature=0.8 * i, seed=i)) for i in range(2)]
+    plain = serve(topology(quantized), asks).texts()
+    draft = {"source": "model", "model": str(written("packed")[0]), "tokens": 3}
+    told = serve(topology(quantized, 3, target={"weights": (3.0, 1.0, 2.0)}, draft=draft), asks)
+    assert told.texts() == plain
+    assert told.stats[-1].accepted > 0
+
+
+def _changed(folder: Path, tmp_path: Path, change: Any) -> Path:
+    made = tmp_path / "changed"
+    made.mkdir()
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    change(config["quantization_config"], tensors)
+    save_file(tensors, made / "model.safetensors")
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+AT = "model.layers.0.mlp.down_proj."
+BY_ACTIVATION = "gptq in the order of activations"
+
+
+def _put(suffix: str, values: Any) -> Any:
+    """A change of one tensor, or of what is made of it."""
+    return lambda c, t: t.update({AT + suffix: values(t[AT + suffix]) if callable(values) else values})
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "a missing tensor": ("gptq", lambda c, t: t.pop(AT + "scales"), "down_proj.scales is missing"),
+    "no codes": ("packed", lambda c, t: t.pop(AT + "weight_packed"), "down_proj.weight_packed is missing"),
+    "a shape": ("awq", _put("qzeros", torch.zeros(1, 12, dtype=torch.int32)), "qzeros has shape"),
+    "a type": ("awq", _put("qweight", torch.Tensor.long), "qweight is of int64, not int32"),
+    "another tensor": ("gptq", _put("lora_A", torch.zeros(1)), "down_proj.lora_A is none that"),
+    "a weight beside": ("packed", _put("weight", torch.zeros(1)), "down_proj.weight is none that"),
+    "a bias": ("gptq", _put("bias", torch.ones(96)), "down_proj.bias is not nothing"),
+    "the other format": ("gptq", lambda c, t: c.update(checkpoint_format="gptq_v2"), "checkpoint_format or sym may be"),
+    "a table": ("gptq", _put("g_idx", lambda g: g.flip(0)), "g_idx is not in order"),
+    "groups": (BY_ACTIVATION, _put("g_idx", lambda g: g + 1), "g_idx names groups that do not exist"),
+    "sizes": ("packed", _put("weight_shape", torch.tensor([96, 96])), "weight_shape says"),
+    "zero points": ("int8", _put("weight_zero_point", torch.zeros(96, 1)), "weight_zero_point is none that"),
+    "scales": ("fp8 with static scales", _put("weight_scale", torch.ones(2)), "should be one number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_a_tensor_that_is_not_as_it_should_is_named(written: Any, tmp_path: Path, case: str) -> None:
+    """Stands against a checkpoint of another layout, read as numbers that mean nothing."""
+    name, change, message = WRONG[case]
+    folder = _changed(written(name)[0], tmp_path, change)
+    with pytest.raises(UserError, match=message):
+        load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
+
+
+def test_biases_of_nothings_are_no_biases(written: Any, tmp_path: Path) -> None:
+    """Some tools write one beside every matrix. Stands against refusing those."""
+    folder = _changed(written("gptq")[0], tmp_path, lambda c, t: t.update({AT + "bias": torch.zeros(96)}))
+    load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
+
+
+def _group(**weights: Any) -> dict[str, Any]:
+    return {
+        "config_groups": {
+            "a": {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 32} | weights}
+        }
+    }
+
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "bitsandbytes": ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; should be one of gptq, awq"),
+    "no method": ({"bits": 4}, "quantization_config.quant_method is missing"),
+    "3 bits": ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits is 3; should be 4 or 8"),
+    "marlin": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"}, "is 'marlin'"),
+    "dynamic": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:x": {}}}, "dynamic"),
+    "no group": ({"quant_method": "gptq", "bits": 4}, "group_size is missing"),
+    "gemv": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}, "version is 'gemv'"),
+    "2:4": ({"quant_method": "compressed-tensors", "format": "marlin-24", **_group()}, "format is 'marlin-24'"),
+    "sparse": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(),
+                "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
+    "rotated": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(),
+                 "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
+    "fp4": ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", **_group()}, "nvfp4"),
+    "6 bits": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(num_bits=6)},
+               "config_groups.a.weights.num_bits is 6"),
+    "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
+    "blocks": ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is \\[128\\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(UNSUPPORTED))
+def test_what_is_not_supported_is_refused_by_name(case: str) -> None:
+    """Stands against a config that is taken for the nearest one that is known."""
+    config, message = UNSUPPORTED[case]
+    with pytest.raises(UserError, match=message):
+        stored_as({"quantization_config": config}, "config.json")
+
+
+def test_lists_of_modules_are_kept_to() -> None:
+    """Stands against a module that is quantized, or plain, though a list says otherwise."""
+    made = stored_as({"quantization_config": published.compressed(
+        "pack-quantized", {"num_bits": 4, "strategy": "channel"},
+        ignore=("lm_head", "re:.*layers\\.0\\..*", "model.layers.1.mlp.up_proj"))}, "here")  # fmt: skip
+    names = ["lm_head", "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "model.layers.10.mlp.up_proj"]
+    assert made is not None
+    assert [made.scheme_of(name) is None for name in names] == [True, True, True, False]
+    only = {"quant_method": "gptq", "bits": 4, "group_size": 32, "modules_in_block_to_quantize": [["mlp.up_proj"]]}
+    some = stored_as({"quantization_config": only}, "here")
+    assert some is not None
+    assert [some.scheme_of(f"model.layers.0.{name}") is None for name in ("mlp.up_proj", "mlp.down_proj")] == [
+        False,
+        True,
+    ]
+
+
+def test_the_writer_packs_as_documented() -> None:
+    """The writer's own anchor: AutoAWQ's docstring order, and the first nibble lowest."""
+    values = np.arange(8)[None]
+    assert published.packed(values, 4).view(np.uint32).item() == 0x76543210
+    assert published.packed(values, 4, (0, 2, 4, 6, 1, 3, 5, 7)).view(np.uint32).item() == 0x75316420

@@ -1,0 +1,313 @@
+"""Reads slices of the matrices of a published quantized checkpoint: GPTQ, AWQ, compressed-tensors, FP8.
+
+A slice may begin and end anywhere: what is packed in words is read in whole words and trimmed. Knows tensors' names and
+layouts (formats.py says which); must not know shards, layers or what is computed.
+
+Shapes: O outputs and I inputs of the slice, G groups of the whole matrix, W columns of its grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from tpspec.errors import UserError
+from tpspec.model.quantized import AT_ONCE, Quantized, Ready, unpacked_nibbles
+from tpspec.topology.groups import GROUPS, Grid, stored_grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from tpspec.model.weights import Checkpoint
+    from tpspec.topology.formats import Kind, Scheme
+
+AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble of a word in which each of eight outputs stands
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+# What a module may consist of besides a bias. Scales of activations and of the cache are of no use here: neither is
+# rounded.
+UNUSED = {"input_scale", "output_scale", "activation_scale", "k_scale", "v_scale"}
+TENSORS: dict[Kind, set[str]] = {
+    "gptq": {"qweight", "qzeros", "scales", "g_idx"},
+    "awq": {"qweight", "qzeros", "scales"},
+    "packed": {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"},
+    "int8": {"weight", "weight_scale", "weight_zero_point"},
+    "float8": {"weight", "weight_scale", "weight_scale_inv"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A slice of a matrix: its module's name, the whole sizes, and which rows and columns."""
+
+    name: str
+    num_outputs: int
+    num_inputs: int
+    rows: range
+    columns: range
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A slice as it is stored: weight = scale * (code - middle - point), with scale and point of the column's group.
+
+    points_OG: whole numbers, None: all nothing. groups_I: the group of each column.
+    """
+
+    codes_OI: Tensor
+    scales_OG: Tensor
+    points_OG: Tensor | None
+    groups_I: Tensor
+
+    @property
+    def zeros_OG(self) -> Tensor | None:
+        return None if self.points_OG is None else -self.scales_OG * self.points_OG
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A quantized slice. places_I: the column of the grid in which each input stands; None: as the grid says."""
+
+    matrix: Ready
+    places_I: Tensor | None
+
+    def is_laid_out_like(self, other: Slice) -> bool:
+        """Whether one product can serve both, one under the other."""
+        mine, its = self.places_I, other.places_I
+        same = mine is its or (mine is not None and its is not None and torch.equal(mine, its))
+        return same and self.matrix.grid == other.matrix.grid
+
+
+class StoredMatrices:
+    """The quantized matrices of a checkpoint. Raises UserError with the tensor's name where one is not as it should."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def small(self, scheme: Scheme, place: Place) -> Slice:
+        """Of a scheme whose codes are computed with."""
+        codes = self._codes(scheme, place)
+        if torch.equal(codes.groups_I, _in_order(scheme, place)):
+            return _laid_in_place(codes, scheme, place)
+        return _laid_by_group(codes)
+
+    def plain(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
+        """[O, I] in a dtype, for any scheme; some rows at a time."""
+        if scheme.kind == "float8":
+            return self._plain_floats(scheme, place, dtype)
+        codes = self._codes(scheme, place)
+        weight_OI, zeros_OG = torch.empty(codes.codes_OI.shape, dtype=dtype), codes.zeros_OG
+        middle = 8 if scheme.bits == 4 else 0
+        for rows in _chunks(*weight_OI.shape):
+            part = (codes.codes_OI[rows].float() - middle) * codes.scales_OG[rows][:, codes.groups_I]
+            if zeros_OG is not None:
+                part += zeros_OG[rows][:, codes.groups_I]
+            weight_OI[rows] = part
+        return weight_OI
+
+    def check_no_bias(self, place: Place) -> None:
+        """Where the architecture has none; some tools write one of nothings beside every matrix."""
+        name = f"{place.name}.bias"
+        if name in self._checkpoint and self._checkpoint.read(name, (place.num_outputs,), rows=place.rows).any():
+            raise self._refusal(place.name, "bias", "is not nothing, and the architecture has no such bias")
+
+    def _codes(self, scheme: Scheme, place: Place) -> Codes:
+        self._check_names(scheme, place.name)
+        read: dict[Kind, Callable[[Scheme, Place], tuple[Tensor, Tensor, Tensor | None]]] = {
+            "gptq": self._gptq, "awq": self._awq, "packed": self._packed, "int8": self._int8,
+        }  # fmt: skip
+        codes_OI, scales_OG, points_OG = read[scheme.kind](scheme, place)
+        if not scheme.zeros and points_OG is not None:
+            if points_OG.any():
+                raise self._refusal(place.name, "qzeros", "says that groups have a zero point, and config.json that "
+                                    "they are symmetric; checkpoint_format or sym may be wrong")  # fmt: skip
+            points_OG = None
+        return Codes(codes_OI, scales_OG, points_OG, self._groups(scheme, place))
+
+    def _gptq(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
+        num_groups, each = _num_groups(scheme, place), 32 // scheme.bits
+        words, skipped = _words(place.columns, each)
+        shape = (-(-place.num_inputs // each), place.num_outputs)
+        packed = self._take(place, "qweight", shape, words, place.rows)
+        codes_OI = _unpacked(packed.T, scheme.bits)[:, skipped : skipped + len(place.columns)]
+        words, skipped = _words(place.rows, each)
+        shape = (num_groups, -(-place.num_outputs // each))
+        zeros = self._take(place, "qzeros", shape, range(num_groups), words)
+        if scheme.less_one:  # as whole words, the way they were lessened: a zero point of 0 borrows from the next
+            zeros = zeros + (0x11111111 if scheme.bits == 4 else 0x01010101)
+        points_GO = _unpacked(zeros, scheme.bits)[:, skipped : skipped + len(place.rows)]
+        scales = self._take(place, "scales", (num_groups, place.num_outputs), range(num_groups), place.rows, SCALES)
+        return _signed(codes_OI, scheme), scales.float().T, _points(points_GO.T, scheme)
+
+    def _awq(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
+        num_groups, (words, skipped) = _num_groups(scheme, place), _words(place.rows, 8)
+        num_words, kept = -(-place.num_outputs // 8), slice(skipped, skipped + len(place.rows))
+
+        def ordered(packed: Tensor) -> Tensor:
+            return _unpacked(packed, 4).view(len(packed), -1, 8)[..., AWQ_ORDER].flatten(1)[:, kept].T
+
+        codes = ordered(self._take(place, "qweight", (place.num_inputs, num_words), place.columns, words))
+        points = ordered(self._take(place, "qzeros", (num_groups, num_words), range(num_groups), words))
+        scales = self._take(place, "scales", (num_groups, place.num_outputs), range(num_groups), place.rows, SCALES)
+        return codes.contiguous(), scales.float().T, _points(points, scheme)
+
+    def _packed(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
+        each, whole = 32 // scheme.bits, (place.num_outputs, place.num_inputs)
+        sizes = self._checkpoint.read(f"{place.name}.weight_shape", (2,)).tolist()
+        if tuple(sizes) != whole:
+            raise self._refusal(place.name, "weight_shape", f"says {sizes}, config.json asks for {list(whole)}")
+        words, skipped = _words(place.columns, each)
+        shape = (place.num_outputs, -(-place.num_inputs // each))
+        packed = self._take(place, "weight_packed", shape, place.rows, words)
+        codes_OI = _unpacked(packed, scheme.bits)[:, skipped : skipped + len(place.columns)]
+        return _signed(codes_OI, scheme), self._scales(scheme, place), self._packed_points(scheme, place, each)
+
+    def _packed_points(self, scheme: Scheme, place: Place, each: int) -> Tensor | None:
+        if not scheme.zeros:
+            return None
+        words, skipped = _words(place.rows, each)
+        shape = (-(-place.num_outputs // each), _num_groups(scheme, place))
+        packed = self._take(place, "weight_zero_point", shape, words, range(shape[1]))
+        return _points(_unpacked(packed.T, scheme.bits)[:, skipped : skipped + len(place.rows)].T, scheme)
+
+    def _int8(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
+        whole = (place.num_outputs, place.num_inputs)
+        codes_OI = self._take(place, "weight", whole, place.rows, place.columns, (torch.int8,))
+        points = None
+        if scheme.zeros:
+            num_groups = _num_groups(scheme, place)
+            shape = (place.num_outputs, num_groups)
+            points = self._take(place, "weight_zero_point", shape, place.rows, range(num_groups), (torch.int8,)).float()
+        return codes_OI, self._scales(scheme, place), points
+
+    def _scales(self, scheme: Scheme, place: Place) -> Tensor:
+        num_groups = _num_groups(scheme, place)
+        shape = (place.num_outputs, num_groups)
+        return self._take(place, "weight_scale", shape, place.rows, range(num_groups), SCALES).float()
+
+    def _groups(self, scheme: Scheme, place: Place) -> Tensor:
+        """Of the slice's columns. Tools write a table in order, or of nothings, where there is nothing to say."""
+        name = f"{place.name}.{'g_idx' if scheme.kind == 'gptq' else 'weight_g_idx'}"
+        in_order = _in_order(scheme, place)
+        if not scheme.shuffled and name not in self._checkpoint:
+            return in_order
+        groups = self._checkpoint.read(name, (place.num_inputs,), rows=place.columns).long()
+        if scheme.shuffled and not 0 <= int(groups.min()) <= int(groups.max()) < _num_groups(scheme, place):
+            raise self._refusal(place.name, name.rpartition(".")[2], "names groups that do not exist")
+        if not scheme.shuffled and groups.any() and not torch.equal(groups, in_order):
+            raise self._refusal(place.name, name.rpartition(".")[2], "is not in order, and config.json says that it is "
+                                "(desc_act, actorder)")  # fmt: skip
+        return groups if scheme.shuffled else in_order
+
+    def _plain_floats(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
+        self._check_names(scheme, place.name)
+        whole = (place.num_outputs, place.num_inputs)
+        rows, columns = scheme.block[0] or whole[0], scheme.block[1] or whole[1]
+        floats_OI = self._take(place, "weight", whole, place.rows, place.columns, (torch.float8_e4m3fn,))
+        scales = self._float_scales(place, (-(-whole[0] // rows), -(-whole[1] // columns)))
+        of_row = torch.arange(place.rows.start, place.rows.stop) // rows
+        of_column = torch.arange(place.columns.start, place.columns.stop) // columns
+        weight_OI = torch.empty(floats_OI.shape, dtype=dtype)
+        for some in _chunks(*weight_OI.shape):
+            weight_OI[some] = floats_OI[some].float() * scales[of_row[some]][:, of_column]
+        return weight_OI
+
+    def _float_scales(self, place: Place, shape: tuple[int, int]) -> Tensor:
+        """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""
+        suffix = "weight_scale_inv" if f"{place.name}.weight_scale_inv" in self._checkpoint else "weight_scale"
+        if shape == (1, 1):
+            return self._checkpoint.one(f"{place.name}.{suffix}").float().view(1, 1)
+        return self._take(place, suffix, shape, range(shape[0]), range(shape[1]), SCALES).float()
+
+    def _take(
+        self, place: Place, suffix: str, shape: tuple[int, int], rows: range, columns: range,
+        dtypes: tuple[torch.dtype, ...] = (torch.int32,),
+    ) -> Tensor:  # fmt: skip
+        taken = self._checkpoint.read(f"{place.name}.{suffix}", shape, rows=rows, columns=columns)
+        if taken.dtype not in dtypes:
+            right = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self._refusal(place.name, suffix, f"is of {str(taken.dtype).removeprefix('torch.')}, not {right}")
+        return taken
+
+    def _check_names(self, scheme: Scheme, name: str) -> None:
+        known = TENSORS[scheme.kind] | UNUSED | {"bias"}
+        if not scheme.zeros:
+            known -= {"weight_zero_point"}
+        if extra := sorted(self._checkpoint.under(name) - known):
+            raise self._refusal(
+                name, extra[0], f"is none that {scheme.kind} weights consist of: {', '.join(sorted(known))}"
+            )
+
+    def _refusal(self, name: str, suffix: str, what: str) -> UserError:
+        return UserError(f"{self._checkpoint.folder}: tensor {name}.{suffix} {what}")
+
+
+def _laid_in_place(codes: Codes, scheme: Scheme, place: Place) -> Slice:
+    """Columns stay where they are; those of other shards in the first and last group get any code."""
+    grid = stored_grid(place.columns, place.num_inputs, scheme.group)
+    first = place.columns.start - grid.before
+    starts = torch.arange(first, first + grid.width, grid.group)
+    groups = starts // (scheme.group or starts[-1] + 1)
+    codes_OW = F.pad(codes.codes_OI, (grid.before, grid.width - grid.before - grid.inputs))
+    return Slice(Ready(_cut(codes_OW, codes, groups), grid), None)
+
+
+def _laid_by_group(codes: Codes) -> Slice:
+    """Columns of a group side by side, each group filled up to whole groups of the grid."""
+    counts = torch.bincount(codes.groups_I, minlength=codes.scales_OG.shape[1])
+    group = next((own for own in GROUPS if not (counts % own).any()), GROUPS[-1])
+    nums = -(-counts // group)
+    starts, before = (nums.cumsum(0) - nums) * group, counts.cumsum(0) - counts
+    order = codes.groups_I.argsort(stable=True)
+    sorted_I = codes.groups_I[order]
+    places_I = torch.empty_like(order)
+    places_I[order] = starts[sorted_I] + torch.arange(len(order)) - before[sorted_I]
+    grid = Grid(group, 0, int(nums.sum()) * group)
+    codes_OW = codes.codes_OI.new_zeros(codes.codes_OI.shape[0], grid.width)
+    codes_OW[:, places_I] = codes.codes_OI
+    groups = torch.arange(len(counts)).repeat_interleave(nums)
+    return Slice(Ready(_cut(codes_OW, codes, groups), grid), places_I)
+
+
+def _cut(codes_OW: Tensor, codes: Codes, groups: Tensor) -> Quantized:
+    """groups: of the checkpoint's, one for each of the grid's."""
+    zeros = codes.zeros_OG
+    return Quantized(codes_OW, codes.scales_OG[:, groups], None if zeros is None else zeros[:, groups])
+
+
+def _in_order(scheme: Scheme, place: Place) -> Tensor:
+    columns = torch.arange(place.columns.start, place.columns.stop)
+    return columns // (scheme.group or place.num_inputs)
+
+
+def _num_groups(scheme: Scheme, place: Place) -> int:
+    return -(-place.num_inputs // (scheme.group or place.num_inputs))
+
+
+def _words(wanted: range, each: int) -> tuple[range, int]:
+    """The words that hold these of things packed `each` to a word, and how many in the first are not wanted."""
+    return range(wanted.start // each, -(-wanted.stop // each)), wanted.start % each
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """[R, C] of int32 -> [R, C * 32 / bits] of uint8, the lowest bits first."""
+    parts = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return unpacked_nibbles(parts) if bits == 4 else parts
+
+
+def _signed(codes: Tensor, scheme: Scheme) -> Tensor:
+    """Codes of 8 bits as int8, 128 less."""
+    return codes.contiguous() if scheme.bits == 4 else (codes ^ 128).contiguous().view(torch.int8)
+
+
+def _points(points: Tensor, scheme: Scheme) -> Tensor:
+    return points.float() - (8 if scheme.bits == 4 else 128)
+
+
+def _chunks(num_rows: int, width: int) -> list[slice]:
+    each = max(1, AT_ONCE // width)
+    return [slice(first, first + each) for first in range(0, num_rows, each)]

@@ -1,0 +1,196 @@
+"""How a published checkpoint stores its matrices: the quantization_config of its config.json, read with types.
+
+What is not supported is refused by name. Knows keys and module names; must not know tensors, shards or devices.
+Sources: AutoGPTQ, GPTQModel, AutoAWQ, compressed-tensors, transformers (FineGrainedFP8Config).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, cast
+
+from tpspec.errors import UserError
+from tpspec.topology.groups import GROUPS, Bits
+from tpspec.topology.reads import Reads
+
+Kind = Literal["gptq", "awq", "packed", "int8", "float8"]
+HEAD = "lm_head"
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
+EVERY = "Linear"  # as a target: all matrices
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one matrix is stored.
+
+    group: consecutive inputs that share a scale, None: all of them. zeros: groups have a zero point. shuffled: an
+    input's group is read from a table (desc_act). less_one: zero points are stored one too low (GPTQ's first format).
+    block: of float8, outputs and inputs that share a scale, None: all of them.
+    """
+
+    kind: Kind
+    bits: Bits = 8
+    group: int | None = None
+    zeros: bool = False
+    shuffled: bool = False
+    less_one: bool = False
+    block: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its codes are computed with as they are; else the weights are held in the dtype of the model."""
+        return self.kind != "float8" and (self.group is None or self.group % GROUPS[-1] == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """schemes: by targets, the first that names a matrix counts. plain: matrices that are stored as they are.
+
+    rounds: its publisher's kernels round activations to 8 bits as well; ours do not.
+    """
+
+    method: str
+    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]
+    plain: tuple[str, ...] = (HEAD,)
+    rounds: bool = False
+
+    def scheme_of(self, name: str) -> Scheme | None:
+        """Of a module such as model.layers.0.mlp.up_proj; None: a plain weight."""
+        return _scheme_of(self, name)
+
+    @property
+    def small_bits(self) -> Bits | None:
+        """Of its codes, the fewest; None where its weights are held in the dtype of the model."""
+        return min((scheme.bits for _, scheme in self.schemes if scheme.is_small), default=None)
+
+
+@cache
+def _scheme_of(stored: Stored, name: str) -> Scheme | None:
+    if not name.endswith(MATRICES) or any(_names(entry, name) for entry in stored.plain):
+        return None
+    return next((scheme for targets, scheme in stored.schemes if any(_names(one, name) for one in targets)), None)
+
+
+def _names(entry: str, name: str) -> bool:
+    """Whether an entry of a list names the module: by a pattern, or by some of the words between its dots."""
+    if entry.startswith("re:"):
+        return re.match(entry[3:], name) is not None
+    return entry == EVERY or f".{entry}." in f".{name}."
+
+
+def stored_as(config: dict[str, object], where: str) -> Stored | None:
+    """None for a checkpoint that is not quantized."""
+    key = "compression_config" if config.get("compression_config") else "quantization_config"  # the first: an old name
+    if not config.get(key):
+        return None
+    read = Reads(config, where).section(key)
+    method = read.text("quant_method")
+    if method not in METHODS:
+        raise read.refusal("quant_method", f"one of {', '.join(METHODS)}, which are supported")
+    return METHODS[method](read)
+
+
+def check_unquantized(stored: Stored | None, quantize: str | None) -> None:
+    """UserError where weights that are codes already are asked to be quantized."""
+    if quantize is not None and stored is not None and stored.small_bits is not None:
+        raise UserError(
+            f"quantize: {quantize}: this is a {stored.method} checkpoint with weights of {stored.small_bits} bits "
+            "already; leave quantize out"
+        )
+
+
+def _bits(read: Reads, *known: Bits) -> Bits:
+    return cast("Bits", read.one_of("num_bits" if "num_bits" in read.config else "bits", known))
+
+
+def _group(read: Reads, key: str = "group_size") -> int | None:
+    return None if read.config.get(key) == -1 else read.size(key)
+
+
+def _gptq(read: Reads) -> Stored:
+    read.refuse("dynamic", "rotation", "is_marlin_format", "adapter")
+    read.one_of("pack_dtype", ("int32",), "int32")
+    layout = read.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    scheme = Scheme("gptq", _bits(read, 4, 8), _group(read), zeros=not read.flag("sym", True),
+                    shuffled=read.flag("desc_act", False), less_one=layout == "gptq")  # fmt: skip
+    lists = read.config.get("modules_in_block_to_quantize") or [[EVERY]]
+    if not isinstance(lists, list) or not all(isinstance(some, list) for some in lists):
+        raise read.refusal("modules_in_block_to_quantize", "a list of lists of texts")
+    targets = tuple(str(name) for some in lists for name in some)
+    return Stored("GPTQ", ((targets, scheme),), () if read.flag("lm_head", False) else (HEAD,))
+
+
+def _awq(read: Reads) -> Stored:
+    read.one_of("version", ("gemm", "GEMM"), "gemm")
+    read.one_of("checkpoint_format", ("gemm",), "gemm")
+    read.one_of("zero_point", (True,), True)
+    group = _group(read, "q_group_size" if "q_group_size" in read.config else "group_size")
+    bits = cast("Bits", read.one_of("w_bit" if "w_bit" in read.config else "bits", (4,)))
+    scheme = Scheme("awq", bits, group, zeros=True)
+    return Stored("AWQ", (((EVERY,), scheme),), (HEAD, *read.texts("modules_to_not_convert")))
+
+
+def _fp8(read: Reads) -> Stored:
+    read.one_of("fmt", ("e4m3",), "e4m3")
+    read.one_of("scale_fmt", ("float",), "float")
+    read.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
+    read.refuse("modules_to_convert")
+    plain = read.texts("modules_to_not_convert") or read.texts("ignored_layers")
+    scheme = Scheme("float8", block=_block(read, "weight_block_size"))
+    return Stored("FP8", (((EVERY,), scheme),), (HEAD, *plain), rounds=True)
+
+
+def _block(read: Reads, key: str) -> tuple[int | None, int | None]:
+    match read.config.get(key):
+        case None:
+            return None, None
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    raise read.refusal(key, "two whole numbers above 0")
+
+
+def _compressed(read: Reads) -> Stored:
+    read.refuse("transform_config", "moe_sparsity_config")
+    sparsity = read.section("sparsity_config")
+    sparsity.one_of("format", ("dense",), "dense")
+    groups = read.section("config_groups")
+    if not groups.config:
+        raise read.refusal("config_groups", "a section with at least one group")
+    sections = [groups.section(name) for name in groups.config]
+    schemes = tuple((one.texts("targets"), _compressed_scheme(read, one)) for one in sections)
+    rounds = any(one.config.get("input_activations") for one in sections)
+    return Stored("compressed-tensors", schemes, read.texts("ignore"), rounds)
+
+
+def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
+    group.refuse("output_activations")
+    layout = (group if group.config.get("format") else read).one_of(
+        "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+    )
+    weights = group.section("weights")
+    weights.one_of("dynamic", (False,), False)
+    if weights.one_of("type", ("int", "float"), "int") == "float":
+        return _compressed_floats(weights)
+    packed, bits = layout == "pack-quantized", _bits(weights, 4, 8)
+    columns = _group(weights) if weights.one_of("strategy", ("group", "channel")) == "group" else None
+    zeros = not weights.flag("symmetric", True)
+    order = weights.one_of("actorder", ("group", "dynamic", "weight", "static", False), False)
+    # What is not packed has a byte to a code, whatever its bits.
+    kind: Kind = "packed" if packed else "int8"
+    return Scheme(kind, bits if packed else 8, columns, zeros, shuffled=order in ("group", "dynamic"))
+
+
+def _compressed_floats(weights: Reads) -> Scheme:
+    _bits(weights, 8)
+    weights.one_of("symmetric", (True,), True)
+    match weights.one_of("strategy", ("tensor", "channel", "block")):
+        case "tensor":
+            return Scheme("float8")
+        case "channel":
+            return Scheme("float8", block=(1, None))
+    return Scheme("float8", block=_block(weights, "block_structure"))
+
+
+METHODS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8}

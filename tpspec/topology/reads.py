@@ -1,0 +1,79 @@
+"""Typed reads of a config.json: what is missing or odd is refused by name, with what would be right.
+
+Knows JSON values; must not know what a key means. A null counts as missing, as in the hub's own files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpspec.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """A section of a config. where: the file; within: the keys that lead to the section, each with its dot."""
+
+    config: dict[str, object]
+    where: str
+    within: str = ""
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self._given(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.refusal(key, "a whole number above 0")
+        return value
+
+    def size_if_given(self, key: str) -> int | None:
+        return None if self.config.get(key) is None else self.size(key)
+
+    def divisor(self, key: str, of: int) -> int:
+        value = self.size(key, of)
+        if of % value:
+            raise self.refusal(key, f"a divisor of num_attention_heads ({of})")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._given(key, default)
+        if not isinstance(value, bool):
+            raise self.refusal(key, "true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        value = self.config.get(key)
+        if not isinstance(value, str):
+            raise self.refusal(key, "a text")
+        return value
+
+    def one_of(self, key: str, known: tuple[object, ...], default: object = None) -> object:
+        value = self._given(key, default)
+        if not any(value == one and type(value) is type(one) for one in known):
+            raise self.refusal(key, " or ".join(map(str, known)))
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; none where it is missing."""
+        value = self._given(key, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self.refusal(key, "a list of texts")
+        return tuple(value)
+
+    def section(self, key: str) -> Reads:
+        value = self._given(key, {})
+        if not isinstance(value, dict):
+            raise self.refusal(key, "a section")
+        return Reads(value, self.where, f"{self.within}{key}.")
+
+    def refuse(self, *keys: str) -> None:
+        """Keys that must be missing, null, false or empty."""
+        for key in keys:
+            if self.config.get(key):
+                raise self.refusal(key, "null: it is not supported")
+
+    def refusal(self, key: str, right: str) -> UserError:
+        value = self.config.get(key)
+        what = "is missing" if value is None else f"is {value!r}"
+        return UserError(f"{self.where}: {self.within}{key} {what}; should be {right}")
+
+    def _given(self, key: str, default: object) -> object:
+        return default if self.config.get(key) is None else self.config[key]
