@@ -135,7 +135,7 @@ def test_bug_14_a_shard_of_nothing_spoils_the_normaliser(monkeypatch) -> None:
     case = Case(0, 0, everything_asked, tiny.PROMPT, 2, PLAIN)
     rows = RowLogits(tiny.rows_of(case), tiny.VOCAB)
     found = law.laws(rows, case.draws(), [(0, 1, 2), (), (), ()], BranchingNoise(tiny_choices(), frozenset(), 0))
-    assert found[0].rest != found[0].rest  # NaN
+    assert found[0] is None  # a sound row taken for a corrupt one
 
 
 def tiny_choices():

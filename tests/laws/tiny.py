@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tests.laws.exact import Choices, Known
+    from tpspec.verify.allowed import Constraint
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Rule
 
@@ -104,11 +105,17 @@ def plain_law(wanted: Sampling, length: int) -> dict[tuple[int, ...], float]:
 
 
 def speculative_law(
-    rule: Rule, drafter: Drafter, wanted: Sampling, length: int, noise: type[BranchingNoise] = BranchingNoise
+    rule: Rule,
+    drafter: Drafter,
+    wanted: Sampling,
+    length: int,
+    noise: type[BranchingNoise] = BranchingNoise,
+    bound: Callable[[], Constraint | None] = lambda: None,
 ) -> dict[tuple[int, ...], float]:
     """The exact law of the first `length` tokens of the real rule, over as many rounds as it takes.
 
-    A state between rounds is the text and what is known of the noise to come; equal states are one.
+    A state between rounds is the text and what is known of the noise to come; equal states are one. bound: makes the
+    constraint of a text that has not begun, which then also cuts the drafts, as an engine has it.
     """
     law: dict[tuple[int, ...], float] = defaultdict(float)
     states: dict[State, float] = {(PROMPT, frozenset()): 1.0}
@@ -116,7 +123,7 @@ def speculative_law(
         state = min(states, key=lambda state: len(state[0]))
         weight = states.pop(state)
         for (text, known), p in every(
-            lambda choices, state=state: after_a_round(rule, drafter, wanted, state, noise, choices)
+            lambda choices, state=state: after_a_round(rule, drafter, wanted, state, noise, choices, bound())
         ).items():
             if len(text) >= len(PROMPT) + length:
                 law[text[len(PROMPT) :][:length]] += weight * p
@@ -126,18 +133,33 @@ def speculative_law(
 
 
 def after_a_round(
-    rule: Rule, drafter: Drafter, wanted: Sampling, state: State, noise: type[BranchingNoise], choices: Choices
+    rule: Rule,
+    drafter: Drafter,
+    wanted: Sampling,
+    state: State,
+    noise: type[BranchingNoise],
+    choices: Choices,
+    bound: Constraint | None = None,
 ) -> State:
     text, known = state
     chance = noise(choices, known, len(text))
-    text += round_of(rule, drafter, wanted, text, chance)
+    text += round_of(rule, drafter, wanted, text, chance, bound)
     return text, chance.left(len(text))
 
 
-def round_of(rule: Rule, drafter: Drafter, wanted: Sampling, text: tuple[int, ...], noise: Noise) -> tuple[int, ...]:
+def round_of(
+    rule: Rule,
+    drafter: Drafter,
+    wanted: Sampling,
+    text: tuple[int, ...],
+    noise: Noise,
+    bound: Constraint | None = None,
+) -> tuple[int, ...]:
     """The tokens one round emits."""
     tree = drafter(text, wanted, noise)
-    case = Case(0, 0, tree, text, len(PROMPT), wanted)
+    if bound is not None:
+        tree = bound.draft(text[len(PROMPT) :], tree)
+    case = Case(0, 0, tree, text, len(PROMPT), wanted, bound)
     verdict = rule.judge([case], RowLogits(rows_of(case), VOCAB), noise)[0]
     assert verdict.tokens[:-1] == tuple(tree.tokens[node] for node in verdict.path)
     assert list(verdict.path) == tree.path(verdict.path[-1] if verdict.path else -1)

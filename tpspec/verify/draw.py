@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.tokens import Draws
+from tpspec.tokens import NO_TOKEN, Draws
 from tpspec.verify.noise import Stream
 from tpspec.verify.processors import num_kept, process
 from tpspec.verify.rows import Draw, RowLogits, take
@@ -41,7 +41,8 @@ LISTED = 64  # likeliest ids among which a ranking looks
 def pick(rows: RowLogits, draws: Sequence[Draw], noise: Noise, stream: Stream = Stream.target) -> list[int]:
     """The next token of each row: argmax at temperature 0, else argmax of score + Gumbel noise of `stream`.
 
-    draws[i] belongs to row i. One gather of 8 bytes a row; rows that truncate tell their candidates in it instead.
+    draws[i] belongs to row i; NO_TOKEN where a score is NaN or infinite, or all are -inf. One gather of 8 bytes a row;
+    rows that truncate tell their candidates in it instead.
     A drafter with logits of its own, unsharded, draws what the target would (Daliri, Musco, Suresh, arXiv 2408.07978).
     """
     if not draws:
@@ -69,9 +70,14 @@ def _picked(
     tokens = dict(zip(plain, hear_winners(value_NT, ids_NT), strict=True))
     supports = [] if cut_TV is None else hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told)
     for i, support in zip(cut, supports, strict=True):
-        seed, position = draws[i].sampling.seed, draws[i].position
-        tokens[i] = noise.best_of(support.scores_S, support.ids_S, seed, position, stream)
+        tokens[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
     return [tokens[i] for i in range(len(draws))], heard
+
+
+def _best_of(scores_S: Tensor, ids_S: Tensor, draw: Draw, noise: Noise, stream: Stream) -> int:
+    if not len(ids_S):
+        return NO_TOKEN
+    return noise.best_of(scores_S, ids_S, draw.sampling.seed, draw.position, stream)
 
 
 def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> list[tuple[tuple[int, ...], list[float]]]:
@@ -133,6 +139,7 @@ def _perturbed(scores_TS: Tensor, ids_TS: Tensor, draws: Sequence[Draw], noise: 
 def _ranked(winner: int | None, ids_S: Tensor, scores_S: Tensor, width: int) -> tuple[tuple[int, ...], list[float]]:
     odds_S, order = scores_S.softmax(0).sort(descending=True, stable=True)
     listed = [(token, p) for token, p in zip(ids_S[order].tolist(), odds_S.tolist(), strict=True) if p > 0]
+    listed = listed or [(NO_TOKEN, 0.0)]
     winner = listed[0][0] if winner is None else winner
     first = next((p for token, p in listed if token == winner), listed[0][1])
     others = [(token, p) for token, p in listed if token != winner][: width - 1]
@@ -164,5 +171,5 @@ def _sampled(draw: Draw, ids_S: Tensor, scores_S: Tensor, log_total: float, nois
     scores_S, ids_S = scores_S[:kept], ids_S[:kept]
     ids_S, order = ids_S[scores_S > -float("inf")].sort()
     scores_S = scores_S[scores_S > -float("inf")][order]
-    token = noise.best_of(scores_S, ids_S, draw.sampling.seed, draw.position, Stream.draft)
+    token = _best_of(scores_S, ids_S, draw, noise, Stream.draft)
     return token, Draws(tuple(ids_S.tolist()), tuple(scores_S.softmax(0).tolist()))

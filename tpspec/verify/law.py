@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.tokens import NO_TOKEN
 from tpspec.verify.noise import Stream
 from tpspec.verify.processors import process
 from tpspec.verify.rows import take
 from tpspec.verify.shards import (
+    best_ids,
     exchange,
     hear_candidates,
     hear_winners,
@@ -70,8 +72,11 @@ class Law:
         return self.spare if self.rest > 0 else last  # `last` only where rounding left u above the sum
 
 
-def laws(rows: RowLogits, draws: Sequence[Draw], asked: Sequence[Sequence[int]], noise: Noise) -> list[Law]:
-    """The law of each row, exact at asked[i], in one gather (and a second where candidates cannot tell a support)."""
+def laws(rows: RowLogits, draws: Sequence[Draw], asked: Sequence[Sequence[int]], noise: Noise) -> list[Law | None]:
+    """The law of each row, exact at asked[i], in one gather (and a second where candidates cannot tell a support).
+
+    None where a score is NaN or infinite, or all are -inf.
+    """
     scores_TV = process(rows, draws)
     kinds = [_kind(draw) for draw in draws]
     cold, cut, full = ([i for i, kind in enumerate(kinds) if kind == wanted] for wanted in ("cold", "cut", "full"))
@@ -94,12 +99,14 @@ def _kind(draw: Draw) -> str:
     return "cut" if draw.sampling.truncates else "full"
 
 
-def _point(token: int) -> Law:
-    return Law({token: 1.0}, 0.0, token)
+def _point(token: int) -> Law | None:
+    return None if token == NO_TOKEN else Law({token: 1.0}, 0.0, token)
 
 
-def _listed(support: Support) -> Law:
+def _listed(support: Support) -> Law | None:
     ids = support.ids_S.tolist()
+    if not ids:
+        return None
     return Law(dict(zip(ids, support.scores_S.softmax(0).tolist(), strict=True)), 0.0, ids[0])
 
 
@@ -122,14 +129,17 @@ def tell_sketch(scores_TV: Tensor, asked_TA: Tensor, draws: Sequence[Draw], nois
     return [known_TA, *log_mass(other_TV), *tell_winners(other_TV, draws, noise, Stream.residual, start)]
 
 
-def hear_sketch(asked_TA: Tensor, told: Sequence[Tensor]) -> list[Law]:
+def hear_sketch(asked_TA: Tensor, told: Sequence[Tensor]) -> list[Law | None]:
     known_NTA, top_NT, sum_NT, value_NT, ids_NT = told
     known_TA = known_NTA.amax(0).double()
     rest_T = merged_log_mass(top_NT, sum_NT)
     log_total_T = torch.cat([known_TA, rest_T.unsqueeze(1)], 1).logsumexp(1)
+    sound = log_total_T.isfinite().tolist()
     probs = (known_TA - log_total_T.unsqueeze(1)).exp().tolist()
     rests = (rest_T - log_total_T).exp().tolist()
     return [
-        Law({token: p for token, p in zip(ids, row, strict=True) if token >= 0}, rest, spare)
-        for ids, row, rest, spare in zip(asked_TA.tolist(), probs, rests, hear_winners(value_NT, ids_NT), strict=True)
+        Law({token: p for token, p in zip(ids, row, strict=True) if token >= 0}, rest, spare) if is_sound else None
+        for is_sound, ids, row, rest, spare in zip(
+            sound, asked_TA.tolist(), probs, rests, best_ids(value_NT, ids_NT).tolist(), strict=True
+        )
     ]

@@ -28,7 +28,9 @@ BLOCK = 32  # rows at a time: masses are summed in float64, of which a chunk of 
 
 
 def logprobs(rows: RowLogits, tokens: Sequence[int], num_top: int) -> list[Logprob]:
-    """Log-softmax of row i at tokens[i], and its num_top likeliest ids. One gather, by `gather_logits`."""
+    """Log-softmax of row i at tokens[i], and its num_top likeliest ids. One gather, by `gather_logits`, or none."""
+    if not tokens:
+        return []
     parts = [_tell(rows, first, tokens[first : first + BLOCK], num_top) for first in range(0, len(tokens), BLOCK)]
     told = exchange(replace(rows, gather=rows.gather_logits), [torch.cat(part) for part in zip(*parts, strict=True)])
     own_NT, scores_NTC, ids_NTC, top_NT, sum_NT = told

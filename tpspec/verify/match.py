@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tpspec.tokens import ROOT, Verdict
+from tpspec.tokens import NO_TOKEN, ROOT, Verdict
 from tpspec.verify.draw import pick
 from tpspec.verify.noise import Stream
 
@@ -37,6 +37,8 @@ def walk(case: Case, picks: Iterator[int]) -> Verdict:
     path: list[int] = []
     tokens: list[int] = []
     while node is not None:
+        if own[node + 1] == NO_TOKEN:
+            return Verdict(case.seq, tuple(path), tuple(tokens), tuple(own), corrupt=True)
         tokens.append(own[node + 1])
         children = case.tree.children(node)
         node = next((child for child in children if case.tree.tokens[child] == tokens[-1]), None)

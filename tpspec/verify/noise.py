@@ -53,7 +53,7 @@ class Noise(Protocol):
         """argmax of score + Gumbel noise over the ids [start, start + V): a draw from softmax of each row.
 
         Returns the perturbed score, float32 [T], and the id, int64 [T]; the lowest id where float32 scores tie.
-        A row that is all -inf gives -inf and an id without meaning.
+        A row that is all -inf gives -inf, one with a NaN gives NaN, and both an id without meaning.
         """
 
     def best_of(self, scores_S: Tensor, ids_S: Tensor, seed: int, position: int, stream: Stream) -> int:
@@ -95,7 +95,8 @@ class CounterNoise:
         attained_T = _attained(keys, scores_TBL, reach_TB, first)
         row_Q, id_Q, score_Q = _open(scores_TBL, most_TB, reach_TB, attained_T, first)
         perturbed_Q = (score_Q.double() + _gumbel(keys[:, row_Q, 0], id_Q)).float()
-        return _best_of_rows(row_Q, id_Q, perturbed_Q, len(scores_TV), start)
+        value_T, ids_T = _best_of_rows(row_Q, id_Q, perturbed_Q, len(scores_TV), start)
+        return torch.where(attained_T.isnan(), attained_T, value_T), ids_T  # nothing is open to a NaN
 
     def best_of(self, scores_S: Tensor, ids_S: Tensor, seed: int, position: int, stream: Stream) -> int:
         perturbed = scores_S.double() + self.gumbel(seed, position, stream, ids_S)

@@ -1,4 +1,4 @@
-"""From raw logits to scores: bias, penalties, ids withheld, temperature; and what top-k, top-p and min-p keep of a row.
+"""From raw logits to scores: bias, penalties, ids withheld or not allowed, temperature; what top-k, top-p, min-p keep.
 
 Pure functions of a row and the prefix before it, drafts on its path included, so that a draft changes nothing but
 speed. Softmax of the scores that are kept is the law of the next token. Knows no rules, no noise, no other shard.
@@ -44,7 +44,7 @@ def without_padding(scores_TV: Tensor, rows: RowLogits) -> Tensor:
 
 
 def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
-    """Bias, penalties and ids withheld; a copy only when there are any."""
+    """Bias, penalties, ids withheld and ids not allowed; a copy only when there are any."""
     edits = [i for i, draw in enumerate(draws) if draw.edits]
     if edits:
         logits_TV = logits_TV.clone()
@@ -57,6 +57,9 @@ def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
             logits_TV[i] = _penalized(logits_TV[i], start, draws[i], *counted[id(draws[i].context)])
         held = [token - start for token in draws[i].withheld if start <= token < start + logits_TV.shape[1]]
         logits_TV[i, held] = -torch.inf
+        if (ids := draws[i].allowed) is not None:
+            allowed = torch.from_numpy(ids[start : start + logits_TV.shape[1]]).to(logits_TV.device)
+            logits_TV[i, : len(allowed)].masked_fill_(~allowed, -torch.inf)
     return logits_TV
 
 

@@ -48,15 +48,17 @@ def _draws(tree: TokenTree, node: int) -> Draws | None:
     return None if tree.draws is None else tree.draws[node + 1]
 
 
-def walk(case: Case, found: Iterator[Law], noise: Noise) -> Verdict:
+def walk(case: Case, found: Iterator[Law | None], noise: Noise) -> Verdict:
     """Descend while a child is accepted. Takes one law for each row of the case."""
     own = [next(found) for _ in case.rows()]
     node: int | None = ROOT
     path: list[int] = []
     tokens: list[int] = []
     while node is not None:
-        position = len(case.context) + len(path)
-        node, token = judge_children(case, node, own[node + 1], position, noise)
+        law, position = own[node + 1], len(case.context) + len(path)
+        if law is None:
+            return Verdict(case.seq, tuple(path), tuple(tokens), corrupt=True)
+        node, token = judge_children(case, node, law, position, noise)
         path += [] if node is None else [node]
         tokens.append(token)
     return Verdict(case.seq, tuple(path), tuple(tokens))

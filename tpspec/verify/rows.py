@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tpspec.request import Sampling
     from tpspec.tokens import TokenTree, Verdict
+    from tpspec.verify.allowed import Constraint, Ids
     from tpspec.verify.noise import Noise
 
 
@@ -58,12 +59,16 @@ class RowLogits:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One next token to draw, after `context` (prompt and output so far) and then `path` (drafts not yet accepted)."""
+    """One next token to draw, after `context` (prompt and output so far) and then `path` (drafts not yet accepted).
+
+    allowed: by a grammar, of all ids; None where there is none.
+    """
 
     context: Sequence[int]
     num_prompt: int
     sampling: Sampling
     path: tuple[int, ...] = ()
+    allowed: Ids | None = None
 
     @property
     def position(self) -> int:
@@ -72,14 +77,20 @@ class Draw:
 
     @property
     def withheld(self) -> frozenset[int]:
-        """Ids that may not be drawn here, because the output is too short to end."""
-        is_short = self.position - self.num_prompt < self.sampling.min_tokens
-        return self.sampling.withheld if is_short else frozenset()
+        """Ids that may not be drawn here, because the output is too short to end; unless a grammar allows no others."""
+        if self.position - self.num_prompt >= self.sampling.min_tokens:
+            return frozenset()
+        withheld = self.sampling.withheld
+        if self.allowed is not None:
+            known = [token for token in withheld if token < len(self.allowed)]
+            return withheld if self.allowed.sum() > self.allowed[known].sum() else frozenset()
+        return withheld
 
     @property
     def edits(self) -> bool:
         """Whether scores of single ids change."""
-        return bool(self.sampling.logit_bias or self.sampling.penalizes or self.withheld)
+        wanted = self.sampling
+        return self.allowed is not None or bool(wanted.logit_bias or wanted.penalizes or self.withheld)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class Case:
     """One sequence of the round. Its root is at row `row`, node i of its tree at row + 1 + i.
 
     context: prompt and output so far, the root last; the token judged at the root stands at position len(context).
+    constraint: of a request with a grammar.
     """
 
     seq: int
@@ -95,6 +107,7 @@ class Case:
     context: Sequence[int]
     num_prompt: int
     sampling: Sampling
+    constraint: Constraint | None = None
 
     def rows(self) -> range:
         return range(self.row, self.row + 1 + len(self.tree))
@@ -104,7 +117,11 @@ class Case:
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(self.tree.tokens, self.tree.parents, strict=True):
             paths.append((*paths[parent + 1], token))
-        return [Draw(self.context, self.num_prompt, self.sampling, path) for path in paths]
+        allowed: Sequence[Ids | None] = [None] * len(paths)
+        if self.constraint is not None:
+            allowed = self.constraint.allowed(self.context[self.num_prompt :], self.tree)
+        rows = zip(paths, allowed, strict=True)
+        return [Draw(self.context, self.num_prompt, self.sampling, path, ids) for path, ids in rows]
 
 
 class Rule(Protocol):

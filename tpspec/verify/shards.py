@@ -1,7 +1,8 @@
 """What one shard of a row tells the others, and what all of them then know. One gather, whatever is told.
 
 Three things can be told of a row: its winner (8 bytes), its largest scores (when top-k, top-p or min-p need the whole
-row), or a sketch (verify/law.py). Everything after the gather is arithmetic on the same bytes on every rank.
+row), or a sketch (verify/law.py). Everything after the gather is arithmetic on the same bytes on every rank. A NaN in
+any shard survives all of it, so that every rank knows a row that cannot be drawn from, without a word more.
 
 Shapes: T rows, V ids of this shard, N shards, C candidates of a shard, S ids that may be drawn.
 """
@@ -9,10 +10,12 @@ Shapes: T rows, V ids of this shard, N shards, C candidates of a shard, S ids th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.tokens import NO_TOKEN
 from tpspec.verify.processors import num_kept
 from tpspec.verify.rows import take
 
@@ -30,7 +33,10 @@ NUM_CANDIDATES = 64
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The ids that may be drawn at a truncated row, int64 [S], and their scores, float64 [S], in descending order."""
+    """The ids that may be drawn at a truncated row, int64 [S], and their scores, float64 [S], in descending order.
+
+    Empty at a row that cannot be drawn from.
+    """
 
     ids_S: Tensor
     scores_S: Tensor
@@ -67,10 +73,15 @@ def tell_winners(
 
 
 def hear_winners(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
-    """The best of all shards, ties to the lowest id."""
-    beaten_NT = value_NT < value_NT.amax(0)
-    winners: list[int] = ids_NT.masked_fill(beaten_NT, torch.iinfo(ids_NT.dtype).max).amin(0).tolist()
+    """The best of all shards, ties to the lowest id; NO_TOKEN where the best is no finite number."""
+    winners: list[int] = best_ids(value_NT, ids_NT).masked_fill_(~value_NT.amax(0).isfinite(), NO_TOKEN).tolist()
     return winners
+
+
+def best_ids(value_NT: Tensor, ids_NT: Tensor) -> Tensor:
+    """Some id even where there is nothing to draw."""
+    beaten_NT = value_NT < value_NT.amax(0)
+    return ids_NT.masked_fill(beaten_NT, torch.iinfo(ids_NT.dtype).max).amin(0)
 
 
 def log_mass(scores_TV: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +125,7 @@ def hear_candidates(
     """
     scores_NTC, ids_NTC, top_NT, sum_NT = told
     floor_T = scores_NTC[:, :, -1].amax(0)  # a shard may hold more ids that score up to its last candidate
-    totals = merged_log_mass(top_NT, sum_NT).tolist()
+    totals = merged_log_mass(top_NT, sum_NT).tolist()  # finite at a row that can be drawn from, and at no other
     supports = _supports(scores_NTC, ids_NTC, floor_T, totals, samplings)
     unclear = [i for i, support in enumerate(supports) if support is None]
     if unclear:
@@ -133,6 +144,9 @@ def _supports(
     complete = floor_T.isneginf().tolist()
     supports: list[Support | None] = []
     for i, sampling in enumerate(samplings):
+        if not isfinite(totals[i]):
+            supports.append(Support(ids_TS[i, :0], scores_TS[i, :0]))
+            continue
         kept = num_kept(scores_TS[i, : num_above[i]], totals[i], complete[i], sampling)
         supports.append(None if kept is None else Support(ids_TS[i, :kept], scores_TS[i, :kept]))
     return supports

@@ -1,0 +1,94 @@
+"""Grammars: texts that say what an answer may be, in llguidance's own forms, and what it takes to follow one.
+
+A noun that travels: every process that meets such a text compiles it for itself, with the same limits. Must not know
+requests, tensors or HTTP. llguidance (github.com/guidance-ai/llguidance) is imported when the first grammar is met.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from llguidance import LLMatcher, LLTokenizer
+
+# Between the parts of JSON, as in llama.cpp's grammars: some models would otherwise go on with blanks for ever.
+WHITESPACE = r"(?: |\n{1,2}[ \t]{0,20})"
+MAX_FAULT_CHARS = 300
+MOST_STATES = 50_000  # of a lexer, 1 to 2 kB each
+MOST_KEPT = 8  # compiled grammars: the choices of one request share theirs
+
+
+def json_schema(schema: Mapping[str, Any]) -> str:
+    """JSON that a schema accepts. Its `x-guidance`, if it has one, is llguidance's own way to set options."""
+    options = schema.get("x-guidance", {"whitespace_pattern": WHITESPACE})
+    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
+
+
+def regex(pattern: str) -> str:
+    """Text that a regular expression matches as a whole; in the syntax of Rust's regex crate."""
+    plain = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return "start: /" + re.sub(r"\\.|/|\n", lambda found: plain.get(found[0], found[0]), pattern, flags=re.DOTALL) + "/"
+
+
+def choice(choices: Sequence[str]) -> str:
+    """One of these."""
+    return "start: " + " | ".join(map(json.dumps, choices))
+
+
+def as_lark(grammar: str) -> str:
+    """Lark as it is, GBNF turned into it. Raises UserError."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # it raises what it likes, plain Exception and IndexError too
+        raise UserError(f"the grammar is neither Lark nor GBNF: {str(error)[:MAX_FAULT_CHARS]}") from error
+
+
+class Vocabulary:
+    """The tokens of a model as grammars read them. path: of its tokenizer.json, read when the first grammar is met."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._matchers: dict[str, LLMatcher] = {}  # before the first token, the latest last
+
+    @cached_property
+    def tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        try:
+            return LLTokenizer(str(self._path))
+        except (ValueError, OSError) as error:
+            reason = str(error)[:MAX_FAULT_CHARS]
+            raise UserError(f"{self._path}: no tokenizer that grammars can be read with ({reason})") from error
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """Of a text that has not begun, to be copied. Raises UserError, in the compiler's words, for a bad grammar."""
+        matcher = self._matchers.pop(grammar, None) or self._compiled(grammar)
+        self._matchers[grammar] = matcher
+        if len(self._matchers) > MOST_KEPT:
+            del self._matchers[next(iter(self._matchers))]
+        return matcher
+
+    def _compiled(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some faults show only here
+        if matcher.is_error():
+            raise UserError(f"the grammar cannot be used: {_fault(matcher)}")
+        return matcher
+
+
+def _fault(matcher: LLMatcher) -> str:
+    return matcher.get_error().removesuffix("<non-verbose/>").strip()[:MAX_FAULT_CHARS]
