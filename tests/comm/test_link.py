@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tpspec.comm.link import FrontendLink, LeadLink
-from tpspec.comm.messages import Cancel, Ready, Report, Stats, Stop, Submit, Tally, ToLead
+from tpspec.comm.link import FrontendLink, LeadLink, frontend_at
+from tpspec.comm.link import endpoint as place
+from tpspec.comm.messages import Cancel, Hello, Ready, Report, Stats, Stop, Submit, Tally, ToLead
 from tpspec.errors import WorldFailure
 from tpspec.request import Delta, Request
 
@@ -57,6 +59,8 @@ def hear(lead: FrontendLink, count: int) -> list[ToLead]:
 
 def test_both_ways(runner: asyncio.Runner, frontend: LeadLink) -> None:
     with closing(FrontendLink(frontend.endpoint)) as lead:
+        lead.send(Hello(1, 0))
+        assert runner.run(frontend.receive()) == Hello(1, 0)
         runner.run(send_all(frontend))
         assert hear(lead, 3) == ASKED
         assert lead.poll() == []
@@ -66,27 +70,55 @@ def test_both_ways(runner: asyncio.Runner, frontend: LeadLink) -> None:
         assert runner.run(frontend.receive()) == REPORT
 
 
-def test_survives_a_restart_of_the_lead(runner: asyncio.Runner, frontend: LeadLink) -> None:
-    """The frontend keeps its sockets, so that clients see a pause, not an error."""
+def test_leads_come_and_go_and_none_hears_what_was_meant_for_another(
+    runner: asyncio.Runner, frontend: LeadLink
+) -> None:
+    """The frontend keeps its sockets, so that clients see a pause, not an error. What was sent in between is sent again
+    by who knows what became of it; a link that kept it would have every request run twice."""
+    runner.run(send_all(frontend))
     for generation in range(3):
         with closing(FrontendLink(frontend.endpoint)) as lead:
-            lead.send(Ready(generation, 1))
-            assert runner.run(frontend.receive()) == Ready(generation, 1)
+            lead.send(Hello(generation, 1))
+            assert runner.run(frontend.receive()) == Hello(generation, 1)
+            assert lead.poll(0.1) == []
             runner.run(send_all(frontend))
             assert hear(lead, 3) == ASKED
+            runner.run(send_all(frontend))
+        runner.run(send_all(frontend))
 
 
-def test_requests_wait_for_a_lead(runner: asyncio.Runner, frontend: LeadLink) -> None:
-    """The server takes requests while weights are still being read."""
+def test_a_lead_is_not_heard_any_more_when_another_has_said_hello(runner: asyncio.Runner, frontend: LeadLink) -> None:
+    """Against tokens of a world that was given up, and requests that go to whichever lead is still connected."""
+    with closing(FrontendLink(frontend.endpoint)) as old, closing(FrontendLink(frontend.endpoint)) as new:
+        old.send(Hello(1, 1))
+        assert runner.run(frontend.receive()) == Hello(1, 1)
+        new.send(Hello(2, 0))
+        assert runner.run(frontend.receive()) == Hello(2, 0)
+        old.send(Ready(1, 1))
+        old.send(REPORT)
+        new.send(Ready(2, 1))
+        assert runner.run(frontend.receive()) == Ready(2, 1)
+        runner.run(send_all(frontend))
+        assert hear(new, 3) == ASKED
+        assert old.poll() == []
 
-    async def send_early() -> list[ToLead]:
-        sending = asyncio.create_task(send_all(frontend))
-        await asyncio.sleep(0.05)
-        with closing(FrontendLink(frontend.endpoint)) as lead:
-            await sending
-            return hear(lead, 3)
 
-    assert runner.run(send_early()) == ASKED
+def test_a_folder_that_was_made_for_it_says_who_listens_there_and_goes_with_it(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    async def opened() -> LeadLink:
+        return LeadLink(folder)
+
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    assert frontend_at(folder) is None
+    link = runner.run(opened())
+    assert (link.endpoint, frontend_at(folder)) == (place(folder), os.getpid())
+    runner.run(close_soon(link))
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "pid").write_text(str(2**22 + 1))  # above any
+    assert frontend_at(folder) is None
 
 
 @pytest.mark.parametrize("nonsense", [b"", b"\xff", b"\x81\xa4type\xa4Quit", b"\x80", b"\x81\xa2\xff\xff\x01"])

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from tpspec.comm.messages import MALFORMED, News
-from tpspec.comm.process import is_alive
+from tpspec.comm.process import folder_prefix, is_alive
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LIFE_MS = 500  # how often a follower that waits looks whether the lead's process is still there
 GONE_S = 3.0  # all followers connect before the first round: whoever takes no news for this long has gone
-LINGER_MS = 2000  # how long the last news may take to leave when the lead closes
+LINGER_MS = 500  # how long the last news may take to leave when the lead closes
 
 
 class Channel(Protocol):
@@ -94,7 +94,7 @@ class LeadZmqChannel:
 
     def __init__(self, num_followers: int, timeout_s: float) -> None:
         self._timeout_s = min(timeout_s, GONE_S)
-        self._folder = TemporaryDirectory(prefix="tpspec-")  # mode 0700
+        self._folder = TemporaryDirectory(prefix=folder_prefix())  # mode 0700
         self._context = zmq.Context()
         self._encoder = msgspec.msgpack.Encoder()
         self._sockets = [self._bound(endpoint(self.folder, i)) for i in range(num_followers)]

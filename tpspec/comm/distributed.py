@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # torch does not list them
 
 from tpspec.comm.communicator import OneRank, Purpose, as_line, note_in, sum_in_order
 from tpspec.comm.shared import SharedMemory, Unavailable, share_memory
@@ -41,28 +42,44 @@ gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where torchrun put this process. local_size: ranks on this host."""
+    """Where torchrun put this process. local_size: ranks on this host.
+
+    address: of the host where the ranks meet, or a folder of theirs alone (rendezvous.py). restarts: how often the
+    ranks have been started again.
+    """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    address: str = ""
+    restarts: int = 0
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Place:
         """From torchrun's variables; without them, a world of one. Raises UserError where they are not numbers."""
         names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": environ.get("WORLD_SIZE", 1)}
+        names |= {"TORCHELASTIC_RESTART_COUNT": 0}
         try:
-            return cls(*(int(environ.get(name, default)) for name, default in names.items()))
+            rank, world, local, here, restarts = (int(environ.get(name, default)) for name, default in names.items())
         except ValueError as error:
             seen = ", ".join(f"{name}={environ.get(name)!r}" for name in names)
             raise UserError(f"torchrun sets {', '.join(names)} to whole numbers; here {seen}") from error
+        return cls(rank, world, local, here, environ.get("MASTER_ADDR", ""), restarts)
 
     @property
     def ranks_here(self) -> range:
         """The ranks of this host: torchrun numbers each host's one after another."""
         first = self.rank - self.local_rank
         return range(first, first + self.local_size)
+
+    @property
+    def on_one_host(self) -> bool:
+        return self.local_size == self.world_size
+
+    @property
+    def meets_in_folder(self) -> bool:
+        return self.address.startswith("/")
 
 
 class Distributed:
@@ -206,7 +223,12 @@ def _meet(place: Place, device: torch.device, timeout_s: float) -> None:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     limit = timedelta(seconds=timeout_s)
     try:
-        dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, timeout=limit)
+        how = f"file://{place.address}/store" if place.meets_in_folder else "env://"
+        found, _, _ = next(rendezvous(how, place.rank, place.world_size, timeout=limit))
+        # torchrun's own store stays when the ranks do not, and with it the addresses of dead ones.
+        store = PrefixStore(f"start-{place.restarts}", found)
+        store.set_timeout(limit)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=limit)
     except RuntimeError as error:
         raise _failure(f"rank {place.rank} of {place.world_size}, meeting the others", error) from error
 

@@ -13,6 +13,7 @@ import msgspec
 import zmq
 
 from tpspec.comm.messages import MALFORMED, Drafts, ToDrafter
+from tpspec.comm.process import folder_prefix
 from tpspec.errors import WorldFailure
 
 MOST_QUEUED = 1000  # messages to a drafter that does not read; further ones are dropped
@@ -78,7 +79,7 @@ class LeadDraftLink(_Counting):
     """The lead's end, which stays; drafters come and go. Binds in a directory that only this user can enter."""
 
     def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="tpspec-")  # mode 0700
+        self._folder = TemporaryDirectory(prefix=folder_prefix())  # mode 0700
         self.endpoint = f"ipc://{self._folder.name}/drafts"
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)

@@ -1,19 +1,23 @@
 """The link between the frontend and the lead: requests one way, tokens the other, over one ipc socket. No pickle.
 
-Knows messages and sockets; must not import torch, for the frontend has none. The frontend binds and stays; the lead
-connects, and a restarted lead connects again to the same place.
+Knows messages and sockets; must not import torch, for the frontend has none. The frontend binds and stays; leads come
+and go, one at a time, and each says hello first.
 """
 
 from __future__ import annotations
 
-from tempfile import TemporaryDirectory
+import os
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from tpspec.comm.messages import MALFORMED, ToFrontend, ToLead
+from tpspec.comm.messages import MALFORMED, Hello, ToFrontend, ToLead
+from tpspec.comm.process import folder_prefix, is_alive
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 LINGER_MS = 2000  # how long the last tokens may take to leave when an end closes
 MOST_QUEUED = 100_000  # reports that a busy frontend has not read; then the lead waits for it
+PID = "pid"  # a file
 
 
 class FrontendLink:
@@ -65,38 +70,63 @@ class FrontendLink:
 
 
 class LeadLink:
-    """The frontend's end, for an event loop. Owns the place where both meet: a directory only this user can enter."""
+    """The frontend's end, for an event loop. Owns the place where both meet: a directory only this user can enter.
 
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="tpspec-")  # mode 0700
-        self.endpoint = f"ipc://{self._folder.name}/link"
+    folder: one that was made for it, where leads to come look for it; it goes with the link, too. What is sent while
+    there is no lead is lost, and so is what a lead had not read when it ended: nothing reaches the next one twice.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or Path(mkdtemp(prefix=folder_prefix()))  # mode 0700
+        self.endpoint = endpoint(self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.rcvhwm = MOST_QUEUED
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.rcvhwm = self._socket.sndhwm = MOST_QUEUED
         self._socket.bind(self.endpoint)
+        self._lead: bytes | None = None
+        (self._folder / PID).write_text(str(os.getpid()))
 
     async def receive(self) -> ToFrontend:
         """The next message of the lead. Raises WorldFailure at nonsense."""
-        try:
-            return self._decoder.decode(await self._socket.recv())
-        except MALFORMED as error:
-            raise _nonsense("lead", error) from error
+        while True:
+            sender, *frames = await self._socket.recv_multipart()
+            try:
+                message = self._decoder.decode(b"".join(frames))
+            except MALFORMED as error:
+                raise _nonsense("lead", error) from error
+            if isinstance(message, Hello) or self._lead is None:
+                self._lead = sender
+            if sender == self._lead:
+                return message
 
     async def send(self, message: ToLead) -> None:
-        """Waits while there is no lead. What a lead had not read when it died is lost: send it again after `Ready`."""
-        await self._socket.send(self._encoder.encode(message))
+        if self._lead is not None:
+            await self._socket.send_multipart([self._lead, self._encoder.encode(message)])
 
     def close(self) -> None:
         self._context.destroy(linger=LINGER_MS)
-        self._folder.cleanup()
+        rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LeadLink:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+
+def endpoint(folder: Path) -> str:
+    return f"ipc://{folder}/link"
+
+
+def frontend_at(folder: Path) -> int | None:
+    """The pid of the frontend that listens there, if one does."""
+    try:
+        pid = int((folder / PID).read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if is_alive(pid) else None
 
 
 def _nonsense(sender: str, error: Exception) -> WorldFailure:

@@ -50,6 +50,7 @@ class Drafting(msgspec.Struct, frozen=True):
 class Stats(msgspec.Struct, frozen=True):
     """The engine's counters since start (rounds, tokens, preemptions, collectives by purpose) and its load now.
 
+    corrupted: requests that ended because their logits were not finite.
     forward_s: in the target's forwards and their verdicts, collectives included. drafting_s: spent on drafts by the
     rank itself, or waiting for them. elsewhere: None where ranks draft for themselves. prefix_asked, prefix_found:
     tokens of texts that were looked up in the cache, and those found. pages_used: owned by a request.
@@ -60,6 +61,7 @@ class Stats(msgspec.Struct, frozen=True):
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    corrupted: int = 0
     forward_s: float = 0.0
     drafting_s: float = 0.0
     running: int = 0
@@ -88,6 +90,13 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Frontend to lead: finish nothing more; the whole world ends with exit code `code`."""
 
     code: int = 0
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Lead to frontend, first of all: who leads from now on, and how often others may still come after it."""
+
+    pid: int
+    restarts_left: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -211,4 +220,4 @@ class Drafts(msgspec.Struct, frozen=True, tag=True):
 
 ToLead = Submit | Cancel | Stop
 ToDrafter = Outcomes | Stop
-ToFrontend = Ready | Report
+ToFrontend = Hello | Ready | Report

@@ -1,9 +1,17 @@
-"""Processes of one host: whether another is still there, and which cores each has. Knows pids and cores alone."""
+"""Processes of one host: whether another is still there, what it leaves behind, and which cores each has.
+
+Knows pids, cores and folders alone, and nothing of torch: the HTTP process asks, too.
+"""
 
 from __future__ import annotations
 
 import os
+import select
+import shutil
+import signal
+from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 
 
 def is_alive(pid: int) -> bool:
@@ -18,6 +26,48 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+class Peer:
+    """A process that may end."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        # A pidfd tells the end of a process that nobody has reaped yet; a signal still reaches it.
+        self._file = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+
+    def has_ended(self) -> bool:
+        if self._file is None:
+            return not _takes_signals(self.pid)
+        poll = select.poll()
+        poll.register(self._file, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        """Even while it is stopped. Never another that has its number by now, where there are pidfds."""
+        with suppress(ProcessLookupError):
+            if self._file is None:
+                os.kill(self.pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(self._file, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def folder_prefix() -> str:
+    """Of the names of folders for this process's sockets, so that others can clear up after it."""
+    return f"tpspec-{os.getpid()}-"
+
+
+def clear_after(pid: int) -> None:
+    """Removes the folders of a process of this user that is gone, or is about to be."""
+    for folder in Path(gettempdir()).glob(f"tpspec-{pid}-*"):
+        with suppress(FileNotFoundError):
+            if folder.lstat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def keep_to_own_cores(index: int, count: int) -> None:
     """This thread, and what it starts, stays on its part of the cores, where there are enough for `count` parts."""
     if not hasattr(os, "sched_setaffinity"):
@@ -25,3 +75,11 @@ def keep_to_own_cores(index: int, count: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if each := len(cores) // count:
         os.sched_setaffinity(0, cores[index * each : (index + 1) * each])
+
+
+def _takes_signals(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-import select
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 
 from tpspec import native
 from tpspec.comm.communicator import Purpose, sum_in_order, told_by_all
+from tpspec.comm.process import Peer
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -116,27 +116,6 @@ class SharedMemory:
         return WorldFailure(f"rank {self.rank} of {self.size}, collective for {purpose}: {why}")
 
 
-class Peer:
-    """A process that may end."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        # A pidfd tells the end of a process that nobody has reaped yet; a signal still reaches it.
-        self._file = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
-
-    def has_ended(self) -> bool:
-        if self._file is None:
-            return not _takes_signals(self._pid)
-        poll = select.poll()
-        poll.register(self._file, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
 def share_memory(over: Communicator, timeout_s: float) -> SharedMemory:
     """A group of the ranks of `over`, which serves to meet and no more. Raises Unavailable, on all ranks alike.
 
@@ -221,14 +200,6 @@ def _host() -> str:
     if not (boot.exists() and ids.exists() and memory.exists()):
         return socket.gethostname()
     return f"{boot.read_text().strip()} {ids.stat().st_ino} {memory.stat().st_dev}"
-
-
-def _takes_signals(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _num_cores() -> int:
