@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpspec import grammar
 from tpspec.comm.messages import Stats, Stop, Submit, Tally
 from tpspec.errors import UserError
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
@@ -116,7 +117,8 @@ class OneByOne:
             return [Stop(self._code)]
         number, ids = self._left.pop()
         num_tokens = room_for_answer(ids, self._options.max_tokens, self._seat.max_tokens)
-        request = Request(number, ids, num_tokens, self._sampling, self._stop_ids())
+        bound = self._options.json_schema or ""
+        request = Request(number, ids, num_tokens, self._sampling, self._stop_ids(), grammar=bound)
         self._answer, self._written = Answer(ids, self._stats), []
         self._stream = Detokenizer(self._text, ids, skip_special=True)
         return [Submit(request)]
@@ -132,7 +134,7 @@ class OneByOne:
         assert self._answer is not None
         assert self._stream is not None
         self._answer.add(delta)
-        ended_by_token = delta.finish == "stop"
+        ended_by_token = delta.finish == "stop" and not self._stop_ids().isdisjoint(delta.tokens)
         for token in delta.tokens[: len(delta.tokens) - ended_by_token]:
             self._write(self._stream.step(token))
         if delta.finish is not None:
@@ -199,8 +201,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json-schema", type=_schema, metavar="FILE", help="answers are JSON that this schema accepts")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     return parser
+
+
+def _schema(path: str) -> str:
+    """The grammar of a schema in a file."""
+    try:
+        schema = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(schema, dict):
+        raise argparse.ArgumentTypeError(f"{path}: the schema should be a JSON object")
+    return grammar.json_schema(schema)
 
 
 def _sampling(options: argparse.Namespace) -> Sampling:

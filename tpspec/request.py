@@ -66,7 +66,10 @@ class Request(msgspec.Struct, frozen=True):
 
     logprobs: how many of the likeliest ids are told beside each token; None tells nothing. prompt_logprobs: of the
     prompt too, from its second token on, in which case max_tokens may be 0. salt: texts that begin alike share what is
-    cached of them only where this is equal.
+    cached of them only where this is equal. begun: the first tokens of the output, which another world has given, and
+    num_scored: tokens of the prompt whose log-probabilities it has told. grammar: of the output, as tpspec/grammar.py
+    writes it; empty binds nothing. Where it leaves nothing but the end the text ends, without a stop token, and be it
+    shorter than min_tokens.
     """
 
     id: int
@@ -78,6 +81,9 @@ class Request(msgspec.Struct, frozen=True):
     logprobs: int | None = None
     prompt_logprobs: bool = False
     salt: str = ""
+    begun: tuple[int, ...] = ()
+    num_scored: int = 0
+    grammar: str = ""
 
 
 class Logprob(msgspec.Struct, frozen=True):

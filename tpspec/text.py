@@ -6,6 +6,7 @@ imported when a tokenizer is loaded, not before: the import takes seconds.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 CONTEXT = 16  # prompt tokens a detokenizer looks back on, for leading spaces
@@ -38,6 +39,11 @@ class Text:
         tokenizer = _tokenizer(folder)
         config = _read_json(folder / "config.json")
         vocab_size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or len(tokenizer)
+        if (num_ids := tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)) > vocab_size:
+            raise UserError(
+                f"{folder / 'tokenizer.json'} has {num_ids} tokens, the model's config.json {vocab_size}; "
+                "they should be of one model"
+            )
         eos = [config, config.get("text_config", {}), _read_json(folder / "generation_config.json")]
         ids = {i for source in eos for i in _ids(source.get("eos_token_id"))}
         return cls(tokenizer, frozenset(ids | set(_ids(tokenizer.eos_token_id))), vocab_size)
@@ -53,18 +59,47 @@ class Text:
     def encode_rendered(self, rendered: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.backend_tokenizer.encode(rendered, add_special_tokens=False).ids)
 
+    def has_token(self, word: str) -> bool:
+        """Whether a word was added to the vocabulary as one token."""
+        return word in self.tokenizer.get_added_vocab()
+
+    def hides(self, word: str) -> bool:
+        """Whether a word is a special token, which text without special tokens does not show."""
+        tokens = self.tokenizer.added_tokens_decoder.values()
+        return any(token.special and token.content == word for token in tokens)
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
-    def render_chat(self, messages: list[dict[str, str]], *, answer: bool) -> str:
+    def chat_template(self, *, tools: bool) -> str:
+        """The template itself, as it is for chats with tools or without; empty where there is none."""
+        try:
+            return str(self.tokenizer.get_chat_template(tools=[] if tools else None))
+        except ValueError:
+            return ""
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        answer: bool,
+        tools: list[dict[str, Any]] | None = None,
+        options: Mapping[str, bool | int | str] | None = None,
+    ) -> str:
+        """options: variables of the template's own, never those that transformers gives it or takes itself."""
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
             raise NoChat("this model has no chat template")
+        ours = {"messages", *inspect.signature(self.tokenizer.apply_chat_template).parameters}
+        for name in options or ():
+            if name in ours or name in self.tokenizer.special_tokens_map:
+                raise NoChat(f"{name} is no option of a chat template")
+        rest = {"tokenize": False, "add_generation_prompt": answer, **(options or {})}
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            return str(self.tokenizer.apply_chat_template(messages, tools=tools or None, **rest))
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise NoChat(f"the model's chat template refuses these messages: {str(error)[:200]}") from error
 
     def spell(self, token: int) -> bytes:

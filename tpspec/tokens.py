@@ -6,12 +6,15 @@ A chain is a tree. Row 0 of a verification span is the root (the last committed 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from math import isclose
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = -1
+NO_TOKEN = -1  # drawn from a row that cannot be drawn from
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,12 @@ class Draws:
 
     ids: tuple[int, ...]
     probs: tuple[float, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is a distribution at all."""
+        ascends = all(one < next for one, next in pairwise(self.ids))
+        return len(self.ids) == len(self.probs) and ascends and _are_odds(self.probs) and isclose(sum(self.probs), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,18 @@ class TokenTree:
         return len(self.tokens)
 
     @property
+    def is_sound(self) -> bool:
+        """Whether it is a tree at all, whatever its tokens are."""
+        size = len(self.tokens)
+        if len(self.parents) != size or not all(ROOT <= parent < i for i, parent in enumerate(self.parents)):
+            return False
+        if self.odds is not None and not (len(self.odds) == size and _are_odds(self.odds)):
+            return False
+        return self.draws is None or (
+            len(self.draws) == size + 1 and all(draws is None or draws.is_sound for draws in self.draws)
+        )
+
+    @property
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.tokens) - 1))
 
@@ -83,6 +104,15 @@ class TokenTree:
         strange = (node for node, token in enumerate(self.tokens) if not 0 <= token < vocab)
         return self.pruned(next(strange, len(self.tokens)))
 
+    def only(self, nodes: Sequence[int]) -> TokenTree:
+        """These nodes, ascending, each with its parent among them; they are numbered anew."""
+        number = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
+        tokens = tuple(self.tokens[node] for node in nodes)
+        parents = tuple(number[self.parents[node]] for node in nodes)
+        draws = None if self.draws is None else tuple(self.draws[row] for row in (0, *(node + 1 for node in nodes)))
+        odds = None if self.odds is None else tuple(self.odds[node] for node in nodes)
+        return TokenTree(tokens, parents, draws, odds)
+
     def pruned(self, size: int) -> TokenTree:
         """The first `size` nodes: parents come first, so a prefix is a tree."""
         if size >= len(self.tokens):
@@ -102,12 +132,15 @@ class Verdict:
     path: the accepted nodes of its tree, from the root down. tokens: what is emitted, the accepted tokens and then
     the target's own next token, so len(tokens) == len(path) + 1. picks: the target's own next token at the root and at
     every node, whether it was reached or not; empty where the rule does not know them.
+    corrupt: the row after the path holds a NaN or an infinity, or nothing that may be drawn. The tokens are then those
+    of the path alone.
     """
 
     seq: int
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     picks: tuple[int, ...] = ()
+    corrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +157,13 @@ class Branch:
     tokens: tuple[int, ...]
     odds: tuple[float, ...]
     draws: Draws | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be one at all, whatever its tokens are."""
+        is_drawn = self.draws is None or self.draws.is_sound
+        return len(self.tokens) == len(self.odds) and _are_odds(self.odds) and self.base >= 0 and is_drawn
+
+
+def _are_odds(values: Sequence[float]) -> bool:
+    return all(0 <= value <= 1 for value in values)  # NaN is not

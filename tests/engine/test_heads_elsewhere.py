@@ -15,7 +15,7 @@ from tests.checkpoints import tiny
 from tests.draft.kits import draft_section
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
-from tpspec.comm.messages import Reach
+from tpspec.comm.messages import Reach, Submit, ToLead
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
 from tpspec.model.batch import Span
@@ -53,7 +53,15 @@ def requests() -> list[Request]:
     return [Request(i, prompt, LENGTH, SAMPLINGS[i]) for i, prompt in enumerate(PROMPTS)]
 
 
-def world(made: Topology, way: Way, faults: Faults, seed: int, forwards: int, dies_at: int = -1) -> tuple[Told, Wire]:
+def world(
+    made: Topology,
+    way: Way,
+    faults: Faults,
+    seed: int,
+    forwards: int,
+    dies_at: int = -1,
+    messages: dict[int, list[ToLead]] | None = None,
+) -> tuple[Told, Wire]:
     cpu = torch.device("cpu")
     wire = Wire(lambda wire: Drafter(build_ahead(made, cpu), DrafterEnd(wire)), faults, random.Random(seed))
 
@@ -72,7 +80,7 @@ def world(made: Topology, way: Way, faults: Faults, seed: int, forwards: int, di
 
         engine.target.logits = logits  # type: ignore[method-assign]
 
-    return serve(made, requests(), begin=begin, link=wire), wire
+    return serve(made, requests(), messages=messages, begin=begin, link=wire), wire
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -113,3 +121,13 @@ def test_a_head_that_is_new_is_told_of_all_rows_again(topologies: dict[str, Topo
     assert told.texts() == plain
     drafted = [stats.drafted for stats in told.stats]
     assert drafted[-1] > drafted[9]
+
+
+def test_a_head_elsewhere_drafts_for_a_text_that_others_have_read(topologies: dict[str, Topology]) -> None:
+    """Else it would wait for the rows of the beginning for ever, and be silent."""
+    prompt = tuple(range(3, 103))
+    turns: dict[int, list[ToLead]] = {at: [Submit(Request(at, prompt, LENGTH))] for at in (1, 60)}
+    told, _ = world(topologies["eagle"], WAYS["serial"], NONE, seed=0, forwards=3, messages=turns)
+    assert told.stats[-1].prefix_found == 96
+    first = max(stats.drafted for stats in told.stats if not stats.prefix_found)
+    assert told.stats[-1].drafted == 2 * first > 0

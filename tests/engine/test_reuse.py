@@ -146,6 +146,15 @@ def test_nothing_is_kept_where_it_is_off() -> None:
     assert (scheduler.reuse.digest, scheduler.reuse.num_asked) == (0, 0)
 
 
+def test_what_another_source_has_not_seen_is_not_found() -> None:
+    """Against a draft source that takes over and goes on from rows that nobody kept for it."""
+    pool = PagePool(8, PAGE)
+    scheduler = Scheduler(pool, max_rows=64, max_running=8, fixed_rows=None, reuses=True)
+    rows_read(scheduler, Request(0, tuple(range(9)), 1))
+    pool.unkeep()
+    assert [rows_read(scheduler, Request(i, tuple(range(9)), 1)) for i in (1, 2)] == [9, 1]
+
+
 def test_texts_that_share_nothing_lie_in_one_piece_however_many_have_been() -> None:
     """Against a cache full of what nobody asks for again, in whose holes every text lies in pieces."""
     scheduler, source = subject(num_pages=256, max_rows=256), Random(3)

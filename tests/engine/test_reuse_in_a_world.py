@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.checkpoints import tiny
 from tests.draft.kits import draft_section
@@ -31,10 +33,13 @@ def turns(logprobs: int | None) -> dict[int, list[ToLead]]:
     """Texts that begin alike: two come together, others while one runs, and the last ones when all have ended."""
     messages: dict[int, list[ToLead]] = {}
     for i, round in enumerate([1, 1, 9, 13, 60, 61]):
-        prompt = SHARED[: 200 - 7 * i] + SHARED[:30] * (i % 2)
-        request = Request(i, prompt, 24, SAMPLINGS[i // 2 % 2], logprobs=logprobs)
+        request = Request(i, prompt_of(i), 24, SAMPLINGS[i // 2 % 2], logprobs=logprobs)
         messages.setdefault(round, []).append(Submit(request))
     return messages
+
+
+def prompt_of(seq: int) -> tuple[int, ...]:
+    return SHARED[: 200 - 7 * seq] + SHARED[:30] * (seq % 2)
 
 
 class Rows:
@@ -57,9 +62,24 @@ class Rows:
 
 def told(model: Path, *, prefix: bool, logprobs: int | None = None, **keys: Any) -> tuple[Told, int]:
     rows = Rows()
-    cache = {"tokens": 2048, "page": 16, "prefix": prefix} | keys.pop("cache", {})
-    made = topology(model, 2, cache=cache, **keys)
-    return serve(made, messages=turns(logprobs), begin=rows.begin, watch=nothing_is_left), rows.count
+    return world(model, [rows.begin], prefix=prefix, logprobs=logprobs, **keys), rows.count
+
+
+def world(
+    model: Path,
+    begins: Sequence[Callable[[int, Engine], None]],
+    *,
+    prefix: bool,
+    logprobs: int | None = None,
+    **keys: Any,
+) -> Told:
+    def begin(rank: int, engine: Engine) -> None:
+        for one in begins:
+            one(rank, engine)
+
+    cache = {"tokens": 2048, "page": 16, "prefix": prefix} | keys.get("cache", {})
+    made = topology(model, 2, **keys | {"cache": cache})
+    return serve(made, messages=turns(logprobs), begin=begin, watch=nothing_is_left)
 
 
 def nothing_is_left(engine: Engine) -> None:
@@ -123,19 +143,56 @@ def test_a_prefix_of_a_thousand_tokens_is_read_once(target: Path) -> None:
     assert (answer.stats[-1].prefix_asked, answer.stats[-1].prefix_found) == (5 * 1003, 4 * 1000)
 
 
-@pytest.mark.parametrize("placement", ["inline", {"gaps": 1}])
+class Heard:
+    """What the drafter of one rank is told of the target's layers, by text and position."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[Tensor]] = {}
+
+    def begin(self, rank: int, engine: Engine) -> None:
+        if rank:
+            return
+        tell = engine.host.tell
+
+        def heard(verdicts: Any, taps: Any) -> None:
+            for seq, (start, rows_NW) in taps.rows.items():
+                known = self.rows.setdefault(seq, [])
+                assert start <= len(known), "a hole in what a head goes on from"
+                known[start:] = rows_NW.clone()
+            tell(verdicts, taps)
+
+        engine.host.tell = heard  # type: ignore[method-assign]
+
+
+CACHES: dict[str, dict[str, Any]] = {
+    "all at once": {},
+    "chunks": {"engine": {"max_rows": 40}},
+    "preemptions and evictions": {"cache": {"tokens": 320}},
+}
+
+
+@pytest.mark.parametrize("keys", CACHES.values(), ids=CACHES)
 @pytest.mark.parametrize("source", ["eagle", "mtp", "medusa"])
-def test_what_a_head_has_to_see_is_never_left_out(
-    target: Path, tmp_path: Path, source: str, placement: str | dict[str, int]
+def test_a_head_is_told_the_same_of_a_text_whoever_has_read_it(
+    target: Path, tmp_path: Path, source: str, keys: dict[str, Any]
 ) -> None:
-    """Stands against heads that are silent in every turn of a chat but the first, and against a lead that knows what
-    its drafter needs beside ranks that do not."""
-    if source == "medusa" and placement != "inline":
-        pytest.skip("runs beside every shard only")
-    draft = draft_section(source, target, tmp_path) | {"placement": placement}
-    answer, _ = told(target, prefix=True, draft=draft)
-    assert answer.stats[-1].prefix_asked == 0
-    assert answer.tokens == told(target, prefix=False)[0].tokens
+    """Stands against heads that are silent in every turn of a chat but the first, or go on from the rows of another
+    text, of a rejected draft or of a place where such a row stood."""
+    draft = draft_section(source, target, tmp_path) | {"tokens": 3}
+    with_cache, few, known = heard(target, prefix=True, draft=draft, **keys)
+    without, many, truth = heard(target, prefix=False, draft=draft, **keys)
+    assert with_cache.stats[-1].prefix_found > 0
+    assert few < many
+    assert with_cache.tokens == without.tokens == told(target, prefix=False)[0].tokens
+    for seq, rows in truth.items():
+        length = len(with_cache.tokens[seq]) + len(prompt_of(seq)) - 1  # what follows the last token nobody has read
+        assert torch.allclose(torch.stack(known[seq][:length]), torch.stack(rows[:length]), atol=1e-4)
+
+
+def heard(target: Path, *, prefix: bool, **keys: Any) -> tuple[Told, int, dict[int, list[Tensor]]]:
+    rows, ears = Rows(), Heard()
+    answer = world(target, [rows.begin, ears.begin], prefix=prefix, **keys)
+    return answer, rows.count, ears.rows
 
 
 def forget_what_was_kept(rank: int, engine: Engine) -> None:

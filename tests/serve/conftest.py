@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,15 @@ TEMPLATE = (
     "{{ raise_exception('the user speaks first') }}{% endif %}"
     "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOL_TEMPLATE = (  # Qwen's, without its prose; newlines that follow a block are dropped
+    "{% if tools %}<|im_start|>tools{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}"
+    "{{ '\n' }}call them as <tool_call>...</tool_call><|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls %}"
+    '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ (call.function.arguments | tojson) + '}\n</tool_call>' }}"
+    "{% endfor %}<|im_end|>{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{{ speaker | default('assistant') }}{{ '\n' }}{% endif %}"
 )
 ANSWER = "The bus is slow, naïve 日本 and 👩‍🚀 fly on; the end."
 
@@ -61,9 +71,10 @@ class Engine(threading.Thread):
 
     def __init__(self, endpoint: str, tokenizer: Tokenizer) -> None:
         super().__init__(daemon=True)
-        self.endpoint, self.tokenizer = endpoint, tokenizer
+        self.endpoint, self.tokenizer, self.cache_tokens = endpoint, tokenizer, CACHE_TOKENS
         self.requests: list[Request] = []
         self.cancelled: list[int] = []
+        self.rounds = 0
         self.stopped = threading.Event()
         self.leave = threading.Event()
         self.reset()
@@ -75,7 +86,7 @@ class Engine(threading.Thread):
 
     def run(self) -> None:
         link = FrontendLink(self.endpoint)
-        link.send(Ready(cache_tokens=CACHE_TOKENS, num_ranks=2))
+        link.send(Ready(cache_tokens=self.cache_tokens, num_ranks=2))
         rounds, tokens = 0, 0
         waiting: list[Request] = []
         running: dict[int, tuple[Request, list[int], int]] = {}
@@ -102,6 +113,7 @@ class Engine(threading.Thread):
                 running[delta.id] = (request, answer, at + self.per_round)
                 if delta.finish:
                     del running[delta.id]
+            self.rounds = rounds + 1
             rounds, tokens = rounds + 1, tokens + sum(len(delta.tokens) for delta in deltas)
             stats = Stats(
                 rounds=rounds,
@@ -211,6 +223,19 @@ def shared_front(start_front: StartFront) -> Front:
     front = start_front("--max-queued", "4")
     front.start_engine()
     return front
+
+
+@pytest.fixture(scope="session")
+def tool_front(model_folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A server whose model knows tools, with room for them."""
+    folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("tools"), dirs_exist_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TOOL_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    front = Front(folder, tokenizer)
+    front.engine.cache_tokens = 4096
+    front.start_engine()
+    yield front
+    front.close()
 
 
 @pytest.fixture

@@ -104,6 +104,13 @@ def test_every_sampling_field_reaches_the_engine(front) -> None:
     assert (front.engine.requests[-1].sampling.top_k, front.engine.requests[-1].max_tokens) == (0, 16)
 
 
+def test_what_is_all_but_cold_is_argmax(front) -> None:
+    """Logits divided by the smallest of numbers are not finite; a request of schemathesis ended the world by it."""
+    for temperature, sent in ((5e-324, 0.0), (1e-7, 0.0), (1e-6, 1e-6), (0, 0.0)):
+        front.complete(temperature=temperature)
+        assert front.engine.requests[-1].sampling.temperature == sent
+
+
 @pytest.mark.parametrize(
     ("prompt", "sent"),
     [("the", [["the"]]), (["the", "bus"], [["the"], ["bus"]]), ([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]])],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,6 +40,29 @@ def test_whoever_has_a_key_is_served(locked: Any, key: str) -> None:
     answer = locked.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
     assert answer.status_code == 200
     assert locked.client.get("/metrics", headers=headers).status_code == 200
+
+
+ASKED = {
+    "completions": {"prompt": "a", "max_tokens": 1},
+    "chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "responses": {"input": "a", "max_output_tokens": 16},
+}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_texts_of_two_keys_share_nothing_of_the_prefix_cache(locked: Any, kind: str) -> None:
+    """Stands against reading off the clock what another user sent (CVE-2025-46570), and keys that reach the ranks."""
+
+    def salt(key: str, **fields: str) -> str:
+        headers = {"authorization": f"Bearer {key}"}
+        answer = locked.client.post(f"/v1/{kind}", json=ASKED[kind] | fields, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return str(locked.engine.requests[-1].salt)
+
+    salts = [salt(key, **fields) for key in (KEY, "sk-other") for fields in ({}, {"cache_salt": "mine"})]
+    assert len(set(salts)) == 4
+    assert salt(KEY) == salts[0]
+    assert all(sha256(key.encode()).hexdigest() not in salts for key in (KEY, "sk-other"))
 
 
 def test_every_route_but_the_open_ones_is_locked(locked: Any) -> None:

@@ -59,6 +59,12 @@ def test_no_two_panels_of_the_dashboard_overlap_or_share_an_id() -> None:
     assert max(x for x, _ in cells) < 24
 
 
+def test_worlds_are_started_without_a_store_that_listens() -> None:
+    """tests/world/test_listeners.py reads the sockets of a world with these flags."""
+    assert "exec torchrun --rdzv-backend tpspec " in (LAUNCH / "serve").read_text()
+    assert '"--rdzv-backend", "tpspec"' in (LAUNCH / "ray_serve.py").read_text()
+
+
 @pytest.mark.skipif(SYSTEMD is None, reason="no systemd-analyze is installed")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     """It asks whether the program exists, so the copy names this checkout's."""

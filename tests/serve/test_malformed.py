@@ -44,6 +44,7 @@ BAD = {
     "too many choices": b'{"prompt": [' + b'"a",' * 100 + b'"a"], "n": 16}',
     "max_tokens of 0": b'{"prompt": "a", "max_tokens": 0}',
     "hot": b'{"prompt": "a", "temperature": 2.1}',
+    "a penalty by which logits overflow": b'{"prompt": "a", "repetition_penalty": 5e-324}',
     "top_p of 0": b'{"prompt": "a", "top_p": 0}',
     "top_k of -2": b'{"prompt": "a", "top_k": -2}',
     "five stops": b'{"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}',
@@ -54,7 +55,10 @@ BAD = {
     "prompt and output beyond the cache": b'{"prompt": [5, 5], "max_tokens": 255}',
     "suffix": b'{"prompt": "a", "suffix": "b"}',
     "best of 2": b'{"prompt": "a", "best_of": 2}',
-    "json mode": b'{"prompt": "a", "response_format": {"type": "json_object"}}',
+    "unknown format": b'{"prompt": "a", "response_format": {"type": "yaml"}}',
+    "a schema that is none": b'{"prompt": "a", "guided_json": "{"}',
+    "two grammars": b'{"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}',
+    "no choice": b'{"prompt": "a", "guided_choice": []}',
 }
 BAD_CHAT = {
     "no messages": b'{"messages": []}',

@@ -26,6 +26,10 @@ NAMES = {
 }
 
 
+def test_requests_that_met_a_nan_are_counted_by_vllms_name() -> None:
+    assert page(Stats(corrupted=3))["vllm:corrupted_requests_total"] == 3
+
+
 def page(stats: Stats) -> dict[str, float]:
     metrics = Metrics("m")
     metrics.engine(stats)

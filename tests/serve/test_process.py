@@ -149,5 +149,6 @@ def test_the_server_runs_without_torch(model_folder: Path) -> None:
 
 
 def test_a_parent_that_is_already_gone_is_exit_code_4(model_folder: Path) -> None:
-    done = subprocess.run(_command(model_folder, "--parent", "1"), capture_output=True, text=True, timeout=60)
+    gone = str(2**22 + 1)  # above any
+    done = subprocess.run(_command(model_folder, "--parent", gone), capture_output=True, text=True, timeout=60)
     assert done.returncode == 4

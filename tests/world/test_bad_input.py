@@ -209,6 +209,13 @@ def test_a_topology_cannot_be_saved_where_there_is_no_folder(
     assert str(path) in refused(capsys, [topology_file(), "--prompt", "a", "--save-topology", str(path)])
 
 
+def test_a_topology_that_the_disk_has_no_room_for_is_one_line(
+    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str]
+) -> None:
+    said = refused(capsys, [topology_file(), "--prompt", "a", "--save-topology", "/dev/full"])
+    assert said.startswith("--save-topology /dev/full: cannot be written: No space left on device")
+
+
 # What is wrong with the model
 
 
@@ -273,7 +280,14 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
         ["rope_type", "dynamic"],
     ),
-    "a quantized checkpoint": (config_with(quantization_config={"quant_method": "gptq", "bits": 4}), ["quantized"]),
+    "a quantized checkpoint of 3 bits": (
+        config_with(quantization_config={"quant_method": "gptq", "bits": 3, "group_size": 128}),
+        ["quantization_config.bits", "3", "4", "8"],
+    ),
+    "a quantized checkpoint of another kind": (
+        config_with(quantization_config={"quant_method": "bitsandbytes"}),
+        ["quantization_config.quant_method", "bitsandbytes", "gptq"],
+    ),
     "weights cut in the header": (cut("model.safetensors", 0.001), ["model.safetensors", "not a whole"]),
     "weights cut in the data": (cut("model.safetensors", 0.7), ["model.safetensors", "not a whole"]),
     "no weights": (removed("model.safetensors"), ["model.safetensors", "missing"]),
@@ -300,6 +314,10 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "an index that is a list": (indexed([1]), ["model.safetensors.index.json", "not a safetensors index"]),
     "no tokenizer": (removed("tokenizer.json"), ["tokenizer", "model"]),
     "a tokenizer cut short": (cut("tokenizer.json", 0.5), ["tokenizer"]),
+    "another model's tokenizer": (
+        lambda folder: write_tokenizer(folder, 290),
+        ["tokenizer.json has", "the model's config.json 263"],
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import psutil
 import pytest
 from openai import OpenAI
@@ -50,9 +51,12 @@ def free_port() -> int:
 class Server:
     """A world of two ranks or more, its launcher and its HTTP process."""
 
-    def __init__(self, topology: Path, *options: str, port: int | None = None, num_ranks: int = 2) -> None:
+    def __init__(
+        self, topology: Path, *options: str, port: int | None = None, num_ranks: int = 2, restarts: int = 0
+    ) -> None:
         self.port, self.num_ranks = free_port() if port is None else port, num_ranks
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+        launch += ["--max-restarts", str(restarts)]
         command = [*launch, "-m", "tpspec.serve", str(topology), "--set", f"serve.port={self.port}", *options]
         self.launcher = psutil.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
@@ -210,6 +214,31 @@ def test_a_streamed_chat_says_what_the_whole_one_says(server: Server, openai: Op
     said = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert said == whole.choices[0].message.content
     assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}, "at": {"enum": ["the hat", "the end"]}},
+    "required": ["x", "at"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLED)
+def test_an_answer_bound_to_a_schema_validates(server: Server, openai: OpenAI, sampling: dict[str, Any]) -> None:
+    """With speculation on, streamed or not, and whether or not the model may end its text."""
+    bound = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE, "strict": True}}
+    asked: dict[str, Any] = {"model": model_name(server), "max_tokens": 150, "response_format": bound, **sampling}
+    asked["messages"] = [{"role": "user", "content": "the cat and the hat"}]
+    choice = openai.chat.completions.create(**asked).choices[0]
+    jsonschema.validate(json.loads(choice.message.content), PLACE)
+    assert choice.finish_reason == "stop"
+    parts = [part.choices[0].delta.content or "" for part in openai.chat.completions.create(**asked, stream=True)]
+    assert "".join(parts) == choice.message.content
+    endless = openai.chat.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0]
+    assert endless.message.content == choice.message.content
+    cut = openai.chat.completions.create(**asked, stop="at").choices[0]
+    assert cut.message.content == choice.message.content.partition("at")[0]
 
 
 def test_eight_at_once_get_what_each_gets_alone(server: Server) -> None:
@@ -381,7 +410,7 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_no_process(start: Calla
     server.launcher.terminate()
     stream.has_ended(25)
     assert stream.was_whole, (stream.error, stream.lines[-2:], server.output)
-    server.has_ended(SOON_S)
+    assert server.has_ended(SOON_S) == 1  # torchrun's own, whenever it is told to stop
     assert no_rank_failed(server.output), server.output
     with socket.create_server(("127.0.0.1", server.port)):
         pass  # the port is free again

@@ -60,7 +60,7 @@ class PagePool:
         self._num_free = num_pages
         self._runs: dict[int, list[_Run]] = {}
         self._num_owners = [0] * num_pages
-        self._keys: dict[int, bytes] = {}  # of pages that are kept
+        self._keys: dict[int, bytes] = {}  # of pages that are kept; empty where none leads to it any more
         self._kept: dict[bytes, int] = {}
         self._idle: dict[int, int] = {}  # pages that are kept and free, since which release
         self._num_releases = self._returning = 0  # the latter: the last release of one who will be back
@@ -130,6 +130,19 @@ class PagePool:
         if key not in self._kept and page not in self._keys:
             self._keys[page], self._kept[key] = key, page
 
+    def unkeep(self) -> None:
+        """Nothing is kept under a key any more; only while nobody owns a page."""
+        self._keys.clear()
+        self._kept.clear()
+        self._idle.clear()
+
+    def spoil(self, seq: int) -> None:
+        """What `seq` holds is wrong: nobody else may have its pages by a key, and who shares them has to find out."""
+        for run in self._runs.get(seq, ()):
+            for page in self._keys.keys() & range(run.first, run.stop):
+                self._kept.pop(self._keys[page], None)
+                self._keys[page] = b""
+
     def adopt(self, seq: int, keys: Iterable[bytes]) -> int:
         """Give `seq`, which owns nothing, the pages kept under these keys, up to the first that is not; how many."""
         pages = list(takewhile(lambda page: page is not None, map(self._kept.get, keys)))
@@ -159,7 +172,7 @@ class PagePool:
             self._check_page(page, who)
         if self._num_free != sum(self._free):
             raise BrokenPages(f"{sum(self._free)} pages are free, {self._num_free} were counted")
-        if self._kept != {key: page for page, key in self._keys.items()}:
+        if self._kept != {key: page for page, key in self._keys.items() if key}:
             raise BrokenPages(f"{len(self._keys)} pages are kept, {len(self._kept)} keys lead to them")
 
     def _check_page(self, page: int, who: list[int]) -> None:
@@ -197,7 +210,8 @@ class PagePool:
         taken = self._free.find(0, first, first + wanted)
         stop = min(first + wanted, self.num_pages) if taken < 0 else taken
         for page in self._idle.keys() & range(first, stop):
-            del self._idle[page], self._kept[self._keys.pop(page)]
+            del self._idle[page]
+            self._kept.pop(self._keys.pop(page), None)
         self._mark(first, stop, free=False)
         self._num_owners[first:stop] = [1] * (stop - first)
         self._append(seq, first, stop)

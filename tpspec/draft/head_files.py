@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import re
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,7 +79,7 @@ def _read(path: Path, rename: Callable[[str], str | None]) -> dict[str, Tensor]:
             with safe_open(path, framework="pt", device="cpu") as file:
                 return {new: file.get_tensor(name) for name in file.keys() if (new := rename(name)) is not None}  # noqa: SIM118
         tensors = torch.load(path, "cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise UserError(f"{path}: not a file of tensors ({error}); fetch it again") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise UserError(f"{path}: should hold tensors by name and nothing else")

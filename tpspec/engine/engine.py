@@ -13,26 +13,31 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from tpspec.comm.messages import News, Stats
-from tpspec.draft.protocol import Ask, Taps
+from tpspec.draft.protocol import Ask
 from tpspec.engine.hosts import Gathered
 from tpspec.engine.meter import Meter
 from tpspec.engine.scored import joined, scored
-from tpspec.errors import WorldFailure
+from tpspec.engine.taps import TapStore
+from tpspec.errors import UserError, WorldFailure
+from tpspec.request import Delta
+from tpspec.tokens import NO_DRAFT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
 
     from tpspec.cache.pages import PagePool
     from tpspec.comm.ledger import Ledger
+    from tpspec.draft.protocol import Taps
     from tpspec.engine.hosts import DraftHost
     from tpspec.engine.pace import Pace
     from tpspec.engine.scheduler import Plan, Scheduler
     from tpspec.engine.sequence import Sequence as SequenceState
     from tpspec.model.batch import Span
-    from tpspec.request import Delta
+    from tpspec.request import Request
     from tpspec.tokens import TokenTree, Verdict
+    from tpspec.verify.allowed import Constraint
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import RowLogits, Rule
 
@@ -54,15 +59,13 @@ class Target(Protocol):
 class Supply:
     """What of an engine is its draft source's own: several may take turns on one target.
 
-    target: with the taps that the source needs. host: of the source. pace, meter: what has been learned of it. reuses:
-    whether texts may begin with pages that others have read, of which there are no taps.
+    target: with the taps that the source needs. host: of the source. pace, meter: what has been learned of it.
     """
 
     target: Target
     host: DraftHost
     pace: Pace
     meter: Meter = field(default_factory=Meter)
-    reuses: bool = False
 
 
 class Engine:
@@ -70,7 +73,8 @@ class Engine:
 
     vocab: ids of the target.
 
-    clock: seconds from some fixed moment; what it says is reported, and never decides what a round computes.
+    constrain: what the grammar of a request comes to, None where it has none; UserError where it is bad. clock: seconds
+    from some fixed moment; what it says is reported, and never decides what a round computes.
     """
 
     def __init__(
@@ -86,11 +90,13 @@ class Engine:
         pace: Pace,
         vocab: int,
         ledger: Ledger,
+        constrain: Callable[[Request], Constraint | None] = lambda _: None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.target, self.scheduler, self.pool, self.rule, self.noise = target, scheduler, pool, rule, noise
         self.host, self.draft_tokens, self.pace, self.vocab, self.ledger = host, draft_tokens, pace, vocab, ledger
-        self.clock, self.meter = clock, Meter()
+        self.constrain, self.clock, self.meter = constrain, clock, Meter()
+        self._tapped = TapStore(pool.num_pages * pool.page_size)
         self._forward_s = self._drafting_s = 0.0
         self._ended_at: float | None = None
         self._num_rounds = self._num_tokens = self._num_drafted = self._num_accepted = 0
@@ -103,7 +109,7 @@ class Engine:
         if not self.is_idle:
             raise ValueError("drafts cannot come from elsewhere while requests run")
         self.target, self.host, self.pace, self.meter = supply.target, supply.host, supply.pace, supply.meter
-        self.scheduler.reuse.is_on = supply.reuses
+        self.pool.unkeep()  # of what is kept nobody has the taps that this source may need
 
     def hear(self, news: News) -> list[Delta]:
         """Requests and cancellations of this round; deltas for requests that cannot be served at all."""
@@ -114,7 +120,7 @@ class Engine:
         for request_id in news.cancels:
             self.scheduler.cancel(request_id)
             self._forget(request_id)
-        refusals = (self.scheduler.submit(request) for request in news.requests)
+        refusals = (self._submit(request) for request in news.requests)
         return [refusal for refusal in refusals if refusal is not None]
 
     def gather(self) -> Gathered:
@@ -126,10 +132,12 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One round over all running sequences; what each of them gained."""
-        plan = self.scheduler.plan(self._trees, self._held)
+        plan = self.scheduler.plan(self._trees | self._bound_trees(), self._held)
         if not plan.spans:
             return []
-        self.host.prepare([self._ask(seq) for seq in self.scheduler.running(plan.admitted) if self._fixed(seq) != 0])
+        admitted = self.scheduler.running(plan.admitted)
+        adopted = {seq.id: self.pool.slots(seq.id, 0, seq.num_cached) for seq in admitted}
+        self.host.prepare([self._ask(seq) for seq in admitted if self._fixed(seq) != 0])
         begin = self.clock()
         rows = self.target.logits(plan.spans)
         verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
@@ -139,7 +147,7 @@ class Engine:
         self.target.move(commit.moves.src, commit.moves.dst)
         self.pace.learn(plan.cases, verdicts)
         committed = self.clock()
-        taps = _taps_of_text(plan, verdicts, self.target.taps())
+        taps = self._taps(plan, verdicts, adopted)
         num_drafted = self._draft_on(verdicts, taps, commit.finished, {case.seq for case in plan.cases})
         self._drafted(num_drafted, self.clock() - committed)
         self._ran(plan, judged - begin, committed - begin)
@@ -163,6 +171,7 @@ class Engine:
             drafted=self._num_drafted,
             accepted=self._num_accepted,
             preemptions=self.scheduler.num_preemptions,
+            corrupted=self.scheduler.num_corrupted,
             forward_s=self._forward_s,
             drafting_s=self._drafting_s,
             running=self.scheduler.num_running,
@@ -174,6 +183,28 @@ class Engine:
             elsewhere=self.host.drafting(),
             collectives={purpose.value: tally for purpose, tally in self.ledger.totals().items()},
         )
+
+    def _submit(self, request: Request) -> Delta | None:
+        try:
+            return self.scheduler.submit(request, self.constrain(request))
+        except UserError as error:
+            return Delta(request.id, (), finish="error", error=str(error))
+
+    def _bound_trees(self) -> dict[int, TokenTree]:
+        """Of texts with a grammar: what it makes of their trees. On every rank alike, also of trees from elsewhere."""
+        if self.pace.is_whole:
+            return {}
+        return {
+            seq.id: seq.constraint.draft(seq.output, self._trees.get(seq.id, NO_DRAFT))
+            for seq in self.scheduler.ready()
+            if seq.constraint is not None and self._fixed(seq) != 0
+        }
+
+    def _taps(self, plan: Plan, verdicts: Sequence[Verdict], adopted: Mapping[int, Sequence[int]]) -> Taps | None:
+        rows_TW = self.target.taps()
+        if rows_TW is None:
+            return None
+        return self._tapped.of_text(plan, verdicts, rows_TW, adopted, keeps=self.scheduler.reuse.is_on)
 
     def _draft_on(
         self, verdicts: Sequence[Verdict], taps: Taps | None, finished: Sequence[int], moved: Collection[int]
@@ -249,28 +280,6 @@ class Engine:
                     f"this rank diverged from the lead in its {name} (checksum {mine}, the lead's {checksum}) "
                     f"before round {news.round}; the world stops, since its ranks no longer compute the same text"
                 )
-
-
-def _taps_of_text(plan: Plan, verdicts: Sequence[Verdict], rows_TW: Tensor | None) -> Taps | None:
-    """Of all rows those that have become text: chunks of prompts, roots, and accepted nodes."""
-    if rows_TW is None:
-        return None
-    paths = {verdict.seq: verdict.path for verdict in verdicts}
-    num_nodes = {case.seq: len(case.tree) for case in plan.cases}
-    rows: dict[int, tuple[int, Tensor]] = {}
-    first = 0
-    for span in plan.spans:
-        text = [first + row for row in _text_rows(span, num_nodes.get(span.seq, 0), paths.get(span.seq, ()))]
-        rows[span.seq] = span.start, rows_TW[text]
-        first += len(span.tokens)
-    return Taps(rows)
-
-
-def _text_rows(span: Span, num_nodes: int, path: Sequence[int]) -> Iterator[int]:
-    """Rows of a span, counted from its first; its last ones are the nodes of a tree."""
-    num_known = len(span.tokens) - num_nodes
-    yield from range(num_known)
-    yield from (num_known + node for node in path)
 
 
 def _checksum(value: object) -> int:

@@ -49,6 +49,8 @@ class Pace:
     and what does not pay is cut off afterwards.
     """
 
+    is_whole = False  # whether trees are verified whole or not at all
+
     def __init__(self, *, gives_odds: bool) -> None:
         self.costs: Costs | None = None
         self._gives_odds = gives_odds

@@ -208,9 +208,11 @@ class RemoteHost:
             self._hear_from()
             self._count(message)
             for branch in message.ahead:
-                self._foreseen.learn(branch)
+                if branch.is_sound:
+                    self._foreseen.learn(branch)
             for draft in message.drafts:
-                self._accept(draft)
+                if draft.tree.is_sound:  # a draft is never worth a world
+                    self._accept(draft)
             self._tell_again([seq for seq in message.lost if seq in self._asks])
 
     def _count(self, message: Drafts) -> None:

@@ -25,6 +25,12 @@ from tpspec.verify.rows import Case
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from tpspec.verify.allowed import Constraint
+
+
+CORRUPT = "the model computed no finite logits for this request"
+NOTHING_ALLOWED = "the grammar of this request allows no token of the model where its text has come to"
+
 
 @dataclass(frozen=True, slots=True)
 class Owed:
@@ -105,7 +111,7 @@ class Scheduler:
         self._max_positions = self._num_slots if max_positions is None else max_positions
         self._running: dict[int, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
-        self._num_preemptions = 0
+        self._num_preemptions = self._num_corrupted = 0
 
     @property
     def num_running(self) -> int:
@@ -120,6 +126,11 @@ class Scheduler:
         return self._num_preemptions
 
     @property
+    def num_corrupted(self) -> int:
+        """Requests that ended because nothing could be drawn from their logits."""
+        return self._num_corrupted
+
+    @property
     def is_idle(self) -> bool:
         return not self._running and not self._waiting
 
@@ -132,7 +143,7 @@ class Scheduler:
         """Whether it could be served if it were alone."""
         return len(request.prompt) + request.max_tokens <= self.capacity_tokens
 
-    def submit(self, request: Request) -> Delta | None:
+    def submit(self, request: Request, constraint: Constraint | None = None) -> Delta | None:
         """Queue the request; one that can never be served, or asks for nothing, is not queued: the delta says why."""
         if request.id in self._running or any(seq.id == request.id for seq in self._waiting):
             raise ValueError(f"request {request.id} was submitted twice")
@@ -140,7 +151,7 @@ class Scheduler:
             return Delta(request.id, (), finish="error", error=fault)
         if request.max_tokens == 0 and not request.prompt_logprobs:
             return Delta(request.id, (), finish="length")
-        self._waiting.append(Sequence(request))
+        self._waiting.append(Sequence(request, constraint))
         return None
 
     def cancel(self, request_id: int) -> None:
@@ -265,7 +276,8 @@ class Scheduler:
         self, verifying: list[Sequence], trees: Mapping[int, TokenTree], num_rows: int
     ) -> tuple[list[Span], dict[int, TokenTree]]:
         """A span for each sequence, with at most num_rows tree nodes in all; and the trees as they were cut."""
-        useful = [up_to_depth(trees.get(seq.id, NO_DRAFT), seq.remaining - 1) for seq in verifying]
+        wanted = [NO_DRAFT if seq.is_doubtful else trees.get(seq.id, NO_DRAFT) for seq in verifying]
+        useful = [up_to_depth(tree, seq.remaining - 1) for seq, tree in zip(verifying, wanted, strict=True)]
         shares = fair_shares([len(tree) for tree in useful], num_rows)
         spans: list[Span] = []
         cut: dict[int, TokenTree] = {}
@@ -308,7 +320,7 @@ class Scheduler:
             if stop >= seq.num_tokens:
                 tree = trees.get(seq.id, NO_DRAFT)
                 first = row - 1 - len(tree)  # rows before it read the prompt
-                cases.append(Case(seq.id, first, tree, seq.tokens, seq.num_prompt, seq.sampling))
+                cases.append(Case(seq.id, first, tree, seq.tokens, seq.num_prompt, seq.sampling, seq.constraint))
         return tuple(cases), tuple(owed)
 
     # Verdicts
@@ -316,17 +328,32 @@ class Scheduler:
     def _settle(self, seq: Sequence, tree: TokenTree, verdict: Verdict, commit: Commit) -> None:
         tokens, finish = seq.truncated(verdict.tokens)
         drafted, accepted = tally(tree, min(len(verdict.path), len(tokens)))
-        commit.deltas.append(Delta(seq.id, tokens, finish, drafted, accepted))
+        seq.is_doubtful = verdict.corrupt
+        if verdict.corrupt and not tree:
+            commit.deltas.append(Delta(seq.id, (), "error", error=CORRUPT))
+            self._end_corrupt(seq, commit)
+            return
+        error = NOTHING_ALLOWED if finish == "error" else None
+        commit.deltas.append(Delta(seq.id, tokens, finish, drafted, accepted, error))
         path = verdict.path[: len(tokens)]
         self._move_path(seq, path, commit.moves)
         seq.num_cached = seq.num_tokens + len(path)  # the root, and behind it the accepted path
         seq.tokens.extend(tokens)
-        self.reuse.keep(seq)
+        if verdict.corrupt:
+            seq.num_cached = seq.num_tokens - 1  # once more, without drafts: rows beside it must not decide its fate
+        else:
+            self.reuse.keep(seq)
         if finish is not None:
             commit.finished.append(seq.id)
             self.cancel(seq.id)
             return
         self._pool.shrink(seq.id, seq.num_tokens)
+
+    def _end_corrupt(self, seq: Sequence, commit: Commit) -> None:
+        self._num_corrupted += 1
+        self._pool.spoil(seq.id)
+        commit.finished.append(seq.id)
+        self.cancel(seq.id)
 
     def _move_path(self, seq: Sequence, path: tuple[int, ...], moves: Moves) -> None:
         """Node i was written i + 1 slots behind the root; the accepted node of depth d belongs d slots behind it.

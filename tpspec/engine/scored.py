@@ -58,7 +58,7 @@ def _wanted(owed: Owed, judged: tuple[Case, Verdict] | None) -> tuple[list[int],
     rows, tokens = [*range(owed.row, owed.row + len(owed.prompt))], list(owed.prompt)
     if judged is not None:
         case, verdict = judged
-        rows += [case.row + 1 + node for node in (ROOT, *verdict.path)]
+        rows += [case.row + 1 + node for node in (ROOT, *verdict.path)][: len(verdict.tokens)]
         tokens += verdict.tokens
     return rows, tokens
 

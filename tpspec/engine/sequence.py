@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tpspec.request import FinishReason, Request, Sampling
+    from tpspec.verify.allowed import Constraint
 
 
 class Sequence:
@@ -17,15 +18,18 @@ class Sequence:
     Whoever keeps `tokens` beyond the round copies it. num_cached: the first tokens whose keys and values are cached.
     num_scored: positions of the prompt whose rows have told the log-probability of the token that follows. keys, of the
     pages that its text fills, as far as they have been made; num_kept: those under which its own are kept.
+    is_doubtful: its last round ended at a corrupt row, which may be the fault of a draft beside it.
     """
 
-    __slots__ = ("keys", "num_cached", "num_kept", "num_scored", "request", "tokens")
+    __slots__ = ("constraint", "is_doubtful", "keys", "num_cached", "num_kept", "num_scored", "request", "tokens")
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.tokens = list(request.prompt)
-        self.num_cached = self.num_scored = self.num_kept = 0
+    def __init__(self, request: Request, constraint: Constraint | None = None) -> None:
+        self.request, self.constraint = request, constraint
+        self.tokens = [*request.prompt, *request.begun]
+        self.num_scored = request.num_scored
+        self.num_cached = self.num_kept = 0
         self.keys: list[bytes] = []
+        self.is_doubtful = False
 
     @property
     def id(self) -> int:
@@ -85,7 +89,15 @@ class Sequence:
         return range(max(self.num_cached, self.num_scored), min(stop, last))
 
     def truncated(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
-        """What of `tokens` may be emitted: up to the first stop token, which is kept, or up to max_tokens."""
+        """What of `tokens` may be emitted, and how they end the text; "error": its grammar had no token for it."""
+        allowed, finish = self._within_limits(tokens)
+        if self.constraint is None:
+            return allowed, finish
+        kept = self.constraint.keep(self.output, allowed)
+        return kept.tokens, kept.finish or finish
+
+    def _within_limits(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
+        """Up to the first stop token, which is kept, or up to max_tokens."""
         allowed = tokens[: self.remaining]
         for i, token in enumerate(allowed):
             if token in self.request.stop_ids:

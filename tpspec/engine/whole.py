@@ -27,6 +27,8 @@ class Whole(Pace):
     tried again now and then, and after each trial that wins too little, later.
     """
 
+    is_whole = True
+
     def __init__(self, size: int) -> None:
         super().__init__(gives_odds=False)
         self._size = size

@@ -17,6 +17,7 @@ from tpspec.engine.pace import Pace
 from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
 from tpspec.engine.whole import Whole
+from tpspec.grammar import Vocabulary
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, taps_elsewhere, ways_of
@@ -24,6 +25,7 @@ from tpspec.roles.fit import shape_of, target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shards import split
 from tpspec.verify import rule
+from tpspec.verify.allowed import Constraint
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from tpspec.comm.emulate import Emulation
     from tpspec.engine.hosts import DraftHost
     from tpspec.model.decoder import Decoder
+    from tpspec.request import Request
     from tpspec.topology.config import Topology
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
@@ -92,7 +95,7 @@ def build_engine(
         )  # fmt: skip
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
         pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds)
-        return Supply(target, host, pace, reuses=wanted.cache.prefix and not _taps(wanted, needs))
+        return Supply(target, host, pace)
 
     own = supply(topology)
     scheduler = Scheduler(
@@ -101,7 +104,7 @@ def build_engine(
         max_running=topology.serve.max_running,
         fixed_rows=fixed_rows,
         max_positions=shape.max_positions,
-        reuses=own.reuses,
+        reuses=topology.cache.prefix,
     )
     engine = Engine(
         target=own.target,
@@ -114,15 +117,17 @@ def build_engine(
         pace=own.pace,
         vocab=shape.vocab,
         ledger=ledger,
+        constrain=partial(_constraint, Vocabulary(folder / "tokenizer.json"), shape.vocab),
     )
     emulation = bus.sums if isinstance(bus, Emulated) else None
     return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation)
 
 
-def _taps(topology: Topology, needs: Needs) -> bool:
-    """Whether drafts go on from the target's layers, of every token; all ranks say the same."""
-    is_elsewhere = topology.draft.placement.kind != "inline"
-    return bool(needs.taps) or (is_elsewhere and topology.draft.own_model is None)
+def _constraint(vocabulary: Vocabulary, vocab: int, request: Request) -> Constraint | None:
+    if not request.grammar:
+        return None
+    matcher = vocabulary.matcher(request.grammar)
+    return Constraint(matcher, vocabulary.tokenizer.eos_tokens, request.stop_ids, vocab)
 
 
 def _decoder(
@@ -138,7 +143,8 @@ def _decoder(
     """This rank's shard."""
     shard, num_slots = _shards(topology, shape)[comm.rank], pool.num_pages * pool.page_size
     loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device, topology.target.quantize)
-    return loader.decoder(comm, num_slots, fixed_rows=fixed_rows, progress=progress)
+    small_cache = topology.cache.dtype == "int8"
+    return loader.decoder(comm, num_slots, fixed_rows=fixed_rows, small_cache=small_cache, progress=progress)
 
 
 def _target(

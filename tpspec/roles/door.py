@@ -22,11 +22,13 @@ from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import open_gap
 from tpspec.comm.messages import News, Stop
 from tpspec.comm.process import keep_to_own_cores
+from tpspec.comm.watch import Watch
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.drafter import Orders
 from tpspec.roles.fit import check_drafter_fits, check_fits
 from tpspec.roles.guard import Guard
+from tpspec.roles.memory import memory_lasts
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
 from tpspec.roles.weights import capacity, with_weights
 from tpspec.topology.balance import Capacity
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from tpspec.engine.engine import Engine, Supply
 
 Result = TypeVar("Result")
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def add_topology_options(parser: argparse.ArgumentParser) -> None:
@@ -87,11 +90,13 @@ def _rank() -> int:
 class Seat:
     """This rank's place at the table, ready for rounds. built: None at a rank that holds no shard.
 
-    link: the lead's, to a drafter in a process of its own; guard: of that process, at the rank where it runs.
+    link: the lead's, to a drafter in a process of its own; guard: of that process, at the rank where it runs. watch:
+    over the other ranks, while there are rounds.
     """
 
     topology: Topology
     world: World
+    watch: Watch
     channel: Channel | None
     built: Built | None
     link: LeadDraftLink | None
@@ -142,14 +147,17 @@ class Seat:
 
     def lead(self, inbox: Inbox) -> int:
         built, channel = self._shard
-        return lead_rounds(built.engine, channel, inbox)
+        with memory_lasts(self.world.rank):
+            return lead_rounds(built.engine, channel, inbox)
 
     def follow(self) -> int:
         if self.built is None:
             assert self.guard is not None
+            self.watch.stop()  # it leaves after the lead, whoever else is gone
             return self.guard.watch()
         built, channel = self._shard
-        return follow_rounds(built.engine, channel)
+        with memory_lasts(self.world.rank):
+            return follow_rounds(built.engine, channel)
 
     @property
     def _shard(self) -> tuple[Built, Channel]:
@@ -172,27 +180,58 @@ class Seat:
             self.channel.close()
 
 
+def find_place() -> Place:
+    """This process's. Ranks of one host reach each other over loopback, whatever address the host's name stands for."""
+    place = Place.from_env(os.environ)
+    if place.on_one_host:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, LOOPBACK)
+    return place
+
+
+def warn_of_open_store(place: Place) -> None:
+    """torchrun's own, which others can reach; said at the first start of a world that goes on for long."""
+    if not place.address or place.meets_in_folder or place.restarts > 0:
+        return
+    if place.on_one_host:
+        cure = "with --rdzv-backend tpspec in place of --standalone, as in ./launch/serve, there is none"
+    else:
+        cure = "a firewall should let none but this world's hosts reach it"
+    _say(f"torchrun's store listens on every address of this machine and trusts whoever comes; {cure}")
+
+
 @contextmanager
 def open_seat(
-    options: argparse.Namespace, module: str, prepare: Callable[[Topology], None] = lambda _: None
+    options: argparse.Namespace, module: str, prepare: Callable[[Topology, Watch], None] = lambda *_: None
 ) -> Iterator[Seat]:
-    """Everything up to the first round. prepare: the lead's own early work, done before any weight is read."""
-    place = Place.from_env(os.environ)
+    """Everything up to the first round. prepare: the lead's own early work, done before any weight is read.
+
+    It is handed the watch over the other ranks, which tells whether one is gone.
+    """
+    place = find_place()
     topology = read_topology(options, place, module)
     device = pick_device(topology, place)
     if topology.draft.placement.kind == "gaps" and device.type == "cpu":
         keep_to_own_cores(place.local_rank, place.local_size)  # the drafter too: the gaps of one shard, no other's time
-    with join_world(place, device, topology.engine.timeout_s) as world:
+    with join_world(place, device, topology.engine.timeout_s) as world, _watch(topology, world) as watch:
         settled = _settle_weights(topology, world, place, device)
         agreed(world, lambda: check_fits(settled, place.rank, device, _on_device(place, device)))
-        seat = agreed(world, lambda: _take_seat(settled, world, device, prepare))
+        seat = agreed(world, lambda: _take_seat(settled, world, watch, prepare))
         try:
             yield seat
         except UserError as error:
             seat.dismiss(error)
             raise
         finally:
+            watch.stop()
             seat.close()
+
+
+def _watch(topology: Topology, world: World) -> Watch:
+    """Over the other ranks of this host, and of those over the shards for freezing too. Collective."""
+    pids = [int(world.announce(str(os.getpid()) if world.rank == rank else None, rank)) for rank in range(world.size)]
+    peers = {rank: pids[rank] for rank in world.place.ranks_here if rank != world.rank}
+    return Watch(peers, topology.target.ranks, topology.engine.hang_s)
 
 
 def read_topology(options: argparse.Namespace, place: Place, module: str) -> Topology:
@@ -271,13 +310,14 @@ def _short(text: str, num_bytes: int) -> str:
     return text if len(raw) <= num_bytes else raw[: num_bytes - len(" ...")].decode(errors="ignore") + " ..."
 
 
-def _take_seat(topology: Topology, world: World, device: torch.device, prepare: Callable[[Topology], None]) -> Seat:
+def _take_seat(topology: Topology, world: World, watch: Watch, prepare: Callable[[Topology, Watch], None]) -> Seat:
     """Collective calls first, so that a rank that fails later fails where all agree on it."""
+    device = world.device
     comm = world.group(topology.target.ranks, ordered=topology.deterministic, transport=topology.link.transport)
     channel = open_channel(world, topology.target.ranks, topology.engine.timeout_s)
     link, guard = _open_drafting(topology, world, device)
     if world.rank == topology.target.ranks[0]:
-        prepare(topology)
+        prepare(topology, watch)
     built = None
     if comm is not None:
         with loading_bar(topology.target.model, shown=comm.rank == 0 and sys.stderr.isatty()) as progress:
@@ -287,7 +327,7 @@ def _take_seat(topology: Topology, world: World, device: torch.device, prepare: 
         guard.wait_until_ready()
         if built is not None:
             guard.watch_beside()
-    return Seat(topology, world, channel, built, link, guard)
+    return Seat(topology, world, watch, channel, built, link, guard)
 
 
 def _open_drafting(topology: Topology, world: World, device: torch.device) -> tuple[LeadDraftLink | None, Guard | None]:

@@ -76,7 +76,7 @@ def _shard_bytes(topology: Topology) -> dict[int, int]:
     target, shape, pool = topology.target, shape_of(find(topology.target.model)), target_pool(topology)
     assert target.fixed_weights is not None, "a seat settles auto weights first"
     shards = split(shape, target.fixed_weights)
-    held = (_bytes(shape, own, target.dtype, target.quantize, pool) for own in shards)
+    held = (_bytes(shape, own, target.dtype, target.quantize, topology.cache_dtype, pool) for own in shards)
     return dict(zip(target.ranks, held, strict=True))
 
 
@@ -89,7 +89,7 @@ def draft_bytes(topology: Topology) -> int:
     shape = shape_of(find(model))
     (whole,) = split(shape, (1.0,))
     dtype = topology.draft.dtype or topology.target.dtype
-    return _bytes(shape, whole, dtype, topology.draft.quantize, draft_pool(topology))
+    return _bytes(shape, whole, dtype, topology.draft.quantize, dtype, draft_pool(topology))
 
 
 def _head_bytes(folder: Path) -> int:
@@ -99,6 +99,6 @@ def _head_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in weight_files(folder))
 
 
-def _bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, pool: PagePool) -> int:
-    num_slots = pool.num_pages * pool.page_size
-    return weight_bytes(shape, shard, dtype, quantize) + num_slots * kv_bytes_per_token(shape, shard, dtype)
+def _bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cache_dtype: str, pool: PagePool) -> int:
+    cached = pool.num_pages * pool.page_size * kv_bytes_per_token(shape, shard, cache_dtype)
+    return weight_bytes(shape, shard, dtype, quantize) + cached

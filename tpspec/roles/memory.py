@@ -1,15 +1,20 @@
-"""Whether what a rank is to hold fits where it is placed, asked before any weight is read.
+"""Whether what a rank is to hold fits where it is placed, asked before any weight is read; and what if it did not.
 
 Knows bytes and devices, not models.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.errors import OutOfMemory
+from tpspec.errors import OutOfMemory, WorldFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -27,6 +32,24 @@ def check_memory(needed: int, device: torch.device, what: str, beside: int = 0) 
         f"{what} needs {_gib(needed)} on {device}{rest}, {_gib(free)} are free ({_gib(needed + beside - free)} "
         "too little); use more ranks, a smaller cache.tokens or a smaller model"
     )
+
+
+@contextmanager
+def memory_lasts(rank: int) -> Iterator[None]:
+    """Around rounds. One that finds no memory on some rank ends the world, by name; torchrun starts it again.
+
+    The others are in a collective that this rank will never join, so to shed a request together instead would take a
+    word from everybody before each of them.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and "out of memory" not in said and "allocate memory" not in said:
+            raise
+        raise WorldFailure(
+            f"rank {rank} is out of memory ({said}); use a smaller cache.tokens or engine.max_rows"
+        ) from error
 
 
 def _gib(num_bytes: int) -> str:

@@ -46,7 +46,7 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
     shape, target = shape_of(find(topology.target.model)), topology.target
     (whole,) = split(shape, (1.0,))
     pool = target_pool(topology)
-    cached = pool.num_pages * pool.page_size * kv_bytes_per_token(shape, whole, target.dtype)
+    cached = pool.num_pages * pool.page_size * kv_bytes_per_token(shape, whole, topology.cache_dtype)
     parts = balanced(weight_bytes(shape, whole, target.dtype, target.quantize) + cached, capacities)
     weights = tuple(round(part / max(parts), 3) for part in parts)
     return topology.model_copy(update={"target": target.model_copy(update={"weights": weights})})

@@ -1,99 +1,34 @@
 """`-m tpspec.serve`: an OpenAI-compatible server in front of the ranks that torchrun started.
 
 The lead starts the HTTP process (http.py) before any weight is read, so that a port in use is known at once, and talks
-to it over a socket. Must not know requests or text.
+to it over a socket (frontend.py); one that torchrun starts later finds it there. Must not know requests or text.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpspec.comm.link import FrontendLink
-from tpspec.comm.messages import Ready, Report, Stop
-from tpspec.errors import UserError
-from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
+from tpspec.comm.launcher import Launcher
+from tpspec.comm.watch import end_at_once
+from tpspec.errors import UserError, WorldFailure
+from tpspec.roles.door import add_topology_options, find_place, guarded, open_seat, warn_of_open_store
+from tpspec.serve.frontend import Frontend
 from tpspec.topology.checkpoint import find
 from tpspec.topology.config import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
-    from tpspec.comm.messages import Stats, ToLead
-    from tpspec.request import Delta
+    from tpspec.comm.watch import Watch
     from tpspec.topology.config import Topology
 
 MODULE = "tpspec.serve"
-IDLE_S = 1.0  # an idle lead shares empty news this often, so that the other ranks know it lives
 DRAIN_S = 25.0  # for requests in flight; torchrun kills what is left 30 s after its signal
-END_S = 10.0  # how long the HTTP process may take to leave
-
-
-class Frontend:
-    """The HTTP process as the lead sees it: an inbox of requests, and a reader of reports."""
-
-    def __init__(self, topology: Topology, key_file: Path | None) -> None:
-        command = _command(topology, key_file)
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        self._link = FrontendLink(self._endpoint(), topology.engine.timeout_s)
-        self._serves = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._pass_on)
-
-    def ready(self, seat: Seat) -> None:
-        self._serves = True
-        self._link.send(Ready(seat.max_tokens, len(seat.topology.target.ranks)))
-
-    def receive(self, *, wait: bool) -> Sequence[ToLead]:
-        messages = self._link.poll(IDLE_S if wait else 0.0)
-        if not messages and wait and self._process.poll() is not None:
-            return [Stop(self._process.returncode)]
-        return messages
-
-    def report(self, deltas: list[Delta], stats: Stats) -> None:
-        self._link.send(Report(deltas, stats))
-
-    def close(self) -> None:
-        """Waits until readers have what they are owed; then nothing of ours is left running."""
-        self._link.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def abandon(self) -> None:
-        """The world failed. A process that serves sees us go and tells its clients; one that does not is sent away."""
-        if self._serves:
-            self._link.close()
-            return
-        self._process.terminate()
-        self.close()
-
-    def _endpoint(self) -> str:
-        """What the process says first; nothing when it could not start, and then it has said why itself."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            raise HttpFailed
-        return str(json.loads(line)["endpoint"])
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """The HTTP process drains and then tells us to stop."""
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
-
-class HttpFailed(UserError):
-    """The HTTP process did not start. Without a message: it has written its own, and one is enough."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,25 +38,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    launcher = Launcher.from_env(os.environ, os.getppid())
     frontends: list[Frontend] = []
+    is_early = True
+
+    def meet_frontend(topology: Topology, watch: Watch) -> None:
+        command = _command(topology, options.api_key_file, launcher)
+        frontends.append(Frontend(command, topology.engine.timeout_s, launcher, watch))
+
     try:
-        with open_seat(
-            options, MODULE, lambda topology: frontends.append(Frontend(topology, options.api_key_file))
-        ) as seat:
+        with open_seat(options, MODULE, meet_frontend) as seat:
+            is_early = False
             if not seat.leads:
                 _leave_signals_to_the_lead()
                 return seat.follow()
+            warn_of_open_store(seat.world.place)
             (frontend,) = frontends
-            frontend.ready(seat)
-            return seat.lead(frontend)
-    except UserError:
-        for frontend in frontends:
-            frontend.abandon()
-        frontends.clear()
+            frontend.ready(seat.max_tokens, len(seat.topology.target.ranks))
+            code = seat.lead(frontend)
+            if code == UserError.exit_code:  # of the HTTP process, which has said why
+                _start_no_more(launcher)
+            return code
+    except Exception as error:
+        _give_up(error, is_early, launcher, frontends)
         raise
     finally:
         for frontend in frontends:
             frontend.close()
+
+
+def _give_up(error: Exception, is_early: bool, launcher: Launcher | None, frontends: list[Frontend]) -> None:
+    """Another start of the ranks may mend it, unless it is an error of the user's, and the first did not get far."""
+    may_return = launcher is not None and launcher.restarts_left > 0
+    is_users = isinstance(error, UserError) and not isinstance(error, WorldFailure)
+    is_hopeless = is_users and is_early and launcher is not None and launcher.restarts == 0
+    while frontends:
+        frontends.pop().abandon(is_final=is_hopeless or not may_return)
+    if is_hopeless and find_place().rank == 0:
+        _start_no_more(launcher)
+
+
+def _start_no_more(launcher: Launcher | None) -> None:
+    if launcher is not None and launcher.restarts_left > 0:
+        launcher.stop()
 
 
 def _leave_signals_to_the_lead() -> None:
@@ -130,7 +89,7 @@ def _leave_signals_to_the_lead() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _command(topology: Topology, key_file: Path | None) -> list[str]:
+def _command(topology: Topology, key_file: Path | None, launcher: Launcher | None) -> list[str]:
     serve = topology.serve
     options: dict[str, object] = {
         "--model-folder": find(topology.target.model),
@@ -145,6 +104,10 @@ def _command(topology: Topology, key_file: Path | None) -> list[str]:
     }
     if key_file is not None:
         options["--api-key-file"] = key_file
+    if launcher is not None:
+        options["--launcher"] = launcher.pid
+        if launcher.max_restarts > 0:
+            options["--folder"] = launcher.own_folder()
     words = [str(word) for option in options.items() for word in option]
     return [sys.executable, "-m", "tpspec.serve.http", *words]
 
@@ -163,4 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == WorldFailure.exit_code:
+        end_at_once()  # torchrun starts no other world before this one is gone, and Python takes a second to leave
+    sys.exit(code)

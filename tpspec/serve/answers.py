@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from tpspec.request import Request
 from tpspec.serve.text import TextStream
+from tpspec.serve.tools import CallReader
 from tpspec.text import Detokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tpspec.request import Delta, FinishReason, Logprob, Sampling
+    from tpspec.serve.tools import Calling, ToolCall
     from tpspec.text import Text
 
 
@@ -25,7 +27,7 @@ class Ask:
     """One sequence to generate. stops: strings; the engine itself ends at stop_ids and max_tokens.
 
     echo: the prompt as text, which then begins the answer. keeps_stop: what ends the text is shown. logprobs: as of a
-    Request; with echo, of the prompt too. salt: of the cache.
+    Request; with echo, of the prompt too. salt, grammar: likewise. calling: of tools, where the text may hold calls.
     """
 
     prompt: tuple[int, ...]
@@ -39,6 +41,8 @@ class Ask:
     keeps_stop: bool = False
     logprobs: int | None = None
     salt: str = ""
+    grammar: str = ""
+    calling: Calling | None = None
 
     @property
     def rates_prompt(self) -> bool:
@@ -55,6 +59,7 @@ class Ask:
             logprobs=self.logprobs,
             prompt_logprobs=self.rates_prompt,
             salt=self.salt,
+            grammar=self.grammar,
         )
 
 
@@ -72,6 +77,7 @@ class Piece:
     """What one round (or several, for a reader who lags) adds to sequence `index` of a call.
 
     tokens: those that num_tokens counts. rated: only where log-probabilities are asked for. prompt: of the first piece.
+    calls: of tools. has_called: whether this piece of the sequence or one before it has any.
     """
 
     index: int
@@ -82,6 +88,8 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
     rated: list[Rated] = field(default_factory=list)
     prompt: tuple[int, ...] = ()
+    calls: list[ToolCall] = field(default_factory=list)
+    has_called: bool = False
 
     def absorb(self, later: Piece) -> None:
         self.text += later.text
@@ -90,6 +98,8 @@ class Piece:
         self.tokens += later.tokens
         self.rated += later.rated
         self.prompt = self.prompt or later.prompt
+        self.calls += later.calls
+        self.has_called = self.has_called or later.has_called
 
 
 class Reader:
@@ -102,7 +112,8 @@ class Reader:
         num_free = ask.sampling.min_tokens
         self._stream = TextStream(detokenizer, ask.stops, keeps_stop=ask.keeps_stop, num_free=num_free)
         self._prompt = _offsets(ask, text) if ask.rates_prompt else iter(())
-        self._has_begun = False
+        self._calls = None if ask.calling is None else CallReader(ask.calling)
+        self._has_begun = self._has_called = False
 
     def read(self, delta: Delta) -> Piece:
         """The token that ends it is counted but not shown; tokens after a stop string are neither."""
@@ -114,6 +125,7 @@ class Reader:
         num_tokens = len(offsets) if self._stream.stopped else len(delta.tokens)
         offsets += [self._stream.length] * (num_tokens - len(offsets))
         piece = Piece(self._index, text, num_tokens, finish, delta.error, list(delta.tokens[:num_tokens]))
+        self._find_calls(piece)
         self._begin(piece)
         piece.rated += [Rated(*row) for row in _joined(self._prompt, delta.prompt_logprobs)]
         piece.rated += [
@@ -124,7 +136,20 @@ class Reader:
 
     def flush(self) -> str:
         """What still waits when a text ends from outside."""
-        return self._stream.flush()
+        piece = Piece(self._index, self._stream.flush(), finish="abort")
+        self._find_calls(piece)
+        return piece.text
+
+    def _find_calls(self, piece: Piece) -> None:
+        """The calls in a text leave it; the call after which no more are wanted ends it."""
+        if self._calls is None:
+            return
+        piece.text, piece.calls = self._calls.feed(piece.text)
+        self._has_called = piece.has_called = self._has_called or bool(piece.calls)
+        if self._calls.ended:
+            piece.finish = piece.finish or "stop"
+        if piece.finish is not None:
+            piece.text += self._calls.flush()
 
     def _shown(self, delta: Delta) -> Sequence[int]:
         ends = delta.finish == "stop" and delta.tokens and delta.tokens[-1] in self._ask.stop_ids

@@ -1,9 +1,9 @@
-"""`python -m tpspec.serve.http`: the process beside the ranks that holds the sockets. Started by the lead's process.
+"""`python -m tpspec.serve.http`: the process beside the ranks that holds the sockets. Started by the first lead.
 
 Binds its port before anything slow, then connects requests (api.py) to the lead (comm/link.py), owns the signals, and
-ends when its parent does. Must not know how text is generated. Its one line on stdout, JSON, tells the parent that it
-listens, and where: {"url": ..., "endpoint": ...}; no line means that it could not, and stderr says why.
-Exit codes: 0 stopped when asked, 2 an option, port or tokenizer is wrong, 4 the engine's process is gone.
+ends when no lead will come any more. Must not know how text is generated. Its one line on stdout, JSON, tells who
+started it that it listens, and where: {"url": ..., "endpoint": ...}; no line means that it could not; stderr says why.
+Exit codes: 0 stopped when asked, 2 an option, port or tokenizer is wrong, 4 the engine is gone for good.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from tpspec.comm.link import LeadLink
-from tpspec.comm.messages import Ready, Stop
+from tpspec.comm.messages import Hello, Ready, Stop
 from tpspec.errors import UserError, WorldFailure
 from tpspec.serve.api import Api
 from tpspec.serve.connection import Connection
+from tpspec.serve.grammars import Grammars
 from tpspec.serve.key import KeyGuard, read_keys
+from tpspec.serve.leads import Leads
 from tpspec.serve.metrics import Metrics
 from tpspec.serve.requests import Table
 from tpspec.serve.state import State
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from tpspec.comm.messages import ToLead
 
 SAME_SIGNAL_S = 1.0  # a terminal and a launcher both pass Ctrl-C on: twice in this time is once
-PARENT_POLL_S = 0.2
+LEAD_POLL_S = 0.2
 LAST_WORDS_S = 2.0
 FLUSH_S = 5  # how long open answers may still be sent once everything is decided
 
@@ -56,15 +58,17 @@ class Server(uvicorn.Server):
 
 
 class Process:
-    """The life of the HTTP process: loading, serving, draining, gone."""
+    """The life of the HTTP process: loading, serving, loading again without a request lost, draining, gone."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._link = LeadLink()
+        self._link = LeadLink(options.folder)
+        self._leads = Leads(options.parent, options.launcher)
         self._outbox: asyncio.Queue[ToLead] = asyncio.Queue()
-        metrics = Metrics(options.model_name)
+        self._metrics = metrics = Metrics(options.model_name)
         self._state = State(Table(metrics, self._outbox.put_nowait), options.max_queued, options.stall_s)
-        app: ASGIApp = Api(self._state, metrics, options.model_name, options.topology).app()
+        self._grammars = Grammars(options.model_folder)
+        app: ASGIApp = Api(self._state, metrics, self._grammars, options.model_name, options.topology).app()
         if options.keys:
             app = KeyGuard(app, options.keys)
         config = uvicorn.Config(
@@ -99,19 +103,23 @@ class Process:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with asyncio.TaskGroup() as group:
-                work = (self._hear(), self._speak(), self._watch_parent(), self._load_text())
+                work = (self._hear(), self._speak(), self._watch_leads(), self._load_text())
                 jobs = [group.create_task(job) for job in work]
                 await self._server.serve([listener])
                 await self._last_words()
                 for job in jobs:
                     job.cancel()
         finally:
+            self._grammars.close()
             self._link.close()
         return self._exit_code
 
     async def _hear(self) -> None:
         while True:
             message = await self._link.receive()
+            if isinstance(message, Hello) and self._leads.greet(message):
+                self._metrics.restarted()
+                self._state.lose()  # the old one may have gone so fast that nobody saw it
             self._state.hear(message)
             if isinstance(message, Ready):
                 self._announce()
@@ -122,9 +130,9 @@ class Process:
             self._outbox.task_done()
 
     async def _last_words(self) -> None:
-        """Stop must reach the lead; but a lead that never came, or has gone, is not waited for."""
+        """Stop must reach the lead, if there is one."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(0 if self._exit_code else LAST_WORDS_S):
+            async with asyncio.timeout(LAST_WORDS_S):
                 await self._outbox.join()
 
     async def _load_text(self) -> None:
@@ -135,14 +143,19 @@ class Process:
         if self._state.phase == "ready":
             say(f"ready: {self._options.model_name}, {self._state.cache_tokens} tokens, prompt and output together")
 
-    async def _watch_parent(self) -> None:
-        while os.getppid() == self._options.parent:
-            await asyncio.sleep(PARENT_POLL_S)
+    async def _watch_leads(self) -> None:
+        while (seen := self._leads.look()) != "gone":
+            if seen == "lost":
+                self._state.lose()
+                waiting, left = len(self._state.table), self._leads.restarts_left
+                say(f"the engine is gone; {waiting} requests wait until torchrun has started it again ({left} left)")
+            await asyncio.sleep(LEAD_POLL_S)
         if self._server.should_exit:
             return  # it ended because we told it to
         say("the engine's process is gone")
         self._state.stopping = True
         self._state.table.end_all("error", "the engine stopped")
+        self._outbox.put_nowait(Stop(WorldFailure.exit_code))  # ranks may have outlived torchrun
         self._leave(WorldFailure.exit_code)
 
     def _on_signal(self) -> None:
@@ -215,7 +228,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--max-queued", type=_between(int, 1, 1 << 20), default=128, help="more than these waiting: 429")
     add("--drain-s", type=_between(float, 0, 3600), default=30.0, help="time for open requests after SIGTERM")
     add("--stall-s", type=_between(float, 0, 3600), default=30.0, help="silence of a busy engine: unhealthy")
-    add("--parent", type=int, default=os.getppid(), help="the process whose end is ours")
+    add("--parent", type=int, default=os.getppid(), help="the lead, whose end is ours unless it says hello and more")
+    add("--launcher", type=int, help="torchrun, whose end is ours in any case")
+    add("--folder", type=Path, help="made for us alone, where later leads find us; without it there are none")
     return parser.parse_args(arguments)
 
 

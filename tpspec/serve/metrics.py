@@ -55,6 +55,10 @@ class Metrics:
         self._refused = Counter(
             "vllm:admission_rejections", "Requests refused", ["model_name", "reason"], registry=self.registry
         )
+        self._restarts = Counter(
+            "tpspec:world_restarts", "Times the ranks were started again", ["model_name"], registry=self.registry
+        )
+        self._restarts.labels(model)
         self._first = self._histogram("time_to_first_token_seconds", "From submission to the first tokens", FIRST)
         self._between = self._histogram("inter_token_latency_seconds", "Between two rounds of a request", BETWEEN)
         self._whole = self._histogram("e2e_request_latency_seconds", "From submission to the end", WHOLE)
@@ -78,6 +82,9 @@ class Metrics:
         self._accepted.inc(accepted)
         for depth, count in enumerate(delta.accepted[:accepted]):
             self._by_depth.labels(self._model, str(depth)).inc(count)
+
+    def restarted(self) -> None:
+        self._restarts.labels(self._model).inc()
 
     def first(self, seconds: float) -> None:
         self._first.observe(seconds)
@@ -117,6 +124,8 @@ class EngineCounters(Collector):
         yield CounterMetricFamily("tpspec:rounds", "Verification rounds", value=stats.rounds)
         yield CounterMetricFamily("tpspec:tokens", "Tokens committed by those rounds", value=stats.tokens)
         yield CounterMetricFamily("vllm:num_preemptions", "Requests set back to free pages", value=stats.preemptions)
+        corrupted = "Requests ended because their logits held NaN or infinity"
+        yield CounterMetricFamily("vllm:corrupted_requests", corrupted, value=stats.corrupted)
         asked = "Tokens of texts that were looked up in the cache"
         yield CounterMetricFamily("vllm:prefix_cache_queries", asked, value=stats.prefix_asked)
         found = "Tokens found there, which were not read again"

@@ -1,6 +1,7 @@
-"""The bodies of /v1/completions and /v1/chat/completions: what may stand in them, and how a bad one is described.
+"""What the bodies of requests have in common, and that of /v1/completions; how a bad one is described.
 
-Turns bytes into checked fields and fields into Sampling. Must not know the model, its vocabulary, or HTTP routes.
+Turns bytes into checked fields and fields into Sampling. Chats have a file of their own (chats.py), as have responses
+(responses.py). Must not know the model, its vocabulary, or HTTP routes.
 Strict on purpose: NaN, true as 1, "2" as 2, duplicate keys and lone surrogates are faults of the client, told as such.
 """
 
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tpspec.request import Sampling
+from tpspec.serve.constraints import Constraints
 from tpspec.serve.errors import ApiError, bad_request, unsupported
 
 MAX_CHOICES = 16
@@ -23,20 +25,28 @@ MAX_FAULTS = 8
 MAX_LOGPROBS = 20  # vLLM's and OpenAI's limit
 MAX_LOCATION_CHARS = 80
 SEED_SPAN = 1 << 63
+COLDEST = 1e-6  # what is colder is argmax, which logits of 32 bits divided by it would overflow to say
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # Fields of OpenAI or vLLM that change the output. A neutral value is let through, any other is refused by name.
 UNSUPPORTED = (
     *("prompt_logprobs", "suffix", "audio", "documents"),
-    *("tools", "functions", "function_call", "response_format", "structured_outputs", "guided_json", "guided_regex"),
-    *("guided_choice", "guided_grammar", "use_beam_search", "prompt_embeds", "truncate_prompt_tokens", "bad_words"),
-    *("allowed_token_ids", "chat_template", "chat_template_kwargs"),
+    *("functions", "function_call", "use_beam_search", "prompt_embeds", "truncate_prompt_tokens", "bad_words"),
+    *("allowed_token_ids", "chat_template"),
     *("continue_final_message", "logits_processors", "prediction"),
 )
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
+BiasedId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # JSON has no other keys than strings
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 Prompt = str | list[int]
+Words = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+Several = Field(min_length=1, max_length=MAX_PROMPTS)
+Prompts = Words | Ids | Annotated[list[Words], Several] | Annotated[list[Ids], Several]
 
 
 class Strict(BaseModel):
@@ -58,60 +68,44 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
-class Body(Strict):
-    """What both kinds of request share."""
+class Body(Strict, Constraints):
+    """What all requests for text share."""
+
+    default_tokens: ClassVar[int | None] = None
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-SEED_SPAN, lt=SEED_SPAN)
-    stop: list[str] = []
+    stop: Stops = Field([])
     stop_token_ids: list[TokenId] = Field([], max_length=1024)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, lt=1 << 31)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)  # nearer to 0 logits overflow
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[str, Bias] = Field({}, max_length=4096)
+    logit_bias: dict[BiasedId, Bias] = Field({}, max_length=4096)
     min_tokens: int = Field(0, ge=0, lt=1 << 31)
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    return_token_ids: bool = False
     skip_special_tokens: bool = True
     cache_salt: str | None = Field(None, max_length=1024)
     num_drafts: int | None = Field(None, ge=0, le=1024)  # ours: draft length of this request alone
     stream: bool = False
-    stream_options: StreamOptions | None = None
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", mode="before", json_schema_input_type=Stop | Stops)
     @classmethod
     def _stop_is_a_list(cls, value: object) -> object:
-        stops = [value] if isinstance(value, str) else value
-        if not isinstance(stops, list) or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stops):
-            raise ValueError(f"Input should be a string of 1 to {MAX_STOP_CHARS} characters, or a list of them")
-        if len(stops) > MAX_STOPS:
-            raise ValueError(f"List should have at most {MAX_STOPS} items")
-        return stops
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _bias_keys_are_ids(cls, value: dict[str, float]) -> dict[str, float]:
-        if not all(key.isascii() and key.isdigit() and len(key) <= 10 for key in value):
-            raise ValueError("Keys should be token ids, written as decimal strings")
-        return value
-
-    @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> Body:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is allowed only when stream is true")
-        return self
+        return [value] if isinstance(value, str) else value
 
     @property
     def limit(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        """The most tokens that may be generated; None: default_tokens, or what there is room for."""
+        raise NotImplementedError
+
+    @property
+    def num_choices(self) -> int:
+        return 1
 
     @property
     def biases(self) -> dict[int, float]:
@@ -124,7 +118,7 @@ class Body(Strict):
 
     def sampling(self, seed: int, stop_ids: frozenset[int]) -> Sampling:
         return Sampling(
-            temperature=self.temperature,
+            temperature=self.temperature if self.temperature >= COLDEST else 0.0,
             top_k=max(self.top_k, 0),
             top_p=self.top_p,
             min_p=self.min_p,
@@ -138,21 +132,46 @@ class Body(Strict):
         )
 
 
-class CompletionBody(Body):
+class ChoicesBody(Body):
+    """What completions and chats share: several choices, and usage that is asked for."""
+
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    return_token_ids: bool = False
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> ChoicesBody:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is allowed only when stream is true")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_choices(self) -> int:
+        return self.n
+
+
+class CompletionBody(ChoicesBody):
     """max_tokens may be 0 with echo: to rate a prompt is all that is asked."""
 
-    refused = ("top_logprobs",)
+    refused = ("top_logprobs", "tools", "chat_template_kwargs")
+    default_tokens = 16  # OpenAI's
 
     prompt: list[Prompt]
     max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: NumLogprobs | None = None
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
-    @field_validator("logprobs", mode="before")
+    @field_validator("logprobs", mode="before", json_schema_input_type=NumLogprobs | Literal[False] | None)
     @classmethod
     def _false_is_none(cls, value: object) -> object:
         return None if value is False else value
@@ -169,7 +188,7 @@ class CompletionBody(Body):
             raise ValueError(f"prompts times n should be at most {MAX_PROMPTS}")
         return self
 
-    @field_validator("prompt", mode="plain")
+    @field_validator("prompt", mode="plain", json_schema_input_type=Prompts)
     @classmethod
     def _prompts(cls, value: object) -> list[Prompt]:
         prompts = _as_prompts(value)
@@ -178,41 +197,6 @@ class CompletionBody(Body):
         if len(prompts) > MAX_PROMPTS:
             raise ValueError(f"List should have at most {MAX_PROMPTS} prompts")
         return prompts
-
-
-class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str
-
-    @field_validator("content", mode="before")
-    @classmethod
-    def _text_of(cls, value: object) -> object:
-        return "\n".join(map(_text_of_part, value)) if isinstance(value, list) else value
-
-
-class ChatBody(Body):
-    refused = ("echo",)
-
-    messages: list[Message] = Field(min_length=1, max_length=4096)
-    add_generation_prompt: bool = True
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
-
-    @model_validator(mode="after")
-    def _alternatives_need_logprobs(self) -> ChatBody:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs is allowed only when logprobs is true")
-        return self
-
-
-def for_template(messages: list[Message]) -> list[dict[str, str]]:
-    """As chat templates read them: they know `system`, and `developer` is OpenAI's later word for it."""
-    roles: dict[str, str] = {"developer": "system"}
-    return [{"role": roles.get(m.role, m.role), "content": m.content} for m in messages]
 
 
 def parse(raw: bytes) -> dict[str, Any]:
@@ -257,28 +241,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_unsupported(fields: dict[str, Any], refused: tuple[str, ...]) -> None:
     for name in (*UNSUPPORTED, *refused):
-        if not _is_neutral(name, fields.get(name, False)):
+        if fields.get(name):
             raise unsupported(name)
-    best_of, tool_choice = fields.get("best_of", 1), fields.get("tool_choice", "none")
-    if best_of != 1:
+    if fields.get("best_of", 1) != 1:
         raise unsupported("best_of")
-    if tool_choice not in ("none", "auto"):
-        raise unsupported("tool_choice")
-    _refuse_tool_messages(fields.get("messages"))
-
-
-def _is_neutral(name: str, value: object) -> bool:
-    if name == "response_format":
-        return value is False or (isinstance(value, dict) and value.get("type") == "text")
-    return not value
-
-
-def _refuse_tool_messages(messages: object) -> None:
-    for message in messages if isinstance(messages, list) else []:
-        if not isinstance(message, dict):
-            continue
-        if message.get("tool_calls") or message.get("function_call") or message.get("role") in ("tool", "function"):
-            raise bad_request("messages of tools are not supported yet", "messages", "unsupported_parameter")
 
 
 def _as_prompts(value: object) -> list[Prompt]:
@@ -294,15 +260,6 @@ def _as_prompts(value: object) -> list[Prompt]:
 
 def _are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)  # bool is an int, but not an id
-
-
-def _text_of_part(part: object) -> str:
-    if not isinstance(part, dict) or part.get("type") not in ("text", "input_text"):
-        raise ValueError("Only text parts are supported, as {type: text, text: ...}")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise ValueError("The text of a part should be a string")
-    return text
 
 
 def _describe(error: ValidationError) -> ApiError:

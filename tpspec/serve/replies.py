@@ -1,6 +1,7 @@
 """The JSON that OpenAI's clients expect: completions and chats, whole or in chunks, and their usage.
 
-Shapes only: must not know where the text comes from or how it is sent.
+Shapes only: must not know where the text comes from or how it is sent. Responses have shapes of their own
+(response_events.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,22 @@ from tpspec.serve.logprobs import for_chat, for_completion
 if TYPE_CHECKING:
     from tpspec.serve.answers import Piece
     from tpspec.serve.effort import Effort, Json
+    from tpspec.serve.errors import ApiError
+    from tpspec.serve.protocol import StreamOptions
+    from tpspec.serve.tools import ToolCall
     from tpspec.text import Text
+
+
+class Reply(Protocol):
+    """One answer, whole or as the events of a stream. are_named: events say their type, and no [DONE] ends them."""
+
+    are_named: bool
+
+    def whole(self, answers: list[Piece], effort: Effort) -> Json: ...
+    def begin(self) -> list[Json]: ...
+    def part(self, piece: Piece, effort: Effort) -> list[Json]: ...
+    def end(self, effort: Effort) -> list[Json]: ...
+    def fail(self, error: ApiError) -> list[Json]: ...
 
 
 class Shape(Protocol):
@@ -59,11 +75,16 @@ class ChatShape:
         self._text, self._tells_ids = text, tells_ids
 
     def choice(self, piece: Piece) -> Json:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        message: Json = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.calls:
+            calls = [_tool_call(call) for call in piece.calls]
+            message |= {"content": piece.text or None, "tool_calls": calls}
         return {"index": piece.index, "message": message, **self._rest(piece)}
 
     def delta(self, piece: Piece, first: bool) -> Json:
-        delta = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
+        delta: Json = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
+        if piece.calls:
+            delta["tool_calls"] = [{"index": call.index, **_tool_call(call)} for call in piece.calls]
         return {"index": piece.index, "delta": delta, **self._rest(piece)}
 
     def around(self, piece: Piece) -> Json:
@@ -71,7 +92,12 @@ class ChatShape:
 
     def _rest(self, piece: Piece) -> Json:
         logprobs = for_chat(piece.rated, self._text) if self._text and piece.rated else None
-        return {"logprobs": logprobs, "finish_reason": piece.finish, **(_ids(piece) if self._tells_ids else {})}
+        finish = "tool_calls" if piece.finish == "stop" and piece.has_called else piece.finish
+        return {"logprobs": logprobs, "finish_reason": finish, **(_ids(piece) if self._tells_ids else {})}
+
+
+def _tool_call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _ids(piece: Piece) -> Json:
@@ -82,26 +108,40 @@ def _prompt_ids(piece: Piece) -> Json:
     return {"prompt_token_ids": piece.prompt} if piece.prompt else {}
 
 
-class Reply:
-    """One answer: the id, time and model that all its parts repeat."""
+class ChoicesReply:
+    """Of a completion or a chat: the id, time and model that all its parts repeat. options: of its stream."""
 
-    def __init__(self, shape: Shape, model: str, num_prompt_tokens: int) -> None:
-        self.shape, self._num_prompt_tokens = shape, num_prompt_tokens
+    are_named = False
+
+    def __init__(self, shape: Shape, model: str, num_prompt_tokens: int, options: StreamOptions | None = None) -> None:
+        self._shape, self._num_prompt_tokens = shape, num_prompt_tokens
+        self._wants_usage = options is not None and options.include_usage
+        self._always = self._wants_usage and options is not None and options.continuous_usage_stats
         self._head = {"id": f"{shape.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._begun: set[int] = set()
 
     def whole(self, answers: list[Piece], effort: Effort) -> Json:
-        choices = [self.shape.choice(answer) for answer in answers]
-        around = self.shape.around(answers[0])
-        return {**self._head, "object": self.shape.whole, "choices": choices, **self._costs(effort), **around}
+        choices = [self._shape.choice(answer) for answer in answers]
+        around = self._shape.around(answers[0])
+        return {**self._head, "object": self._shape.whole, "choices": choices, **self._costs(effort), **around}
 
-    def part(self, piece: Piece, first: bool, usage: Json | None = None) -> Json:
-        choices, around = [self.shape.delta(piece, first)], self.shape.around(piece)
-        return {**self._head, "object": self.shape.part, "choices": choices, "usage": usage, **around}
+    def begin(self) -> list[Json]:
+        return []
 
-    def last_part(self, effort: Effort) -> Json:
-        return {**self._head, "object": self.shape.part, "choices": [], **self._costs(effort)}
+    def part(self, piece: Piece, effort: Effort) -> list[Json]:
+        choices, around = [self._shape.delta(piece, piece.index not in self._begun)], self._shape.around(piece)
+        self._begun.add(piece.index)
+        usage = self._usage(effort) if self._always else None
+        return [{**self._head, "object": self._shape.part, "choices": choices, "usage": usage, **around}]
 
-    def usage(self, effort: Effort) -> Json:
+    def end(self, effort: Effort) -> list[Json]:
+        last = {**self._head, "object": self._shape.part, "choices": [], **self._costs(effort)}
+        return [last] if self._wants_usage else []
+
+    def fail(self, error: ApiError) -> list[Json]:
+        return [error.body]
+
+    def _usage(self, effort: Effort) -> Json:
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": effort.tokens,
@@ -110,7 +150,7 @@ class Reply:
         }
 
     def _costs(self, effort: Effort) -> Json:
-        return {"usage": self.usage(effort), "metrics": effort.metrics()}
+        return {"usage": self._usage(effort), "metrics": effort.metrics()}
 
 
 def model_card(name: str, created: int, max_model_len: int | None) -> Json:

@@ -1,6 +1,7 @@
 """Requests in flight: which sequences the engine works on for whom, and the text that waits for its reader.
 
-Turns the engine's deltas into pieces of text as they arrive, whether or not anyone reads. Must not know HTTP or JSON.
+Turns the engine's deltas into pieces of text as they arrive, whether or not anyone reads. What has come of a sequence
+outlives the engine: another one goes on from there. Must not know HTTP or JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tpspec.comm.messages import Cancel, Submit
 from tpspec.serve.answers import Ask, Piece, Reader
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 16  # pieces per sequence that wait for a slow reader before they are merged
 MEAN_WEIGHT = 0.2  # weight of the latest request in the running mean of latencies
+MOST_LOST = 2  # engines that may be lost one after another with a request in flight that none of them gives a token
 
 
 class Call:
@@ -78,7 +82,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One sequence between Submit and its end."""
+    """One sequence between Submit and its end. tokens, num_scored: what engines have given of it so far."""
 
     request: Request
     index: int
@@ -86,17 +90,36 @@ class Flight:
     reader: Reader
     born: float = field(default_factory=time.monotonic)
     last: float | None = None  # when its latest tokens came
+    tokens: list[int] = field(default_factory=list)
+    num_scored: int = 0
+    num_lost: int = 0  # engines since
+
+    def gain(self, delta: Delta) -> None:
+        self.tokens += delta.tokens
+        self.num_scored += len(delta.prompt_logprobs)
+        if delta.tokens:
+            self.num_lost = 0
+
+    def go_on(self, number: int) -> None:
+        """As a request to another engine. The number is new, too: what is still said of the old one is of no use."""
+        self.request = msgspec.structs.replace(
+            self.request, id=number, begun=tuple(self.tokens), num_scored=self.num_scored
+        )
 
 
 class Table:
-    """Every flight, by id. Speaks to the lead through `send`, which returns at once."""
+    """Every flight, by id. Speaks to the lead through `send`, which returns at once.
+
+    Between `lose` and `resume` there is no lead; flights open and close all the same.
+    """
 
     def __init__(self, metrics: Metrics, send: Callable[[ToLead], None]) -> None:
         self._metrics, self._send = metrics, send
         self._flights: dict[int, Flight] = {}
         self._ids = count(1)
         self._collectives = 0  # all of them, by the engine's last report
-        self._waiting = 0  # by the engine's last report, and those submitted since
+        self._running = 0  # by the engine's last report, which may not know of those submitted since
+        self._is_heard = True
         self.busy_since = 0.0
         self.mean_seconds = 1.0
 
@@ -105,8 +128,9 @@ class Table:
 
     @property
     def num_queued(self) -> int:
-        """Requests the engine has not begun. Its word is stale while it idles, so never more than have no tokens."""
-        return min(self._waiting, sum(flight.last is None for flight in self._flights.values()))
+        """Requests the engine has not begun: all but what it runs. Never more than have no tokens."""
+        silent = sum(flight.last is None for flight in self._flights.values())
+        return min(max(0, len(self._flights) - self._running), silent)
 
     def open(self, asks: Iterable[Ask], text: Text) -> Call:
         call = Call(self)
@@ -120,12 +144,29 @@ class Table:
     def cancel(self, flight: Flight) -> None:
         """Ends a flight that its client no longer wants. Does nothing to one that has ended."""
         if flight.request.id in self._flights:
-            self._send(Cancel(flight.request.id))
+            self._tell(Cancel(flight.request.id))
             self._end(flight, "abort")
+
+    def lose(self) -> None:
+        """The engine is gone and another is to come, for which flights wait; not those that may be why they go."""
+        self._is_heard, self._running = False, 0
+        for flight in list(self._flights.values()):
+            flight.num_lost += 1
+            if flight.num_lost >= MOST_LOST:
+                self._fail(flight, "error", f"the engine was lost {MOST_LOST} times while it worked on this request")
+
+    def resume(self) -> None:
+        """Another engine goes on where the last one was lost, with the oldest first."""
+        flights, self._flights = list(self._flights.values()), {}
+        self._is_heard, self._collectives = True, 0
+        for flight in flights:
+            flight.go_on(next(self._ids))
+            self._flights[flight.request.id] = flight
+            self._send(Submit(flight.request))
 
     def read(self, report: Report) -> None:
         self._metrics.engine(report.stats)
-        self._waiting = report.stats.waiting
+        self._running = report.stats.running
         total = sum(tally.count for tally in report.stats.collectives.values())
         num_collectives, self._collectives = max(0, total - self._collectives), total
         flights = [(flight, delta) for delta in report.deltas if (flight := self._flights.get(delta.id))]
@@ -137,22 +178,29 @@ class Table:
     def end_all(self, reason: FinishReason, error: str | None = None) -> None:
         """The server cannot go on: every reader is told why."""
         for flight in list(self._flights.values()):
-            flight.call.put(Piece(flight.index, flight.reader.flush(), finish=reason, error=error))
-            self._end(flight, reason)
+            self._fail(flight, reason, error)
+
+    def _tell(self, message: ToLead) -> None:
+        if self._is_heard:
+            self._send(message)
+
+    def _fail(self, flight: Flight, reason: FinishReason, error: str | None) -> None:
+        flight.call.put(Piece(flight.index, flight.reader.flush(), finish=reason, error=error))
+        self._end(flight, reason)
 
     def _submit(self, call: Call, ask: Ask, text: Text) -> None:
         request, index = ask.request(next(self._ids)), len(call.flights)
         flight = Flight(request, index, call, Reader(ask, text, index))
         if not self._flights:
-            self.busy_since = flight.born
+            self.busy_since, self._running = flight.born, 0  # an engine that was idle has not said so
         call.flights.append(flight)
         call.effort.sequences += 1
         self._flights[request.id] = flight
-        self._waiting += 1
-        self._send(Submit(request))
+        self._tell(Submit(request))
         self._metrics.submitted(len(ask.prompt))
 
     def _advance(self, flight: Flight, delta: Delta) -> None:
+        flight.gain(delta)
         piece = flight.reader.read(delta)
         if delta.tokens:
             self._account(flight, delta, piece.num_tokens)
@@ -160,7 +208,7 @@ class Table:
             flight.call.put(piece)
         if piece.finish:
             if delta.finish is None:  # a stop string, of which the engine knows nothing
-                self._send(Cancel(delta.id))
+                self._tell(Cancel(delta.id))
             self._end(flight, piece.finish)
 
     def _account(self, flight: Flight, delta: Delta, num_tokens: int) -> None:

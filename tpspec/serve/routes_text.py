@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
+from tpspec.serve.chats import MAX_MESSAGES, Message, TemplateOptions, Tools, chat_of, toolbox_of
 from tpspec.serve.errors import bad_request, unsupported
-from tpspec.serve.protocol import Message, Strict, TokenId, check, for_template, parse
+from tpspec.serve.protocol import Strict, TokenId, check, parse
 from tpspec.serve.text import encode, encode_chat
-from tpspec.serve.wire import JsonAnswer, read_body
+from tpspec.serve.wire import JsonAnswer, apart, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +30,10 @@ MAX_IDS = 1 << 20
 class TokenizeBody(Strict):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=4096)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool = True
+    tools: Tools = Field([])
+    chat_template_kwargs: TemplateOptions = Field({})
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -59,7 +62,8 @@ class TextRoutes:
         return router
 
     async def tokenize(self, request: Request) -> Response:
-        body = check(TokenizeBody, parse(await read_body(request.receive)))
+        raw = await read_body(request.receive)
+        body = await apart(lambda: check(TokenizeBody, parse(raw)), len(raw))
         self._check_model(body.model)
         text, cache_tokens = self._state.serving()
         ids = await asyncio.to_thread(_ids, text, body, cache_tokens)
@@ -69,10 +73,11 @@ class TextRoutes:
         return JsonAnswer(answer)
 
     async def detokenize(self, request: Request) -> Response:
-        body = check(DetokenizeBody, parse(await read_body(request.receive)))
+        raw = await read_body(request.receive)
+        body = await apart(lambda: check(DetokenizeBody, parse(raw)), len(raw))
         self._check_model(body.model)
         text, _ = self._state.serving()
-        if any(token >= text.vocab_size for token in body.tokens):
+        if max(body.tokens, default=0) >= text.vocab_size:
             raise bad_request(f"tokens: ids should be 0 to {text.vocab_size - 1}", "tokens", "invalid_value")
         return JsonAnswer({"prompt": await asyncio.to_thread(text.decode, body.tokens, False)})
 
@@ -82,6 +87,8 @@ def _ids(text: Text, body: TokenizeBody, limit: int) -> tuple[int, ...]:
     if body.messages is not None:
         if body.add_special_tokens:
             raise unsupported("add_special_tokens")  # the template writes them
-        return encode_chat(text, for_template(body.messages), body.add_generation_prompt, limit)
+        toolbox = toolbox_of([tool.function for tool in body.tools], "auto", None, True)
+        chat = chat_of(body.messages, toolbox, body.add_generation_prompt, body.chat_template_kwargs)
+        return encode_chat(text, chat, limit)
     assert body.prompt is not None
     return encode(text, body.prompt, limit, special=body.add_special_tokens is not False)

@@ -1,4 +1,4 @@
-"""The state of the server: loading, ready, stalled or stopping, and whether there is room for another request.
+"""The state of the server: loading, ready, stalled, restarting or stopping, and whether there is room for a request.
 
 Must not know HTTP routes or JSON bodies of requests. Health means progress: a process that exists is not enough.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from tpspec.comm.messages import Ready, Stats
+from tpspec.comm.messages import Ready, Report, Stats
 from tpspec.serve.errors import ApiError
 
 if TYPE_CHECKING:
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from tpspec.serve.requests import Table
     from tpspec.text import Text
 
-Phase = Literal["loading", "ready", "stalled", "stopping"]
+Phase = Literal["loading", "ready", "stalled", "restarting", "stopping"]
 MAX_RETRY_S = 60
 
 
 class State:
-    """What the process knows of the engine and of itself. Ready needs both the engine's word and our tokenizer."""
+    """What the process knows of the engine and of itself. Ready needs both the engine's word and our tokenizer.
+
+    Without an engine, but with another to come, requests are taken as before, and wait.
+    """
 
     def __init__(self, table: Table, max_queued: int, stall_s: float) -> None:
         self.table, self._max_queued, self._stall_s = table, max_queued, stall_s
         self.text: Text | None = None
-        self.stopping = False
+        self.stopping = self._is_lost = False
         self._ready: Ready | None = None
         self._stats = Stats()
         self._heard = time.monotonic()
@@ -37,6 +40,8 @@ class State:
             return "stopping"
         if self.text is None or self._ready is None:
             return "loading"
+        if self._is_lost:
+            return "restarting"
         return "stalled" if self.silent_s > self._stall_s else "ready"
 
     @property
@@ -56,9 +61,18 @@ class State:
         self._heard = time.monotonic()
         if isinstance(message, Ready):
             self._ready = message
-        else:
+            if self._is_lost:
+                self._is_lost = False
+                self.table.resume()
+        elif isinstance(message, Report):
             self._stats = message.stats
             self.table.read(message)
+
+    def lose(self) -> None:
+        """The engine is gone, and another is to come."""
+        if self._ready is not None and not self._is_lost:
+            self._is_lost = True
+            self.table.lose()
 
     def serving(self) -> tuple[Text, int]:
         """The tokenizer and the cache's size. Raises ApiError (503) while there is nothing to serve with."""

@@ -5,7 +5,8 @@ Must not know requests, HTTP or the engine; the tokenizer and the detokenizer ar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.errors import ApiError, bad_request
 from tpspec.text import NoChat
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.text import Detokenizer, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a chat template is given. answer: it ends where the answer begins. options: the template's own."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    answer: bool = True
+    options: dict[str, bool | int | str] = field(default_factory=dict)
+
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.tools) or any(one["role"] == "tool" or "tool_calls" in one for one in self.messages)
 
 
 def encode(text: Text, prompt: str, limit: int, *, special: bool = True) -> tuple[int, ...]:
@@ -25,9 +40,12 @@ def encode(text: Text, prompt: str, limit: int, *, special: bool = True) -> tupl
     return text.encode(prompt) if special else text.encode_rendered(prompt)
 
 
-def encode_chat(text: Text, messages: list[dict[str, str]], answer: bool, limit: int) -> tuple[int, ...]:
+def encode_chat(text: Text, chat: Chat, limit: int) -> tuple[int, ...]:
+    """limit: as of encode. Raises ApiError where the model has no template, or it refuses this chat."""
+    if chat.uses_tools and text.has_chat_template and "tool" not in text.chat_template(tools=True):
+        raise bad_request("the chat template of this model knows no tools", "tools", "chat_template_error")
     try:
-        rendered = text.render_chat(messages, answer=answer)
+        rendered = text.render_chat(chat.messages, tools=chat.tools, answer=chat.answer, options=chat.options)
     except NoChat as error:
         hint = "" if text.has_chat_template else ": use /v1/completions"
         raise bad_request(f"{error}{hint}", "messages", "chat_template_error") from error

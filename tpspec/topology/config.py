@@ -204,6 +204,7 @@ class CacheConfig(Section):
     tokens: int = Field(default=8192, ge=1, description="a whole number of tokens, 1 or more")
     page: Annotated[int, AfterValidator(_power_of_two)] = Field(default=16, ge=1, description="a power of two")
     prefix: bool = Field(default=True, description="true or false")
+    dtype: Literal["int8"] | None = Field(default=None, description="null (as the target) or int8")
 
 
 class ServeConfig(Section):
@@ -217,6 +218,7 @@ class EngineConfig(Section):
     max_rows: int = Field(default=256, ge=1, description="a whole number of rows, 1 or more")
     fixed_rows: int = Field(default=16, ge=1, description="a whole number of rows, 1 or more")
     timeout_s: Positive = Field(default=60.0, description="a number of seconds above 0")
+    hang_s: Positive = Field(default=10.0, description="a number of seconds above 0")
 
 
 class Topology(Section):
@@ -248,6 +250,11 @@ class Topology(Section):
     def num_ranks(self) -> int:
         """The size of the world: target ranks and a dedicated drafter."""
         return 1 + max(*self.target.ranks, self.draft.placement.rank or 0)
+
+    @property
+    def cache_dtype(self) -> str:
+        """What the target's keys and values are held in."""
+        return self.cache.dtype or self.target.dtype
 
     def role_of(self, rank: int) -> Role:
         if rank in self.target.ranks:

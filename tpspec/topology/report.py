@@ -76,7 +76,7 @@ def _shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory
     dtype = topology.target.dtype
     return Memory(
         weight_bytes(shape, shard, dtype, topology.target.quantize),
-        kv_bytes_per_token(shape, shard, dtype) * topology.cache.tokens,
+        kv_bytes_per_token(shape, shard, topology.cache_dtype) * topology.cache.tokens,
     )
 
 

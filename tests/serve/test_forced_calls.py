@@ -1,0 +1,72 @@
+"""Calls that a model has to make, from real ranks: noise that follows a grammar, while a drafter lies to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.checkpoints import tiny
+from tests.serve.conftest import TOOL_TEMPLATE
+from tests.serve.test_details import MODEL, Server
+
+
+class look(BaseModel):  # the name of a function
+    """Look there."""
+
+    at: Literal["here", "there"]
+
+
+class Answer(BaseModel):
+    sure: bool
+
+
+LOOK: Any = openai.pydantic_function_tool(look)
+FLAT: Any = {"type": "function", **LOOK["function"]}
+ASK: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    folder = tiny("smollm2", tmp_path_factory.mktemp("model"))
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TOOL_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    server = Server(folder, "liar")
+    with openai.OpenAI(base_url=f"{server.client.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+    server.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_chat_that_has_to_call_does(client: openai.OpenAI, seed: int) -> None:
+    """OpenAI's client itself reads the arguments into the class that the schema is of."""
+    for choice in ("required", {"type": "function", "function": {"name": "look"}}):
+        fields: dict[str, Any] = {"tools": [LOOK], "tool_choice": choice, "parallel_tool_calls": False}
+        said = client.chat.completions.parse(model=MODEL, messages=ASK, max_tokens=140, seed=seed, **fields).choices[0]
+        (call,) = said.message.tool_calls or ()
+        assert isinstance(call.function.parsed_arguments, look)
+        assert (said.message.content, said.finish_reason) == (None, "tool_calls")
+
+
+def test_a_response_that_has_to_call_does_whole_and_streamed(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"tools": [FLAT], "tool_choice": "required", "parallel_tool_calls": False}
+    fields |= {"model": MODEL, "input": "hello", "max_output_tokens": 140, "temperature": 0}
+    (whole,) = client.responses.create(**fields).output
+    with client.responses.stream(**fields) as stream:
+        (streamed,) = stream.get_final_response().output
+    assert whole.arguments == streamed.arguments
+    assert look.model_validate_json(whole.arguments)
+
+
+def test_an_answer_is_of_the_class_that_was_asked_for(client: openai.OpenAI) -> None:
+    """Tools beside it may still be called; and whichever it is, it is whole."""
+    fields: dict[str, Any] = {"parallel_tool_calls": False, "max_output_tokens": 140, "temperature": 0}
+    for tools in ([], [FLAT]):
+        response = client.responses.parse(model=MODEL, input="hello", text_format=Answer, tools=tools, **fields)
+        called = [one for one in response.output if one.type == "function_call"]
+        assert isinstance(response.output_parsed, Answer) != bool(called)
+        assert all(look.model_validate_json(call.arguments) for call in called)

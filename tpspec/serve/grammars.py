@@ -1,0 +1,164 @@
+"""Grammars that clients ask for: within limits, and compiled in a process that may be killed, before any rank does.
+
+`json_schema` and its like make a grammar's text of what a body holds; `Grammars.checked` says whether it can be used.
+Must not know bodies of requests or the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tpspec import grammar
+from tpspec.serve.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+MAX_CHARS = 1 << 16
+MAX_DEPTH = 32
+MAX_CHOICES = 1000
+START_S = 60.0  # for a worker to read the tokenizer
+COMPILE_S = 2.0  # every rank will take as long, and all requests wait for it
+MAX_WAITING = 16  # for the one worker
+MAX_KEPT = 256
+WORKER = "tpspec.serve.grammar_worker"
+
+
+def json_schema(schema: Mapping[str, Any], param: str = "response_format") -> str:
+    """The grammar of JSON that a schema accepts. Raises ApiError (400), naming `param`, for one beyond the limits."""
+    _check_size(schema, param)
+    return _short(grammar.json_schema(schema), param)
+
+
+def regex(pattern: str, param: str) -> str:
+    return _short(grammar.regex(pattern), param)
+
+
+def choice(choices: Sequence[str], param: str) -> str:
+    if not 0 < len(choices) <= MAX_CHOICES:
+        raise bad_request(f"{param}: should be 1 to {MAX_CHOICES} choices", param, "invalid_value")
+    return _short(grammar.choice(choices), param)
+
+
+def lark(text: str, param: str) -> str:
+    """Lark in llguidance's dialect, or GBNF."""
+    return _short(text, param)
+
+
+def _short(text: str, param: str) -> str:
+    if len(text) > MAX_CHARS:
+        raise bad_request(f"{param}: should be at most {MAX_CHARS} characters", param, "invalid_value")
+    return text
+
+
+def _check_size(schema: Mapping[str, Any], param: str) -> None:
+    """Depth, and how much stands side by side anywhere in it."""
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH + 1):
+        if any(len(_inside(value)) > MAX_CHOICES for value in level):
+            message = f"{param}: lists and objects should have at most {MAX_CHOICES} entries"
+            raise bad_request(message, param, "invalid_value")
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise bad_request(f"{param}: should be nested at most {MAX_DEPTH} levels deep", param, "invalid_value")
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+class Outcome(NamedTuple):
+    """text: as ranks read it. fault: why there is none."""
+
+    text: str
+    fault: str | None
+
+
+class Grammars:
+    """What became of the grammars that were asked for last. folder: of the model, with its tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._worker: Process | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._known: dict[bytes, Outcome] = {}  # by hash, the latest last
+
+    async def checked(self, text: str) -> str:
+        """A grammar that can be used, as ranks are to read it; ApiError (400) in the compiler's words for another."""
+        key = sha256(text.encode()).digest()
+        outcome = self._known.pop(key, None) or await self._compiled(text)
+        self._known[key] = outcome
+        if len(self._known) > MAX_KEPT:
+            del self._known[next(iter(self._known))]
+        if outcome.fault is not None:
+            raise bad_request(outcome.fault, code="invalid_grammar")
+        return outcome.text
+
+    def close(self) -> None:
+        if self._worker is not None and self._worker.returncode is None:
+            self._worker.kill()
+        self._worker = None
+
+    async def _compiled(self, text: str) -> Outcome:
+        if self._num_waiting >= MAX_WAITING:
+            raise ApiError(429, "too many grammars wait to be compiled", code="queue_full", retry_after=1)
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                return await self._ask(text)
+        finally:
+            self._num_waiting -= 1
+
+    async def _ask(self, text: str) -> Outcome:
+        worker = self._worker or await self._start()
+        try:
+            async with asyncio.timeout(COMPILE_S):
+                assert worker.stdin is not None
+                worker.stdin.write(json.dumps(text).encode() + b"\n")
+                await worker.stdin.drain()
+                answer = await _answer(worker)
+        except (TimeoutError, OSError):
+            self.close()
+            return Outcome("", f"the grammar takes more than {COMPILE_S:g} s to compile")
+        except BaseException:  # half a conversation is none
+            self.close()
+            raise
+        if answer is None:
+            self.close()
+            return Outcome("", "the grammar takes more memory to compile than there is for it")
+        return Outcome(answer.get("grammar", ""), answer.get("fault"))
+
+    async def _start(self) -> Process:
+        command = (sys.executable, "-m", WORKER, str(self._folder))
+        worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, limit=1 << 22)
+        self._worker = worker
+        try:
+            async with asyncio.timeout(START_S):
+                answer = await _answer(worker)
+        except TimeoutError:
+            answer = None
+        except BaseException:
+            self.close()
+            raise
+        if answer is None or answer["fault"] is not None:
+            self.close()
+            raise ApiError(501, "this model has no tokenizer that grammars can be read with", code="no_grammars")
+        return worker
+
+
+async def _answer(worker: Process) -> dict[str, Any] | None:
+    """The next line of a worker, None where it has ended."""
+    assert worker.stdout is not None
+    line = await worker.stdout.readline()
+    return json.loads(line) if line else None

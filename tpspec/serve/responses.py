@@ -1,0 +1,169 @@
+"""The body of /v1/responses: OpenAI's later way to ask for a chat, without the conversations it keeps for its clients.
+
+Nothing is kept here, so what refers to an earlier response is refused, and `store` is answered as false. Must not know
+HTTP routes, or how an answer is worded (response_reply.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from tpspec.serve.chats import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Choice,
+    Function,
+    FunctionCall,
+    MadeCall,
+    Message,
+    Name,
+    TemplateOptions,
+    TextOrParts,
+    arguments_of,
+    chat_of,
+    no_two_alike,
+    text_of,
+    toolbox_of,
+)
+from tpspec.serve.constraints import TextOptions, of_format
+from tpspec.serve.protocol import Body, Strict
+from tpspec.serve.text import Chat
+from tpspec.serve.tools import Toolbox
+
+
+class InputMessage(Strict):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+
+    @field_validator("content", mode="before", json_schema_input_type=TextOrParts)
+    @classmethod
+    def _text_of(cls, value: object) -> object:
+        return text_of(value)
+
+
+class InputCall(Strict):
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: dict[str, Any]
+
+    @field_validator("arguments", mode="before", json_schema_input_type=str)
+    @classmethod
+    def _read_arguments(cls, value: object) -> dict[str, Any]:
+        return arguments_of(value)
+
+
+class InputResult(Strict):
+    """What a function answered."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+
+    @field_validator("output", mode="before", json_schema_input_type=TextOrParts)
+    @classmethod
+    def _text_of(cls, value: object) -> object:
+        return text_of(value)
+
+
+class FunctionTool(Function):
+    type: Literal["function"]
+
+
+class NamedFunctionTool(Strict):
+    type: Literal["function"]
+    name: Name
+
+
+def _kind_of(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    return str(kind)
+
+
+def _checked(tools: list[FunctionTool]) -> list[FunctionTool]:
+    no_two_alike([tool.name for tool in tools])
+    return tools
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputResult, Tag("function_call_output")],
+    Discriminator(_kind_of),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ResponsesBody(Body):
+    refused = (
+        *("previous_response_id", "conversation", "prompt", "background", "reasoning", "top_logprobs"),
+        *("max_tool_calls", "context_management", "moderation"),
+    )
+
+    input: Items
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    chat_template_kwargs: TemplateOptions = Field({})
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), AfterValidator(_checked)] = Field([])
+    tool_choice: Choice | NamedFunctionTool = "auto"
+    parallel_tool_calls: bool = True
+    text: TextOptions = TextOptions()
+    truncation: Literal["disabled"] = "disabled"
+    store: bool = False
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field({})
+
+    @field_validator("input", mode="before", json_schema_input_type=str | Items)
+    @classmethod
+    def _text_is_a_message(cls, value: object) -> object:
+        return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _tools_can_be_chosen(self) -> ResponsesBody:
+        self.toolbox  # noqa: B018  raises
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return None
+
+    @property
+    def grammar(self) -> str:
+        return super().grammar or of_format(self.text.format, "text")
+
+    @property
+    def chat(self) -> Chat:
+        return chat_of(_messages(self.instructions, self.input), self.toolbox, True, self.chat_template_kwargs)
+
+    @property
+    def toolbox(self) -> Toolbox | None:
+        choice = self.tool_choice
+        named = None if isinstance(choice, str) else choice.name
+        return toolbox_of(self.tools, choice, named, self.parallel_tool_calls)
+
+
+def _messages(instructions: str | None, items: list[Item]) -> list[Message]:
+    """As a chat has them: calls belong to the message of the assistant that made them."""
+    messages = [Message(role="system", content=instructions)] if instructions else []
+    for item in items:
+        if isinstance(item, InputMessage):
+            messages.append(Message(role=item.role, content=item.content))
+        elif isinstance(item, InputResult):
+            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+        else:
+            said = messages.pop() if messages and messages[-1].role == "assistant" else None
+            messages.append(_with_call(said, item))
+    return messages
+
+
+def _with_call(said: Message | None, item: InputCall) -> Message:
+    function = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
+    call = MadeCall.model_construct(id=item.call_id, type="function", function=function)
+    before = said or Message.model_construct(role="assistant", content="", tool_calls=None)
+    return before.model_copy(update={"tool_calls": [*(before.tool_calls or ()), call]})
