@@ -18,6 +18,7 @@ import torch
 from tests.worlds import Script
 from tpspec.comm.distributed import Place, World, join_world
 from tpspec.comm.messages import Submit
+from tpspec.comm.watch import Watch
 from tpspec.request import Request
 from tpspec.roles import door
 from tpspec.topology.config import Topology
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 
 def run(job: dict[str, Any], world: World) -> dict[str, Any]:
     made = Topology.model_validate_json(json.dumps(job["topology"]))
-    seat = door.agreed(world, lambda: door._take_seat(made, world, CPU, lambda _: None))
+    seat = door.agreed(world, lambda: door._take_seat(made, world, Watch({}, (), 1.0), lambda *_: None))
     texts = [batch(seat, requests) for requests in job["batches"]] if seat.holds_shard else [seat.follow()]
     stats = msgspec.to_builtins(seat.stats()) if seat.leads else {}
     seat.close()
