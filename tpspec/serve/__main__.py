@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
     is_early = True
 
     def meet_frontend(topology: Topology, watch: Watch) -> None:
-        command = _command(topology, options.api_key_file, launcher)
+        command = _command(topology, options, launcher)
         frontends.append(Frontend(command, topology.engine.timeout_s, launcher, watch))
 
     try:
@@ -89,7 +89,7 @@ def _leave_signals_to_the_lead() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _command(topology: Topology, key_file: Path | None, launcher: Launcher | None) -> list[str]:
+def _command(topology: Topology, wanted: argparse.Namespace, launcher: Launcher | None) -> list[str]:
     serve = topology.serve
     options: dict[str, object] = {
         "--model-folder": find(topology.target.model),
@@ -102,14 +102,15 @@ def _command(topology: Topology, key_file: Path | None, launcher: Launcher | Non
         "--drain-s": DRAIN_S,
         "--parent": os.getpid(),
     }
-    if key_file is not None:
-        options["--api-key-file"] = key_file
+    if wanted.api_key_file is not None:
+        options["--api-key-file"] = wanted.api_key_file
     if launcher is not None:
         options["--launcher"] = launcher.pid
         if launcher.max_restarts > 0:
             options["--folder"] = launcher.own_folder()
     words = [str(word) for option in options.items() for word in option]
-    return [sys.executable, "-m", "tpspec.serve.http", *words]
+    flags = ["--log-requests"] if wanted.log_requests else []
+    return [sys.executable, "-m", "tpspec.serve.http", *words, *flags]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"Start it with torchrun: torchrun --nproc-per-node 2 -m {MODULE} topologies/cpu-2.yaml",
     )
     add_topology_options(parser)
+    parser.add_argument(
+        "--log-requests", action="store_true", help="write a line of JSON for each request to standard error"
+    )
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="API keys, one a line; without it nobody is asked for one"
     )

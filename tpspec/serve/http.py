@@ -31,6 +31,7 @@ from tpspec.serve.connection import Connection
 from tpspec.serve.grammars import Grammars
 from tpspec.serve.key import KeyGuard, read_keys
 from tpspec.serve.leads import Leads
+from tpspec.serve.log import RequestLog
 from tpspec.serve.metrics import Metrics
 from tpspec.serve.requests import Table
 from tpspec.serve.state import State
@@ -72,7 +73,7 @@ class Process:
         if options.keys:
             app = KeyGuard(app, options.keys)
         config = uvicorn.Config(
-            app,
+            RequestLog(app, log if options.log_requests else None),
             http=Connection,
             loop="asyncio",
             ws="none",
@@ -197,6 +198,11 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+def log(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises UserError naming host and port when there can be none."""
     try:
@@ -225,6 +231,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--host", default="127.0.0.1")
     add("--port", type=_between(int, 0, 65535), default=8000, help="0: any free one")
     add("--api-key-file", type=Path, help="keys, one a line: whoever has none is refused")
+    add("--log-requests", action="store_true", help="a line of JSON for each on standard error")
     add("--max-queued", type=_between(int, 1, 1 << 20), default=128, help="more than these waiting: 429")
     add("--drain-s", type=_between(float, 0, 3600), default=30.0, help="time for open requests after SIGTERM")
     add("--stall-s", type=_between(float, 0, 3600), default=30.0, help="silence of a busy engine: unhealthy")

@@ -16,6 +16,7 @@ from tpspec.serve.asking import chat_asks, check_ids, completion_asks
 from tpspec.serve.chats import ChatBody
 from tpspec.serve.errors import ApiError
 from tpspec.serve.key import salt_of
+from tpspec.serve.log import EFFORT
 from tpspec.serve.protocol import Body, ChoicesBody, CompletionBody, check, parse
 from tpspec.serve.replies import ChatShape, ChoicesReply, CompletionShape
 from tpspec.serve.requests import Call, num_prompt_tokens
@@ -86,6 +87,7 @@ class GenerateRoutes:
         self._state.admit()
         ready = [replace(ask, salt=salt_of(request.scope, ask.salt), grammar=grammar) for ask in asked]
         call = self._state.table.open(ready, text)
+        request.scope[EFFORT] = call.effort
         if stream:
             return EventStream(_events(call, reply), call.close, named=reply.are_named)
         try:
