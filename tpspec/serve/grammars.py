@@ -78,10 +78,11 @@ def _inside(value: Any) -> list[Any]:
 
 
 class Outcome(NamedTuple):
-    """text: as ranks read it. fault: why there is none."""
+    """text: as ranks read it. fault: why there is none. lasts: it would be the same another time."""
 
     text: str
     fault: str | None
+    lasts: bool = True
 
 
 class Grammars:
@@ -98,7 +99,8 @@ class Grammars:
         """A grammar that can be used, as ranks are to read it; ApiError (400) in the compiler's words for another."""
         key = sha256(text.encode()).digest()
         outcome = self._known.pop(key, None) or await self._compiled(text)
-        self._known[key] = outcome
+        if outcome.lasts:
+            self._known[key] = outcome
         if len(self._known) > MAX_KEPT:
             del self._known[next(iter(self._known))]
         if outcome.fault is not None:
@@ -121,6 +123,8 @@ class Grammars:
             self._num_waiting -= 1
 
     async def _ask(self, text: str) -> Outcome:
+        if self._worker is not None and self._worker.returncode is not None:
+            self._worker = None  # somebody ended it
         worker = self._worker or await self._start()
         try:
             async with asyncio.timeout(COMPILE_S):
@@ -130,13 +134,13 @@ class Grammars:
                 answer = await _answer(worker)
         except (TimeoutError, OSError):
             self.close()
-            return Outcome("", f"the grammar takes more than {COMPILE_S:g} s to compile")
+            return Outcome("", f"the grammar takes more than {COMPILE_S:g} s to compile", lasts=False)
         except BaseException:  # half a conversation is none
             self.close()
             raise
         if answer is None:
             self.close()
-            return Outcome("", "the grammar takes more memory to compile than there is for it")
+            return Outcome("", "the grammar takes more memory to compile than there is for it", lasts=False)
         return Outcome(answer.get("grammar", ""), answer.get("fault"))
 
     async def _start(self) -> Process:
