@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def tiny(
         _as_published(folder / "config.json")
     if config.vocab_size >= 256 + len(SPECIAL_TOKENS):
         write_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def tiny_draft(folder: Path, target: Path) -> Path:
+    """For `target`, a tiny smollm2: a layer less and a padded vocabulary, right often enough and wrong often enough."""
+    tiny("smollm2", folder, num_hidden_layers=2, vocab_size=270)
+    shutil.copy(target / "tokenizer.json", folder)
     return folder
 
 

@@ -6,7 +6,6 @@ Each round is compared with its own plan, so that a collective too many in one r
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints import tiny
+from tests.checkpoints import tiny, tiny_draft
 from tests.draft.liar import Liar
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import Purpose
@@ -93,9 +92,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    folder = tiny("smollm2", tmp_path_factory.mktemp("draft"), num_hidden_layers=2, vocab_size=270)
-    shutil.copy(target / "tokenizer.json", folder)
-    return folder
+    return tiny_draft(tmp_path_factory.mktemp("draft"), target)
 
 
 def requests(sampling: Sampling) -> list[Request]:

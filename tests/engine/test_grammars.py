@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.checkpoints import tiny
+from tests.checkpoints import tiny, tiny_draft
 from tests.draft.liar import Liar
 from tests.engine.test_rounds import Bushy, prompts
 from tests.worlds import Told, serve, topology
@@ -54,9 +54,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    folder = tiny("smollm2", tmp_path_factory.mktemp("draft"), num_hidden_layers=2, vocab_size=270)
-    shutil.copy(target / "tokenizer.json", folder)
-    return folder
+    return tiny_draft(tmp_path_factory.mktemp("draft"), target)
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.checkpoints import tiny
+from tests.checkpoints import tiny, tiny_draft
 from tests.draft.liar import Liar
 from tests.worlds import Told, serve, topology
 from tpspec.comm.messages import Cancel, Submit, ToLead
@@ -31,10 +30,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    """The target with a layer less and a padded vocabulary: right often enough, and wrong often enough."""
-    folder = tiny("smollm2", tmp_path_factory.mktemp("draft"), num_hidden_layers=2, vocab_size=270)
-    shutil.copy(target / "tokenizer.json", folder)
-    return folder
+    return tiny_draft(tmp_path_factory.mktemp("draft"), target)
 
 
 def prompts(count: int = 4) -> list[tuple[int, ...]]:
