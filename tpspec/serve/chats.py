@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from tpspec.serve.protocol import MAX_LOGPROBS, ChoicesBody, Strict
 from tpspec.serve.text import Chat
@@ -40,17 +40,31 @@ class TextPart(Strict):
     text: str
 
 
+def text_of(value: object) -> object:
+    """The text of a list of parts; anything else as it is."""
+    return "\n".join(map(_text_of_part, value)) if isinstance(value, list) else value
+
+
+def arguments_of(value: object) -> dict[str, Any]:
+    """The arguments of a call, which OpenAI's API writes as a string. Raises ValueError."""
+    try:
+        found = json.loads(value or "{}") if isinstance(value, str) else None
+        if isinstance(found, dict) and not is_deep(found) and as_json(found):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    raise ValueError(f"Input should be a JSON object of at most {MAX_DEPTH} levels, written as a string")
+
+
 TextOrParts = str | list[TextPart]
+Said = Annotated[str, BeforeValidator(text_of, json_schema_input_type=TextOrParts)]
+SaidOrNot = Annotated[str | None, BeforeValidator(text_of, json_schema_input_type=TextOrParts | None)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(arguments_of, json_schema_input_type=str)]
 
 
 class FunctionCall(Strict):
     name: Name
-    arguments: dict[str, Any]
-
-    @field_validator("arguments", mode="before", json_schema_input_type=str)
-    @classmethod
-    def _read_arguments(cls, value: object) -> dict[str, Any]:
-        return arguments_of(value)
+    arguments: Arguments
 
 
 class MadeCall(Strict):
@@ -63,15 +77,10 @@ class MadeCall(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
+    content: SaidOrNot = None
     name: str | None = None
     tool_calls: Annotated[list[MadeCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-
-    @field_validator("content", mode="before", json_schema_input_type=TextOrParts | None)
-    @classmethod
-    def _text_of(cls, value: object) -> object:
-        return text_of(value)
 
     @model_validator(mode="after")
     def _something_is_said(self) -> Message:
@@ -194,22 +203,6 @@ def toolbox_of(functions: Sequence[Function], choice: object, named: str | None,
 def _shown(name: str, description: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
     described = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
-
-
-def text_of(value: object) -> object:
-    """The text of a list of parts; anything else as it is."""
-    return "\n".join(map(_text_of_part, value)) if isinstance(value, list) else value
-
-
-def arguments_of(value: object) -> dict[str, Any]:
-    """The arguments of a call, which OpenAI's API writes as a string. Raises ValueError."""
-    try:
-        found = json.loads(value or "{}") if isinstance(value, str) else None
-        if isinstance(found, dict) and not is_deep(found) and as_json(found):
-            return found
-    except (ValueError, RecursionError):
-        pass
-    raise ValueError(f"Input should be a JSON object of at most {MAX_DEPTH} levels, written as a string")
 
 
 def is_deep(value: object, levels: int = MAX_DEPTH) -> bool:

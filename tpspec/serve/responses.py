@@ -13,18 +13,17 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 from tpspec.serve.chats import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Arguments,
     Choice,
     Function,
     FunctionCall,
     MadeCall,
     Message,
     Name,
+    Said,
     TemplateOptions,
-    TextOrParts,
-    arguments_of,
     chat_of,
     no_two_alike,
-    text_of,
     toolbox_of,
 )
 from tpspec.serve.constraints import TextOptions, of_format
@@ -36,24 +35,14 @@ from tpspec.serve.tools import Toolbox
 class InputMessage(Strict):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str
-
-    @field_validator("content", mode="before", json_schema_input_type=TextOrParts)
-    @classmethod
-    def _text_of(cls, value: object) -> object:
-        return text_of(value)
+    content: Said
 
 
 class InputCall(Strict):
     type: Literal["function_call"]
     call_id: str
     name: Name
-    arguments: dict[str, Any]
-
-    @field_validator("arguments", mode="before", json_schema_input_type=str)
-    @classmethod
-    def _read_arguments(cls, value: object) -> dict[str, Any]:
-        return arguments_of(value)
+    arguments: Arguments
 
 
 class InputResult(Strict):
@@ -61,12 +50,7 @@ class InputResult(Strict):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str
-
-    @field_validator("output", mode="before", json_schema_input_type=TextOrParts)
-    @classmethod
-    def _text_of(cls, value: object) -> object:
-        return text_of(value)
+    output: Said
 
 
 class FunctionTool(Function):
