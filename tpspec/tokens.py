@@ -115,11 +115,7 @@ class TokenTree:
 
     def pruned(self, size: int) -> TokenTree:
         """The first `size` nodes: parents come first, so a prefix is a tree."""
-        if size >= len(self.tokens):
-            return self
-        draws = None if self.draws is None else self.draws[: size + 1]
-        odds = None if self.odds is None else self.odds[:size]
-        return TokenTree(self.tokens[:size], self.parents[:size], draws, odds)
+        return self if size >= len(self.tokens) else self.only(range(size))
 
 
 NO_DRAFT = TokenTree()

@@ -56,8 +56,11 @@ class TapStore:
             rows_nW = rows_TW[text]
             if keeps:
                 self._write(span.own_slots()[: len(text)], rows_nW)
-            start, before = taken.get(span.seq, (span.start, rows_nW[:0]))
-            taken[span.seq] = start, torch.cat([before.to(rows_nW.device), rows_nW])
+            if span.seq in taken:
+                _, before_nW = taken[span.seq]
+                taken[span.seq] = 0, torch.cat([before_nW.to(rows_nW.device), rows_nW])
+            else:
+                taken[span.seq] = span.start, rows_nW
             first += len(span.tokens)
         return Taps(taken)
 
