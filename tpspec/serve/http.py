@@ -194,8 +194,7 @@ class Process:
 
 
 def say(line: str) -> None:
-    sys.stderr.write(f"tpspec: {line}\n")
-    sys.stderr.flush()
+    log(f"tpspec: {line}")
 
 
 def log(line: str) -> None:
