@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # python adds scripts/ to the path, not the repository
 
-from scripts.serving import ROOT, Answer, Server, complete, environment, torchrun
+from scripts.serving import ROOT, Answer, Server, complete, environment, round_seconds, torchrun
 from tpspec.topology.config import load
 
-TURNS = 3
+TURNS = 6  # what a machine does beside comes and goes in tens of seconds
 PLAIN = ["draft.source=none", "draft.model=null"]
 SHARED, FIRST_ID = 1000, 300
 TOPICS = ["the sea", "a lighthouse", "trains", "a garden", "winter", "a clock", "bread", "the moon", "maps", "rivers"]
@@ -42,6 +43,10 @@ class Bench:
     overrides: list[str]
     streams: int
     tokens: int
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {"max_tokens": self.tokens, "ignore_eos": True, "temperature": 0.0}
 
     def serving(self) -> Server:
         return Server(self.topology, self.num_ranks, self.overrides)
@@ -59,8 +64,7 @@ class Bench:
 
     async def _rate(self, server: Server, prompts: Sequence[str]) -> float:
         """Tokens a second, from the first request to the last token."""
-        fields = {"max_tokens": self.tokens, "ignore_eos": True, "temperature": 0.0}
-        answers = await asyncio.gather(*(complete(server.port, prompt=prompt, **fields) for prompt in prompts))
+        answers = await asyncio.gather(*(complete(server.port, prompt=prompt, **self._fields) for prompt in prompts))
         _check(answers)
         begin, end = min(answer.asked for answer in answers), max(answer.times[-1] for answer in answers)
         return sum(answer.tokens for answer in answers) / (end - begin)
@@ -79,24 +83,18 @@ class Bench:
         )
 
     def overhead(self) -> None:
-        theirs = self._generated()
+        ours, theirs, cpu_s = list[float](), list[float](), list[float]()
         with Server(self.topology, self.num_ranks, [*self.overrides, *PLAIN]) as server:
-            ours, cpu_s = self._served(server)
-        theirs += self._generated()
+            for _ in range(TURNS):
+                theirs += self._generated()
+                begin = _cpu_s(server)
+                ours += [round_seconds(server.port, prompt=prompt, **self._fields) for prompt in PROMPTS]
+                cpu_s.append((_cpu_s(server) - begin) / (len(PROMPTS) * self.tokens))
         print(
             f"overhead: {_fast_ms(ours):.2f} ms a round, {_fast_ms(theirs):.2f} of generate: "
-            f"{_fast_ms(ours) / _fast_ms(theirs) - 1:+.1%}; processor time of the HTTP process {1000 * cpu_s:.2f} ms"
+            f"{_fast_ms(ours) / _fast_ms(theirs) - 1:+.1%}; processor time of the HTTP process "
+            f"{1000 * mean(cpu_s):.2f} ms"
         )
-
-    def _served(self, server: Server) -> tuple[list[float], float]:
-        """Seconds a round, of each answer; and those that the HTTP process was at work for one."""
-        fields = {"max_tokens": self.tokens, "ignore_eos": True, "temperature": 0.0}
-        frontend = server.processes()["frontend"]
-        before = sum(frontend.cpu_times()[:2])
-        answers = [asyncio.run(complete(server.port, prompt=prompt, **fields)) for prompt in PROMPTS]
-        _check(answers)
-        cpu_s = (sum(frontend.cpu_times()[:2]) - before) / sum(len(answer.times) for answer in answers)
-        return [(answer.times[-1] - answer.times[0]) / (len(answer.times) - 1) for answer in answers], cpu_s
 
     def _generated(self) -> list[float]:
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
@@ -116,6 +114,11 @@ async def _all(server: Server, prompts: Sequence[list[int]]) -> None:
 def _check(answers: Sequence[Answer]) -> None:
     if faults := [answer.error or f"status {answer.status}" for answer in answers if answer.error or not answer.times]:
         raise SystemExit(f"a request failed: {faults[0]}")
+
+
+def _cpu_s(server: Server) -> float:
+    """Of the HTTP process, since it was started."""
+    return sum(server.processes()["frontend"].cpu_times()[:2])
 
 
 def _fast_ms(seconds: Sequence[float]) -> float:

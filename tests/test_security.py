@@ -18,6 +18,8 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 HARMLESS = "pickle.UnpicklingError"
 FETCHERS = {"urllib.request", "requests", "http.client", "aiohttp", "httpx", "ftplib", "urllib3"}
+WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+DATED = {"serve/api.py", "serve/log.py", "serve/replies.py", "serve/response_reply.py", "measure/probe.py"}
 RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
 OF_PICKLE = {"recv_pyobj", "send_pyobj", "load_pickle", "multiprocessing.Pipe", "multiprocessing.Queue"}
 
@@ -89,6 +91,17 @@ def test_a_source_does_nothing_that_runs_what_others_sent(path: Path) -> None:
     a prompt."""
     serves = path.is_relative_to(ROOT / "serve")
     assert faults(path.read_text(encoding="utf-8"), serves=serves) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(ROOT)) for path in SOURCES])
+def test_the_clock_on_the_wall_only_dates_what_people_read(path: Path) -> None:
+    """Against deadlines that pass, or never do, when somebody sets the clock."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    asked = {names(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & WALL_CLOCKS
+    assert bool(asked) == (str(path.relative_to(ROOT)) in DATED)
+    assert ("time", "time") not in {
+        (node.module, alias.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
-import zmq
 
 from tpspec.comm.link import FrontendLink, LeadLink, frontend_at
 from tpspec.comm.link import endpoint as place
@@ -23,10 +26,6 @@ REPORT = Report([Delta(1, (5, 6), "stop", (2, 1), (1, 0))], Stats(rounds=3, coll
 ASKED: list[ToLead] = [Submit(Request(1, (1, 2, 3), 4)), Cancel(1), Stop(3)]
 
 
-async def close_soon(link: LeadLink) -> None:
-    link.close()
-
-
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
@@ -35,17 +34,18 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture
 def frontend(runner: asyncio.Runner) -> Iterator[LeadLink]:
-    async def opened() -> LeadLink:
-        return LeadLink()
-
-    link = runner.run(opened())
+    link = LeadLink()
     yield link
-    runner.run(close_soon(link))
+    runner.run(link.close())
 
 
 async def send_all(frontend: LeadLink) -> None:
     for message in ASKED:
-        await frontend.send(message)
+        frontend.send(message)
+
+
+def framed(frame: bytes) -> bytes:
+    return struct.pack(">I", len(frame)) + frame
 
 
 def hear(lead: FrontendLink, count: int) -> list[ToLead]:
@@ -106,38 +106,119 @@ def test_a_lead_is_not_heard_any_more_when_another_has_said_hello(runner: asynci
 def test_a_folder_that_was_made_for_it_says_who_listens_there_and_goes_with_it(
     runner: asyncio.Runner, tmp_path: Path
 ) -> None:
-    async def opened() -> LeadLink:
-        return LeadLink(folder)
-
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     assert frontend_at(folder) is None
-    link = runner.run(opened())
+    link = LeadLink(folder)
     assert (link.endpoint, frontend_at(folder)) == (place(folder), os.getpid())
-    runner.run(close_soon(link))
+    runner.run(link.close())
     assert not folder.exists()
     folder.mkdir()
     (folder / "pid").write_text(str(2**22 + 1))  # above any
     assert frontend_at(folder) is None
 
 
-@pytest.mark.parametrize("nonsense", [b"", b"\xff", b"\x81\xa4type\xa4Quit", b"\x80", b"\x81\xa2\xff\xff\x01"])
-def test_nonsense_is_refused(runner: asyncio.Runner, frontend: LeadLink, nonsense: bytes) -> None:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+def test_messages_cut_anywhere_arrive_whole(runner: asyncio.Runner, frontend: LeadLink) -> None:
+    """A stream keeps no bounds of messages: against a head that is split, or a second message lost with the first."""
+    messages = [Hello(1, 0), REPORT, Ready(7, 2)]
+    frames = b"".join(framed(msgspec.msgpack.encode(message)) for message in messages)
+
+    async def exchange(size: int) -> list[object]:
+        first = asyncio.ensure_future(frontend.receive())
+        _, writer = await asyncio.open_unix_connection(frontend.endpoint)
+        for at in range(0, len(frames), size):
+            writer.write(frames[at : at + size])
+            await asyncio.sleep(0)
+        found = [await first, await frontend.receive(), await frontend.receive()]
+        writer.close()
+        return found
+
+    for size in (1, 3, 5, len(frames)):
+        assert runner.run(exchange(size)) == messages
+
+
+def test_a_message_larger_than_the_socket_takes_arrives_once_it_is_read(
+    runner: asyncio.Runner, frontend: LeadLink
+) -> None:
+    """Prompts of 100,000 ids, one way; a report beside a frontend that is busy, the other."""
+    long = Submit(Request(1, tuple(range(300_000)), 4))
+    reports = [Report([Delta(n, tuple(range(50_000)))], Stats(rounds=n)) for n in range(20)]
+    with closing(FrontendLink(frontend.endpoint)) as lead:
+        lead.send(Hello(1, 0))
+        assert runner.run(frontend.receive()) == Hello(1, 0)
+        began = time.monotonic()
+        for report in reports:
+            lead.send(report)
+        assert time.monotonic() - began < 1  # nobody reads, and the lead has work to do
+        heard: list[ToLead] = []
+
+        async def converse() -> list[object]:
+            frontend.send(long)
+            found: list[object] = []
+            while len(found) < len(reports):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        while True:
+                            found.append(await frontend.receive())
+                heard.extend(lead.poll())
+            return found
+
+        assert runner.run(converse()) == reports
+        assert heard + lead.poll() == [long]
+
+
+def test_a_frontend_that_reads_nothing_for_long_is_an_error(
+    frontend: LeadLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a lead that fills the memory with reports nobody will read."""
+    monkeypatch.setattr("tpspec.comm.link.MOST_WAITING", 1 << 16)  # beside what the socket itself takes
+    lead = FrontendLink(frontend.endpoint, timeout_s=0.1)
+    long = Report([Delta(1, tuple(range(300_000)))], Stats())
+    with pytest.raises(WorldFailure, match=r"read nothing for 0\.1 s"):
+        lead.send(long)
+    monkeypatch.setattr("tpspec.comm.link.LINGER_S", 0.1)
+    lead.close()
+
+
+def test_a_lead_notices_that_the_frontend_has_gone(runner: asyncio.Runner) -> None:
+    """Against an error in the middle of a round, and against rounds for nobody."""
+    frontend = LeadLink()
+    with closing(FrontendLink(frontend.endpoint)) as lead:
+        lead.send(Hello(1, 0))
+        runner.run(frontend.receive())
+        runner.run(send_all(frontend))
+        runner.run(frontend.close())
+        assert hear(lead, 3) == ASKED
+        assert lead.poll(0.01) == []
+        assert lead.is_over
+        lead.send(REPORT)
+    with pytest.raises(WorldFailure, match="does not listen at"):
+        FrontendLink(frontend.endpoint)
+
+
+NO_MESSAGES = [b"", b"\xff", b"\x81\xa4type\xa4Quit", b"\x80", b"\x81\xa2\xff\xff\x01"]
+ENDLESS = b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize("sent", [*map(framed, NO_MESSAGES), ENDLESS])
+def test_nonsense_is_refused(runner: asyncio.Runner, frontend: LeadLink, sent: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(frontend.endpoint)
-        stranger.send(nonsense)
+        stranger.sendall(sent)
         with pytest.raises(WorldFailure, match="what came from the lead is no message of ours"):
             runner.run(frontend.receive())
 
 
-@pytest.mark.parametrize(
-    "nonsense", [b"", b"\xc1", b"\x81\xa4type\xa5Ready", b"\x82\xa4type\xa6Cancel\xa2id\xa2\xff\xff"]
-)
-def test_nonsense_is_refused_by_the_lead(tmp_path: Path, nonsense: bytes) -> None:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.bind(f"ipc://{tmp_path}/link")
-        with closing(FrontendLink(f"ipc://{tmp_path}/link")) as lead:
-            stranger.send(nonsense)
+NO_REQUESTS = [b"", b"\xc1", b"\x81\xa4type\xa5Ready", b"\x82\xa4type\xa6Cancel\xa2id\xa2\xff\xff"]
+
+
+@pytest.mark.parametrize("sent", [*map(framed, NO_REQUESTS), ENDLESS])
+def test_nonsense_is_refused_by_the_lead(tmp_path: Path, sent: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "link"))
+        listener.listen()
+        with closing(FrontendLink(str(tmp_path / "link"))) as lead, closing(listener.accept()[0]) as stranger:
+            stranger.sendall(sent)
             with pytest.raises(WorldFailure, match="what came from the frontend is no message of ours"):
                 lead.poll(5)
 

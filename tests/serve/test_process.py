@@ -134,7 +134,7 @@ def test_it_ends_when_its_parent_does_and_says_so_to_its_readers(make_engine, mo
     assert "the engine stopped" in rest[-2]
     engine.leave.set()
     assert "the engine's process is gone" in parent.communicate(timeout=10)[1]  # the pipe closes when the child ends
-    folder = Path(place["endpoint"].removeprefix("ipc://")).parent
+    folder = Path(place["endpoint"]).parent
     assert not folder.exists()
 
 

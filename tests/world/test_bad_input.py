@@ -260,6 +260,16 @@ def indexed(index: object) -> Callable[[Path], None]:
     return spoil
 
 
+def unreadable(name: str) -> Callable[[Path], None]:
+    """To root too, whom no mode keeps out."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return spoil
+
+
 def removed(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
@@ -292,6 +302,9 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "weights cut in the data": (cut("model.safetensors", 0.7), ["model.safetensors", "not a whole"]),
     "no weights": (removed("model.safetensors"), ["model.safetensors", "missing"]),
     "weights of nothing": (cut("model.safetensors", 0), ["model.safetensors", "not a whole"]),
+    "weights that cannot be read": (unreadable("model.safetensors"), ["model.safetensors"]),
+    "a config that cannot be read": (unreadable("config.json"), ["config.json"]),
+    "a tokenizer that cannot be read": (unreadable("tokenizer.json"), ["tokenizer"]),
     "a tensor less": (tensors_with(lambda tensors: tensors.pop(DOWN)), [DOWN, "missing"]),
     "a tensor transposed": (
         tensors_with(lambda tensors: tensors.update({DOWN: tensors[DOWN].T.contiguous()})),

@@ -1,72 +1,117 @@
-"""The link between the frontend and the lead: requests one way, tokens the other, over one ipc socket. No pickle.
+"""The link between the frontend and the lead: requests one way, tokens the other, over one Unix socket. No pickle.
 
-Knows messages and sockets; must not import torch, for the frontend has none. The frontend binds and stays; leads come
-and go, one at a time, and each says hello first.
+Knows messages and sockets; must not import torch, for the frontend has none. The frontend listens and stays; leads
+come and go, one at a time, and each says hello first. A message is its length in four bytes, then msgpack.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
+import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from tpspec.comm.messages import MALFORMED, Hello, ToFrontend, ToLead
 from tpspec.comm.process import folder_prefix, is_alive
 from tpspec.errors import WorldFailure
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-LINGER_MS = 2000  # how long the last tokens may take to leave when an end closes
-MOST_QUEUED = 100_000  # reports that a busy frontend has not read; then the lead waits for it
+LENGTH = struct.Struct(">I")
+MOST_BYTES = 1 << 28  # of a message; more is nonsense
+MOST_WAITING = 1 << 24  # bytes of reports that a busy frontend has not read; then the lead waits for it
+AT_ONCE = 1 << 18  # bytes of one read
+LINGER_S = 2.0  # how long the last tokens may take to leave when an end closes
 PID = "pid"  # a file
+M = TypeVar("M")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class FrontendLink:
-    """The lead's end, for a loop that never sleeps while it has work."""
+    """The lead's end, for a loop that never sleeps while it has work. Raises WorldFailure when nobody listens."""
 
     def __init__(self, endpoint: str, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[ToLead] = msgspec.msgpack.Decoder(ToLead)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.sndhwm = MOST_QUEUED
-        self._socket.sndtimeo = int(timeout_s * 1000)
-        self._socket.connect(endpoint)
+        self._inbox: _Inbox[ToLead] = _Inbox(ToLead, "frontend")
+        self._waiting = bytearray()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.is_over = False  # the frontend has closed its end
+        try:
+            self._socket.connect(endpoint)
+        except OSError as error:
+            self._socket.close()
+            raise WorldFailure(f"the frontend does not listen at {endpoint}: {error.strerror}") from error
+        self._socket.setblocking(False)
 
     def poll(self, timeout_s: float = 0.0) -> list[ToLead]:
         """Everything that has arrived, in order; waits for the first up to timeout_s. WorldFailure at nonsense."""
+        self._flush()
         if timeout_s > 0:
-            self._socket.poll(int(timeout_s * 1000))
+            self._wait(select.POLLIN, timeout_s)
         messages: list[ToLead] = []
-        while True:
-            try:
-                messages.append(self._decoded(self._socket.recv(zmq.DONTWAIT)))
-            except zmq.Again:
-                return messages
+        while data := self._read():
+            messages += self._inbox.feed(data)
+        return messages
 
     def send(self, message: ToFrontend) -> None:
         """Returns at once while the frontend reads. Raises WorldFailure when it has not read for long."""
-        try:
-            self._socket.send(self._encoder.encode(message))
-        except zmq.Again as error:
-            raise WorldFailure(f"the frontend has read nothing for {self._timeout_s:g} s") from error
+        self._waiting += _framed(self._encoder.encode(message))
+        self._flush()
+        if len(self._waiting) > MOST_WAITING and not self._drain(MOST_WAITING, self._timeout_s):
+            raise WorldFailure(f"the frontend has read nothing for {self._timeout_s:g} s")
 
     def close(self) -> None:
-        self._context.destroy(linger=LINGER_MS)
+        self._drain(0, LINGER_S)
+        self._socket.close()
 
-    def _decoded(self, frame: bytes) -> ToLead:
+    def _read(self) -> bytes:
+        """What is there, up to AT_ONCE; nothing where there is nothing."""
+        if self.is_over:
+            return b""
         try:
-            return self._decoder.decode(frame)
-        except MALFORMED as error:
-            raise _nonsense("frontend", error) from error
+            data = self._socket.recv(AT_ONCE)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        self.is_over = not data
+        return data
+
+    def _flush(self) -> None:
+        """Sends what the socket takes. To a frontend that has gone, nothing more is said."""
+        try:
+            while self._waiting and not self.is_over:
+                del self._waiting[: self._socket.send(self._waiting)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.is_over = True
+
+    def _drain(self, most: int, seconds: float) -> bool:
+        """Waits until no more than `most` bytes wait, or nobody reads them; False where it took too long."""
+        deadline = monotonic() + seconds
+        while len(self._waiting) > most and not self.is_over:
+            if (left := deadline - monotonic()) <= 0:
+                return False
+            self._wait(select.POLLOUT, left)
+            self._flush()
+        return True
+
+    def _wait(self, event: int, seconds: float) -> None:
+        poll = select.poll()
+        if not self.is_over:
+            poll.register(self._socket, event)
+        poll.poll(1000 * seconds)
 
 
 class LeadLink:
@@ -80,44 +125,108 @@ class LeadLink:
         self._folder = folder or Path(mkdtemp(prefix=folder_prefix()))  # mode 0700
         self.endpoint = endpoint(self._folder)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.rcvhwm = self._socket.sndhwm = MOST_QUEUED
-        self._socket.bind(self.endpoint)
-        self._lead: bytes | None = None
+        self._arrived: asyncio.Queue[tuple[_Connection, ToFrontend | WorldFailure]] = asyncio.Queue()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.endpoint)
+        self._listener.listen()  # from now on a lead can connect, and is heard once we do
+        self._server: asyncio.Server | None = None
+        self._lead: _Connection | None = None
         (self._folder / PID).write_text(str(os.getpid()))
 
     async def receive(self) -> ToFrontend:
         """The next message of the lead. Raises WorldFailure at nonsense."""
+        if self._server is None:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_unix_server(lambda: _Connection(self._arrived), sock=self._listener)
         while True:
-            sender, *frames = await self._socket.recv_multipart()
-            try:
-                message = self._decoder.decode(b"".join(frames))
-            except MALFORMED as error:
-                raise _nonsense("lead", error) from error
+            sender, message = await self._arrived.get()
+            if isinstance(message, WorldFailure):
+                raise message
             if isinstance(message, Hello) or self._lead is None:
                 self._lead = sender
-            if sender == self._lead:
+            if sender is self._lead:
                 return message
 
-    async def send(self, message: ToLead) -> None:
+    def send(self, message: ToLead) -> None:
+        """Returns at once."""
         if self._lead is not None:
-            await self._socket.send_multipart([self._lead, self._encoder.encode(message)])
+            self._lead.write(_framed(self._encoder.encode(message)))
 
-    def close(self) -> None:
-        self._context.destroy(linger=LINGER_MS)
+    async def close(self) -> None:
+        if self._lead is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await self._lead.end()
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
         rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> LeadLink:
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
+class _Connection(asyncio.Protocol):
+    """A lead, as the frontend sees it; may have gone."""
+
+    def __init__(self, arrived: asyncio.Queue[tuple[_Connection, ToFrontend | WorldFailure]]) -> None:
+        self._arrived = arrived
+        self._inbox: _Inbox[ToFrontend] = _Inbox(ToFrontend, "lead")
+        self._gone = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._inbox.feed(data):
+                self._arrived.put_nowait((self, message))
+        except WorldFailure as nonsense:
+            self._arrived.put_nowait((self, nonsense))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone.set()
+
+    def write(self, frame: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(frame)
+
+    async def end(self) -> None:
+        """Returns when it has been sent everything."""
+        self._transport.close()
+        await self._gone.wait()
+
+
+class _Inbox(Generic[M]):
+    """Bytes as they come, whole messages out. kind: of messages; sender: in words."""
+
+    def __init__(self, kind: object, sender: str) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(cast("type[M]", kind))
+        self._sender, self._bytes = sender, bytearray()
+
+    def feed(self, data: bytes) -> Iterator[M]:
+        """Raises WorldFailure at the first that is nonsense."""
+        self._bytes += data
+        while len(self._bytes) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._bytes)[0]
+            if end > MOST_BYTES:
+                raise self._nonsense(f"it is said to have {end} bytes")
+            if end > len(self._bytes):
+                return
+            frame = bytes(self._bytes[LENGTH.size : end])
+            del self._bytes[:end]
+            try:
+                yield self._decoder.decode(frame)
+            except MALFORMED as error:
+                raise self._nonsense(str(error)) from error
+
+    def _nonsense(self, reason: str) -> WorldFailure:
+        return WorldFailure(f"what came from the {self._sender} is no message of ours: {reason}")
+
+
+def _framed(message: bytes) -> bytes:
+    return LENGTH.pack(len(message)) + message
 
 
 def endpoint(folder: Path) -> str:
-    return f"ipc://{folder}/link"
+    return str(folder / "link")
 
 
 def frontend_at(folder: Path) -> int | None:
@@ -127,7 +236,3 @@ def frontend_at(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return pid if is_alive(pid) else None
-
-
-def _nonsense(sender: str, error: Exception) -> WorldFailure:
-    return WorldFailure(f"what came from the {sender} is no message of ours: {error}")

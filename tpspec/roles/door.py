@@ -21,7 +21,7 @@ from tpspec.comm.distributed import Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import open_gap
 from tpspec.comm.messages import News, Stop
-from tpspec.comm.process import keep_to_own_cores
+from tpspec.comm.process import keep_to_own_cores, settle
 from tpspec.comm.watch import Watch
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
@@ -217,6 +217,7 @@ def open_seat(
         settled = _settle_weights(topology, world, place, device)
         agreed(world, lambda: check_fits(settled, place.rank, device, _on_device(place, device)))
         seat = agreed(world, lambda: _take_seat(settled, world, watch, prepare))
+        settle()
         try:
             yield seat
         except UserError as error:

@@ -19,7 +19,7 @@ import torch
 from tpspec.comm.draft_link import DrafterDraftLink
 from tpspec.comm.gap import GapReader, Share
 from tpspec.comm.messages import Draft, Drafts, Outcome, Outcomes, Stop
-from tpspec.comm.process import is_alive
+from tpspec.comm.process import is_alive, settle
 from tpspec.draft.protocol import Ask, Taps
 from tpspec.engine.tapped import tensor_of
 from tpspec.errors import UserError
@@ -129,6 +129,7 @@ def main() -> int:
             gap = GapReader(orders.gap) if orders.gap else None
             guard.write(f"{READY}\n")
             guard.flush()
+            settle()
             return Drafter(ahead, link, gap).run(orders.lead_pid)
         except UserError as error:
             guard.write(f"{error.exit_code} {error}\n")

@@ -104,7 +104,8 @@ class Frontend:
 
     def receive(self, *, wait: bool) -> Sequence[ToLead]:
         messages = self._link.poll(IDLE_S if wait else 0.0)
-        if not messages and wait and (code := self._process.exit_code()) is not None:
+        may_be_gone = not messages and (wait or self._link.is_over)
+        if may_be_gone and (code := self._process.exit_code()) is not None:
             return [Stop(code)]
         return messages
 

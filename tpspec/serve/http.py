@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ import uvicorn
 
 from tpspec.comm.link import LeadLink
 from tpspec.comm.messages import Hello, Ready, Stop
+from tpspec.comm.process import settle
 from tpspec.errors import UserError, WorldFailure
 from tpspec.serve.api import Api
 from tpspec.serve.connection import Connection
@@ -42,11 +43,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from tpspec.comm.messages import ToLead
-
 SAME_SIGNAL_S = 1.0  # a terminal and a launcher both pass Ctrl-C on: twice in this time is once
 LEAD_POLL_S = 0.2
-LAST_WORDS_S = 2.0
 FLUSH_S = 5  # how long open answers may still be sent once everything is decided
 
 
@@ -65,9 +63,8 @@ class Process:
         self._options = options
         self._link = LeadLink(options.folder)
         self._leads = Leads(options.parent, options.launcher)
-        self._outbox: asyncio.Queue[ToLead] = asyncio.Queue()
         self._metrics = metrics = Metrics(options.model_name)
-        self._state = State(Table(metrics, self._outbox.put_nowait), options.max_queued, options.stall_s)
+        self._state = State(Table(metrics, self._link.send), options.max_queued, options.stall_s)
         self._grammars = Grammars(options.model_folder)
         app: ASGIApp = Api(self._state, metrics, self._grammars, options.model_name, options.topology).app()
         if options.keys:
@@ -104,15 +101,14 @@ class Process:
             loop.add_signal_handler(number, self._on_signal)
         try:
             async with asyncio.TaskGroup() as group:
-                work = (self._hear(), self._speak(), self._watch_leads(), self._load_text())
+                work = (self._hear(), self._watch_leads(), self._load_text())
                 jobs = [group.create_task(job) for job in work]
                 await self._server.serve([listener])
-                await self._last_words()
                 for job in jobs:
                     job.cancel()
         finally:
             self._grammars.close()
-            self._link.close()
+            await self._link.close()
         return self._exit_code
 
     async def _hear(self) -> None:
@@ -125,19 +121,9 @@ class Process:
             if isinstance(message, Ready):
                 self._announce()
 
-    async def _speak(self) -> None:
-        while True:
-            await self._link.send(await self._outbox.get())
-            self._outbox.task_done()
-
-    async def _last_words(self) -> None:
-        """Stop must reach the lead, if there is one."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
-                await self._outbox.join()
-
     async def _load_text(self) -> None:
         self._state.text = await asyncio.to_thread(Text.load, self._options.model_folder)
+        settle()
         self._announce()
 
     def _announce(self) -> None:
@@ -156,7 +142,7 @@ class Process:
         say("the engine's process is gone")
         self._state.stopping = True
         self._state.table.end_all("error", "the engine stopped")
-        self._outbox.put_nowait(Stop(WorldFailure.exit_code))  # ranks may have outlived torchrun
+        self._link.send(Stop(WorldFailure.exit_code))  # ranks may have outlived torchrun
         self._leave(WorldFailure.exit_code)
 
     def _on_signal(self) -> None:
@@ -185,7 +171,7 @@ class Process:
         if self._server.should_exit:
             return
         self._state.table.end_all("abort")
-        self._outbox.put_nowait(Stop())
+        self._link.send(Stop())
         self._leave(0)
 
     def _leave(self, code: int) -> None:
