@@ -98,6 +98,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     drafted and accepted count the draft tokens verified and accepted in this round, by depth (index 0: depth 1).
     logprobs: of each of `tokens`; prompt_logprobs: of the next tokens of the prompt. Empty unless asked for.
+    num_cached: beside the first tokens, how many of the prompt's did not have to be read.
     """
 
     id: int
@@ -108,3 +109,4 @@ class Delta(msgspec.Struct, frozen=True):
     error: str | None = None
     logprobs: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[Logprob, ...] = ()
+    num_cached: int = 0

@@ -252,6 +252,16 @@ def test_the_request_of_lm_eval_is_answered_as_it_reads_it(
     assert sum(len(c["logprobs"]["tokens"]) for c in choices) == answer["usage"]["prompt_tokens"] + 3
 
 
+def test_usage_tells_what_of_the_prompts_was_not_read_again(server: Server) -> None:
+    """Against a bill for tokens that the cache held, and against counting them once for each of n choices."""
+    known, new = [[base + n % 7 for n in range(40)] for base in (200, 220)]
+    body = {"model": MODEL, "prompt": known, "max_tokens": 3}
+    details = [server.ask("completions", body, stream=False)["usage"]["prompt_tokens_details"] for _ in range(2)]
+    assert details == [{"cached_tokens": 0}, {"cached_tokens": 32}]  # two pages; the rest fills none
+    usage = server.ask("completions", body | {"prompt": [known, new], "n": 2}, stream=False)["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (80, {"cached_tokens": 32})
+
+
 def test_completions_rate_what_they_show(
     server: Server, text: Text, after: Callable[[list[int]], torch.Tensor]
 ) -> None:

@@ -40,6 +40,7 @@ class Reuse:
         if self.is_on and seq.num_passable:
             self.num_asked += seq.num_tokens
             self.num_found += seq.num_cached
+            seq.num_found = seq.num_cached if seq.num_found is None else seq.num_found
 
     def is_near(self, seq: Sequence, elders: Iterable[Sequence]) -> bool:
         """Whether an elder is about to read the page that `seq` would have to read next."""

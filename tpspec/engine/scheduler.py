@@ -334,7 +334,8 @@ class Scheduler:
             self._end_corrupt(seq, commit)
             return
         error = NOTHING_ALLOWED if finish == "error" else None
-        commit.deltas.append(Delta(seq.id, tokens, finish, drafted, accepted, error))
+        num_cached = 0 if seq.num_output else seq.num_found or 0
+        commit.deltas.append(Delta(seq.id, tokens, finish, drafted, accepted, error, num_cached=num_cached))
         path = verdict.path[: len(tokens)]
         self._move_path(seq, path, commit.moves)
         seq.num_cached = seq.num_tokens + len(path)  # the root, and behind it the accepted path

@@ -17,17 +17,29 @@ class Sequence:
 
     Whoever keeps `tokens` beyond the round copies it. num_cached: the first tokens whose keys and values are cached.
     num_scored: positions of the prompt whose rows have told the log-probability of the token that follows. keys, of the
-    pages that its text fills, as far as they have been made; num_kept: those under which its own are kept.
+    pages that its text fills, as far as they have been made; num_kept: those under which its own are kept. num_found:
+    tokens of the prompt that were cached when it came; None until it is admitted.
     is_doubtful: its last round ended at a corrupt row, which may be the fault of a draft beside it.
     """
 
-    __slots__ = ("constraint", "is_doubtful", "keys", "num_cached", "num_kept", "num_scored", "request", "tokens")
+    __slots__ = (
+        "constraint",
+        "is_doubtful",
+        "keys",
+        "num_cached",
+        "num_found",
+        "num_kept",
+        "num_scored",
+        "request",
+        "tokens",
+    )
 
     def __init__(self, request: Request, constraint: Constraint | None = None) -> None:
         self.request, self.constraint = request, constraint
         self.tokens = [*request.prompt, *request.begun]
         self.num_scored = request.num_scored
         self.num_cached = self.num_kept = 0
+        self.num_found: int | None = None
         self.keys: list[bytes] = []
         self.is_doubtful = False
 

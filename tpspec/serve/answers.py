@@ -28,6 +28,7 @@ class Ask:
 
     echo: the prompt as text, which then begins the answer. keeps_stop: what ends the text is shown. logprobs: as of a
     Request; with echo, of the prompt too. salt, grammar: likewise. calling: of tools, where the text may hold calls.
+    choice: its number among those of one prompt.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +44,7 @@ class Ask:
     salt: str = ""
     grammar: str = ""
     calling: Calling | None = None
+    choice: int = 0
 
     @property
     def rates_prompt(self) -> bool:

@@ -86,6 +86,7 @@ def asks(
             salt=body.cache_salt or "",
             grammar=grammar,
             calling=calling,
+            choice=choice,
         )
         for choice in range(body.num_choices)
     ]

@@ -79,7 +79,13 @@ def _choices(kind: str, choice: Json, usage: Json, **limits: int) -> Json:
 ANSWERS: Json = {
     "Error": record({"error": record({"message": TEXT, "type": TEXT, "param": or_null(TEXT), "code": or_null(TEXT)})}),
     "Usage": record(
-        {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT, "speculation": ref("Speculation")}
+        {
+            "prompt_tokens": COUNT,
+            "prompt_tokens_details": record({"cached_tokens": COUNT}),
+            "completion_tokens": COUNT,
+            "total_tokens": COUNT,
+            "speculation": ref("Speculation"),
+        }
     ),
     "Speculation": record(
         {"rounds": COUNT, "drafted": COUNT, "accepted": COUNT},

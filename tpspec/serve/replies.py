@@ -144,6 +144,7 @@ class ChoicesReply:
     def _usage(self, effort: Effort) -> Json:
         return {
             "prompt_tokens": self._num_prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": effort.cached},
             "completion_tokens": effort.tokens,
             "total_tokens": self._num_prompt_tokens + effort.tokens,
             "speculation": effort.speculation(),

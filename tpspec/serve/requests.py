@@ -82,12 +82,13 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One sequence between Submit and its end. tokens, num_scored: what engines have given of it so far."""
+    """One sequence between Submit and its end. choice: see Ask. tokens, num_scored: what engines have given so far."""
 
     request: Request
     index: int
     call: Call
     reader: Reader
+    choice: int
     born: float = field(default_factory=time.monotonic)
     last: float | None = None  # when its latest tokens came
     tokens: list[int] = field(default_factory=list)
@@ -190,7 +191,7 @@ class Table:
 
     def _submit(self, call: Call, ask: Ask, text: Text) -> None:
         request, index = ask.request(next(self._ids)), len(call.flights)
-        flight = Flight(request, index, call, Reader(ask, text, index))
+        flight = Flight(request, index, call, Reader(ask, text, index), ask.choice)
         if not self._flights:
             self.busy_since, self._running = flight.born, 0  # an engine that was idle has not said so
         call.flights.append(flight)
@@ -217,6 +218,7 @@ class Table:
         self._metrics.round(delta, num_tokens, accepted)
         if flight.last is None:
             self._metrics.first(now - flight.born)
+            flight.call.effort.cached += 0 if flight.choice else delta.num_cached
         else:
             self._metrics.between(now - flight.last)
         flight.last = now
@@ -230,6 +232,6 @@ class Table:
         del self._flights[flight.request.id]
 
 
-def num_prompt_tokens(asks: Sequence[Ask], num_choices: int) -> int:
+def num_prompt_tokens(asks: Sequence[Ask]) -> int:
     """Prompt tokens of a call: the choices of one prompt share it."""
-    return sum(len(ask.prompt) for ask in asks[::num_choices])
+    return sum(len(ask.prompt) for ask in asks if not ask.choice)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tpspec.serve.responses import NamedFunctionTool, ResponsesBody
     from tpspec.serve.tools import ToolCall
 
-NO_DETAILS = {"cached_tokens": 0, "cache_write_tokens": 0}
-
 
 class ResponseReply:
     """All text goes into one message, which stays open to the end; each call is an item of its own.
@@ -148,7 +146,7 @@ class ResponseReply:
     def _usage(self, effort: Effort) -> Json:
         return {
             "input_tokens": self._num_prompt_tokens,
-            "input_tokens_details": NO_DETAILS,
+            "input_tokens_details": {"cached_tokens": effort.cached, "cache_write_tokens": 0},
             "output_tokens": effort.tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": self._num_prompt_tokens + effort.tokens,

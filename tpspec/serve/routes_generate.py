@@ -65,11 +65,11 @@ class GenerateRoutes:
     async def responses(self, request: Request) -> Response:
         body, text, cache_tokens = await self._read(request, ResponsesBody)
         asked = await chat_asks(body, text, cache_tokens)
-        reply = ResponseReply(body, self._model, num_prompt_tokens(asked, 1))
+        reply = ResponseReply(body, self._model, num_prompt_tokens(asked))
         return await self._answer(request, body.stream, reply, asked, text)
 
     def _choices(self, shape: Shape, body: ChoicesBody, asked: list[Ask]) -> Reply:
-        return ChoicesReply(shape, self._model, num_prompt_tokens(asked, body.n), body.stream_options)
+        return ChoicesReply(shape, self._model, num_prompt_tokens(asked), body.stream_options)
 
     async def _read(self, request: Request, kind: type[B]) -> tuple[B, Text, int]:
         raw = await read_body(request.receive)
