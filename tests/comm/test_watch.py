@@ -84,8 +84,9 @@ def test_who_does_not_stop_others_may_be_stopped(start: START) -> None:
     assert guard.poll() is None
 
 
-def test_a_loss_that_a_rank_does_not_notice_ends_it(start: START) -> None:
-    """It may wait where no signal and no time limit reaches it; but not at once, since it may be about to notice."""
+def test_a_loss_that_a_rank_does_not_notice_ends_it(start: START, capfd: pytest.CaptureFixture[str]) -> None:
+    """It may wait where no signal and no time limit reaches it; but not at once, since it may be about to notice. Its
+    stack is all that will ever be known of why."""
     peer, left = start(), list[bool]()
     folder = Path(mkdtemp(prefix=f"tpspec-{peer.pid}-"))
     watch = Watch({1: peer.pid}, [1], hang_s=10, leave=lambda: left.append(True))
@@ -97,6 +98,7 @@ def test_a_loss_that_a_rank_does_not_notice_ends_it(start: START) -> None:
     assert not left
     look(watch, 1)
     assert left
+    assert "in test_a_loss_that_a_rank_does_not_notice_ends_it" in capfd.readouterr().err
     assert not folder.exists()  # sockets of who could not clear up
 
 

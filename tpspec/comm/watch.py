@@ -6,8 +6,10 @@ collectives, rounds or requests.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import sys
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -75,7 +77,8 @@ class Watch:
                 self._look_at(rank)
         self._gone += bool(lost)
         if self._gone * LOOK_S >= GONE_S:
-            log.error("rank %d has ended, and the world with it", lost[0])
+            log.error("rank %d has ended, and the world with it; this rank has not noticed, and is here:", lost[0])
+            faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
             self.stop()
             self._leave()
 

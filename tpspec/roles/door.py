@@ -6,6 +6,7 @@ Errors a user can cause become one message from the lead and the same exit code 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -208,6 +209,7 @@ def open_seat(
 
     It is handed the watch over the other ranks, which tells whether one is gone.
     """
+    faulthandler.enable()  # a crash in somebody's kernel says where it was called
     place = find_place()
     topology = read_topology(options, place, module)
     device = pick_device(topology, place)
