@@ -51,7 +51,7 @@ TORCHRUN = """
 import ctypes, runpy, signal
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+runpy.run_module("tpspec.launch", run_name="__main__", alter_sys=True)
 """
 
 

@@ -14,7 +14,7 @@ from tempfile import gettempdir, mkdtemp
 
 import pytest
 
-from tpspec.comm.launcher import Launcher
+from tpspec.comm.launcher import VERDICT, Launcher
 from tpspec.comm.process import Peer, clear_after
 from tpspec.comm.watch import GONE_S, LOOK_S, Watch
 from tpspec.errors import UserError, WorldFailure
@@ -154,6 +154,7 @@ def test_a_launcher_is_read_from_what_torchrun_sets() -> None:
     assert found == Launcher(7, "../none", 1, 3)
     assert found.restarts_left == 2
     assert Launcher.from_env({}, 7) is None
+    assert Launcher.from_env(ENVIRON | {VERDICT: "/run/code"}, 7) == Launcher(7, "../none", 1, 3, Path("/run/code"))
 
 
 def test_every_start_of_the_ranks_has_the_same_folder_and_nobody_else_has() -> None:

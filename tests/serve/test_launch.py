@@ -61,7 +61,7 @@ def test_no_two_panels_of_the_dashboard_overlap_or_share_an_id() -> None:
 
 def test_worlds_are_started_without_a_store_that_listens() -> None:
     """tests/world/test_listeners.py reads the sockets of a world with these flags."""
-    assert "exec torchrun --rdzv-backend tpspec " in (LAUNCH / "serve").read_text()
+    assert "exec python -m tpspec.launch --rdzv-backend tpspec " in (LAUNCH / "serve").read_text()
     assert '"--rdzv-backend", "tpspec"' in (LAUNCH / "ray_serve.py").read_text()
 
 

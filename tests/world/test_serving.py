@@ -51,11 +51,13 @@ def free_port() -> int:
 class Server:
     """A world of two ranks or more, its launcher and its HTTP process."""
 
+    launched_by = "torch.distributed.run"
+
     def __init__(
         self, topology: Path, *options: str, port: int | None = None, num_ranks: int = 2, restarts: int = 0
     ) -> None:
         self.port, self.num_ranks = free_port() if port is None else port, num_ranks
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+        launch = [sys.executable, "-m", self.launched_by, "--standalone", "--nproc-per-node", str(num_ranks)]
         launch += ["--max-restarts", str(restarts)]
         command = [*launch, "-m", "tpspec.serve", str(topology), "--set", f"serve.port={self.port}", *options]
         self.launcher = psutil.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -20,15 +20,21 @@ from tpspec.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+VERDICT = "TPSPEC_VERDICT"  # variable: the file for a rank's exit code that ends the launcher, if it can be told
+
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """restarts: how often the ranks have been started again; max_restarts: how often they may be, in its life."""
+    """restarts: how often the ranks have been started again; max_restarts: how often they may be, in its life.
+
+    verdict: the file of VERDICT; None under a plain torchrun, which has an exit code of its own.
+    """
 
     pid: int
     run_id: str
     restarts: int
     max_restarts: int
+    verdict: Path | None = None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], parent: int) -> Launcher | None:
@@ -37,7 +43,8 @@ class Launcher:
             restarts = int(environ["TORCHELASTIC_RESTART_COUNT"]), int(environ["TORCHELASTIC_MAX_RESTARTS"])
         except (KeyError, ValueError):
             return None
-        return cls(parent, environ.get("TORCHELASTIC_RUN_ID", ""), *restarts)
+        verdict = Path(environ[VERDICT]) if VERDICT in environ else None
+        return cls(parent, environ.get("TORCHELASTIC_RUN_ID", ""), *restarts, verdict)
 
     @property
     def restarts_left(self) -> int:
@@ -57,7 +64,9 @@ class Launcher:
             raise UserError(f"{self.folder} is not a folder of this user alone: remove it")
         return self.folder
 
-    def stop(self) -> None:
-        """What went wrong would go wrong again: it shall not start the ranks another time."""
+    def stop(self, code: int) -> None:
+        """What went wrong would go wrong again: it shall not start the ranks another time, but end with this code."""
+        if self.verdict is not None:
+            self.verdict.write_text(str(code))
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)

@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
             frontend.ready(seat.max_tokens, len(seat.topology.target.ranks))
             code = seat.lead(frontend)
             if code == UserError.exit_code:  # of the HTTP process, which has said why
-                _start_no_more(launcher)
+                _start_no_more(launcher, code)
             return code
     except Exception as error:
         _give_up(error, is_early, launcher, frontends)
@@ -74,13 +74,13 @@ def _give_up(error: Exception, is_early: bool, launcher: Launcher | None, fronte
     is_hopeless = is_users and is_early and launcher is not None and launcher.restarts == 0
     while frontends:
         frontends.pop().abandon(is_final=is_hopeless or not may_return)
-    if is_hopeless and find_place().rank == 0:
-        _start_no_more(launcher)
+    if isinstance(error, UserError) and is_hopeless and find_place().rank == 0:
+        _start_no_more(launcher, error.exit_code)
 
 
-def _start_no_more(launcher: Launcher | None) -> None:
+def _start_no_more(launcher: Launcher | None, code: int) -> None:
     if launcher is not None and launcher.restarts_left > 0:
-        launcher.stop()
+        launcher.stop(code)
 
 
 def _leave_signals_to_the_lead() -> None:
