@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -36,8 +36,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # python adds scri
 from scripts.serving import ROOT, Answer, Server, complete
 from tpspec.topology.config import load
 
+# Asks in a process of its own: hundreds of clients in one interpreter wait for one another, and not for the server.
+ASKS = """
+import http.client, sys, time
+while True:
+    time.sleep(float(sys.argv[2]))
+    begin = time.perf_counter()
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=10)
+        connection.request("GET", "/health")
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        fault = "" if answer.status == 200 else answer.status
+    except (OSError, http.client.HTTPException) as error:
+        fault = repr(error)
+    print(time.perf_counter() - begin, fault, flush=True)
+"""
 NUM_JOBS, LEAVES = 16, 0.1
-HEALTH_S, MOST_HEALTH_S = 0.1, 0.05
+HEALTH_S, MOST_HEALTH_S, LOOK_S = 0.1, 0.05, 1.0
 WARM_UP, OVERLOAD, TIMES = 1 / 3, 1 / 5, 4
 MOST_GROWTH = 0.02  # of a process's memory, between the warm-up and the overload
 LEAST_GROWTH = 4 << 20  # less is what allocators do
@@ -143,7 +160,7 @@ class Clients:
 
 
 class Watch(threading.Thread):
-    """Asks /health and looks at the processes, in a thread of its own: what the clients do must not be in its times."""
+    """Has /health asked, and looks at the processes."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -154,12 +171,14 @@ class Watch(threading.Thread):
         self.files: dict[str, list[int]] = {}
 
     def run(self) -> None:
-        processes, number = self._server.processes(), 0
-        while not self._over.wait(HEALTH_S):
-            self._ask()
-            if number % 10 == 0:
+        processes, command = self._server.processes(), [sys.executable, "-c", ASKS, str(self._server.port)]
+        with subprocess.Popen([*command, str(HEALTH_S)], stdout=subprocess.PIPE, text=True) as asks:
+            reader = threading.Thread(target=self._hear, args=(asks.stdout,))
+            reader.start()
+            while not self._over.wait(LOOK_S):
                 self._look(processes)
-            number += 1
+            asks.terminate()
+            reader.join()
 
     def stop(self) -> None:
         self._over.set()
@@ -174,19 +193,12 @@ class Watch(threading.Thread):
             found[name] = int(median(sizes[:quarter])), int(median(sizes[-quarter:]))
         return found
 
-    def _ask(self) -> None:
-        begin = time.monotonic()
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=10)
-            connection.request("GET", "/health")
-            answer = connection.getresponse()
-            answer.read()
-            connection.close()
-            if answer.status != 200:
-                self.bad[f"/health: {answer.status}"] += 1
-        except (OSError, http.client.HTTPException) as error:
-            self.bad[f"/health: {error!r}"] += 1
-        self.health_s.append(time.monotonic() - begin)
+    def _hear(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            seconds, _, fault = line.strip().partition(" ")
+            self.health_s.append(float(seconds))
+            if fault:
+                self.bad[f"/health: {fault}"] += 1
 
     def _look(self, processes: dict[str, psutil.Process]) -> None:
         for name, process in processes.items():
