@@ -54,10 +54,10 @@ class FrontendLink:
         self._socket.setblocking(False)
 
     def poll(self, timeout_s: float = 0.0) -> list[ToLead]:
-        """Everything that has arrived, in order; waits for the first up to timeout_s. WorldFailure at nonsense."""
-        self._flush()
+        """Everything that has arrived, in order; may wait for it up to timeout_s. Raises WorldFailure at nonsense."""
         if timeout_s > 0:
-            self._wait(select.POLLIN, timeout_s)
+            self._wait(select.POLLIN | (select.POLLOUT if self._waiting else 0), timeout_s)
+        self._flush()
         messages: list[ToLead] = []
         while data := self._read():
             messages += self._inbox.feed(data)
