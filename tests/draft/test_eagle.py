@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.request import Request, Sampling
 from tpspec.tokens import TokenTree
+from tpspec.topology.config import Quantize
 from tpspec.verify.draw import Draw, rank
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
 
 NUM_LAYERS = 9
+MOST_APART = {"int8": 0.02, "int4": 0.25}
 Writer = Callable[[Target, Path], Written]
 
 
@@ -70,6 +73,24 @@ LAYOUTS: dict[str, Writer] = {
     "eagle 1, wrapped": lambda target, folder: first(target, folder, wrapped=True),
     "eagle 1, wrapped, bias": lambda target, folder: first(target, folder, wrapped=True, eagle_fc_bias=True),
 }
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("layout", ["safeailab, biases", "safeailab, whole vocabulary", "eagle 1"])
+def test_a_quantized_head_says_nearly_the_same(
+    layout: str, quantize: Quantize, folder: Path, target: Target, tmp_path: Path
+) -> None:
+    """Against draft.quantize that is taken and does nothing; the logits have 8 bits with either."""
+    LAYOUTS[layout](target, tmp_path)
+    plain, small = (load_head(replace(given(folder, tmp_path), quantize=bits)) for bits in (None, quantize))
+    inputs = torch.randn(5, 72)
+    for mine, other, width, most in (
+        (small.lm_head, plain.lm_head, 72, MOST_APART["int8"]),
+        (small.layer.gate_up, plain.layer.gate_up, 72, MOST_APART[quantize]),
+        (small.layer.down, plain.layer.down, 40, MOST_APART[quantize]),
+    ):
+        wanted = other(inputs[:, :width])
+        assert 0 < (mine(inputs[:, :width]) - wanted).norm() / wanted.norm() < most
 
 
 @pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])

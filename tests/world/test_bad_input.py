@@ -86,7 +86,10 @@ def the_message(stderr: str) -> str:
         ("draft.source=oracle", ["draft.source", "'oracle'", "one of none, ngram, "]),
         ("draft.source=model", ["draft.model", "is missing"]),
         ("target.quantize=int2", ["target.quantize", "'int2'", "null, int8 or int4"]),
-        ("draft={source: ngram, quantize: int4}", ["draft.quantize", "no whole model", "source model"]),
+        (
+            "draft={source: ngram, quantize: int4}",
+            ["draft.quantize", "no layers of its own", "source model or eagle or mtp"],
+        ),
         ("accept=always", ["accept", "'always'", "match or rejection"]),
         ("nonsense", ["nonsense", "key.path=value"]),
         ("draft.tokens=[", ["draft.tokens"]),

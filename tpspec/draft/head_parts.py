@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.linear import can_pack, linear
+from tpspec.model.linear import can_pack, linear, quantized_linear
+from tpspec.model.quantized import Rounded
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tpspec.draft.protocol import Given
     from tpspec.model.architectures import ModelSpec
     from tpspec.model.linear import Linear
+    from tpspec.topology.groups import Bits
     from tpspec.topology.shape import ModelShape
 
 
@@ -74,9 +77,9 @@ class Parts:
         """The head's own where it has one, else the target's, whole."""
         name = "lm_head.weight"
         if name in self.files or num_ids != self.target.vocab:
-            return self.linear(self.files.take(name, num_ids, self.spec.hidden))
+            return self.linear(self.files.take(name, num_ids, self.spec.hidden), bits=HEAD_BITS)
         name = "model.embed_tokens.weight" if self.target.tied else name
-        return self.linear(Checkpoint(self.given.target).read(name, (num_ids, self.spec.hidden)))
+        return self.linear(Checkpoint(self.given.target).read(name, (num_ids, self.spec.hidden)), bits=HEAD_BITS)
 
     def matrix(self, names: Sequence[str], sizes: Sequence[int], width: int, *, biased: bool = False) -> Linear:
         """Several matrices as one: [sum of sizes, width]."""
@@ -85,10 +88,15 @@ class Parts:
         bias_O = torch.cat([self.files.take(f"{name}.bias", size) for name, size in named]) if biased else None
         return self.linear(weight_OI, bias_O)
 
-    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
-        device, dtype = self.given.device, self.given.dtype
-        bias_O = None if bias_O is None else bias_O.to(device, dtype)
-        return linear(weight_OI.to(device, dtype), bias_O, packed=can_pack(device, dtype))
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, bits: Bits | None = None) -> Linear:
+        """bits: of a quantized matrix, if not as asked for."""
+        device, dtype, quantize = self.given.device, self.given.dtype, self.given.quantize
+        bias_O, weight_OI = None if bias_O is None else bias_O.to(device, dtype), weight_OI.to(device, dtype)
+        if quantize is None:
+            return linear(weight_OI, bias_O, packed=can_pack(device, dtype))
+        num_columns = weight_OI.shape[1]
+        grid, _ = grid_of(range(num_columns), num_columns)
+        return quantized_linear(Rounded(weight_OI, bits or BITS[quantize], grid), bias_O, device)
 
     def norm(self, name: str, size: int | None = None) -> Norm:
         weight = self.files.take(name, self.spec.hidden if size is None else size)

@@ -149,10 +149,11 @@ class Given:
     """What the house has for a source that is made.
 
     accept: the rule's name. vocab: ids of the target. target, folder: of the target's checkpoint, and of what
-    draft.model names. num_slots, quantize: of a model of its own, its cache and its matrices. shard: this rank's part
-    of the target, loaded when it is first asked for, and pool its pages; thinned: that part without some sublayers, on
-    the same cache. None where the source runs beside no shard. branches: children of a node that its trees may have; 1
-    makes chains. shape: makes what its trees of so many levels look like, where odds are not to decide.
+    draft.model names. num_slots, quantize: of what it has of its own, its cache and its matrices. shard: this rank's
+    part of the target, loaded when it is first asked for, and pool its pages; thinned: that part without some
+    sublayers, on the same cache. None where the source runs beside no shard. branches: children of a node that its
+    trees may have; 1 makes chains. shape: makes what its trees of so many levels look like, where odds are not to
+    decide.
     """
 
     noise: Noise

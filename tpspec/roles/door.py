@@ -209,7 +209,8 @@ def open_seat(
 
     It is handed the watch over the other ranks, which tells whether one is gone.
     """
-    faulthandler.enable()  # a crash in somebody's kernel says where it was called
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a crash in somebody's kernel says where it was called
     place = find_place()
     topology = read_topology(options, place, module)
     device = pick_device(topology, place)

@@ -36,11 +36,11 @@ def _model_for_source(model: str | None, source: str | tuple[str, ...]) -> str |
     return f"is missing; source {loading[0]!r} needs the folder or hub id of the {what}"
 
 
-def _model_to_quantize(quantize: str | None, source: str | tuple[str, ...]) -> str | None:
-    if quantize is None or any(kind.loads == "model" for kind in _kinds(source).values()):
+def _matrices_to_quantize(quantize: str | None, source: str | tuple[str, ...]) -> str | None:
+    if quantize is None or any(kind.quantizes for kind in _kinds(source).values()):
         return None
-    able = " or ".join(name for name, kind in SOURCES.items() if kind.loads == "model")
-    return f"is {quantize}, but the source has no whole model of its own; should be null, or source {able}"
+    able = " or ".join(name for name, kind in SOURCES.items() if kind.quantizes)
+    return f"is {quantize}, but the source has no layers of its own; should be null, or source {able}"
 
 
 def _drafter_has_its_place(placement: Placement, ranks: tuple[int, ...]) -> str | None:
@@ -129,7 +129,7 @@ _COSTS = ("link.table", "link.latency_us", "link.gbytes_per_s")
 RULES = (
     Rule(("target.weights", "target.ranks"), _one_weight_per_rank),
     Rule(("draft.model", "draft.source"), _model_for_source),
-    Rule(("draft.quantize", "draft.source"), _model_to_quantize),
+    Rule(("draft.quantize", "draft.source"), _matrices_to_quantize),
     Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
     Rule(("draft.placement", "draft.source"), _drafter_of_its_own_runs_a_model),
     Rule(("draft.tree", "draft.placement"), _static_where_the_target_is),

@@ -19,12 +19,14 @@ Options = Mapping[str, int | float | str]
 class Kind:
     """loads: what draft.model names: nothing, a whole model, or a head that goes on from the target's own layers.
 
-    moves: whether it can run in a process of its own. thins: of a source that drafts with the target itself, what it
-    leaves out of that, by its options, the target's folder (None: not here) and the number of its layers.
+    moves: whether it can run in a process of its own. quantizes: whether its matrices can be held in 8 or 4 bits.
+    thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
+    folder (None: not here) and the number of its layers.
     """
 
     loads: Literal["nothing", "model", "head"] = "nothing"
     moves: bool = False
+    quantizes: bool = False
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
 
 
@@ -39,13 +41,13 @@ def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayer
 SOURCES = {
     "none": Kind(),
     "ngram": Kind(),
-    "model": Kind(loads="model", moves=True),
+    "model": Kind(loads="model", moves=True, quantizes=True),
     "layer_skip": Kind(thins=_skipped),
     "early_exit": Kind(thins=_behind),
-    "eagle": Kind(loads="head", moves=True),
-    "mtp": Kind(moves=True),
+    "eagle": Kind(loads="head", moves=True, quantizes=True),
+    "mtp": Kind(moves=True, quantizes=True),
     "medusa": Kind(loads="head"),
-    "pard": Kind(loads="model"),
+    "pard": Kind(loads="model", quantizes=True),
     "lookahead": Kind(),
     "suffix": Kind(),
 }
