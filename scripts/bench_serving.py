@@ -30,7 +30,7 @@ from scripts.serving import ROOT, Answer, Server, complete, environment, round_s
 from tpspec.topology.config import load
 
 TURNS = 6  # what a machine does beside comes and goes in tens of seconds
-PLAIN = ["draft.source=none", "draft.model=null"]
+PLAIN = ["draft.source=none", "draft.model=null", "draft.quantize=null"]
 SHARED, FIRST_ID = 1000, 300
 TOPICS = ["the sea", "a lighthouse", "trains", "a garden", "winter", "a clock", "bread", "the moon", "maps", "rivers"]
 PROMPTS = [f"Write a long story about {topic}. Once upon a time" for topic in TOPICS]
