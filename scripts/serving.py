@@ -158,20 +158,6 @@ def round_seconds(port: int, **fields: Any) -> float:
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-async def health(port: int) -> tuple[int, float]:
-    """The status of /health, and the seconds that it took."""
-    clock = asyncio.get_running_loop().time
-    begin = clock()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(_head("GET", "/health", 0))
-        status = (await _begin(reader, begin)).status
-        await reader.read()
-        return status, clock() - begin
-    finally:
-        writer.close()
-
-
 def _asking(fields: dict[str, Any]) -> bytes:
     body = json.dumps({"stream": True} | fields).encode()
     return _head("POST", "/v1/completions", len(body)) + body

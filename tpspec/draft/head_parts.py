@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.linear import can_pack, linear, quantized_linear
-from tpspec.model.quantized import Rounded
+from tpspec.model.linear import can_pack, linear, rounded_linear
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
+from tpspec.topology.groups import BITS, HEAD_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,9 +93,7 @@ class Parts:
         bias_O, weight_OI = None if bias_O is None else bias_O.to(device, dtype), weight_OI.to(device, dtype)
         if quantize is None:
             return linear(weight_OI, bias_O, packed=can_pack(device, dtype))
-        num_columns = weight_OI.shape[1]
-        grid, _ = grid_of(range(num_columns), num_columns)
-        return quantized_linear(Rounded(weight_OI, bits or BITS[quantize], grid), bias_O, device)
+        return rounded_linear(weight_OI, bias_O, bits or BITS[quantize])
 
     def norm(self, name: str, size: int | None = None) -> Norm:
         weight = self.files.take(name, self.spec.hidden if size is None else size)

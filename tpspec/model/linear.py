@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.model.products import CompiledLinear, compiled_products
-from tpspec.model.quantized import DequantizedLinear
+from tpspec.model.quantized import DequantizedLinear, Rounded
+from tpspec.topology.groups import grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.quantized import Matrix
+    from tpspec.topology.groups import Bits, Grid
 
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
@@ -99,3 +101,10 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
     if device.type == "cpu" and (loaded := compiled_products()) is not None:
         return CompiledLinear(loaded, matrix, bias_O)
     return DequantizedLinear(matrix, bias_O)
+
+
+def rounded_linear(weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid | None = None) -> Linear:
+    """A plain weight, quantized as it is taken. grid: where its groups lie, if not over all columns."""
+    num_columns = weight_OW.shape[1]
+    matrix = Rounded(weight_OW, bits, grid or grid_of(range(num_columns), num_columns)[0])
+    return quantized_linear(matrix, bias_O, weight_OW.device)

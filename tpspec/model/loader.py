@@ -15,8 +15,8 @@ from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.linear import Scattered, Stacked, can_pack, linear, quantized_linear
-from tpspec.model.quantized import Ready, Rounded, joined
+from tpspec.model.linear import Scattered, Stacked, can_pack, linear, quantized_linear, rounded_linear
+from tpspec.model.quantized import Ready, joined
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.stored import Place, StoredMatrices
@@ -228,9 +228,7 @@ class Loader:
         weight = weight.to(self.device, self.dtype)
         if self.quantize is None:
             return linear(weight, bias, packed=self.packed)
-        num_columns = weight.shape[1]
-        matrix = Rounded(weight, bits or BITS[self.quantize], grid or grid_of(range(num_columns), num_columns)[0])
-        return quantized_linear(matrix, bias, self.device)
+        return rounded_linear(weight, bias, bits or BITS[self.quantize], grid)
 
     def _norm(self, name: str, size: int) -> Norm:
         return Norm(self.checkpoint.read(name, (size,)).to(self.device, self.dtype), self.spec.eps)

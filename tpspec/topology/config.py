@@ -272,11 +272,11 @@ class Topology(Section):
 
     def drafting_from(self, source: str | tuple[str, ...], model: str | None) -> Topology:
         """The same target with another source beside it, inline. Raises TopologyError where the two do not go."""
-        names = (source,) if isinstance(source, str) else source
-        quantize = self.draft.quantize if any(SOURCES[name].quantizes for name in names) else None
-        draft: dict[str, object] = {"source": source, "model": model, "options": {}, "placement": Placement()}
-        draft["quantize"] = quantize
-        made = self.model_copy(update={"draft": self.draft.model_copy(update=draft), "pipeline": PipelineConfig()})
+        update: dict[str, object] = {"source": source, "model": model, "options": {}, "placement": Placement()}
+        draft = self.draft.model_copy(update=update)
+        if not any(kind.quantizes for kind in draft.kinds):
+            draft = draft.model_copy(update={"quantize": None})
+        made = self.model_copy(update={"draft": draft, "pipeline": PipelineConfig()})
         if faults := made._broken_rules():
             raise TopologyError(faults)
         return made
