@@ -19,12 +19,12 @@ from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader, load_whole
-from tpspec.model.products import CompiledLinear, compiled_products
+from tpspec.model.products import CompiledLinear, PairedLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
 from tpspec.request import Request, Sampling
 from tpspec.topology import checkpoint
 from tpspec.topology.checkpoint import find
-from tpspec.topology.groups import grid_of
+from tpspec.topology.groups import TILE, grid_of
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split, weight_bytes
 
@@ -151,9 +151,17 @@ def test_texts_depend_on_neither_drafts_nor_ranks(folder: Path, kind: str, num_r
 
 
 def held(part: Any) -> int:
-    """Bytes of the tensors of a norm or a product."""
+    """Bytes of the tensors of a norm or a product. A plan is of cards: what fills a bfloat16 matrix up to whole pairs
+    and tiles, where a CPU multiplies pairs, is not counted, and is less than a tile."""
     fields = [getattr(part, name) for name in getattr(part, "__slots__", None) or vars(part)]
-    return sum(one.numel() * one.element_size() for one in fields if isinstance(one, torch.Tensor))
+    fields += getattr(part, "kept", ())
+    size = sum(one.numel() * one.element_size() for one in fields if isinstance(one, torch.Tensor))
+    if not isinstance(part, PairedLinear):
+        return size
+    num_outputs, num_inputs = part._weight.num_outputs, part._weight.num_inputs
+    filling = 2 * (-(-num_outputs // TILE) * TILE * (num_inputs + num_inputs % 2) - num_outputs * num_inputs)
+    assert filling < 2 * (TILE * (num_inputs + 1) + num_outputs)
+    return size - filling
 
 
 @KINDS

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
 from tpspec.comm.communicator import OneRank
@@ -14,6 +17,7 @@ from tpspec.model.compiled import LIBRARY
 from tpspec.model.decoder import Decoder
 from tpspec.model.linear import PackedLinear, PlainLinear, can_pack
 from tpspec.model.loader import Loader
+from tpspec.model.products import PairedLinear, compiled_products, multiplies_pairs
 from tpspec.native import library
 from tpspec.topology import checkpoint
 from tpspec.topology.shape import ModelShape
@@ -103,3 +107,27 @@ def test_the_packed_product_is_the_plain_one() -> None:
     x = torch.randn(9, 96, generator=noise).to(half)
     packed, plain = PackedLinear(weight, bias)(x).float(), PlainLinear(weight, bias)(x).float()
     assert torch.allclose(packed, plain, rtol=2**-7, atol=2**-7 * plain.abs().max().item())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_outputs=st.integers(1, 70),
+    num_inputs=st.one_of(st.integers(1, 200), st.sampled_from([576, 1536])),
+    num_rows=st.integers(0, 40),
+    biased=st.booleans(),
+)
+def test_a_product_of_pairs_is_the_plain_one_whatever_rows_are_beside(
+    num_outputs: int, num_inputs: int, num_rows: int, biased: bool
+) -> None:
+    """Stands against an odd last input, a tile that is not full, a chunk of rows that ends elsewhere than its results,
+    and a row of NaNs that spoils another."""
+    if (loaded := compiled_products()) is None or not multiplies_pairs(loaded):
+        pytest.skip("this CPU does not multiply pairs of bfloat16")
+    noise = torch.Generator().manual_seed(num_inputs)
+    weight, x = (torch.randn(n, num_inputs, generator=noise).bfloat16() for n in (num_outputs, num_rows))
+    bias = torch.randn(num_outputs, generator=noise).bfloat16() if biased else None
+    product = PairedLinear(loaded, weight, bias)
+    y, exact = product(x), F.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
+    assert ((y.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-6 * num_inputs).all()
+    assert torch.equal(y, torch.cat([product(row[None]) for row in x] or [y]))
+    assert torch.equal(y, product(torch.cat([x, torch.full_like(x[:1], torch.nan)]))[:num_rows])

@@ -1,7 +1,8 @@
 """y = x W^T + b, in the layout that suits the machine. Callers do not know which one they hold.
 
-On CPU the weight is reordered once into oneDNN's blocked layout (the one torch's compiler uses), which is faster and
-makes a row's result independent of the rows beside it; where that is not available, the plain product serves.
+On CPU the weight is reordered once. In bfloat16, where the CPU multiplies pairs, into the tiles of products.c: six rows
+then cost little more than one, and a row's result is independent of the rows beside it. Elsewhere into oneDNN's blocked
+layout (the one torch's compiler uses); where that is not available, the plain product serves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
-from tpspec.model.products import CompiledLinear, compiled_products
+from tpspec.model.products import CompiledLinear, PairedLinear, compiled_products, multiplies_pairs
 from tpspec.model.quantized import DequantizedLinear, Rounded
 from tpspec.topology.groups import grid_of
 
@@ -89,7 +90,12 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def linear(weight_OI: Tensor, bias_O: Tensor | None = None, *, packed: bool) -> Linear:
-    return PackedLinear(weight_OI, bias_O) if packed else PlainLinear(weight_OI, bias_O)
+    if not packed:
+        return PlainLinear(weight_OI, bias_O)
+    loaded = compiled_products() if weight_OI.dtype == torch.bfloat16 else None
+    if loaded is not None and multiplies_pairs(loaded):
+        return PairedLinear(loaded, weight_OI, bias_O)
+    return PackedLinear(weight_OI, bias_O)
 
 
 def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device) -> Linear:

@@ -1,4 +1,6 @@
-"""Products with weights of 8 or 4 bits on a CPU, in C (products.c), through ctypes; quantized.py is the reference.
+"""Products on a CPU with weights of 8 or 4 bits, or in bfloat16, in C (products.c), through ctypes.
+
+Of quantized weights quantized.py is the reference, of others torch.
 
 A row's result does not depend on the rows beside it, nor on the number of threads. Must not know what a matrix is of.
 
@@ -18,15 +20,18 @@ from tpspec.native import library
 from tpspec.topology.groups import TILE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from tpspec.model.quantized import Matrix
     from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 2  # of products.c
+VERSION = 3  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
+BLOCK = 64 * TILE  # outputs that are put into tiles at a time
 INT, POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -38,43 +43,68 @@ class _Weight(ctypes.Structure):
                 ("zeros", POINTER)]  # fmt: skip
 
 
-class CompiledLinear:
-    """A quantized matrix, with scales in bfloat16 or float32, in tiles of 32 outputs. float16 goes through float32."""
+class _Product:
+    """weight: points into the tensors that are `kept`, None among them where it has none."""
 
-    def __init__(self, loaded: ctypes.CDLL, matrix: Matrix, bias_O: Tensor | None) -> None:
-        self._num_outputs, bits, grid = matrix.num_outputs, matrix.bits, matrix.grid
-        self._bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
-        tiles = -(-self._num_outputs // TILE)
-        self._words = torch.empty(tiles, grid.width * bits // 32, TILE, dtype=torch.int32)
-        self._scales = self._zeros = None
-        for first, part in matrix.blocks(TILE):
-            at = first // TILE
-            if self._scales is None:
-                self._scales = part.scales_OG.new_empty(tiles, grid.num_groups, TILE)
-                self._zeros = None if part.zeros_OG is None else torch.empty_like(self._scales)
-            _tile(self._words[at:], _words(part.codes_OW, bits))
-            _tile(self._scales[at:], part.scales_OG)
-            if self._zeros is not None and part.zeros_OG is not None:
-                _tile(self._zeros[at:], part.zeros_OG)
-        assert self._scales is not None, "a matrix has rows"
-        zeros = None if self._zeros is None else self._zeros.data_ptr()
-        is_wide = self._scales.dtype == torch.float32
-        self._weight = _Weight(bits, grid.group, grid.num_groups, self._num_outputs, grid.inputs, grid.before, is_wide,
-                               self._words.data_ptr(), self._scales.data_ptr(), zeros)  # fmt: skip
-        self._at = ctypes.addressof(self._weight)
+    def __init__(
+        self, loaded: ctypes.CDLL, weight: _Weight, kept: Sequence[Tensor | None], bias_O: Tensor | None
+    ) -> None:
+        self._weight, self.kept, self._bias_O = weight, kept, bias_O
+        self._num_outputs, self._at = weight.num_outputs, ctypes.addressof(weight)
         self._product = loaded.product
         self._product.argtypes = [POINTER, POINTER, POINTER, INT, INT, POINTER, INT]
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        if x_TI.dtype not in NATIVE:
-            return self(x_TI.float()).to(x_TI.dtype)
+        """x: bfloat16 or float32."""
         x_TI = x_TI.contiguous()
         y_TO = x_TI.new_empty(x_TI.shape[0], self._num_outputs)
         bias = None if self._bias_O is None else self._bias_O.data_ptr()
         half, num_rows, num_threads = x_TI.dtype == torch.bfloat16, x_TI.shape[0], torch.get_num_threads()
         if self._product(self._at, bias, x_TI.data_ptr(), half, num_rows, y_TO.data_ptr(), num_threads):
-            raise MemoryError("a product with a quantized matrix found no memory for its rows")
+            raise MemoryError("a product found no memory for its rows")
         return y_TO
+
+
+class CompiledLinear(_Product):
+    """A quantized matrix, with scales in bfloat16 or float32, in tiles of 32 outputs. float16 goes through float32."""
+
+    def __init__(self, loaded: ctypes.CDLL, matrix: Matrix, bias_O: Tensor | None) -> None:
+        bits, grid = matrix.bits, matrix.grid
+        tiles = -(-matrix.num_outputs // TILE)
+        words = torch.empty(tiles, grid.width * bits // 32, TILE, dtype=torch.int32)
+        scales = zeros = None
+        for first, part in matrix.blocks(TILE):
+            at = first // TILE
+            if scales is None:
+                scales = part.scales_OG.new_empty(tiles, grid.num_groups, TILE)
+                zeros = None if part.zeros_OG is None else torch.empty_like(scales)
+            _tile(words[at:], _words(part.codes_OW, bits))
+            _tile(scales[at:], part.scales_OG)
+            if zeros is not None and part.zeros_OG is not None:
+                _tile(zeros[at:], part.zeros_OG)
+        assert scales is not None, "a matrix has rows"
+        weight = _Weight(bits, grid.group, grid.num_groups, matrix.num_outputs, grid.inputs, grid.before,
+                         scales.dtype == torch.float32, words.data_ptr(), scales.data_ptr(),
+                         None if zeros is None else zeros.data_ptr())  # fmt: skip
+        bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
+        super().__init__(loaded, weight, (words, scales, zeros), bias_O)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return super().__call__(x_TI) if x_TI.dtype in NATIVE else self(x_TI.float()).to(x_TI.dtype)
+
+
+class PairedLinear(_Product):
+    """A matrix in bfloat16, [O, I], in tiles of 32 outputs; for rows in bfloat16. See `multiplies_pairs`."""
+
+    def __init__(self, loaded: ctypes.CDLL, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        num_outputs, num_inputs = weight_OI.shape
+        width = num_inputs + num_inputs % 2
+        words = torch.empty(-(-num_outputs // TILE), width // 2, TILE, dtype=torch.int32)
+        for first in range(0, num_outputs, BLOCK):
+            block = F.pad(weight_OI[first : first + BLOCK], (0, width - num_inputs)).contiguous()
+            _tile(words[first // TILE :], block.view(torch.int32))
+        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, False, words.data_ptr(), None, None)
+        super().__init__(loaded, weight, (words,), bias_O)
 
 
 def _words(codes_OW: Tensor, bits: Bits) -> Tensor:
@@ -89,6 +119,11 @@ def _tile(to: Tensor, values_OX: Tensor) -> None:
     num_outputs, width = values_OX.shape
     filled = F.pad(values_OX, (0, 0, 0, -num_outputs % TILE)).view(-1, TILE, width)
     to[: len(filled)] = filled.transpose(1, 2)
+
+
+def multiplies_pairs(loaded: ctypes.CDLL) -> bool:
+    """Whether this CPU has products of pairs in bfloat16, with sums in float32: AVX-512 BF16."""
+    return bool(loaded.multiplies_pairs())
 
 
 def compiled_products() -> ctypes.CDLL | None:
