@@ -161,5 +161,13 @@ class Branch:
         return len(self.tokens) == len(self.odds) and _are_odds(self.odds) and self.base >= 0 and is_drawn
 
 
+def path_odds(parents: Sequence[int], odds: Sequence[float]) -> list[float]:
+    """Of each node of a tree, that it is accepted with all above it; odds: that it is, if its parent is."""
+    paths: list[float] = []
+    for parent, p in zip(parents, odds, strict=True):
+        paths.append(p * (paths[parent] if parent != ROOT else 1.0))
+    return paths
+
+
 def _are_odds(values: Sequence[float]) -> bool:
     return all(0 <= value <= 1 for value in values)  # NaN is not

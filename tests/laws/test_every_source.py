@@ -21,6 +21,7 @@ from tpspec.tokens import TokenTree
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, seed=5)}
 LENGTHS = (9, 31, 4, 18)  # of four prompts
 LONG = 24  # tokens of an answer
+LISTS = (("ngram", "eagle"), ("suffix", "model"))  # what both say of a text is one tree, or the better one is taken
 
 
 class Raises(Liar):
@@ -40,7 +41,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sections(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    return {name: draft_section(name, target, tmp_path_factory.mktemp(name)) for name in SOURCES}
+    alone = {name: draft_section(name, target, tmp_path_factory.mktemp(name)) for name in SOURCES}
+    return alone | {" and ".join(names): alone[names[-1]] | {"source": list(names)} for names in LISTS}
 
 
 def requests(number: int, sampling: Sampling) -> list[Request]:
@@ -61,7 +63,7 @@ def plain(target: Path):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("sampling", sorted(SAMPLINGS))
 @pytest.mark.parametrize(("num_ranks", "number"), [(1, 1), (1, 4), (2, 4), (3, 1)])
 @pytest.mark.parametrize("tree", ["chain", "dynamic"])
-@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.parametrize("name", [*sorted(SOURCES), *map(" and ".join, LISTS)])
 def test_texts_are_those_of_plain_decoding(
     name: str, tree: str, num_ranks: int, number: int, sampling: str, target: Path, sections: dict, plain
 ) -> None:  # type: ignore[no-untyped-def, type-arg]

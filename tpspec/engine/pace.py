@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tpspec.tokens import ROOT
+from tpspec.tokens import ROOT, path_odds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,10 +104,7 @@ class Pace:
 
     def _path_odds(self, seq: int, tree: TokenTree) -> list[float]:
         """Of each node, that it is accepted with all above it; never more than that of a node before it."""
-        paths: list[float] = []
-        for parent, p in zip(tree.parents, self._odds(seq, tree), strict=True):
-            paths.append(p * (paths[parent] if parent != ROOT else 1.0))
-        return list(accumulate(paths, min))
+        return list(accumulate(path_odds(tree.parents, self._odds(seq, tree)), min))
 
     def _odds(self, seq: int, tree: TokenTree) -> Sequence[float]:
         """Of each node, that it is accepted if its parent is.
