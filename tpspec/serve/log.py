@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,12 +34,14 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp, write: Callable[[str], None] | None) -> None:
         self._app, self._write = app, write
+        life = secrets.token_hex(8)
+        self._numbers = (f"{life}-{number}".encode() for number in count(1))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        number, begin, begun_at, status = _id(scope), time.monotonic(), datetime.now(UTC), None
+        number, begin, begun_at, status = self._id(scope), time.monotonic(), datetime.now(UTC), None
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -54,11 +57,10 @@ class RequestLog:
                 line = _line(scope, number, begun_at, status, time.monotonic() - begin)
                 self._write(msgspec.json.encode(line).decode())
 
-
-def _id(scope: Scope) -> bytes:
-    """The client's, if it gave one that is fit to be written down, else a new one."""
-    given = [value for name, value in scope["headers"] if name == HEADER]
-    return given[0] if len(given) == 1 and GIVEN.fullmatch(given[0]) else secrets.token_hex(12).encode()
+    def _id(self, scope: Scope) -> bytes:
+        """The client's, if it gave one that is fit to be written down, else a new one."""
+        given = [value for name, value in scope["headers"] if name == HEADER]
+        return given[0] if len(given) == 1 and GIVEN.fullmatch(given[0]) else next(self._numbers)
 
 
 def _line(scope: Scope, number: bytes, begun_at: datetime, status: int | None, seconds: float) -> dict[str, Any]:
