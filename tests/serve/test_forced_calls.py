@@ -27,6 +27,7 @@ class Answer(BaseModel):
 
 LOOK: Any = openai.pydantic_function_tool(look)
 FLAT: Any = {"type": "function", **LOOK["function"]}
+PRINTABLE = range(3, 80)  # tokens of one character each; noise would else hold bytes that are no text
 ASK: list[Any] = [{"role": "user", "content": "hello"}]
 
 
@@ -50,6 +51,19 @@ def test_a_chat_that_has_to_call_does(client: openai.OpenAI, seed: int) -> None:
         (call,) = said.message.tool_calls or ()
         assert isinstance(call.function.parsed_arguments, look)
         assert (said.message.content, said.finish_reason) == (None, "tool_calls")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_said_beside_a_strict_function_is_what_would_have_been_said(client: openai.OpenAI, seed: int) -> None:
+    """A grammar in which anything may be said must forbid no text, and not end it where it could end."""
+    loose = LOOK | {"function": {**LOOK["function"], "strict": False}}
+    fields: dict[str, Any] = {"max_tokens": 60, "seed": seed, "logit_bias": {str(id): 100 for id in PRINTABLE}}
+    bound, free = (
+        client.chat.completions.create(model=MODEL, messages=ASK, tools=[tool], **fields).choices[0]
+        for tool in (LOOK, loose)
+    )
+    assert bound.message.content == free.message.content
+    assert (bound.finish_reason, len(bound.message.content or "")) == ("length", 60)
 
 
 def test_a_response_that_has_to_call_does_whole_and_streamed(client: openai.OpenAI) -> None:

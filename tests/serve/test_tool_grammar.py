@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import lists, sampled_from
 from tokenizers import AddedToken, Tokenizer
 
 from tpspec.grammar import Vocabulary, json_schema
@@ -20,7 +22,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "look": PLACE | {"required": ["at"], "additionalProperties": False},
     "wait": {"type": "object", "properties": {}, "additionalProperties": False},
 }
+
+
+def written(form: Format, *calls: str) -> str:
+    around = [f"{form.opening}\n{call}\n{form.closing}" if form.opening else call for call in calls]
+    return ("\n" if form.opening else "; ").join(around).replace("KEY", form.key)
+
+
 LOOK, WAIT = '{"name": "look", "KEY": {"at": "日本"}}', '{"name": "wait", "KEY": {}}'
+ELSEWHERE = LOOK.replace("日本", "Rome")
+CALLS = (LOOK, WAIT, ELSEWHERE)
+PIECES = (*CALLS, *(written(HERMES, call) for call in CALLS), *"{ \n;", "No.", "<tool_")
 
 
 @pytest.fixture(scope="module", params=["letters", "tokens", "special tokens"])
@@ -41,13 +53,9 @@ def accepts(path: Path, grammar: str, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def written(form: Format, *calls: str) -> str:
-    around = [f"{form.opening}\n{call}\n{form.closing}" if form.opening else call for call in calls]
-    return ("\n" if form.opening else "; ").join(around).replace("KEY", form.key)
-
-
 def made(path: Path, form: Format, *, answer: str = "", **fields: Any) -> str:
-    toolbox = Toolbox(**({"shown": [], "schemas": SCHEMAS, "must": not answer, "parallel": True} | fields))
+    given = {"shown": [], "schemas": SCHEMAS, "strict": frozenset(), "must": not answer, "parallel": True} | fields
+    toolbox = Toolbox(**given)
     has_marks = HERMES.opening in Tokenizer.from_file(str(path)).get_vocab()
     return tool_grammar(toolbox, form, has_marks and bool(form.opening), answer)
 
@@ -65,16 +73,52 @@ def test_calls_are_let_through_and_read_back(vocabulary: Path, form: Format) -> 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_nothing_else_is(vocabulary: Path, form: Format) -> None:
     grammar = made(vocabulary, form)
-    elsewhere, unknown = LOOK.replace("日本", "Rome"), WAIT.replace("wait", "rm")
     for text in (
         "No.",
-        written(form, elsewhere),
-        written(form, unknown),
+        written(form, ELSEWHERE),
+        written(form, WAIT.replace("wait", "rm")),
         written(form, *[WAIT] * 17),
         "No. " + written(form, WAIT),
     ):
         assert not accepts(vocabulary, grammar, text)
     assert not accepts(vocabulary, made(vocabulary, form, parallel=False), written(form, WAIT, WAIT))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_where_nothing_has_to_be_called_a_strict_function_keeps_its_schema(vocabulary: Path, form: Format) -> None:
+    """`strict` under tool_choice auto was read and forgotten."""
+    grammar = made(vocabulary, form, must=False, strict=frozenset({"look"}))
+    loose = WAIT.replace("{}", '{"for": "ever"}')
+    for call in (LOOK, WAIT, loose):
+        assert accepts(vocabulary, grammar, written(form, call))
+    for call in (ELSEWHERE, WAIT.replace("wait", "rm")):
+        assert not accepts(vocabulary, grammar, written(form, call))
+    for said in ("", "No.", " \n", "a {} b", "日本 < 3"):
+        assert accepts(vocabulary, grammar, said)
+    assert not accepts(vocabulary, made(vocabulary, form, must=False, parallel=False), written(form, WAIT, WAIT))
+
+
+def test_what_is_said_around_calls_is_free_but_no_call_hides_in_it(vocabulary: Path) -> None:
+    """A mark that is a token can be spelled by others, which the reader takes for the same."""
+    grammar = made(vocabulary, HERMES, must=False, strict=frozenset(SCHEMAS))
+    look, elsewhere = written(HERMES, LOOK), written(HERMES, ELSEWHERE)
+    assert accepts(vocabulary, grammar, f"So. {look} And {look}\nDone.")
+    assert not accepts(vocabulary, grammar, f"So. {look} And {elsewhere}")
+    matcher, tokenizer = Vocabulary(vocabulary).matcher(grammar), Tokenizer.from_file(str(vocabulary))
+    ids = [id for part in (elsewhere[:5], elsewhere[5:]) for id in tokenizer.encode(part, add_special_tokens=False).ids]
+    assert matcher.try_consume_tokens(ids) < len(ids)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+@given(parts=lists(sampled_from(PIECES), max_size=6))
+def test_no_call_read_out_of_what_was_let_through_breaks_its_schema(
+    vocabulary: Path, form: Format, parts: list[str]
+) -> None:
+    """Grammar and reader are two programs, and could each have their own idea of where a call begins."""
+    text = "".join(parts).replace("KEY", form.key)
+    if accepts(vocabulary, made(vocabulary, form, must=False, strict=frozenset(SCHEMAS)), text):
+        _, found = CallReader(Calling(form, frozenset(SCHEMAS), lenient=False)).feed(text)
+        assert all(json.loads(call.arguments) in ({"at": "here"}, {"at": "日本"}, {}) for call in found)
 
 
 def test_an_answer_that_is_bound_may_be_a_call_instead(vocabulary: Path) -> None:

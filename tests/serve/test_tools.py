@@ -124,6 +124,14 @@ def test_the_template_shows_tools_and_what_became_of_earlier_calls(server: Front
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
+def test_a_strict_function_is_bound_where_it_may_be_called(server: Front, client: openai.OpenAI) -> None:
+    """`strict` counted for nothing unless a call was required."""
+    strict = {"type": "function", "function": LOOK["function"] | {"strict": True}}
+    assert len(asked(client, tools=[strict, WAIT]).choices[0].message.tool_calls) == 2
+    asked(client, tools=[LOOK, WAIT])
+    assert [bool(request.grammar) for request in server.engine.requests[-2:]] == [True, False]
+
+
 def test_no_tools_where_none_are_to_be_used(server: Front, client: openai.OpenAI) -> None:
     choice = asked(client, tool_choice="none").choices[0]
     assert (choice.message.content, choice.finish_reason, choice.message.tool_calls) == (CALLS, "stop", None)

@@ -85,7 +85,8 @@ def build_inline(
     """The drafter that every target rank runs for itself. shard, pool, thinned: see `Given`."""
     given = _given(topology, device, shard, pool, thinned)
     drafters = [_inline(topology, made) for made in _made(topology, given)]
-    return drafters[0] if len(drafters) == 1 else Cascade(drafters)
+    merges = topology.draft.tree != "static" and branches_of(topology, gives_q=False) > 1
+    return drafters[0] if len(drafters) == 1 else Cascade(drafters, merges=merges)
 
 
 def build_ahead(topology: Topology, device: torch.device) -> Ahead:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.answers import Ask
@@ -44,7 +45,8 @@ async def chat_asks(body: ChatBody | ResponsesBody, text: Text, cache_tokens: in
     if toolbox is None:
         return asks(body, text, prompt, cache_tokens, grammar=grammar)
     calling = _calling(toolbox, text)
-    if toolbox.must or grammar:
+    if toolbox.must or toolbox.strict or grammar:
+        calling = replace(calling, lenient=False)
         by_token = text.has_token(calling.format.opening)
         grammar = await asyncio.to_thread(tool_grammar, toolbox, calling.format, by_token, grammar)
     return asks(body, text, prompt, cache_tokens, calling=calling, grammar=grammar)

@@ -101,6 +101,7 @@ class Function(Strict):
     name: Name
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
     @field_validator("parameters")
     @classmethod
@@ -195,6 +196,7 @@ def toolbox_of(functions: Sequence[Function], choice: object, named: str | None,
     return Toolbox(
         shown=[_shown(one.name, one.description, schemas[one.name]) for one in functions],
         schemas=schemas if named is None else {named: schemas[named]},
+        strict=frozenset(one.name for one in functions if one.strict),
         must=choice != "auto",
         parallel=parallel and named is None,
     )

@@ -112,6 +112,14 @@ class Grammars:
             self._worker.kill()
         self._worker = None
 
+    async def end(self) -> None:
+        """Returns when nothing is left of the worker that would speak to an event loop that is gone."""
+        worker = self._worker
+        self.close()
+        if worker is not None:
+            await worker.wait()
+            await asyncio.sleep(0)
+
     async def _compiled(self, text: str) -> Outcome:
         if self._num_waiting >= MAX_WAITING:
             raise ApiError(429, "too many grammars wait to be compiled", code="queue_full", retry_after=1)

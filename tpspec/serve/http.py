@@ -36,6 +36,7 @@ from tpspec.serve.log import RequestLog
 from tpspec.serve.metrics import Metrics
 from tpspec.serve.requests import Table
 from tpspec.serve.state import State
+from tpspec.serve.turnstile import Turnstile
 from tpspec.text import Text
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Process:
         if options.keys:
             app = KeyGuard(app, options.keys)
         config = uvicorn.Config(
-            RequestLog(app, log if options.log_requests else None),
+            RequestLog(Turnstile(app), log if options.log_requests else None),
             http=Connection,
             loop="asyncio",
             ws="none",
@@ -107,7 +108,7 @@ class Process:
                 for job in jobs:
                     job.cancel()
         finally:
-            self._grammars.close()
+            await self._grammars.end()
             await self._link.close()
         return self._exit_code
 

@@ -136,7 +136,7 @@ class ResponseReply:
             "top_p": body.top_p,
             "text": body.text.model_dump(by_alias=True),
             "tool_choice": _dumped(body.tool_choice),
-            "tools": [tool.model_dump() | {"strict": False} for tool in body.tools],
+            "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in body.tools],
             "truncation": "disabled",
             "metadata": body.metadata,
             "usage": None if effort is None else self._usage(effort),

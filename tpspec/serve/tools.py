@@ -48,22 +48,28 @@ def format_of(template: str) -> Format | None:
 class Toolbox:
     """What a chat may call. shown: to the model, as chat templates read tools. schemas: of the arguments, by function.
 
+    strict: functions whose arguments are bound to their schema, also where nothing has to be called.
     must: nothing but calls is wanted, at least one; where not parallel, at most one.
     """
 
     shown: list[dict[str, Any]]
     schemas: dict[str, dict[str, Any]]
+    strict: frozenset[str]
     must: bool
     parallel: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """Which calls a text may hold: of the functions in `names`, and only one of them where they may not be parallel."""
+    """Which calls a text may hold: of the functions in `names`, and only one of them where they may not be parallel.
+
+    lenient: JSON with which a text begins may be a call without its marks. Small models forget them.
+    """
 
     format: Format
     names: frozenset[str]
     parallel: bool = True
+    lenient: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +86,14 @@ class CallReader:
     """Parts a text that comes in pieces into what is said and what is called; how it is cut changes neither.
 
     What stands between marks but calls no function of the request is text; the marks themselves never are. Spaces
-    before a call belong to it, as templates write calls of earlier turns. A text that begins with bare JSON may call
-    in every format: small models forget the marks.
+    before a call belong to it, as templates write calls of earlier turns.
     """
 
     def __init__(self, calling: Calling) -> None:
         self._calling, self._format = calling, calling.format
         self._held = ""  # what may yet turn out to be a mark or a call
         self._object: ObjectEnd | None = None  # inside a call
-        self._may_begin = True  # a bare call: nothing else was said
+        self._may_begin = calling.lenient or not calling.format.opening  # a bare call: nothing else was said
         self._num_calls = 0
 
     @property

@@ -135,7 +135,7 @@ class TargetConfig(Section):
 
 class DraftConfig(Section):
     source: SourceField = Field(
-        default="none", description=f"one of {', '.join(SOURCES)}, or a list of them to be tried in order"
+        default="none", description=f"one of {', '.join(SOURCES)}, or a list of them to be asked in order"
     )
     model: Text | None = Field(
         default=None, description="null, or a folder, a demo model's name or a hub id such as org/name"
