@@ -19,7 +19,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader, load_whole
-from tpspec.model.products import CompiledLinear, PairedLinear, compiled_products
+from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
 from tpspec.request import Request, Sampling
 from tpspec.topology import checkpoint
@@ -152,11 +152,11 @@ def test_texts_depend_on_neither_drafts_nor_ranks(folder: Path, kind: str, num_r
 
 def held(part: Any) -> int:
     """Bytes of the tensors of a norm or a product. A plan is of cards: what fills a bfloat16 matrix up to whole pairs
-    and tiles, where a CPU multiplies pairs, is not counted, and is less than a tile."""
+    and tiles, on a CPU, is not counted, and is less than a tile."""
     fields = [getattr(part, name) for name in getattr(part, "__slots__", None) or vars(part)]
     fields += getattr(part, "kept", ())
     size = sum(one.numel() * one.element_size() for one in fields if isinstance(one, torch.Tensor))
-    if not isinstance(part, PairedLinear):
+    if not isinstance(part, TiledLinear):
         return size
     num_outputs, num_inputs = part._weight.num_outputs, part._weight.num_inputs
     filling = 2 * (-(-num_outputs // TILE) * TILE * (num_inputs + num_inputs % 2) - num_outputs * num_inputs)

@@ -15,10 +15,9 @@ from tests.worlds import serve, topology
 from tpspec.cache.store import Cells, KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.batch import Span
-from tpspec.model.compiled import LIBRARY, MOST_ROWS
+from tpspec.model.compiled import MOST_ROWS, compiled_rows
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
-from tpspec.native import library
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.topology.config import load
@@ -75,7 +74,7 @@ def decoder(folder: Path, dtype: torch.dtype, *, small: bool = True, **more: Any
     return Loader.open(folder, whole, dtype, CPU).decoder(OneRank(), 128, small_cache=small, **more)
 
 
-@pytest.mark.skipif(library(LIBRARY) is None, reason="the compiled steps were not built here")
+@pytest.mark.skipif(compiled_rows() is None, reason="the compiled steps were not built here")
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)], ids=str)
 def test_the_compiled_steps_read_and_write_what_torch_does(folder: Path, dtype: torch.dtype, near: float) -> None:
     """Stands against a scale of another slot or head in C, and codes cut off instead of rounded."""

@@ -35,7 +35,7 @@ POLICIES = ("serial", "optimistic", "fan_out")
 PLACEMENTS: dict[str, dict[str, int]] = {"dedicated": {"dedicated": 2}, "gaps": {"gaps": 1}}
 # Gaps need something to wait for: what fills them has the lowest class, and starves beside a rank that never waits. A
 # drafter of its own shares two cores with two ranks; without waits a text of this tiny model ends before it answers.
-LINK = {"latency_us": 500.0, "emulate": True}
+LINK = {"latency_us": 2000.0, "emulate": True}
 NUM_RANKS = {"dedicated": 3, "gaps": 2}
 TEMPERATURES = (0.0, 0.8)
 MARK = "TPSPEC_TEST_WORLD"  # in the environment of all processes of a world

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.linear import can_pack, linear, rounded_linear
+from tpspec.model.linear import linear, rounded_linear
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.groups import BITS, HEAD_BITS
@@ -92,7 +92,7 @@ class Parts:
         device, dtype, quantize = self.given.device, self.given.dtype, self.given.quantize
         bias_O, weight_OI = None if bias_O is None else bias_O.to(device, dtype), weight_OI.to(device, dtype)
         if quantize is None:
-            return linear(weight_OI, bias_O, packed=can_pack(device, dtype))
+            return linear(weight_OI, bias_O)
         return rounded_linear(weight_OI, bias_O, bits or BITS[quantize])
 
     def norm(self, name: str, size: int | None = None) -> Norm:

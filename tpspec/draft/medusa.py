@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tpspec.draft.levels import Levels
 from tpspec.draft.protocol import Needs
 from tpspec.model.decoder import FINAL
-from tpspec.model.linear import can_pack, linear
+from tpspec.model.linear import linear
 from tpspec.verify.draw import Draw, rank
 from tpspec.verify.rows import RowLogits
 
@@ -44,8 +44,7 @@ class MedusaHeads:
         # x W^T of all heads in one product
         self._weights_LHDD = weights.weights_LHDD.to(device, dtype).transpose(2, 3)
         self._biases_LH1D = weights.biases_LHD.to(device, dtype).unsqueeze(2)
-        packed = can_pack(device, dtype)
-        self._outputs = [linear(output_VD.to(device, dtype), packed=packed) for output_VD in weights.outputs_VD]
+        self._outputs = [linear(output_VD.to(device, dtype)) for output_VD in weights.outputs_VD]
 
     @torch.inference_mode()
     def __call__(self, hidden_BD: Tensor) -> Tensor:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Layer, Norm, Shape
 
-LIBRARY = "tpspec.model._rows"
-VERSION = 2  # of rows.c
+LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
+VERSION = 3  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 256
-LANES = 16
+LANES = 16  # of the longest vectors
 SUFFIX = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
@@ -168,10 +168,14 @@ def compiled_steps(shape: Shape, rope: Rope, store: KVStore) -> CompiledSteps | 
         return None
     if shape.head_dim % LANES or shape.head_dim > MOST_DIM:
         return None
-    loaded = library(LIBRARY)
-    if loaded is None or loaded.rows_version() != VERSION:
-        return None
-    return CompiledSteps(loaded, shape, rope, store)
+    loaded = compiled_rows()
+    return None if loaded is None else CompiledSteps(loaded, shape, rope, store)
+
+
+def compiled_rows() -> ctypes.CDLL | None:
+    """The library of this machine, if there is one."""
+    found = map(library, LIBRARIES)
+    return next((loaded for loaded in found if loaded is not None and loaded.rows_version() == VERSION), None)
 
 
 def _c_span(span: Span, first_row: int, kept: list[object]) -> _Span:

@@ -1,18 +1,19 @@
 """y = x W^T + b, in the layout that suits the machine. Callers do not know which one they hold.
 
-On CPU the weight is reordered once. In bfloat16, where the CPU multiplies pairs, into the tiles of products.c: six rows
-then cost little more than one, and a row's result is independent of the rows beside it. Elsewhere into oneDNN's blocked
-layout (the one torch's compiler uses); where that is not available, the plain product serves.
+On CPU the weight is reordered once. In bfloat16, where the CPU multiplies pairs, and where oneDNN does not know its
+vectors (AVX2), into the tiles of products.c: a row's result is then independent of the rows beside it. Elsewhere into
+oneDNN's blocked layout (the one torch's compiler uses); where there is neither, the plain product serves.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from tpspec.model.products import CompiledLinear, PairedLinear, compiled_products, multiplies_pairs
+from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products, multiplies_pairs
 from tpspec.model.quantized import DequantizedLinear, Rounded
 from tpspec.topology.groups import grid_of
 
@@ -78,9 +79,10 @@ class Stacked:
         return torch.cat([product(x_TI) for product in self._products], 1)
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch, machine and dtype have the packed product; tried once on a small matrix, not assumed."""
-    if device.type != "cpu" or dtype not in PACKABLE or not torch._C._has_mkldnn:
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this torch, CPU and dtype have the packed product; tried once on a small matrix, not assumed."""
+    if dtype not in PACKABLE or not torch._C._has_mkldnn:
         return False
     try:
         x = torch.ones(2, 16, dtype=dtype)
@@ -89,13 +91,14 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
         return False
 
 
-def linear(weight_OI: Tensor, bias_O: Tensor | None = None, *, packed: bool) -> Linear:
-    if not packed:
-        return PlainLinear(weight_OI, bias_O)
-    loaded = compiled_products() if weight_OI.dtype == torch.bfloat16 else None
-    if loaded is not None and multiplies_pairs(loaded):
-        return PairedLinear(loaded, weight_OI, bias_O)
-    return PackedLinear(weight_OI, bias_O)
+def linear(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+    dtype, on_cpu = weight_OI.dtype, weight_OI.device.type == "cpu"
+    loaded = compiled_products() if on_cpu and dtype == torch.bfloat16 else None
+    if loaded is not None and (multiplies_pairs(loaded) or not can_pack(dtype)):
+        return TiledLinear(loaded, weight_OI, bias_O)
+    if on_cpu and can_pack(dtype):
+        return PackedLinear(weight_OI, bias_O)
+    return PlainLinear(weight_OI, bias_O)
 
 
 def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device) -> Linear:

@@ -15,7 +15,7 @@ from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.linear import Scattered, Stacked, can_pack, linear, quantized_linear, rounded_linear
+from tpspec.model.linear import Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
@@ -55,7 +55,6 @@ class Loader:
     shard: Shard
     dtype: torch.dtype
     device: torch.device
-    packed: bool
     quantize: Quantize | None = None
 
     @classmethod
@@ -66,7 +65,7 @@ class Loader:
         check_unquantized(spec.stored, quantize)
         if shard.index == 0 and spec.stored is not None:
             _tell(folder, spec, dtype, quantize)
-        return cls(spec, checkpoint, shard, dtype, device, can_pack(device, dtype), quantize)
+        return cls(spec, checkpoint, shard, dtype, device, quantize)
 
     def decoder(
         self,
@@ -227,7 +226,7 @@ class Loader:
         """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
         weight = weight.to(self.device, self.dtype)
         if self.quantize is None:
-            return linear(weight, bias, packed=self.packed)
+            return linear(weight, bias)
         return rounded_linear(weight, bias, bits or BITS[self.quantize], grid)
 
     def _norm(self, name: str, size: int) -> Norm:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 3  # of products.c
+VERSION = 4  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 BLOCK = 64 * TILE  # outputs that are put into tiles at a time
@@ -93,8 +93,8 @@ class CompiledLinear(_Product):
         return super().__call__(x_TI) if x_TI.dtype in NATIVE else self(x_TI.float()).to(x_TI.dtype)
 
 
-class PairedLinear(_Product):
-    """A matrix in bfloat16, [O, I], in tiles of 32 outputs; for rows in bfloat16. See `multiplies_pairs`."""
+class TiledLinear(_Product):
+    """A matrix in bfloat16, [O, I], in tiles of 32 outputs; for rows in bfloat16."""
 
     def __init__(self, loaded: ctypes.CDLL, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         num_outputs, num_inputs = weight_OI.shape
@@ -122,7 +122,8 @@ def _tile(to: Tensor, values_OX: Tensor) -> None:
 
 
 def multiplies_pairs(loaded: ctypes.CDLL) -> bool:
-    """Whether this CPU has products of pairs in bfloat16, with sums in float32: AVX-512 BF16."""
+    """Whether this CPU multiplies pairs of bfloat16 and adds in float32 (AVX-512 BF16): six rows then cost little more
+    than one, where other CPUs are bound by arithmetic."""
     return bool(loaded.multiplies_pairs())
 
 

@@ -3,19 +3,34 @@
  * The same mathematics as steps.py in torch, which is the reference; here each row is computed alone and in one order,
  * so its bits never depend on the rows beside it, and nothing is dispatched a dozen times for a few thousand numbers.
  * C11 with GCC's vector types; no threads. Knows no sequences and no drafts: rows, slots and who sees whom.
+ * rows_wide.c is the same for CPUs with longer vectors.
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 16
 #define MAX_DIM 256 /* head dimension */
 
+/* LANES: of a vector that a CPU has registers for; one that has none is kept in memory, ten times slower. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#ifdef WIDE
+#define LANES 16
+#define EVERY_CPU __attribute__((target("arch=x86-64-v4")))
+#define RUNS_HERE (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
 #else
+#define LANES 8
+#define EVERY_CPU __attribute__((target("arch=x86-64-v3")))
+#define RUNS_HERE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+#endif
+#else
+#define LANES 4
 #define EVERY_CPU
+#ifdef WIDE
+#define RUNS_HERE 0
+#else
+#define RUNS_HERE 1
+#endif
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
@@ -44,7 +59,7 @@ typedef struct {
     float *key_scales, *value_scales;
 } Cache;
 
-/* 16 bfloat16 as floats; and rounded to nearest even, where a NaN stays one. */
+/* bfloat16 as floats; and rounded to nearest even, where a NaN stays one. */
 INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
 
 INLINE hvec narrow(vec values) {
@@ -81,8 +96,9 @@ INLINE vec exp_lanes(vec x) {
     return p * (vec)(((ivec)rounded - (ivec)rounder + 127) << 23);
 }
 
-/* 16 vectors -> the vector of their 16 sums, by halving: every sum in the same order. */
+/* LANES vectors -> the vector of their sums, by halving: every sum in the same order. */
 INLINE vec sums_of(vec *x) {
+#if LANES == 16
     const ivec low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
     const ivec high8 = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
     const ivec low4 = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
@@ -91,10 +107,21 @@ INLINE vec sums_of(vec *x) {
     const ivec high2 = {2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31};
     const ivec even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
     const ivec odd = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+#elif LANES == 8
+    const ivec low4 = {0, 1, 2, 3, 8, 9, 10, 11}, high4 = {4, 5, 6, 7, 12, 13, 14, 15};
+    const ivec low2 = {0, 1, 4, 5, 8, 9, 12, 13}, high2 = {2, 3, 6, 7, 10, 11, 14, 15};
+    const ivec even = {0, 2, 4, 6, 8, 10, 12, 14}, odd = {1, 3, 5, 7, 9, 11, 13, 15};
+#else
+    const ivec low2 = {0, 1, 4, 5}, high2 = {2, 3, 6, 7}, even = {0, 2, 4, 6}, odd = {1, 3, 5, 7};
+#endif
+#if LANES >= 16
     for (int i = 0; i < 8; i++)
         x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low8) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high8);
+#endif
+#if LANES >= 8
     for (int i = 0; i < 4; i++)
         x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low4) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high4);
+#endif
     for (int i = 0; i < 2; i++)
         x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], low2) + __builtin_shuffle(x[2 * i], x[2 * i + 1], high2);
     return __builtin_shuffle(x[0], x[1], even) + __builtin_shuffle(x[0], x[1], odd);
@@ -140,8 +167,9 @@ INLINE float soften(float *scores, int64_t count) {
     return sum_lanes(sums);
 }
 
-/* What compiled.py must find, so that a library left over from other sources is not called. */
-int64_t rows_version(void) { return 2; }
+/* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
+ * instructions that it is made of. */
+int64_t rows_version(void) { return RUNS_HERE ? 3 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec
