@@ -152,14 +152,18 @@ INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const
         for (int64_t k = 0; k < w->group; k += each, from += VECTORS) {
 #pragma GCC unroll 2
             for (int line = 0; line < num * LANES; line += 16) __builtin_prefetch((const char *)from + 4 * line + AHEAD(bits));
+#pragma GCC unroll 1 /* or all of a word's codes are in registers at once, and sums are not */
+            for (int i = 0; i < each; i++, x += R) {
+                vec weights[VECTORS];
 #pragma GCC unroll 8
-            for (int i = 0; i < each; i++, x += R)
-#pragma GCC unroll 8
-                for (int b = 0; b < num; b++) {
-                    vec weights = weights_of(from[b], i, bits);
+                for (int b = 0; b < num; b++) weights[b] = weights_of(from[b], i, bits);
 #pragma GCC unroll 6
-                    for (int64_t r = 0; r < R; r++) chains[r][b] += x[r] * weights;
+                for (int64_t r = 0; r < R; r++) {
+                    vec row = (vec){0} + x[r];
+#pragma GCC unroll 8
+                    for (int b = 0; b < num; b++) chains[r][b] += row * weights[b];
                 }
+            }
         }
 #pragma GCC unroll 8
         for (int b = 0; b < num; b++) {
