@@ -19,7 +19,7 @@ import pytest
 from tests.checkpoints import tiny
 from tests.world.test_serving import CACHE, SOON_S, Server, Stream, no_rank_failed, until
 
-RESTART_S = 45  # imports, and on a busy machine in the lowest class of the scheduler
+START_S = 45  # imports, and on a busy machine in the lowest class of the scheduler
 STOPPED_S = 3.0
 ASKS: list[dict[str, Any]] = [
     {"prompt": "the cat and the hat", "temperature": 0},
@@ -39,7 +39,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
         "pipeline": {"policy": "fan_out"},
         "device": "cpu",
         "cache": {"tokens": CACHE},
-        "link": {"latency_us": 300, "gbytes_per_s": 5, "emulate": True},  # gaps to draft in
+        "link": {"latency_us": 1000, "gbytes_per_s": 5, "emulate": True},  # gaps to draft in, whatever the machine
     }
     path = tmp_path / "topology.yaml"
     path.write_text(json.dumps(made))
@@ -115,11 +115,11 @@ def test_a_drafter_that_is_killed_or_stopped_costs_speed_only(server: Server) ->
     """Stands against a world that ends with its drafter, rounds that wait for one that is gone, and a target that must
     be restarted to have its drafter back."""
     with Load(server) as load:
-        drafts_are_accepted(server, SOON_S)
+        drafts_are_accepted(server, START_S)
         first = drafter(server)
         first.kill()
         until(lambda: drafter(server).pid != first.pid, SOON_S, "another is started")
-        drafts_are_accepted(server, RESTART_S)
+        drafts_are_accepted(server, START_S)
         until(lambda: server.metric("tpspec:drafter_away") == 0, SOON_S, "it is not away")
         silences = server.output.count("has not answered")
 
