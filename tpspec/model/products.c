@@ -10,31 +10,21 @@
 #include <omp.h>
 #endif
 
+#include "lanes.h"
+
 #define TILE 32
 /* Bytes that are fetched in advance. Memory that is slow to answer wants many, or rows cost all that they compute: with
  * 8192 six rows in bfloat16 take 1.12 of the time of one here, with 1024 1.33. */
 #define AHEAD(bits) ((bits) == 4 ? 4096 : 8192)
 
-/* LANES: of a vector that a CPU has registers for; one that has none is kept in memory, ten times slower. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
-#define LANES 8
-#define EVERY_CPU __attribute__((target("arch=x86-64-v3")))
-#define RUNS_HERE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
 #define PAIRS __attribute__((target("arch=x86-64-v4,avx512bf16")))
 #define HAS_PAIRS __builtin_cpu_supports("avx512bf16")
 #else
-#define LANES 4
-#define EVERY_CPU
-#define RUNS_HERE 1
 #define HAS_PAIRS 0
 #endif
 #define VECTORS (TILE / LANES)
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
 
 /* Of 16 bits: bfloat16 as it is, without scales, in one group of an even number of inputs; for bfloat16 rows. Else a
  * weight is scale * code + zero (8 bits: -128 to 127), or scale * (code - 8) + zero (4 bits: 0 to 15); a scale, and a zero,
@@ -58,18 +48,10 @@ typedef struct {
     float *spread, *sums;
 } Rows;
 
-INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
-
 /* LANES scales or zeros. */
 INLINE vec steps(const Weight *w, const void *from, int64_t at) {
     if (w->is_wide) return *(const vec *)((const float *)from + at);
     return widen(*(const hvec *)((const uint16_t *)from + at));
-}
-
-/* To bfloat16, nearest even; a NaN stays one. */
-INLINE hvec narrow(vec values) {
-    ivec bits = (ivec)values, is_nan = values != values;
-    return __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)), hvec);
 }
 
 INLINE float number(const Rows *rows, const void *from, int64_t at) {
@@ -114,7 +96,7 @@ INLINE void sum_up(const Weight *w, const Rows *rows, int64_t row, int64_t R, fl
     }
 }
 
-EVERY_CPU void spread(const Weight *w, const Rows *rows) {
+VECTOR_CPU void spread(const Weight *w, const Rows *rows) {
     int64_t width = w->group * w->num_groups / (rows->in_pairs ? 2 : 1);
     memset(rows->spread, 0, rows->num_rows * width * sizeof(float));
     for (int64_t row = 0; row < rows->num_rows; row++) {
@@ -215,13 +197,13 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *va
             int64_t R = rows->num_rows - row < rows->most ? rows->num_rows - row : rows->most;                     \
             const float *x = rows->spread + row * w->group * w->num_groups / (rows->in_pairs ? 2 : 1);             \
             const float *sums = rows->sums + row * w->num_groups;                                                  \
-            vec out[12][VECTORS];                                                                                        \
+            vec out[12][VECTORS];                                                                                      \
             switch (R) { CASES }                                                                                   \
             for (int64_t r = 0; r < R; r++) store(w, rows, tile, out[r], row + r);                                 \
         }
 
 /* Tiles [first, last) of all rows. */
-EVERY_CPU void tiles(const Weight *w, const Rows *rows, int64_t first, int64_t last) {
+VECTOR_CPU void tiles(const Weight *w, const Rows *rows, int64_t first, int64_t last) {
 #define ROWS(R) BY(R, tile_by_rows)
     EACH_CHUNK(ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6))
 }

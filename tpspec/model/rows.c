@@ -10,33 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lanes.h"
+
 #define MAX_DIM 256 /* head dimension */
 
-/* LANES: of a vector that a CPU has registers for; one that has none is kept in memory, ten times slower. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#ifdef WIDE
-#define LANES 16
-#define EVERY_CPU __attribute__((target("arch=x86-64-v4")))
-#define RUNS_HERE (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
-#else
-#define LANES 8
-#define EVERY_CPU __attribute__((target("arch=x86-64-v3")))
-#define RUNS_HERE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-#endif
-#else
-#define LANES 4
-#define EVERY_CPU
-#ifdef WIDE
-#define RUNS_HERE 0
-#else
-#define RUNS_HERE 1
-#endif
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int8_t cvec __attribute__((vector_size(LANES), aligned(1)));
 
 /* Who sees whom: rows of one span, as model/batch.py's Span says. */
@@ -58,15 +35,6 @@ typedef struct {
     void *keys, *values;
     float *key_scales, *value_scales;
 } Cache;
-
-/* bfloat16 as floats; and rounded to nearest even, where a NaN stays one. */
-INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
-
-INLINE hvec narrow(vec values) {
-    ivec bits = (ivec)values, nan = values != values;
-    ivec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), hvec);
-}
 
 INLINE vec same(vec values) { return values; }
 

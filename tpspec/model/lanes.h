@@ -1,0 +1,40 @@
+/* Vectors of a length that this CPU has registers for, and bfloat16 in them. Where WIDE is defined: of 16 floats, AVX-512.
+ *
+ * VECTOR_CPU: goes before what is called from outside. RUNS_HERE: whether this CPU has the instructions for it.
+ */
+#include <stdint.h>
+
+/* LANES: of a vector; one that a CPU has no registers for is kept in memory, ten times slower. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#ifdef WIDE
+#define LANES 16
+#define VECTOR_CPU __attribute__((target("arch=x86-64-v4")))
+#define RUNS_HERE (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
+#else
+#define LANES 8
+#define VECTOR_CPU __attribute__((target("arch=x86-64-v3")))
+#define RUNS_HERE (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+#endif
+#else
+#define LANES 4
+#define VECTOR_CPU
+#ifdef WIDE
+#define RUNS_HERE 0
+#else
+#define RUNS_HERE 1
+#endif
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
+
+/* bfloat16 as floats; and rounded to nearest even, where a NaN stays one. */
+INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
+
+INLINE hvec narrow(vec values) {
+    ivec bits = (ivec)values, nan = values != values;
+    ivec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), hvec);
+}
