@@ -205,7 +205,7 @@ def test_a_topologys_link_is_checked_with_it(tmp_path: Path) -> None:
         load(path)
     topology = load(path, ["link={table: rtx3090x8_2socket_stock, emulate: true, dilation: 8}"])
     assert topology.link.cost == link("rtx3090x8_2socket_stock")
-    with pytest.raises(TopologyError, match=r"link\.emulate: works between ranks on the CPU"):
+    with pytest.raises(TopologyError, match=r"link\.emulate: works where the host waits"):
         load(path, ["link={table: pcie4, emulate: true}", "device=cuda"])
     with pytest.raises(TopologyError, match=r"link\.dilation: is 0; should be a number above 0"):
         load(path, ["link={table: pcie4, dilation: 0}"])

@@ -421,7 +421,7 @@ def test_a_link_cannot_be_emulated_between_cards(
     (model / "config.json").unlink()  # not looked at
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     path = topology_file(device="auto", link={"table": "pcie4", "emulate": True})
-    assert refused(capsys, [path, "--prompt", "a"]).startswith("link.emulate: works between ranks on the CPU")
+    assert refused(capsys, [path, "--prompt", "a"]).startswith("link.emulate: works where the host waits")
 
 
 def test_a_cache_larger_than_the_machine_is_exit_code_3_with_the_bytes(

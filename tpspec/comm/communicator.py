@@ -37,6 +37,10 @@ class Communicator(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def is_queued(self) -> bool:
+        """Whether collectives of tensors on a card go into its queue and need no host: then they can be recorded."""
+
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
         """The sum over ranks, bitwise the same on each; may reuse x's memory."""
 
@@ -49,6 +53,7 @@ class OneRank:
 
     rank = 0
     size = 1
+    is_queued = True
 
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
         return x
@@ -61,7 +66,7 @@ class ForOne:
     """A communicator whose collectives are all for one purpose, whatever the caller takes them to be for."""
 
     def __init__(self, inner: Communicator, purpose: Purpose) -> None:
-        self.rank, self.size = inner.rank, inner.size
+        self.rank, self.size, self.is_queued = inner.rank, inner.size, inner.is_queued
         self._inner, self._purpose = inner, purpose
 
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:

@@ -136,6 +136,8 @@ class Emulated:
     last pays in full and the others' lead is at most a collective's time.
     """
 
+    is_queued = False  # the host waits
+
     def __init__(self, inner: Communicator, link: LinkTable, dilation: float = 1.0, clock: Clock | None = None) -> None:
         self.rank, self.size = inner.rank, inner.size
         self.sums = Emulation()

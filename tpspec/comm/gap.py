@@ -78,6 +78,8 @@ class Filled:
     work_s: the drafter's CPU time so far; 0 if it is gone.
     """
 
+    is_queued = False  # the host counts while it waits
+
     def __init__(self, inner: Communicator, gap: Gap, work_s: Callable[[], float]) -> None:
         self.rank, self.size = inner.rank, inner.size
         self._inner, self._gap, self._work_s = inner, gap, work_s

@@ -65,6 +65,25 @@ class Ledger:
         self.add(purpose, num_bytes, 0.0)
         self._spans.append((self._entries[purpose], begin, self.begin_span()))
 
+    def enter(self, tallies: Mapping[Purpose, Tally]) -> None:
+        """Collectives that ran without passing by here: of a recording that was replayed."""
+        for purpose, tally in tallies.items():
+            entry = self._entries[purpose]
+            entry.count += tally.count
+            entry.bytes += tally.bytes
+            entry.seconds += tally.seconds
+
+    def aside(self, work: Callable[[], object]) -> dict[Purpose, Tally]:
+        """What the work would enter, which is left out of the sums; waits for a device until the seconds are known."""
+        kept, self._entries = self._entries, {purpose: _Entry() for purpose in Purpose}
+        try:
+            work()
+            if self._spans:
+                self._spans[-1][2].synchronize()
+            return self.totals()
+        finally:
+            self._entries = kept
+
     def mark_round(self) -> None:
         """A round has ended."""
         self.rounds += 1
@@ -96,7 +115,7 @@ class Counted:
     """A communicator that writes every collective of another one into a ledger."""
 
     def __init__(self, inner: Communicator, ledger: Ledger) -> None:
-        self.rank, self.size = inner.rank, inner.size
+        self.rank, self.size, self.is_queued = inner.rank, inner.size, inner.is_queued
         self._inner, self._ledger = inner, ledger
 
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
@@ -107,6 +126,8 @@ class Counted:
 
     def _timed(self, verb: Callable[[Tensor, Purpose], Tensor], x: Tensor, purpose: Purpose) -> Tensor:
         if x.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return verb(x, purpose)  # nothing runs yet; whoever replays it enters it
             begin_event = self._ledger.begin_span()
             result = verb(x, purpose)
             self._ledger.add_span(purpose, x.nbytes, begin_event)

@@ -54,6 +54,8 @@ class Unavailable(Exception):
 class SharedMemory:
     """A group of two or more processes of one host, made by `share_memory`. Not for two threads at once."""
 
+    is_queued = False
+
     def __init__(self, library: ctypes.CDLL, rank: int, peers: Sequence[Peer]) -> None:
         self.rank, self.size = rank, len(peers)
         self.timeout_s = TRIAL_TIMEOUT_S

@@ -55,6 +55,8 @@ class _Meeting:
 class ThreadCommunicator:
     """One rank of a `ThreadWorld`."""
 
+    is_queued = False
+
     def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
         self.rank, self.size = rank, size
         self._meeting, self._turn = meeting, 0

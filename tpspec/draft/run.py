@@ -43,4 +43,5 @@ def load_run(given: Given) -> ModelRun:
     assert given.folder is not None, "the rules of a topology ask for it"
     shape = ModelShape.of(given.folder)
     decoder = load_whole(given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize)
+    decoder.prepare()
     return ModelRun(decoder, shape.vocab, shape.max_positions)

@@ -72,9 +72,11 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _device(place: Place, transport: Transport) -> torch.device:
-    """A card, when there is one for every rank and no CPU transport was asked for."""
-    cards = torch.cuda.device_count() if transport == "auto" else 0
-    return torch.device("cuda", place.local_rank) if cards >= place.world_size else torch.device("cpu")
+    """A card, when there is one for every rank and no CPU transport was asked for; through the host, any."""
+    cards = torch.cuda.device_count() if transport in ("auto", "host") else 0
+    if not cards or (transport == "auto" and cards < place.world_size):
+        return torch.device("cpu")
+    return torch.device("cuda", place.local_rank % cards)
 
 
 def _agree_on_file(world: World, out: Path | None) -> None:
@@ -216,8 +218,8 @@ def _by_events(send: Callable[[Tensor], Tensor], xs: Sequence[Tensor]) -> tuple[
 
 
 def _captured(comm: Communicator, device: torch.device, sizes: Sequence[int], rounds: int) -> list[str]:
-    """A line for each size, of all-reduces inside a CUDA graph; nothing on the CPU."""
-    if device.type != "cuda":
+    """A line for each size, of all-reduces inside a CUDA graph; nothing where the host takes part."""
+    if device.type != "cuda" or not comm.is_queued:
         return []
     messages = [message(comm, device, "all_reduce", size) for size in sizes]
     times = [seconds_in_graph(one.send, one.brought(comm.rank, 0), rounds) for one in messages]

@@ -6,7 +6,7 @@ Shapes: O outputs, W columns of the groups the shard touches, G groups, X column
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -71,10 +71,10 @@ class EightBitLinear:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _product(
-    x_at: Any,
-    codes_at: Any,
-    scales_at: Any,
-    y_at: Any,
+    x_at: tl.tensor,  # no name of Python's may stand here: Triton reads annotations
+    codes_at: tl.tensor,
+    scales_at: tl.tensor,
+    y_at: tl.tensor,
     num_rows: int,
     num_outputs: int,
     num_groups: int,

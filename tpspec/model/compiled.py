@@ -102,6 +102,9 @@ class CompiledSteps:
         self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, POINTER])
         self._gate = _verb(loaded, f"gate_{kind}", None, [POINTER] * 2 + [INT] * 2)
 
+    def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
+        return num_rows <= MOST_ROWS
+
     def begin(self, spans: Sequence[Span], num_rows: int) -> CompiledRound:
         positions = torch.tensor([position for span in spans for position in span.positions()])
         slots = torch.tensor([slot for span in spans for slot in span.own_slots()])

@@ -8,24 +8,27 @@ Shapes: T rows of the round, D hidden, V vocabulary rows of this shard.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
 from tpspec.comm.communicator import Purpose
-from tpspec.model.compiled import MOST_ROWS, compiled_steps
-from tpspec.model.steps import Layer, Norm, Shape, Steps, TorchSteps
+from tpspec.comm.ledger import Ledger
+from tpspec.model.compiled import compiled_steps
+from tpspec.model.graphs import CardRecorder, Forward, Graphs
+from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps, TorchSteps
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from tpspec.cache.store import KVStore
     from tpspec.comm.communicator import Communicator
     from tpspec.model.batch import Span
+    from tpspec.model.graphs import Recorder, Taps
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
 
@@ -36,7 +39,7 @@ class Decoder:
     """embed -> layers -> norm -> head, over this rank's heads, channels and vocabulary rows.
 
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
-    compiled: whether few rows may take the compiled steps (where there are some).
+    compiled: whether few rows may take steps made for them (where there are some). ledger: where `comm` is counted.
     """
 
     def __init__(
@@ -52,35 +55,81 @@ class Decoder:
         store: KVStore,
         fixed_rows: int | None = None,
         compiled: bool = True,
+        ledger: Ledger | None = None,
     ) -> None:
         self.embedding_VD, self.layers, self.norm, self.head = embedding_VD, layers, norm, head
-        self.shape, self.comm, self.store, self.fixed_rows = shape, comm, store, fixed_rows
+        self.shape, self.comm, self.store, self.rope, self.fixed_rows = shape, comm, store, rope, fixed_rows
         self.left_out = NOTHING
+        self._ledger = ledger or Ledger()
         self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
-        self._few: Steps | None = compiled_steps(shape, rope, store) if compiled else None
+        self._few: FewSteps | None = compiled_steps(shape, rope, store) if compiled else None
+        self._graphs: Graphs | None = None
+        if compiled and fixed_rows is None and shape.device.type == "cuda":
+            self._use_card(rope)
+
+    def _use_card(self, rope: Rope) -> None:
+        from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
+
+        steps = card_steps(self.shape, rope, self.store)
+        if steps is not None and self.comm.is_queued:
+            self.record(steps, CardRecorder())
+        else:
+            self._few = steps
+
+    def record(self, steps: FewSteps, recorder: Recorder) -> None:
+        """From now on few rows take these steps, which are the same launches for every round of as many rows."""
+        self._few = steps
+        hidden = self.embedding_VD.shape[1]
+
+        def run(x_TD: Tensor, round: Any, taps: Taps) -> Forward:
+            normed_TD, tapped = self._rows(x_TD, steps, round, taps)
+            return Forward(self.head(normed_TD), tapped)
+
+        self._graphs = Graphs(run, steps, recorder, self._ledger, hidden, self.shape.dtype, self.shape.device)
+
+    def prepare(self, taps: Taps = ()) -> None:
+        """What would otherwise make the first round of each row count slow. Every rank calls it."""
+        if self._graphs is not None:
+            self._graphs.prepare(taps)
 
     def thinned(self, left_out: Sublayers, comm: Communicator) -> Decoder:
         """The same weights and cache without some sublayers, whose keys and values it neither writes nor reads."""
         thin = copy(self)
-        thin.left_out, thin.comm = left_out, comm
+        thin.left_out, thin.comm, thin._graphs = left_out, comm, None
         return thin
 
-    @torch.inference_mode()
-    def forward(self, spans: Sequence[Span], tap: Callable[[int, Tensor], None] | None = None) -> Tensor:
+    def forward(self, spans: Sequence[Span]) -> Tensor:
         """Logits of the last num_logits rows of every span, in order: [sum of num_logits, V] of this shard.
 
-        Keys and values of all rows are written to the spans' slots. tap: shown what enters each layer, what leaves the
-        last (as the layer after it), and what leaves the final norm (as layer -1): [T, D], to be copied at once.
+        Keys and values of all rows are written to the spans' slots. The next forward may overwrite what it returns.
         """
-        x_TD, delta_TD = self._embed(spans), None
-        num_rows = x_TD.shape[0]
-        steps = self._few if self._few is not None and num_rows <= MOST_ROWS else self._many
-        round = steps.begin(spans, num_rows)
+        return self.tapped(spans, ()).logits_TV
+
+    @torch.inference_mode()
+    def tapped(self, spans: Sequence[Span], taps: Taps) -> Forward:
+        """`forward`, and of every row what enters the layers `taps`, what leaves the last (as the layer after it), and
+        what leaves the final norm (as FINAL)."""
+        embedded_TD = self._embedded(spans)
+        num_rows = len(embedded_TD)
+        if self._graphs is not None and self._graphs.fits(spans, num_rows):
+            made = self._graphs.forward(spans, embedded_TD, taps)
+            return Forward(_wanted(made.logits_TV, spans), made.tapped)
+        steps = self._few if self._few is not None and self._few.fits(spans, num_rows) else self._many
+        x_TD = embedded_TD.to(self.shape.device, self.shape.dtype)
+        normed_TD, tapped = self._rows(x_TD, steps, steps.begin(spans, num_rows), taps)
+        if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
+            return Forward(_wanted(self.head(normed_TD), spans), tapped)
+        return Forward(self.head(_wanted(normed_TD, spans)), tapped)
+
+    def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
+        """What leaves the final norm, and what was tapped; x may be overwritten."""
+        delta_TD: Tensor | None = None
+        tapped: dict[int, Tensor] = {}
         for layer in self.layers:
             if layer.index not in self.left_out.attention:
                 x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.attention_norm)
-                if tap is not None:
-                    tap(layer.index, x_TD)
+                if layer.index in taps:
+                    tapped[layer.index] = x_TD.clone()
                 partial_TD = layer.o(steps.attention(layer, layer.qkv(normed_TD), round))
                 delta_TD = self.comm.all_reduce(partial_TD, Purpose.attention)
             if layer.index not in self.left_out.mlp:
@@ -88,30 +137,21 @@ class Decoder:
                 partial_TD = layer.down(steps.gate(layer.gate_up(normed_TD)))
                 delta_TD = self.comm.all_reduce(partial_TD, Purpose.mlp)
         x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm)
-        if tap is not None:
-            tap(len(self.layers), x_TD)
-            tap(FINAL, normed_TD)
-        return self._logits(spans, normed_TD)
+        last = {len(self.layers): x_TD, FINAL: normed_TD}
+        return normed_TD, tapped | {tap: last[tap].clone() for tap in taps if tap in last}
 
-    def _embed(self, spans: Sequence[Span]) -> Tensor:
+    def _embedded(self, spans: Sequence[Span]) -> Tensor:
         """Rows of the table, which stays in host memory: no collective, no card memory."""
-        ids = torch.tensor([token for span in spans for token in span.tokens])
-        x_TD = self.embedding_VD[ids].to(self.shape.device, self.shape.dtype)
-        padding = 0 if self.fixed_rows is None else self.fixed_rows - len(ids)
-        return F.pad(x_TD, (0, 0, 0, padding)) if padding else x_TD
-
-    def _logits(self, spans: Sequence[Span], normed_TD: Tensor) -> Tensor:
-        if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
-            return self.head(normed_TD)[_logit_rows(spans)]
-        if sum(span.num_logits for span in spans) < normed_TD.shape[0]:
-            normed_TD = normed_TD[_logit_rows(spans)]
-        return self.head(normed_TD)
+        rows_TD = self.embedding_VD[torch.tensor([token for span in spans for token in span.tokens])]
+        padding = 0 if self.fixed_rows is None else self.fixed_rows - len(rows_TD)
+        return F.pad(rows_TD, (0, 0, 0, padding)) if padding else rows_TD
 
 
-def _logit_rows(spans: Sequence[Span]) -> Tensor:
+def _wanted(x_TX: Tensor, spans: Sequence[Span]) -> Tensor:
+    """The rows whose logits are wanted; not copied where those are all."""
     rows: list[int] = []
     first = 0
     for span in spans:
         first += len(span.tokens)
         rows += range(first - span.num_logits, first)
-    return torch.tensor(rows, dtype=torch.long)
+    return x_TX if len(rows) == len(x_TX) else x_TX[torch.tensor(rows, dtype=torch.long)]

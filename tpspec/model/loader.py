@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.comm.communicator import Communicator
+    from tpspec.comm.ledger import Ledger
     from tpspec.model.architectures import LayerSpec, ModelSpec
     from tpspec.model.linear import Linear
     from tpspec.model.stored import Slice
@@ -75,12 +76,13 @@ class Loader:
         fixed_rows: int | None = None,
         compiled: bool = True,
         small_cache: bool = False,
+        ledger: Ledger | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
         small_cache: of 8 bits.
 
-        fixed_rows, compiled: see Decoder.
+        fixed_rows, compiled, ledger: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers = []
@@ -102,6 +104,7 @@ class Loader:
             store=store,
             fixed_rows=fixed_rows,
             compiled=compiled,
+            ledger=ledger,
         )
 
     def _shape(self) -> Shape:

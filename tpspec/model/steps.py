@@ -1,6 +1,7 @@
 """What happens between the matrix products of a layer: norm, rope and cache write, attention, gate. Here in torch.
 
-This is the reference, and what runs on cards and for many rows; compiled.py does the same for a few rows on a CPU.
+This is the reference, and what runs for many rows; compiled.py does the same for a few rows on a CPU, card_steps.py on
+a card.
 Knows rows, slots and masks; must not know drafts, ranks or which architecture it is.
 
 Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shard, E head dim, C mlp channels.
@@ -90,6 +91,13 @@ class Steps(Protocol):
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         """silu(gate) * up: [T, 2C] -> [T, C]."""
+
+
+class FewSteps(Steps, Protocol):
+    """Steps made for few rows."""
+
+    def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
+        """Whether these rows, padding and all, are few enough."""
 
 
 @dataclass(frozen=True, slots=True)

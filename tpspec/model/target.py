@@ -12,7 +12,7 @@ from tpspec.comm.communicator import ForOne, Purpose
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -25,13 +25,13 @@ class ShardedTarget:
     """One shard of the target.
 
     vocab_rows: the head rows this shard holds. vocab: token ids that exist. width: head rows of the widest shard.
-    taps: what is kept of every forward, as `Decoder.forward` counts it.
+    taps: what is kept of every forward, as `Decoder.tapped` counts it.
     """
 
     def __init__(self, decoder: Decoder, vocab_rows: range, vocab: int, width: int, taps: Sequence[int] = ()) -> None:
         self.decoder, self._start, self._vocab, self._width = decoder, vocab_rows.start, vocab, width
         self._taps = tuple(taps)
-        self._tapped: dict[int, Tensor] = {}
+        self._tapped: Mapping[int, Tensor] = {}
 
     def thinned(self, left_out: Sublayers) -> ShardedTarget:
         """The same shard and cache without some sublayers; what its collectives carry counts as drafting."""
@@ -41,7 +41,9 @@ class ShardedTarget:
         return thin
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
-        return self.rows(self.decoder.forward(spans, self._keep if self._taps else None))
+        made = self.decoder.tapped(spans, self._taps)
+        self._tapped = made.tapped
+        return self.rows(made.logits_TV)
 
     def rows(self, logits_TV: Tensor) -> RowLogits:
         """What this shard's head made of some rows."""
@@ -58,9 +60,9 @@ class ShardedTarget:
         """Of the last forward, [T, number of taps * D]; the same on every shard. None where nothing is kept."""
         return torch.cat([self._tapped[tap] for tap in self._taps], 1) if self._taps else None
 
+    def prepare(self) -> None:
+        """What would otherwise make first rounds slow. Every shard calls it."""
+        self.decoder.prepare(self._taps)
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.decoder.store.move(sources, targets)
-
-    def _keep(self, layer: int, x_TD: Tensor) -> None:
-        if layer in self._taps:
-            self._tapped[layer] = x_TD.clone()

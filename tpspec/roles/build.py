@@ -84,7 +84,9 @@ def build_engine(
     fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
     bus = emulated(comm, topology.link)
     shard = cache(
-        partial(_decoder, topology, folder, shape, counted(beside(bus), ledger), device, pool, fixed_rows, progress)
+        partial(
+            _decoder, topology, folder, shape, counted(beside(bus), ledger), device, pool, fixed_rows, ledger, progress
+        )
     )
 
     def supply(wanted: Topology) -> Supply:
@@ -94,6 +96,7 @@ def build_engine(
             lambda left_out: _target(topology, shape, comm.rank, shard()).thinned(left_out),
         )  # fmt: skip
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
+        target.prepare()
         pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds)
         return Supply(target, host, pace)
 
@@ -138,13 +141,16 @@ def _decoder(
     device: torch.device,
     pool: PagePool,
     fixed_rows: int | None,
+    ledger: Ledger,
     progress: Callable[[int, int], None] | None,
 ) -> Decoder:
     """This rank's shard."""
     shard, num_slots = _shards(topology, shape)[comm.rank], pool.num_pages * pool.page_size
     loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device, topology.target.quantize)
     small_cache = topology.cache.dtype == "int8"
-    return loader.decoder(comm, num_slots, fixed_rows=fixed_rows, small_cache=small_cache, progress=progress)
+    return loader.decoder(
+        comm, num_slots, fixed_rows=fixed_rows, small_cache=small_cache, ledger=ledger, progress=progress
+    )
 
 
 def _target(

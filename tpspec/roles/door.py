@@ -266,20 +266,28 @@ def _save(topology: Topology, path: Path) -> None:
 def pick_device(topology: Topology, place: Place) -> torch.device:
     """The card of this rank, or the CPU. `auto` takes cards when there is one for every rank of this host."""
     num_cards = torch.cuda.device_count() if topology.device != "cpu" else 0
-    if topology.device == "cuda" and num_cards <= place.local_rank:
-        raise UserError(f"device: cuda needs a card for local rank {place.local_rank}, and {num_cards} are here")
-    if topology.device == "cpu" or (topology.device == "auto" and num_cards < topology.num_ranks):
-        return torch.device("cpu")
-    if topology.link.emulate:
+    num_places = place.local_size if num_cards and topology.link.transport == "host" else num_cards
+    if topology.device == "cuda" and num_places <= place.local_rank:
         raise UserError(
-            "link.emulate: works between ranks on the CPU, and these are on cards; should stand beside device: cpu"
+            f"device: cuda needs a card for local rank {place.local_rank}, and {num_cards} are here; "
+            "with link.transport: host ranks may share one"
         )
-    return torch.device("cuda", place.local_rank)
+    if topology.device == "cpu" or (topology.device == "auto" and num_places < topology.num_ranks):
+        return torch.device("cpu")
+    if topology.link.emulate and topology.link.transport != "host":
+        raise UserError(
+            "link.emulate: works where the host waits, and these ranks are on cards; should stand beside device: cpu "
+            "or link.transport: host"
+        )
+    return torch.device("cuda", place.local_rank % num_cards)
 
 
 def _on_device(place: Place, device: torch.device) -> Sequence[int]:
-    """Ranks on the CPU share the memory of their host; a card is one rank's own."""
-    return place.ranks_here if device.type == "cpu" else (place.rank,)
+    """Ranks on the CPU share the memory of their host, and ranks whose numbers on it come to the same card that."""
+    if device.type == "cpu":
+        return place.ranks_here
+    num_cards = torch.cuda.device_count()
+    return [rank for local, rank in enumerate(place.ranks_here) if local % num_cards == device.index]
 
 
 def _settle_weights(topology: Topology, world: World, place: Place, device: torch.device) -> Topology:

@@ -188,7 +188,9 @@ class LinkConfig(Section):
     gbytes_per_s: Positive | None = Field(default=None, description="null, or gigabytes per second, above 0")
     emulate: bool = Field(default=False, description="true or false")
     dilation: Positive = Field(default=1.0, description="a number above 0")
-    transport: Literal["auto", "gloo", "shared"] = Field(default="auto", description="auto, gloo or shared")
+    transport: Literal["auto", "gloo", "shared", "host"] = Field(
+        default="auto", description="auto, gloo, shared or host"
+    )
 
     @property
     def cost(self) -> LinkTable | None:

@@ -110,10 +110,10 @@ def _something_to_emulate(emulate: bool, *costs: str | float | None) -> str | No
     return "has nothing to emulate; should stand beside link.table, or latency_us and gbytes_per_s"
 
 
-def _emulated_on_cpu(emulate: bool, device: str) -> str | None:
-    if not emulate or device != "cuda":
+def _emulated_where_the_host_waits(emulate: bool, device: str, transport: str) -> str | None:
+    if not emulate or device != "cuda" or transport == "host":
         return None
-    return "works between ranks on the CPU; should be false with device: cuda, or stand beside device: cpu"
+    return "works where the host waits; should be false with device: cuda, or stand beside link.transport: host"
 
 
 def _known_table(table: str | None) -> str | None:
@@ -141,5 +141,5 @@ RULES = (
     Rule(_COSTS, _one_link_cost),
     Rule(("link.table",), _known_table),
     Rule(("link.emulate", *_COSTS), _something_to_emulate),
-    Rule(("link.emulate", "device"), _emulated_on_cpu),
+    Rule(("link.emulate", "device", "link.transport"), _emulated_where_the_host_waits),
 )

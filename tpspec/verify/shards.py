@@ -57,9 +57,15 @@ def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
 def tell_winners(
     scores_TV: Tensor, draws: Sequence[Draw], noise: Noise, stream: Stream, start: int
 ) -> tuple[Tensor, Tensor]:
-    """The best (score, id) of this shard, float32 [T] and int32 [T]: by noise, or plainly at temperature 0."""
+    """The best (score, id) of this shard, float32 [T] and int32 [T]: by noise, or plainly at temperature 0.
+
+    Where all rows are at 0, a device is not waited for.
+    """
     warm = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     cold = [i for i, draw in enumerate(draws) if draw.sampling.temperature == 0]
+    if not warm:
+        value, column = scores_TV.max(1)
+        return value, (column + start).int()
     value = scores_TV.new_empty(len(draws))
     ids = torch.empty_like(value, dtype=torch.int64)
     if cold:

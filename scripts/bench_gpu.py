@@ -1,0 +1,331 @@
+#!/usr/bin/env python3
+"""What a card makes of single-stream decoding, in one run, as ratios. Needs a CUDA card; no weights, no network.
+
+    python scripts/bench_gpu.py [--model meta-llama/Llama-3.1-8B-Instruct] [--only decode quantized] [--json FILE]
+
+The model is a random checkpoint of a known shape (tpspec/topology/models.yaml), written to --to (a temporary folder;
+16 GB for the 8B) and loaded as any other. Every section runs in a process of its own, one after the other:
+
+  decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
+                card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
+                rounds of 2 to 16 rows against rounds of one
+  quantized     tokens/s with target.quantize int8 and int4
+  transformers  tokens/s of transformers.generate, static cache, compiled
+  shared        two ranks on this card (link.transport: host): texts equal to one rank's
+  gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of its steps'
+                time a round does not take longer than a plain one
+
+On a machine without a card `--device cpu --model smollm2-135m` tries the script, not the card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # python adds scripts/ to the path, not the repository
+
+PROMPT, TOKENS, WARM_UP = 200, 256, 16
+ROWS = (1, 2, 4, 6, 8, 12, 16)
+DRAFTS = 4
+COPY_BYTES = 1 << 30
+GOALS = {
+    "share of the copy bandwidth": "0.85",
+    "host beside the card, us a round": "150",
+    "6 rows to 1": "1.10",
+    "int4 to bfloat16": "2.2",
+    "bfloat16 to transformers": "1.5",
+    "drafting hidden in waits": "0.70",
+}
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    if options.worker:
+        print(json.dumps(WORKERS[options.worker](options)))
+        return
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("bench_gpu: no CUDA card is here (--device cpu --model smollm2-135m tries the script alone)")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.to or Path(temporary)
+        for model in {options.model, options.draft}:
+            write(model, folder)
+        results = {name: section(name, options, folder) for name in options.only}
+    show(results, options)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What a process of its own found; what went wrong, where it failed."""
+    command = [sys.executable, __file__, "--worker", name, "--to", str(folder), "--device", options.device]
+    command += ["--model", options.model, "--draft", options.draft, "--tokens", str(options.tokens)]
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        return {"failed": ended.stderr.strip().splitlines()[-12:]}
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def write(model: str, folder: Path) -> None:
+    """A random checkpoint of the shape, unless it is there: transformers' own initial weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tests.checkpoints import write_tokenizer
+    from tpspec.topology.shape import known_models
+
+    place = at(model, folder)
+    if (place / "config.json").exists():
+        return
+    print(f"writing random weights of {model} ...", file=sys.stderr, flush=True)
+    fields = dict(known_models()[model])
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        random = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    random.save_pretrained(place)
+    write_tokenizer(place, config.vocab_size)
+
+
+def at(model: str, folder: Path) -> Path:
+    return folder / model.replace("/", "--")
+
+
+def decode(options: argparse.Namespace) -> dict[str, Any]:
+    from tpspec.model.batch import Span
+    from tpspec.model.target import ShardedTarget
+
+    built = open_engine(options)
+    engine = built.engine
+    assert isinstance(engine.target, ShardedTarget)
+    round_s, _ = decoded(engine, options.tokens)
+    decoder, middle = engine.target.decoder, PROMPT + options.tokens // 2
+
+    def rows_of(num_rows: int) -> Callable[[], object]:
+        span = Span(0, middle, tuple(range(5, 5 + num_rows)), ((0, middle + num_rows),), num_rows)
+        return lambda: decoder.forward([span])
+
+    forward_s = in_turns({num_rows: rows_of(num_rows) for num_rows in ROWS})
+    read = weight_bytes(decoder) + middle * cache_bytes(decoder)
+    copied = copy_bytes_per_s(torch.device(options.device))
+    return {
+        "tokens/s": 1 / round_s,
+        "GB a round": read / 1e9,
+        "copy GB/s": copied / 1e9,
+        "share of the copy bandwidth": read / round_s / copied,
+        "host beside the card, us a round": 1e6 * (round_s - forward_s[1]),
+        "waits of the host a round": waits(engine) if options.device == "cuda" else None,
+        **{f"{num_rows} rows to 1": seconds / forward_s[1] for num_rows, seconds in forward_s.items()},
+    }
+
+
+def quantized(options: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for kind in ("bfloat16", "int8", "int4"):
+        engine = open_engine(options, **({} if kind == "bfloat16" else {"target.quantize": kind})).engine
+        found[f"{kind} tokens/s"] = 1 / decoded(engine, options.tokens)[0]
+        del engine
+    base = found["bfloat16 tokens/s"]
+    return found | {f"{kind} to bfloat16": found[f"{kind} tokens/s"] / base for kind in ("int8", "int4")}
+
+
+def transformers(options: argparse.Namespace) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
+    torch.set_float32_matmul_precision("high")
+    model = AutoModelForCausalLM.from_pretrained(at(options.model, options.to), dtype=torch.bfloat16)
+    model = model.to(options.device).eval()
+    ids = torch.tensor([prompt()], device=options.device)
+    words = {"do_sample": False, "min_new_tokens": options.tokens, "max_new_tokens": options.tokens}
+    if options.device == "cuda":
+        words["cache_implementation"] = "static"  # transformers then compiles the forward itself
+
+    def generated() -> float:
+        started = time.perf_counter()
+        model.generate(ids, attention_mask=torch.ones_like(ids), **words)
+        return time.perf_counter() - started
+
+    generated(), generated()
+    seconds = statistics.median(generated() for _ in range(3))
+    ours = 1 / decoded(open_engine(options).engine, options.tokens)[0]
+    theirs = options.tokens / seconds
+    return {"tokens/s": theirs, "bfloat16 tokens/s": ours, "bfloat16 to transformers": ours / theirs}
+
+
+def shared(options: argparse.Namespace) -> dict[str, Any]:
+    """float32 and few tokens: what is shown is that the texts are equal."""
+    words = ["--set", "target.dtype=float32", "--prompt", "a b c", "--max-tokens", "32", "--ignore-eos", "--json"]
+    texts = {}
+    for num_ranks in (1, 2):
+        ranks = f"target.ranks={list(range(num_ranks))}"
+        lines = launch(options, num_ranks, ["--set", ranks, "--set", "draft.source=ngram", *words])
+        texts[num_ranks] = json.loads(lines[-1])["text"]
+    return {"texts are equal": texts[1] == texts[2]}
+
+
+def gaps(options: argparse.Namespace) -> dict[str, Any]:
+    link = {"link.table": "rtx3090x8_2socket_stock", "link.emulate": "true", "target.ranks": "[0, 1]"}
+    drafts = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.placement": "{gaps: 0}",
+              "draft.tokens": DRAFTS, "pipeline.policy": "fan_out"}  # fmt: skip
+    words = ["--prompt", "a b c", "--max-tokens", "64", "--ignore-eos", "--json"]
+    plain, told = (
+        json.loads(launch(options, 2, [*sets(link | draft), *words])[-1])
+        for draft in ({"draft.source": "none"}, drafts)
+    )
+    plain_s, round_s = (one["tokens_per_round"] / one["tokens_per_second"] for one in (plain, told))
+    options.model = options.draft
+    drafting_s = DRAFTS * decoded(open_engine(options).engine, 64)[0]
+    return {
+        "plain round, ms": 1e3 * plain_s,
+        "round with drafts, ms": 1e3 * round_s,
+        "drafting alone, ms": 1e3 * drafting_s,
+        "drafting hidden in waits": 1 - max(0.0, round_s - plain_s) / drafting_s,
+    }
+
+
+def launch(options: argparse.Namespace, num_ranks: int, words: list[str]) -> list[str]:
+    """Lines of JSON of `tpspec.generate` over ranks that share the card."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    keys = {"target.model": at(options.model, options.to), "device": options.device, "link.transport": "host"}
+    command = [*torchrun, "-m", "tpspec.generate", *sets(keys), *words]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if ended.returncode:
+        sys.exit(ended.stderr[-3000:])
+    return [line for line in ended.stdout.splitlines() if line.startswith("{")]
+
+
+def sets(keys: dict[str, Any]) -> list[str]:
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
+def open_engine(options: argparse.Namespace, **keys: Any) -> Any:
+    from tpspec.comm.communicator import OneRank
+    from tpspec.roles.build import build_engine
+    from tpspec.topology.config import automatic
+
+    keys = {"draft.source": "none", "target.dtype": "bfloat16", "cache.tokens": 2048} | keys
+    overrides = sets(keys)[1::2]
+    topology = automatic(1, str(at(options.model, options.to)), cuda=options.device == "cuda", overrides=overrides)
+    return build_engine(topology, OneRank(), torch.device(options.device))
+
+
+def prompt() -> tuple[int, ...]:
+    return tuple(torch.randint(5, 40000, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist())
+
+
+def decoded(engine: Any, num_tokens: int) -> tuple[float, list[int]]:
+    """Seconds of a plain round, the median of those after the first few, and the text."""
+    from tpspec.comm.messages import News
+    from tpspec.request import Request
+
+    engine.hear(News(round=1, requests=(Request(0, prompt(), WARM_UP + num_tokens),)))
+    seconds, text = [], []
+    while not engine.is_idle:
+        started = time.perf_counter()
+        engine.hear(News(round=len(seconds) + 2))
+        deltas = engine.step()
+        seconds.append(time.perf_counter() - started)
+        text += [token for delta in deltas for token in delta.tokens]
+    return statistics.median(seconds[WARM_UP:]), text
+
+
+def waits(engine: Any) -> float:
+    """How often the host waits for the card in a plain round, as torch sees it."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        decoded(engine, 64)
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in told) / (WARM_UP + 64)
+
+
+def in_turns(works: dict[int, Callable[[], object]], turns: int = 15, calls: int = 10) -> dict[int, float]:
+    """Median seconds of each, taken in turn: many calls a time, so that on a card the host runs ahead of it."""
+    seconds: dict[int, list[float]] = {name: [] for name in works}
+    for turn in range(turns + 1):
+        for name, work in works.items():
+            synchronize()
+            started = time.perf_counter()
+            for _ in range(calls):
+                work()
+            synchronize()
+            if turn:
+                seconds[name].append((time.perf_counter() - started) / calls)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def copy_bytes_per_s(device: torch.device) -> float:
+    """Bytes read and written."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    seconds = in_turns({0: lambda: target.copy_(source)})[0]
+    return 2 * COPY_BYTES / seconds
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def weight_bytes(decoder: Any) -> int:
+    """Of the matrices that every row goes through; not the embedding, of which a row is read."""
+    return sum(
+        _bytes_of(one) for layer in decoder.layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)
+    ) + (_bytes_of(decoder.head))
+
+
+def _bytes_of(product: Any) -> int:
+    return sum(held.nbytes for held in vars(product).values() if isinstance(held, torch.Tensor))
+
+
+def cache_bytes(decoder: Any) -> int:
+    """Of a token."""
+    numbers = (cells.numbers_GSE for cells in (*decoder.store.keys, *decoder.store.values))
+    return sum(tensor.nbytes for tensor in numbers) // decoder.store.num_slots
+
+
+def show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    on = torch.cuda.get_device_name() if options.device == "cuda" else "the CPU"
+    table = Table("", "", "measured", "goal", title=f"{options.model}, bfloat16, on {on}", title_justify="left")
+    for name, found in results.items():
+        for what, value in found.items():
+            shown = (
+                "\n".join(value) if isinstance(value, list) else f"{value:.3g}" if isinstance(value, float) else value
+            )
+            table.add_row(name, what, str(shown), GOALS.get(what, ""))
+    Console(width=140).print(table)
+
+
+WORKERS = {"decode": decode, "quantized": quantized, "transformers": transformers, "shared": shared, "gaps": gaps}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="meta-llama/Llama-3.1-8B-Instruct", help="a shape of models.yaml")
+    parser.add_argument("--draft", default="meta-llama/Llama-3.2-1B-Instruct", help="likewise, for gaps")
+    parser.add_argument("--only", nargs="+", choices=list(WORKERS), default=list(WORKERS), help="of the sections")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="where checkpoints are written and kept")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="decoded, each time")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--worker", choices=list(WORKERS), help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

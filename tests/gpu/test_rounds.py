@@ -1,0 +1,115 @@
+"""Recorded rounds on a CUDA card: the text of plain ones, one replay and one wait each. Run with: pytest -m gpu."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.checkpoints import KINDS, tiny
+from tests.worlds import serve, topology
+from tpspec.comm.communicator import OneRank
+from tpspec.comm.messages import News
+from tpspec.engine.engine import Engine
+from tpspec.model.batch import Span
+from tpspec.model.loader import Loader
+from tpspec.request import Request, Sampling
+from tpspec.roles.build import build_engine
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
+CUDA = torch.device("cuda")
+ASKS = [Request(i, (5, 6, 7, 8, 9 + i) * 4, 24, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(4)]
+IDS = tuple(torch.randint(3, 263, (90,), generator=torch.Generator().manual_seed(0)).tolist())
+
+
+@pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
+@pytest.mark.parametrize("num_asks", [1, 4])
+def test_texts_are_those_of_plain_rounds(tree: str, num_asks: int, tmp_path: Path) -> None:
+    """The law on a card, in float32. Stands against a recording that replays another round's rows."""
+    folder = tiny("smollm2", tmp_path)
+    plain = serve(topology(folder, device="cuda"), ASKS[:num_asks], device=CUDA)
+    draft = {"source": "model", "model": str(folder), "tokens": 5, "tree": tree}
+    told = serve(topology(folder, device="cuda", draft=draft), ASKS[:num_asks], device=CUDA)
+    assert told.texts() == plain.texts()
+    assert told.stats[-1].accepted > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2."""
+    (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))
+    loader, told = Loader.open(tmp_path, whole, dtype, CUDA), []
+    for compiled in (False, True):
+        decoder = loader.decoder(OneRank(), 512, compiled=compiled, small_cache=small)
+        decoder.forward([Span(0, 0, IDS[:80], ((0, 64), (128, 16)), 0), Span(1, 0, IDS[:3], ((256, 3),), 0)])
+        tree = Span(0, 80, IDS[80:86], ((0, 64), (128, 22)), 6, (-1, 0, 0, 1, 1, 2))
+        told.append(decoder.forward([tree, Span(1, 3, IDS[:3], ((256, 6),), 3)]).float())
+    assert (told[0] - told[1]).abs().max() < (2e-3 if dtype == torch.float32 and not small else 0.3)
+
+
+def engine_with(folder: Path, **keys: Any) -> Engine:
+    made = topology(folder, device="cuda", target={"dtype": "bfloat16"}, **keys)
+    engine = build_engine(made, OneRank(), CUDA).engine
+    engine.hear(News(round=1, requests=(Request(0, IDS[:20], 200),)))
+    for round in range(4):
+        engine.step()
+        engine.hear(News(round=round + 2))
+    return engine
+
+
+def test_the_host_waits_once_in_a_round(tmp_path: Path) -> None:
+    """For the verdict. Stands against an index or a mask that is copied while the card computes."""
+    engine = engine_with(tiny("smollm2", tmp_path))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        for round in range(10):
+            engine.step()
+            engine.hear(News(round=round + 6))
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([one for one in told if "synchroniz" in str(one.message)]) == 10
+
+
+@pytest.mark.parametrize("draft", [{"source": "none"}, {"source": "ngram", "tokens": 3}], ids=["plain", "ngram"])
+def test_a_round_is_one_replay_and_a_handful_of_launches(draft: dict[str, Any], tmp_path: Path) -> None:
+    """Stands against a round that falls back to launching kernel by kernel: some 40 a layer."""
+    engine = engine_with(tiny("smollm2", tmp_path), draft=draft)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for round in range(10):
+            engine.step()
+            engine.hear(News(round=round + 6))
+        torch.cuda.synchronize()
+    calls = {event.key: event.count for event in seen.key_averages()}
+    assert calls.get("cudaGraphLaunch") == 10
+    assert sum(count for name, count in calls.items() if "LaunchKernel" in name) <= 10 * 15
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, tmp_path: Path) -> None:
+    """A torchrun world, its collectives through the host's memory, one card for all."""
+    folder = tiny("smollm2", tmp_path)
+
+    def text(count: int) -> str:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        keys = {"target.model": folder, "target.ranks": list(range(count)), "target.dtype": "float32"}
+        keys |= {"device": "cuda", "link.transport": "host", "draft.source": "ngram"}
+        sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+        words = ["--prompt", "the cat and the hat", "--max-tokens", "32", "--ignore-eos", "--json"]
+        command = [*torchrun, "-m", "tpspec.generate", *sets, *words]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        told = next(line for line in ended.stdout.splitlines() if line.startswith("{"))
+        return str(json.loads(told)["text"])
+
+    assert text(num_ranks) == text(1)

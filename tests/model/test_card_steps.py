@@ -1,0 +1,89 @@
+"""The kernels of few rows on a card compute what torch does. Without a card they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import KINDS, tiny
+from tpspec.comm.communicator import OneRank
+from tpspec.model.batch import Span
+from tpspec.model.decoder import Decoder
+from tpspec.model.loader import Loader
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split
+
+pytest.importorskip("triton")
+from tpspec.model import card_rows, card_steps
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+IDS = tuple(torch.randint(3, 263, (200,), generator=torch.Generator().manual_seed(0)).tolist())
+LONG = card_rows.MOST_ROWS + 10  # rows that are too many for the kernels, and keys of more than one block
+TREE = (-1, 0, 0, 1, 1, 2)
+
+
+def pair(folder: Path, parts: tuple[float, ...] = (1.0,), **more: Any) -> tuple[Decoder, Decoder]:
+    """The first shard, by torch and by the kernels."""
+    shard = split(ModelShape.of(folder), parts)[0]
+    loader = Loader.open(folder, shard, torch.float32, DEVICE)
+    torchs, cards = (loader.decoder(OneRank(), 512, compiled=False, **more) for _ in range(2))
+    cards._few = card_steps.CardSteps(cards.shape, cards.rope, cards.store, 4)
+    return torchs, cards
+
+
+def rounds(decoder: Decoder) -> torch.Tensor:
+    """Two prompts by torch, in scattered slots; then a tree beside a chain, and a short text alone."""
+    decoder.forward([Span(0, 0, IDS[:LONG], ((0, 64), (128, LONG - 64)), 0), Span(1, 0, IDS[:3], ((256, 3),), 0)])
+    tree = Span(0, LONG, IDS[LONG : LONG + 6], ((0, 64), (128, LONG - 58)), 6, TREE)
+    chain = Span(1, 3, IDS[90:93], ((256, 6),), 3)
+    return torch.cat([decoder.forward([tree, chain]), decoder.forward([Span(2, 0, IDS[50:55], ((300, 5),), 5)])])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_is_what_torch_makes_of_it(kind: str, tmp_path: Path) -> None:
+    """Stands against a key of another row's branch, sequence, window or block, a head folded elsewhere, and a query
+    turned to another place. Shard 0 of two: an uneven group of heads in some kinds."""
+    torchs, cards = pair(tiny(kind, tmp_path), (1.0, 0.7))
+    assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
+    for mine, its in zip(
+        [*cards.store.keys, *cards.store.values], [*torchs.store.keys, *torchs.store.values], strict=True
+    ):
+        assert (mine.numbers_GSE - its.numbers_GSE).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral"])
+def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path: Path) -> None:
+    """Stands against codes cut off instead of rounded, and a scale of another slot or head. A code on the edge between
+    two may fall to either side."""
+    torchs, cards = pair(tiny(kind, tmp_path), small_cache=True)
+    assert (rounds(cards) - rounds(torchs)).abs().max() < 0.01
+    for mine, its in zip(
+        [*cards.store.keys, *cards.store.values], [*torchs.store.keys, *torchs.store.values], strict=True
+    ):
+        off = (mine.numbers_GSE.int() - its.numbers_GSE.int()).abs()
+        assert off.max() <= 1
+        assert off.float().mean() < 1e-3
+        assert torch.allclose(mine.scales_GS, its.scales_GS, rtol=1e-4)
+
+
+def test_a_row_sees_as_many_rows_as_a_round_has(tmp_path: Path) -> None:
+    """Stands against the bit of the 64th row, which is the sign of a word, and tiles that are not full."""
+    folder, size = tiny("smollm2", tmp_path, num_hidden_layers=1), card_rows.MOST_ROWS
+    span = Span(0, 0, IDS[:size], ((32, size),), size)
+    torchs, cards = pair(folder)
+    assert (cards.forward([span]) - torchs.forward([span])).abs().max() < 1e-4
+
+
+def test_keys_in_single_slots_are_still_read(tmp_path: Path) -> None:
+    """Stands against a table with room for whole pages only."""
+    folder, size = tiny("smollm2", tmp_path, num_hidden_layers=1), 20
+    torchs, cards = pair(folder)
+    scattered = tuple((3 * at, 1) for at in range(size))
+    told = []
+    for decoder in (torchs, cards):
+        decoder.forward([Span(0, 0, IDS[: size - 1], scattered[:-1], 0)])
+        told.append(decoder.forward([Span(0, size - 1, IDS[size - 1 : size], scattered, 1)]))
+    assert (told[0] - told[1]).abs().max() < 1e-4

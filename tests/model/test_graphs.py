@@ -1,0 +1,165 @@
+"""Recorded forwards: a round is one replay, in an order that all ranks share, and its collectives are counted.
+
+A card's recorder is replaced by one that does the work again into the same memory; everything else is what a card runs,
+in Triton's interpreter where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.checkpoints import tiny
+from tests.worlds import serve, topology
+from tpspec.comm.communicator import OneRank, Purpose
+from tpspec.comm.ledger import Counted, Ledger
+from tpspec.engine.engine import Engine
+from tpspec.model.batch import Span
+from tpspec.model.graphs import ROW_COUNTS, Forward, Graphs
+from tpspec.model.target import ShardedTarget
+from tpspec.request import Request, Sampling
+
+pytest.importorskip("triton")
+from tpspec.model.card_steps import CardSteps
+
+CPU = torch.device("cpu")
+HIDDEN = 4
+ONE_AT_A_TIME = Lock()  # Triton's interpreter knows one thread
+
+
+class Steps(CardSteps):
+    """Of ranks that are threads."""
+
+    def add_norm(self, *given: Any) -> Any:
+        with ONE_AT_A_TIME:
+            return super().add_norm(*given)
+
+    def attention(self, *given: Any) -> Any:
+        with ONE_AT_A_TIME:
+            return super().attention(*given)
+
+    def gate(self, *given: Any) -> Any:
+        with ONE_AT_A_TIME:
+            return super().gate(*given)
+
+
+class Again:
+    """Keeps work to be done again; what it made stays where it was. Its collectives pass no ledger, as on a card."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.rows: list[int] = []
+        self.replays = 0
+        self._ledger = ledger
+
+    def _done(self, work: Callable[[], Any]) -> Any:
+        made: list[Any] = []
+        self._ledger.aside(lambda: made.append(work()))
+        return made[0]
+
+    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        made = self._done(work)
+        self.rows.append(len(made.logits_TV))
+
+        def replay() -> None:
+            self.replays += 1
+            new = self._done(work)
+            made.logits_TV.copy_(new.logits_TV)
+            for tap, x_TD in new.tapped.items():
+                made.tapped[tap].copy_(x_TD)
+
+        return made, replay
+
+
+class Notes:
+    """Steps that only note what began."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def fits(self, spans: Any, num_rows: int) -> bool:
+        return True
+
+    def begin(self, spans: Any, num_rows: int) -> None:
+        self.begun.append(num_rows)
+
+
+def graphs() -> tuple[Graphs, Again, Ledger]:
+    """Of a forward that doubles its rows, in place, after one collective."""
+    ledger = Ledger()
+    comm, recorder = Counted(OneRank(), ledger), Again(ledger)
+
+    def run(x_TD: torch.Tensor, begun: None, taps: tuple[int, ...]) -> Forward:
+        x_TD += comm.all_reduce(x_TD.clone(), Purpose.mlp)
+        return Forward(x_TD.clone(), {tap: x_TD + tap for tap in taps})
+
+    return Graphs(run, Notes(), recorder, ledger, HIDDEN, torch.float32, CPU), recorder, ledger
+
+
+def span(num_rows: int) -> list[Span]:
+    return [Span(0, 0, (0,) * num_rows, ((0, num_rows),), num_rows)]
+
+
+@given(sizes=st.lists(st.integers(1, ROW_COUNTS[-1]), min_size=1, max_size=8), taps=st.sampled_from([(), (0, 3)]))
+def test_a_round_of_any_size_is_one_replay_of_the_least_recording_that_holds_it(
+    sizes: list[int], taps: tuple[int, ...]
+) -> None:
+    """Stands against rows of the last round that stay in the padding, and a recording made twice."""
+    made, recorder, _ = graphs()
+    for turn, size in enumerate(sizes):
+        x_TD = torch.full((size, HIDDEN), 1.0 + turn)
+        told = made.forward(span(size), x_TD, taps)
+        assert torch.equal(told.logits_TV, 2 * x_TD)
+        assert {tap: torch.equal(x, 2 * x_TD + tap) for tap, x in told.tapped.items()} == dict.fromkeys(taps, True)
+    assert recorder.replays == len(sizes)
+    assert set(recorder.rows) == {min(count for count in ROW_COUNTS if count >= size) for size in sizes}
+    assert len(recorder.rows) == len(set(recorder.rows))
+
+
+def test_what_is_prepared_is_recorded_once_from_the_largest_down() -> None:
+    """On every rank alike. Stands against an order that follows the first rounds a rank happens to see."""
+    made, recorder, _ = graphs()
+    made.prepare(())
+    made.prepare(())
+    made.forward(span(5), torch.ones(5, HIDDEN), ())
+    assert recorder.rows == list(reversed(ROW_COUNTS))
+
+
+def test_a_replay_is_counted_and_a_rehearsal_is_not() -> None:
+    """Stands against collectives that vanish from the ledger because no call of theirs passes by it."""
+    made, _, ledger = graphs()
+    made.prepare(())
+    assert ledger.totals() == {}
+    for size in (3, 4, 9):
+        made.forward(span(size), torch.ones(size, HIDDEN), ())
+    told = ledger.totals()[Purpose.mlp]
+    assert (told.count, told.bytes) == (3, (4 + 4 + 12) * HIDDEN * 4)
+
+
+@pytest.mark.parametrize("tree", ["chain", "static"])
+def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
+    """The law, with every round of few rows recorded on two ranks: stands against a table or an embedding of another
+    round. Ranks record the same row counts in the same order, and a round of one layer is three collectives."""
+    folder = tiny("smollm2", tmp_path, num_hidden_layers=1)
+    asks = [Request(i, (5, 6, 7, 8, 9 + i) * 2, 6, Sampling(temperature=0.7 * i, seed=i)) for i in range(2)]
+    recorders: dict[int, Again] = {}
+
+    def begin(rank: int, engine: Engine) -> None:
+        assert isinstance(engine.target, ShardedTarget)
+        decoder, recorders[rank] = engine.target.decoder, Again(engine.ledger)
+        decoder.record(Steps(decoder.shape, decoder.rope, decoder.store, 2), recorders[rank])
+
+    plain = serve(topology(folder), asks)
+    told = serve(topology(folder, 2, draft={"source": "ngram", "tokens": 3, "tree": tree}), asks, begin=begin)
+    assert told.texts() == plain.texts()
+    assert recorders[0].rows == recorders[1].rows
+    last = told.stats[-1]
+    assert recorders[0].replays == last.rounds
+    counts = {purpose: tally.count for purpose, tally in last.collectives.items()}
+    assert counts == {"attention": last.rounds, "mlp": last.rounds, "pick": last.rounds}

@@ -1,0 +1,269 @@
+"""Kernels of card_steps.py, in Triton: what a card does with a round's few rows between the matrix products.
+
+steps.py is the reference. All that changes from round to round is read from one tensor of integers, the table, so that
+the same launches serve every round. Must not know drafts, spans or ranks. Imported on cards only: needs Triton.
+Annotations are Triton's, which reads them: no name of Python's may stand there.
+
+Shapes: T rows, D hidden, H query heads, G kv heads, E head dim, C mlp channels, S slots, N splits; R rows of a tile,
+each row standing there once for each of the F query heads that read a kv head.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# The table, int64: for each row four numbers (each in a column of MOST_ROWS), then six for each tile, then three for
+# each block of keys, as the names below say.
+MOST_ROWS = 64
+ROW_POSITION, ROW_SLOT, ROW_SEES, ROW_BLOCKS = range(4)  # sees: a bit for each row of its span; slot -1: padding
+TILES_AT = 4 * MOST_ROWS
+TILE_SIZE = 6  # first row of the span, rows of the span before the tile's, rows, tokens cached, first block, last + 1
+BLOCKS_AT = TILES_AT + TILE_SIZE * MOST_ROWS
+BLOCK_SIZE = 3  # first slot, keys, place of the first key in the sequence
+KEYS = 64  # of a block at most
+
+_POSITIONS, _SLOTS, _SEES, _BLOCKS = (tl.constexpr(column * MOST_ROWS) for column in range(4))
+_TILES_AT, _TILE_SIZE = tl.constexpr(TILES_AT), tl.constexpr(TILE_SIZE)
+_BLOCKS_AT, _BLOCK_SIZE, _KEYS = tl.constexpr(BLOCKS_AT), tl.constexpr(BLOCK_SIZE), tl.constexpr(KEYS)
+_HALF_EVEN = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it rounds a small float32 to a whole number
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_norm(
+    x_at: tl.tensor,
+    delta_at: tl.tensor,
+    weight_at: tl.tensor,
+    out_at: tl.tensor,
+    eps: float,
+    dim: tl.constexpr,
+    wide: tl.constexpr,
+    adds: tl.constexpr,
+) -> None:
+    """x [T, D] += delta, and out its RMSNorm, from what x was rounded to. A program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, wide)
+    real = columns < dim
+    x = tl.load(x_at + row * dim + columns, mask=real, other=0.0)
+    if adds:
+        delta = tl.load(delta_at + row * dim + columns, mask=real, other=0.0)
+        x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+        tl.store(x_at + row * dim + columns, x, mask=real)
+    x = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x) / dim + eps)
+    weight = tl.load(weight_at + columns, mask=real, other=0.0).to(tl.float32)
+    tl.store(out_at + row * dim + columns, (x * scale * weight).to(out_at.dtype.element_ty), mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gate(gate_up_at: tl.tensor, out_at: tl.tensor, width: int, wide: tl.constexpr) -> None:
+    """silu(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)
+    real = columns < width
+    x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
+    y = x / (1 + tl.exp(-x)) * up
+    tl.store(out_at + row * width + columns, y.to(out_at.dtype.element_ty), mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _head(
+    head_at: tl.tensor,
+    weight_at: tl.tensor,
+    eps: float,
+    columns: tl.tensor,
+    dim: tl.constexpr,
+    wide: tl.constexpr,
+    normed: tl.constexpr,
+) -> tl.tensor:
+    """One head of one row at `columns`, float32, after its norm if it has one."""
+    x = tl.load(head_at + columns, mask=columns < dim, other=0.0)
+    if normed:
+        all_columns = tl.arange(0, wide)
+        whole = tl.load(head_at + all_columns, mask=all_columns < dim, other=0.0).to(tl.float32)
+        weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) * tl.rsqrt(tl.sum(whole * whole) / dim + eps) * weight).to(x.dtype)
+    return x.to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def place(
+    qkv_at: tl.tensor,
+    q_weight_at: tl.tensor,
+    k_weight_at: tl.tensor,
+    eps: float,
+    cos_at: tl.tensor,
+    sin_at: tl.tensor,
+    table_at: tl.tensor,
+    q_at: tl.tensor,
+    keys_at: tl.tensor,
+    values_at: tl.tensor,
+    key_scales_at: tl.tensor,
+    value_scales_at: tl.tensor,
+    num_slots: int,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    dim: tl.constexpr,
+    wide: tl.constexpr,
+    normed: tl.constexpr,
+    turned: tl.constexpr,
+    small: tl.constexpr,
+) -> None:
+    """Norms and turns the heads of qkv [T, (H + 2G) E]; queries go to q [T, H, E], keys and values to their slot.
+
+    A program for each head of each row. small: the cache has codes and scales.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, wide)
+    real = columns < dim
+    head_at = qkv_at + (row * (num_heads + 2 * num_kv_heads) + head) * dim
+    slot = tl.load(table_at + _SLOTS + row)
+    if head < num_heads + num_kv_heads:
+        weight_at = q_weight_at if head < num_heads else k_weight_at
+        x = _head(head_at, weight_at, eps, columns, dim, wide, normed)
+        if turned:
+            position = tl.load(table_at + _POSITIONS + row)
+            across = tl.where(columns < dim // 2, columns + dim // 2, columns - dim // 2)
+            across = tl.where(real, across, columns)
+            other = _head(head_at, weight_at, eps, across, dim, wide, normed)
+            cos = tl.load(cos_at + position * dim + columns, mask=real, other=0.0).to(tl.float32)
+            sin = tl.load(sin_at + position * dim + columns, mask=real, other=0.0).to(tl.float32)
+            x = x * cos + other * sin
+        if head < num_heads:
+            to = q_at + (row * num_heads + head) * dim + columns
+            tl.store(to, x.to(q_at.dtype.element_ty), mask=real)
+        elif slot >= 0:
+            at = (head - num_heads).to(tl.int64) * num_slots + slot
+            _keep(x.to(q_at.dtype.element_ty), keys_at, key_scales_at, at, columns, dim, small)
+    elif slot >= 0:
+        x = tl.load(head_at + columns, mask=real, other=0.0)
+        at = (head - num_heads - num_kv_heads).to(tl.int64) * num_slots + slot
+        _keep(x, values_at, value_scales_at, at, columns, dim, small)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keep(
+    x: tl.tensor,
+    cells_at: tl.tensor,
+    scales_at: tl.tensor,
+    at: tl.tensor,
+    columns: tl.tensor,
+    dim: tl.constexpr,
+    small: tl.constexpr,
+) -> None:
+    """Writes one head of one token."""
+    if small:
+        x = x.to(tl.float32)
+        scale = tl.max(tl.abs(x)) / 127
+        scale = tl.where(scale == 0, 1.0, scale)
+        tl.store(scales_at + at, scale)
+        x = x / scale + _HALF_EVEN - _HALF_EVEN
+    tl.store(cells_at + at * dim + columns, x.to(cells_at.dtype.element_ty), mask=columns < dim)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend(
+    q_at: tl.tensor,
+    keys_at: tl.tensor,
+    values_at: tl.tensor,
+    key_scales_at: tl.tensor,
+    value_scales_at: tl.tensor,
+    table_at: tl.tensor,
+    heads_at: tl.tensor,
+    sums_at: tl.tensor,
+    tops_at: tl.tensor,
+    masses_at: tl.tensor,
+    num_slots: int,
+    window: int,
+    scale: float,
+    num_heads: tl.constexpr,
+    dim: tl.constexpr,
+    wide: tl.constexpr,
+    fold: tl.constexpr,
+    tile_rows: tl.constexpr,
+    splits: tl.constexpr,
+    windowed: tl.constexpr,
+    small: tl.constexpr,
+) -> None:
+    """Attention of a tile's rows to every N-th block of their keys, not yet divided by its mass (flash-decoding).
+
+    Programs: tiles x G x N. heads [G + 1]: the first query head of each kv head. sums [T, H, N, E], tops and masses
+    [T, H, N], float32: to be joined by `join`. window: a row sees the keys of so many positions, its own the last.
+    """
+    tile_at = table_at + _TILES_AT + tl.program_id(0) * _TILE_SIZE
+    kv, split = tl.program_id(1), tl.program_id(2)
+    first, before, num_rows = tl.load(tile_at), tl.load(tile_at + 1), tl.load(tile_at + 2)
+    num_cached, first_block, end_block = tl.load(tile_at + 3), tl.load(tile_at + 4), tl.load(tile_at + 5)
+    folded, columns, keys = tl.arange(0, tile_rows), tl.arange(0, wide), tl.arange(0, _KEYS)
+    rows, heads = first + before + folded // fold, tl.load(heads_at + kv) + folded % fold
+    real_rows = (folded // fold < num_rows) & (heads < tl.load(heads_at + kv + 1))
+    real_columns = columns < dim
+    at_rows = rows * num_heads + heads
+    real = real_rows[:, None] & real_columns[None, :]
+    q = tl.load(q_at + at_rows[:, None] * dim + columns[None, :], mask=real, other=0.0)
+    sees = tl.load(table_at + _SEES + rows, mask=real_rows, other=0)
+    positions = tl.load(table_at + _POSITIONS + rows, mask=real_rows, other=0)
+    top = tl.full((tile_rows,), -float("inf"), tl.float32)
+    mass = tl.zeros((tile_rows,), tl.float32)
+    sums = tl.zeros((tile_rows, wide), tl.float32)
+    for block in range(first_block + split, end_block, splits):
+        block_at = table_at + _BLOCKS_AT + block * _BLOCK_SIZE
+        slots, num_keys, place = tl.load(block_at) + keys, tl.load(block_at + 1), tl.load(block_at + 2)
+        real_keys = keys < num_keys
+        at_keys = kv.to(tl.int64) * num_slots + slots
+        real_cells = real_columns[:, None] & real_keys[None, :]
+        k = tl.load(keys_at + at_keys[None, :] * dim + columns[:, None], mask=real_cells, other=0)
+        scores = tl.dot(q, k.to(tl.float32).to(q.dtype), input_precision="ieee") * scale
+        if small:
+            scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
+        own = place + keys - num_cached  # rows of the span, from 0; before them is the cache
+        is_own = own >= 0
+        seen = ~is_own[None, :] | ((sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0)
+        if windowed:
+            at_own = table_at + _POSITIONS + first + own
+            stands = tl.where(is_own, tl.load(at_own, mask=is_own & real_keys, other=0), place + keys)
+            seen &= stands[None, :] > positions[:, None] - window
+        scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # a row may see nothing of a block
+        faded = tl.exp(top - base)
+        odds = tl.exp(scores - base[:, None])
+        mass = mass * faded + tl.sum(odds, 1)
+        if small:
+            odds *= tl.load(value_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
+        real_cells = real_keys[:, None] & real_columns[None, :]
+        v = tl.load(values_at + at_keys[:, None] * dim + columns[None, :], mask=real_cells, other=0)
+        sums = sums * faded[:, None] + tl.dot(odds.to(q.dtype), v.to(tl.float32).to(q.dtype), input_precision="ieee")
+        top = higher
+    at = at_rows * splits + split
+    tl.store(sums_at + at[:, None] * dim + columns[None, :], sums, mask=real)
+    tl.store(tops_at + at, top, mask=real_rows)
+    tl.store(masses_at + at, mass, mask=real_rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def join(
+    sums_at: tl.tensor,
+    tops_at: tl.tensor,
+    masses_at: tl.tensor,
+    table_at: tl.tensor,
+    out_at: tl.tensor,
+    num_heads: tl.constexpr,
+    dim: tl.constexpr,
+    wide: tl.constexpr,
+    splits: tl.constexpr,
+) -> None:
+    """out [T, H, E] of the splits that had blocks; 0 for padding. Programs: T x H."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns, split = tl.arange(0, wide), tl.arange(0, splits)
+    used = split < tl.load(table_at + _BLOCKS + row)
+    at = (row * num_heads + head) * splits + split
+    tops = tl.load(tops_at + at, mask=used, other=-float("inf"))
+    top = tl.max(tops, 0)
+    weights = tl.where(used, tl.exp(tops - tl.where(top == -float("inf"), 0.0, top)), 0.0)
+    mass = tl.sum(weights * tl.load(masses_at + at, mask=used, other=0.0), 0)
+    seen = used[:, None] & (columns < dim)[None, :]
+    sums = tl.load(sums_at + at[:, None] * dim + columns[None, :], mask=seen, other=0.0)
+    out = tl.sum(sums * weights[:, None], 0) / tl.where(mass == 0, 1.0, mass)
+    tl.store(out_at + (row * num_heads + head) * dim + columns, out.to(out_at.dtype.element_ty), mask=columns < dim)

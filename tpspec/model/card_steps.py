@@ -1,0 +1,165 @@
+"""The steps of steps.py for a few rows on a card, by the kernels of card_rows.py; this is their host side.
+
+A round's integers go into one table in the card's memory, by one copy that nobody waits for. Kernels and their
+launches are then the same for every round of as many rows, so that they can be recorded once (graphs.py). Must not know
+what rows mean. Imported on cards only.
+
+Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C mlp channels, N splits.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from tpspec.model import card_rows as kernels
+from tpspec.model.staged import Staged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from tpspec.cache.store import KVStore
+    from tpspec.model.batch import Span
+    from tpspec.model.rope import Rope
+    from tpspec.model.steps import Layer, Norm, Shape
+
+MOST_ROWS = kernels.MOST_ROWS
+MOST_FOLDED = 64  # rows of a tile, each standing there once for each query head that reads its kv head
+GATE_WIDTH = 1024  # channels of a program
+CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
+MOST_SPLITS = 32
+MOST_HEAD_BYTES = 512  # beyond it a block of keys and values does not fit into what a processor shares
+
+
+class CardSteps:
+    """Of one model and cache. splits: programs that share the keys of a row and kv head; a power of two."""
+
+    def __init__(self, shape: Shape, rope: Rope, store: KVStore, splits: int) -> None:
+        self._shape, self._rope, self._store, self._splits = shape, rope, store, splits
+        counts = [shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)]
+        self._fold = max(counts)
+        self._heads = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=shape.device)
+        # A block has one key at least, and spans may share some.
+        self._most_blocks = 2 * store.num_slots
+        self._table = Staged(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * self._most_blocks, torch.int64, shape.device)
+        self._wide = triton.next_power_of_2(shape.head_dim)
+
+    def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
+        """Whether the rows are few, and their keys not too scattered."""
+        return num_rows <= MOST_ROWS and sum(map(_num_blocks, spans)) <= self._most_blocks
+
+    def begin(self, spans: Sequence[Span], num_rows: int) -> int:
+        """The rows per tile of a round of so many rows; the rest is in the table."""
+        tile_rows = self._tile_rows(num_rows)
+        numbers, used = self._table.room(), kernels.BLOCKS_AT
+        numbers[: kernels.BLOCKS_AT] = 0
+        rows_CT = numbers[: kernels.TILES_AT].view(4, MOST_ROWS)
+        rows_CT[kernels.ROW_SLOT] = -1
+        tiles_NX = numbers[kernels.TILES_AT : kernels.BLOCKS_AT].view(-1, kernels.TILE_SIZE)
+        first = num_tiles = num_blocks = 0
+        for span in spans:
+            blocks, count = list(_blocks(span)), len(span.tokens)
+            of_rows = [span.positions(), span.own_slots(), _sees(span), [len(blocks)] * count]
+            rows_CT[:, first : first + count] = torch.tensor(of_rows)
+            tiles = [
+                (first, before, min(tile_rows, count - before), span.start, num_blocks, num_blocks + len(blocks))
+                for before in range(0, count, tile_rows)
+            ]
+            tiles_NX[num_tiles : num_tiles + len(tiles)] = torch.tensor(tiles)
+            numbers[used : used + kernels.BLOCK_SIZE * len(blocks)] = torch.tensor(blocks).flatten()
+            first, num_tiles, num_blocks = first + count, num_tiles + len(tiles), num_blocks + len(blocks)
+            used += kernels.BLOCK_SIZE * len(blocks)
+        self._table.send(used)
+        return tile_rows
+
+    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        """x is overwritten by x + delta."""
+        num_rows, dim = x_TD.shape
+        normed_TD = torch.empty_like(x_TD)
+        kernels.add_norm[(num_rows,)](
+            x_TD, x_TD if delta_TD is None else delta_TD, norm.weight, normed_TD, norm.eps, dim=dim,
+            wide=triton.next_power_of_2(dim), adds=delta_TD is not None,
+        )  # fmt: skip
+        return x_TD, normed_TD
+
+    def attention(self, layer: Layer, qkv_TX: Tensor, round: int) -> Tensor:
+        shape = self._shape
+        keys, values = self._store.keys[layer.index], self._store.values[layer.index]
+        small = keys.scales_GS is not None
+        cells = [keys.numbers_GSE, values.numbers_GSE, keys.scales_GS if small else qkv_TX,
+                 values.scales_GS if small else qkv_TX]  # fmt: skip
+        q_THE = self._placed(layer, qkv_TX, cells, small=small)
+        num_rows = len(qkv_TX)
+        sums = torch.empty(num_rows, shape.num_heads, self._splits, shape.head_dim, device=shape.device)
+        tops, masses = torch.empty(2, num_rows, shape.num_heads, self._splits, device=shape.device).unbind()
+        folded = max(16, triton.next_power_of_2(round * self._fold))  # fewer than 16 rows no tensor core takes
+        kernels.attend[(num_rows, shape.num_kv_heads, self._splits)](
+            q_THE, *cells, self._table.there, self._heads, sums, tops, masses, self._store.num_slots,
+            layer.window or 0, shape.head_dim**-0.5, num_heads=shape.num_heads, dim=shape.head_dim,
+            wide=max(16, self._wide), fold=self._fold, tile_rows=folded, splits=self._splits,
+            windowed=layer.window is not None, small=small,
+        )  # fmt: skip
+        out_TX = torch.empty_like(q_THE)
+        kernels.join[(num_rows, shape.num_heads)](
+            sums, tops, masses, self._table.there, out_TX, num_heads=shape.num_heads, dim=shape.head_dim,
+            wide=self._wide, splits=self._splits,
+        )  # fmt: skip
+        return out_TX
+
+    def gate(self, gate_up_TC: Tensor) -> Tensor:
+        num_rows, both = gate_up_TC.shape
+        out_TC = gate_up_TC.new_empty(num_rows, both // 2)
+        kernels.gate[(num_rows, triton.cdiv(both // 2, GATE_WIDTH))](gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH)
+        return out_TC
+
+    def _placed(self, layer: Layer, qkv_TX: Tensor, cells: Sequence[Tensor | None], *, small: bool) -> Tensor:
+        """Queries, [T, H * E]; keys and values are then in the cache."""
+        shape, normed = self._shape, layer.q_norm is not None and layer.k_norm is not None
+        q_TX = qkv_TX.new_empty(len(qkv_TX), shape.num_heads * shape.head_dim)
+        weights = [norm.weight if norm is not None else qkv_TX for norm in (layer.q_norm, layer.k_norm)]
+        kernels.place[(len(qkv_TX), shape.num_heads + 2 * shape.num_kv_heads)](
+            qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, self._rope.cos_PE,
+            self._rope.sin_PE, self._table.there, q_TX, *cells, self._store.num_slots, num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads, dim=shape.head_dim, wide=self._wide, normed=normed, turned=layer.rope,
+            small=small,
+        )  # fmt: skip
+        return q_TX
+
+    def _tile_rows(self, num_rows: int) -> int:
+        """No tile has more folded rows than it may, and none of few rows has many."""
+        return max(1, min(MOST_FOLDED // self._fold, num_rows))
+
+
+def card_steps(shape: Shape, rope: Rope, store: KVStore) -> CardSteps | None:
+    """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
+    if triton.next_power_of_2(shape.head_dim) * shape.dtype.itemsize > MOST_HEAD_BYTES:
+        return None
+    processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
+    wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)
+    return CardSteps(shape, rope, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)))
+
+
+def _num_blocks(span: Span) -> int:
+    return sum(-(-count // kernels.KEYS) for _, count in span.runs)
+
+
+def _blocks(span: Span) -> Iterator[tuple[int, int, int]]:
+    """(first slot, keys, place of the first in the sequence) of pieces of at most KEYS keys whose slots are one run."""
+    places = accumulate((count for _, count in span.runs), initial=0)
+    for (first, count), place in zip(span.runs, places, strict=False):
+        for at in range(0, count, kernels.KEYS):
+            yield first + at, min(kernels.KEYS, count - at), place + at
+
+
+def _sees(span: Span) -> list[int]:
+    """Of each row a bit for each row of the span that it sees, as int64."""
+    seen: list[int] = []
+    parents = range(-1, len(span.tokens) - 1) if span.parents is None else span.parents
+    for row, parent in enumerate(parents):
+        seen.append(1 << row | (seen[parent] if parent >= 0 else 0))
+    return [bits - (1 << 64) if bits >> 63 else bits for bits in seen]

@@ -1,0 +1,147 @@
+"""Forwards of few rows, recorded once for each of some row counts, and replayed: no launch but the replay's stands
+between the host and the card. A round takes the least recorded count that holds its rows; the rest is padding.
+
+Collectives are part of a recording. They are counted at every replay; their seconds are those of a rehearsal before the
+recording, when nothing stood between a launch and the next one. Must not know layers: it is handed a forward.
+
+Shapes: T rows of a recording, D hidden, V vocabulary rows of this shard.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from tpspec.model.staged import Staged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from tpspec.comm.communicator import Purpose
+    from tpspec.comm.ledger import Ledger
+    from tpspec.comm.messages import Tally
+    from tpspec.model.batch import Span
+
+ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+REHEARSALS = 2  # the first compiles kernels and sets up communicators; the second is timed
+
+Made = TypeVar("Made")
+Taps = tuple[int, ...]
+
+
+class Recorder(Protocol):
+    """Where work is recorded."""
+
+    def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+        """What the work makes, in memory of its own, and how it is done again into the same memory."""
+
+
+class CardRecorder:
+    """CUDA graphs that share their working memory: one is replayed at a time, and in one stream."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            made = work()
+        return made, graph.replay
+
+
+class FixedSteps(Protocol):
+    """Steps whose launches are the same for every round of as many rows: what changes, `begin` puts elsewhere."""
+
+    def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
+        """Whether these steps can run such rows."""
+
+    def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
+        """The rows of one forward. Without spans, all of them are padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a forward gives: logits [T, V] of its rows, and [T, D] for each layer that was tapped."""
+
+    logits_TV: Tensor
+    tapped: Mapping[int, Tensor]
+
+    def first(self, num_rows: int) -> Forward:
+        return Forward(self.logits_TV[:num_rows], {tap: x_TD[:num_rows] for tap, x_TD in self.tapped.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    forward: Forward
+    replay: Callable[[], None]
+    collectives: Mapping[Purpose, Tally]
+
+
+class Graphs:
+    """The recordings of one decoder. run: its forward over x [T, D] and what `begin` returned; it may overwrite x."""
+
+    def __init__(
+        self,
+        run: Callable[[Tensor, Any, Taps], Forward],
+        steps: FixedSteps,
+        recorder: Recorder,
+        ledger: Ledger,
+        hidden: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._run, self._steps, self._recorder, self._ledger = run, steps, recorder, ledger
+        self._rows = Staged(ROW_COUNTS[-1] * hidden, dtype, device)
+        self._hidden = hidden
+        self._recordings: dict[tuple[int, Taps], _Recording] = {}
+
+    def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
+        return num_rows <= ROW_COUNTS[-1] and self._steps.fits(spans, num_rows)
+
+    @torch.inference_mode()
+    def prepare(self, taps: Taps) -> None:
+        """Records every row count. Ranks do so in the same order: the collectives in it meet each other."""
+        for num_rows in reversed(ROW_COUNTS):  # what the largest takes serves the others
+            self._recording(num_rows, taps)
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span], embedded_TD: Tensor, taps: Taps) -> Forward:
+        """Of the rows of the spans, whose embeddings are on the host. The next forward overwrites what it returns."""
+        num_real = len(embedded_TD)
+        num_rows = ROW_COUNTS[bisect_left(ROW_COUNTS, num_real)]
+        recording = self._recording(num_rows, taps)
+        self._put(embedded_TD, num_rows)
+        self._steps.begin(spans, num_rows)
+        recording.replay()
+        self._ledger.enter(recording.collectives)
+        return recording.forward.first(num_real)
+
+    def _recording(self, num_rows: int, taps: Taps) -> _Recording:
+        found = self._recordings.get((num_rows, taps))
+        if found is None:
+            found = self._recordings[num_rows, taps] = self._record(num_rows, taps)
+        return found
+
+    def _record(self, num_rows: int, taps: Taps) -> _Recording:
+        self._put(torch.zeros(0, self._hidden), num_rows)
+        begun = self._steps.begin((), num_rows)
+        x_TD = self._rows.there.view(-1, self._hidden)[:num_rows]
+
+        def work() -> Forward:
+            return self._run(x_TD, begun, taps)
+
+        for _ in range(REHEARSALS):
+            collectives = self._ledger.aside(work)
+        forward, replay = self._recorder.record(work)
+        return _Recording(forward, replay, collectives)
+
+    def _put(self, embedded_TD: Tensor, num_rows: int) -> None:
+        room_TD = self._rows.room().view(-1, self._hidden)[:num_rows]
+        room_TD[: len(embedded_TD)] = embedded_TD
+        room_TD[len(embedded_TD) :] = 0
+        self._rows.send(num_rows * self._hidden)
