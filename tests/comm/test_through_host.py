@@ -41,9 +41,10 @@ def test_ranks_share_a_card_only_where_collectives_go_through_the_host(monkeypat
     """NCCL refuses two ranks on a card. Stands against a rank sent to a card that is not there."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     places = [Place(rank, 3, rank, 3) for rank in range(3)]
-    with pytest.raises(UserError, match=r"with link\.transport: host ranks may share one"):
+    with pytest.raises(UserError, match=r"with link\.transport: host \(or peer\) ranks may share one"):
         pick_device(topology(3), places[2])
-    assert [pick_device(topology(3, transport="host"), place).index for place in places] == [0, 1, 0]
+    for transport in ("host", "peer"):
+        assert [pick_device(topology(3, transport=transport), place).index for place in places] == [0, 1, 0]
     assert pick_device(topology(3, "auto"), places[0]) == torch.device("cpu")
     assert pick_device(topology(3, "auto", transport="host"), places[2]) == torch.device("cuda", 0)
 

@@ -11,6 +11,7 @@ from triton import compile as compiled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tpspec.comm import peer_kernel
 from tpspec.model import card_products, card_rows
 
 HEADS = {"num_heads": 32, "dim": 128, "wide": 128}
@@ -39,6 +40,9 @@ def variants(x: str, small: bool) -> list[tuple[Any, dict[str, str], dict[str, A
         *((card_rows.attend, attend | cache | partial | TABLE,
            HEADS | {"fold": 4, "tile_rows": rows, "splits": 32, "windowed": True, "small": small})
           for rows in (16, 64)),
+        (peer_kernel.exchange, {"x_at": x, "out_at": x, "memories_at": "*i64", "epochs_at": "*i32", "lost_at": "*i32",
+                                "count": "i32"},
+         {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "sums": not small, "on_card": True}),
         (card_rows.join, partial | TABLE | {"out_at": x}, HEADS | {"splits": 32}),
         (card_products._product, {"x_at": x, "codes_at": "*i8", "scales_at": x, "y_at": x, "num_rows": "i32",
                                   "num_outputs": "i32", "num_groups": "i32"},

@@ -125,18 +125,18 @@ def share_memory(over: Communicator, timeout_s: float) -> SharedMemory:
     however that ends. timeout_s: after this long in a collective, another rank counts as dead.
     """
     pids = _pids_of_one_host(over)
-    library = _agreed(over, load_library)
+    library = agreed(over, load_library)
     leads = over.rank == 0
     name = told_by_all(over, f"/tpspec-{os.getpid()}-{secrets.token_hex(6)}" if leads else "")[0]
     with ExitStack() as undo, ExitStack() as named:
-        group = SharedMemory(library, over.rank, _agreed(over, lambda: [Peer(pid) for pid in pids]))
+        group = SharedMemory(library, over.rank, agreed(over, lambda: [Peer(pid) for pid in pids]))
         undo.callback(group.close)
         if leads:
             named.callback(library.tp_unlink, name.encode())
-        _agreed(over, lambda: group.open(name, create=True) if leads else None)
-        _agreed(over, lambda: None if leads else group.open(name, create=False))
+        agreed(over, lambda: group.open(name, create=True) if leads else None)
+        agreed(over, lambda: None if leads else group.open(name, create=False))
         named.close()  # everybody holds it; before the last agreement, so that no rank leaves while the name is there
-        _agreed(over, lambda: _try(group))
+        agreed(over, lambda: _try(group))
         undo.pop_all()
     group.timeout_s = timeout_s
     return group
@@ -175,7 +175,7 @@ def _sample(rank: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(SLOT_BYTES // dtype.itemsize + 33, generator=generator).to(dtype)
 
 
-def _agreed(over: Communicator, work: Callable[[], Result]) -> Result:
+def agreed(over: Communicator, work: Callable[[], Result]) -> Result:
     """`work` on every rank. Where it fails on one, Unavailable on all."""
     result, fault = [], ""
     try:

@@ -25,9 +25,9 @@ from rich.table import Table
 
 from tpspec.comm.communicator import Purpose
 from tpspec.comm.distributed import Place, Transport, World, join_world
+from tpspec.comm.replay_time import seconds_in_graph
 from tpspec.comm.shared import SharedMemory
 from tpspec.errors import UserError, WorldFailure
-from tpspec.measure.graphs import seconds_in_graph
 from tpspec.measure.links_command import checked_sizes, command, parser
 from tpspec.roles.door import find_place, guarded
 from tpspec.topology.link_file import BoxData, CurveData, LineData, LinksFile, dump_links

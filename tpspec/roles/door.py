@@ -266,11 +266,12 @@ def _save(topology: Topology, path: Path) -> None:
 def pick_device(topology: Topology, place: Place) -> torch.device:
     """The card of this rank, or the CPU. `auto` takes cards when there is one for every rank of this host."""
     num_cards = torch.cuda.device_count() if topology.device != "cpu" else 0
-    num_places = place.local_size if num_cards and topology.link.transport == "host" else num_cards
+    can_share = topology.link.transport in ("host", "peer")
+    num_places = place.local_size if num_cards and can_share else num_cards
     if topology.device == "cuda" and num_places <= place.local_rank:
         raise UserError(
             f"device: cuda needs a card for local rank {place.local_rank}, and {num_cards} are here; "
-            "with link.transport: host ranks may share one"
+            "with link.transport: host (or peer) ranks may share one"
         )
     if topology.device == "cpu" or (topology.device == "auto" and num_places < topology.num_ranks):
         return torch.device("cpu")

@@ -188,8 +188,8 @@ class LinkConfig(Section):
     gbytes_per_s: Positive | None = Field(default=None, description="null, or gigabytes per second, above 0")
     emulate: bool = Field(default=False, description="true or false")
     dilation: Positive = Field(default=1.0, description="a number above 0")
-    transport: Literal["auto", "gloo", "shared", "host"] = Field(
-        default="auto", description="auto, gloo, shared or host"
+    transport: Literal["auto", "gloo", "shared", "host", "peer"] = Field(
+        default="auto", description="auto, gloo, shared, host or peer"
     )
 
     @property

@@ -1,0 +1,39 @@
+"""Collectives by plain stores into each other's memory. Cards are files that processes share, and the kernel runs in
+Triton's interpreter: the protocol is the real one, the speed is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.comm.test_distributed import torchrun
+
+pytest.importorskip("triton")
+from tpspec.comm.peer_cards import SIZES, largest_won
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_sums_and_gathers_are_those_of_gloo(num_ranks: int, tmp_path: Path) -> None:
+    """Any number of ranks, messages of several chunks, one after another. Stands against a message that is overwritten
+    before a slow rank has read it, and a flag of the epoch before."""
+    ended = torchrun(num_ranks, "peer.py", str(tmp_path), "agree")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["same"] * num_ranks
+
+
+def test_memory_that_is_not_the_peers_is_found_out_in_time(tmp_path: Path) -> None:
+    """As where a driver maps something, but not the other card: nobody hangs, and no rank goes on."""
+    ended = torchrun(2, "peer.py", str(tmp_path), "wrong")
+    assert ended.returncode == 0, ended.stderr
+    told = sorted(ended.stdout.splitlines())
+    assert [line.partition(":")[0] for line in told] == ["rank 0", "rank 1"]
+    assert told[0] == "rank 0: a message of 8 bytes from another card did not come"
+
+
+def test_peer_memory_takes_the_sizes_up_to_the_first_at_which_it_loses() -> None:
+    """Stands against a size in the middle that is better left to NCCL, and messages beyond it that come back."""
+    other = [10.0] * len(SIZES)
+    assert largest_won([9.0] * len(SIZES), other) == SIZES[-1]
+    assert largest_won([9.0, 9.0, 10.0, *[9.0] * (len(SIZES) - 3)], other) == SIZES[1]
+    assert largest_won([11.0, *[9.0] * (len(SIZES) - 1)], other) == 0

@@ -1,0 +1,81 @@
+"""Ranks that see each other's memory, which is a file of each here; the kernel runs in Triton's interpreter.
+
+argv[1]: a folder for the files; argv[2]: `agree` with gloo, or `wrong`: rank 1 is told another place for rank 0's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from tpspec.comm.communicator import Communicator, Purpose
+from tpspec.comm.distributed import Place, join_world
+from tpspec.comm.peer import PeerMemory, attempt, memory_bytes
+from tpspec.comm.peer_kernel import CAPACITY
+from tpspec.errors import WorldFailure
+
+CPU = torch.device("cpu")
+LOOKS = 20_000  # some hundred milliseconds
+# Not bfloat16, which the interpreter takes for whole numbers in places.
+CALLS = ((3, torch.float32), (1024, torch.float16), (1500, torch.float32), (2100, torch.float16))
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def memories(gloo: Communicator, folder: Path) -> list[torch.Tensor]:
+    size = memory_bytes(gloo.size)
+    own = folder / str(gloo.rank)
+    own.write_bytes(bytes(size))
+    gloo.all_gather(torch.zeros(1), Purpose.control)  # everybody's file is there
+    return [
+        torch.from_file(str(folder / str(rank)), shared=True, size=size, dtype=torch.uint8) for rank in range(gloo.size)
+    ]
+
+
+def agree(peers: PeerMemory, gloo: Communicator) -> None:
+    """Sums and gathers of several sizes, one after another in the same memory, are gloo's, added in rank order."""
+    same = True
+    for turn, (count, dtype) in enumerate(CALLS * 2):
+        x = torch.randn(count, generator=torch.Generator().manual_seed(10 * turn + gloo.rank)).to(dtype)
+        same &= torch.equal(peers.all_gather(x, Purpose.pick), gloo.all_gather(x, Purpose.pick))
+        same &= torch.equal(peers.all_reduce(x.clone(), Purpose.mlp), gloo.all_reduce(x.clone(), Purpose.mlp))
+    longer = torch.ones(CAPACITY // 4 + 1)
+    same &= torch.equal(peers.all_reduce(longer, Purpose.mlp), torch.full_like(longer, gloo.size))
+    say("lost" if peers.is_lost else "same" if same else "differs")
+
+
+def wrong(peers: PeerMemory) -> None:
+    try:
+        attempt(peers, CPU, LOOKS)
+        say("nothing was wrong")
+    except WorldFailure as fault:
+        say(str(fault))
+
+
+def main() -> None:
+    place = Place.from_env(os.environ)
+    with join_world(place, CPU) as world:
+        gloo = world.group(range(world.size), transport="gloo", ordered=True)
+        assert gloo is not None
+        seen = memories(gloo, Path(sys.argv[1]))
+        addresses = [one.data_ptr() for one in seen]
+        elsewhere = torch.zeros(len(seen[0]), dtype=torch.uint8)
+        if sys.argv[2] == "wrong" and world.rank == 1:
+            addresses[0] = elsewhere.data_ptr()
+        peers = PeerMemory(gloo, addresses, CPU)
+        if sys.argv[2] == "agree":
+            agree(peers, gloo)
+        else:
+            wrong(peers)
+        gloo.all_gather(torch.zeros(1), Purpose.control)
+
+
+main()

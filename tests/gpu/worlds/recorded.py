@@ -1,0 +1,63 @@
+"""Ranks that share one card, and its memory: sums, gathers, then rounds whose collectives are part of a recording.
+
+argv[1]: a checkpoint. Writes "same" where sums are right and the text of recorded rounds is that of plain ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from tpspec.comm.communicator import Communicator, Purpose
+from tpspec.comm.distributed import Place, join_world
+from tpspec.comm.messages import News
+from tpspec.comm.peer_cards import share_cards
+from tpspec.comm.through_host import ThroughHost
+from tpspec.request import Request
+from tpspec.roles.build import build_engine
+from tpspec.topology.config import automatic
+
+CARD = torch.device("cuda", 0)
+COUNTS = (3, 576, 6 * 4096, 30_000)
+
+
+def sums_are_right(peers: Communicator, host: Communicator) -> bool:
+    right = True
+    for turn, count in enumerate(COUNTS * 5):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = torch.randn(count, generator=torch.Generator().manual_seed(10 * turn + host.rank)).to(dtype)
+            gathered = peers.all_gather(x.to(CARD), Purpose.pick).cpu()
+            summed = peers.all_reduce(x.to(CARD), Purpose.mlp).cpu()
+            right &= torch.equal(gathered, host.all_gather(x, Purpose.pick))
+            right &= torch.equal(summed, host.all_reduce(x.clone(), Purpose.mlp))
+    return right
+
+
+def text(folder: Path, comm: Communicator) -> list[int]:
+    keys = {"target.dtype": "float32", "draft.source": "ngram", "draft.tokens": 3, "cache.tokens": 512}
+    overrides = [f"{key}={value}" for key, value in keys.items()]
+    topology = automatic(comm.size, str(folder), cuda=True, overrides=overrides)
+    engine = build_engine(topology, comm, CARD).engine
+    engine.hear(News(round=1, requests=(Request(0, (5, 6, 7, 8) * 3, 16),)))
+    tokens: list[int] = []
+    while not engine.is_idle:
+        tokens += [token for delta in engine.step() for token in delta.tokens]
+    return tokens
+
+
+def main() -> None:
+    with join_world(Place.from_env(os.environ), CARD) as world:
+        host = world.group(range(world.size), transport="host")
+        assert isinstance(host, ThroughHost)
+        peers = share_cards(host, host._host, CARD)
+        right = sums_are_right(peers, host._host)
+        plain = text(Path(sys.argv[1]), host)
+        peers.is_queued = True  # every message of this model is small enough
+        recorded = text(Path(sys.argv[1]), peers)
+        sys.stdout.write(f"{'same' if right and recorded == plain else 'differs'}\n")
+
+
+main()

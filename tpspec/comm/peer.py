@@ -1,0 +1,100 @@
+"""Collectives of small messages through the cards' own view of each other's memory; larger ones go another way.
+
+To be used only after `attempt`, in which every rank writes to every other and reads what it should: drivers claim peer
+access that is dead or wrong. Knows tensors and addresses; must not know what a collective is for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from tpspec.comm.communicator import Purpose
+from tpspec.comm.peer_kernel import CAPACITY, CHUNK_BYTES, PROGRAMS, exchange
+from tpspec.errors import WorldFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tpspec.comm.communicator import Communicator
+
+TRIAL_LOOKS = 1 << 20  # at a flag, before a peer counts as lost: some seconds
+TRIALS = 50  # of each size
+TRIAL_BYTES = (8, 4096, 16384, 98304, CAPACITY)
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def memory_bytes(size: int) -> int:
+    """Of each of `size` ranks, zeros at the start."""
+    return 2 * size * (PROGRAMS * 4 + CAPACITY)
+
+
+class PeerMemory:
+    """A group of ranks that see each other's memory. other: for what is too large or of another kind.
+
+    addresses: of every rank's memory as this rank sees it, in rank order. most_bytes: of a message that goes this way.
+    """
+
+    def __init__(
+        self, other: Communicator, addresses: Sequence[int], device: torch.device, most_bytes: int = CAPACITY
+    ) -> None:
+        self.rank, self.size, self.is_queued = other.rank, other.size, other.is_queued
+        self.most_bytes, self.most_looks = most_bytes, 1 << 30  # a rank that is gone is somebody else's to notice
+        self._other, self._on_card = other, device.type == "cuda"
+        self._memories = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self._epochs = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
+        self._lost = torch.zeros(1, dtype=torch.int32, device=device)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a flag has not come in time. Waits for the device."""
+        return bool(self._lost.item())
+
+    def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
+        """The sum, in x's memory, added in rank order: the same bits on every rank."""
+        if x.nbytes > self.most_bytes or x.dtype not in SUMMED or not x.is_contiguous():
+            return self._other.all_reduce(x, purpose)
+        self._exchange(x, x, sums=True)
+        return x
+
+    def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
+        if x.nbytes > self.most_bytes:
+            return self._other.all_gather(x, purpose)
+        out = x.new_empty((self.size, *x.shape))
+        self._exchange(x.contiguous().view(-1).view(torch.uint8), out.view(-1).view(torch.uint8), sums=False)
+        return out
+
+    def _exchange(self, x: Tensor, out: Tensor, *, sums: bool) -> None:
+        chunk = CHUNK_BYTES // x.itemsize
+        exchange[(triton.cdiv(x.numel(), chunk),)](
+            x, out, self._memories, self._epochs, self._lost, x.numel(), most_looks=self.most_looks, rank=self.rank,
+            size=self.size, chunk=chunk, sums=sums, on_card=self._on_card,
+        )  # fmt: skip
+
+
+def attempt(peers: PeerMemory, device: torch.device, most_looks: int = TRIAL_LOOKS) -> None:
+    """Sums and gathers of every size, many times over. Raises WorldFailure where one is wrong or does not end.
+
+    A rank that gives up here is one that the others wait for, once, until their own looks are spent.
+    """
+    patience, peers.most_looks = peers.most_looks, most_looks
+    for num_bytes in TRIAL_BYTES:
+        for turn in range(TRIALS):
+            if not _is_right(peers, num_bytes // 4, turn, device):
+                how = "did not come" if peers.is_lost else "came wrong"
+                raise WorldFailure(f"rank {peers.rank}: a message of {num_bytes} bytes from another card {how}")
+    peers.most_looks = patience
+
+
+def _is_right(peers: PeerMemory, count: int, turn: int, device: torch.device) -> bool:
+    """Of whole numbers that differ by place, rank and turn, whose sum float32 holds."""
+    ranks = range(peers.size)
+    brought = [(torch.arange(count, device=device) % 997 + 1000 * rank + turn).float() for rank in ranks]
+    gathered = peers.all_gather(brought[peers.rank], Purpose.control)
+    total = peers.all_reduce(brought[peers.rank].clone(), Purpose.control)
+    stacked = torch.stack(brought)
+    return torch.equal(gathered, stacked) and torch.equal(total, stacked.sum(0)) and not peers.is_lost

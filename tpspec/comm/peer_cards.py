@@ -1,0 +1,107 @@
+"""Opens the memory of every card of a group to every other (CUDA IPC), tries it, and finds up to which size it wins.
+
+Knows the CUDA runtime, through ctypes: torch hands out peer memory with counters of its own, and no addresses. Must not
+know what a collective is for. Imported on cards only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.comm.communicator import Purpose
+from tpspec.comm.peer import PeerMemory, attempt, memory_bytes
+from tpspec.comm.peer_kernel import CAPACITY
+from tpspec.comm.replay_time import seconds_in_graph
+from tpspec.comm.shared import agreed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.comm.communicator import Communicator
+
+HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
+LAZY_PEER_ACCESS = 1
+SIZES = (4096, 8192, 16384, 32768, 65536, 98304, CAPACITY)
+ROUNDS = 20
+
+
+class _Handle(ctypes.Structure):
+    """`cudaIpcMemHandle_t`."""
+
+    _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+
+
+class Runtime:
+    """The CUDA runtime that torch has loaded. Its calls raise OSError, with CUDA's own words."""
+
+    def __init__(self) -> None:
+        major = (torch.version.cuda or "").partition(".")[0]
+        self._library = ctypes.CDLL(f"libcudart.so.{major}")
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+
+    def allocate(self, num_bytes: int) -> int:
+        """Of zeros, for the life of the process."""
+        at = ctypes.c_void_p()
+        self._call("cudaMalloc", ctypes.byref(at), ctypes.c_size_t(num_bytes))
+        self._call("cudaMemset", at, 0, ctypes.c_size_t(num_bytes))
+        self._call("cudaDeviceSynchronize")
+        assert at.value is not None, "cudaMalloc has said that it succeeded"
+        return at.value
+
+    def handle(self, at: int) -> bytes:
+        made = _Handle()
+        self._call("cudaIpcGetMemHandle", ctypes.byref(made), ctypes.c_void_p(at))
+        return bytes(made)
+
+    def open(self, handle: bytes) -> int:
+        """Memory of another process."""
+        at = ctypes.c_void_p()
+        given = _Handle.from_buffer_copy(handle)
+        self._call("cudaIpcOpenMemHandle", ctypes.byref(at), given, ctypes.c_uint(LAZY_PEER_ACCESS))
+        assert at.value is not None, "cudaIpcOpenMemHandle has said that it succeeded"
+        return at.value
+
+    def _call(self, name: str, *given: object) -> None:
+        code = self._library[name](*given)
+        if code:
+            raise OSError(code, f"{name}: {self._library.cudaGetErrorString(code).decode()}")
+
+
+def share_cards(other: Communicator, host: Communicator, device: torch.device) -> PeerMemory:
+    """`other`, with small messages through peer memory. Raises Unavailable, on all ranks alike. Collective.
+
+    host: joins the same ranks through the host's memory.
+    """
+    runtime = agreed(host, Runtime)
+    own = agreed(host, lambda: runtime.allocate(memory_bytes(host.size)))
+    handle = agreed(host, lambda: runtime.handle(own))
+    handles = host.all_gather(torch.frombuffer(bytearray(handle), dtype=torch.uint8), Purpose.control)
+    others = {rank: bytes(one.tolist()) for rank, one in enumerate(handles) if rank != host.rank}
+    opened = agreed(host, lambda: {rank: runtime.open(one) for rank, one in others.items()})
+    addresses = [opened.get(rank, own) for rank in range(host.size)]
+    peers = PeerMemory(other, addresses, device)
+    agreed(host, lambda: attempt(peers, device))
+    if other.is_queued:  # what the host takes part in is slower at any size
+        peers.most_bytes = largest_won(*(_slowest_s(comm, host, device) for comm in (peers, other)))
+    return peers
+
+
+def largest_won(own_s: Sequence[float], other_s: Sequence[float]) -> int:
+    """The largest of SIZES up to which every size takes less time than the other way; 0 if the smallest does not."""
+    most_bytes = 0
+    for num_bytes, own, other in zip(SIZES, own_s, other_s, strict=True):
+        if own >= other:
+            break
+        most_bytes = num_bytes
+    return most_bytes
+
+
+def _slowest_s(comm: Communicator, host: Communicator, device: torch.device) -> list[float]:
+    """Seconds of an all-reduce of each of SIZES inside a graph, on the slowest rank: the same numbers on each."""
+    messages = [torch.zeros(size // 2, dtype=torch.bfloat16, device=device) for size in SIZES]
+    own = [seconds_in_graph(lambda x: comm.all_reduce(x, Purpose.control), x, ROUNDS) for x in messages]
+    slowest: list[float] = host.all_gather(torch.tensor(own, dtype=torch.float64), Purpose.control).amax(0).tolist()
+    return slowest
