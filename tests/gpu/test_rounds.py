@@ -58,19 +58,20 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
     assert (told[0] - told[1]).abs().max() < (2e-3 if dtype == torch.float32 and not small else 0.3)
 
 
-def engine_with(folder: Path, **keys: Any) -> Engine:
+def engine_with(folder: Path, temperature: float = 0.0, **keys: Any) -> Engine:
     made = topology(folder, device="cuda", target={"dtype": "bfloat16"}, **keys)
     engine = build_engine(made, OneRank(), CUDA).engine
-    engine.hear(News(round=1, requests=(Request(0, IDS[:20], 200),)))
+    engine.hear(News(round=1, requests=(Request(0, IDS[:20], 200, Sampling(temperature=temperature)),)))
     for round in range(4):
         engine.step()
         engine.hear(News(round=round + 2))
     return engine
 
 
-def test_the_host_waits_once_in_a_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_host_waits_once_in_a_round(temperature: float, tmp_path: Path) -> None:
     """For the verdict. Stands against an index or a mask that is copied while the card computes."""
-    engine = engine_with(tiny("smollm2", tmp_path))
+    engine = engine_with(tiny("smollm2", tmp_path), temperature)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -83,7 +84,7 @@ def test_the_host_waits_once_in_a_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("draft", [{"source": "none"}, {"source": "ngram", "tokens": 3}], ids=["plain", "ngram"])
 def test_a_round_is_one_replay_and_a_handful_of_launches(draft: dict[str, Any], tmp_path: Path) -> None:
-    """Stands against a round that falls back to launching kernel by kernel: some 40 a layer."""
+    """Stands against a round that falls back to launching kernel by kernel: a dozen a layer."""
     engine = engine_with(tiny("smollm2", tmp_path), draft=draft)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for round in range(10):

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _mix, _mix_int, _signed
+from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _best_of_all, _keys, _mix, _mix_int, _signed
 
 NOISE = CounterNoise()
 
@@ -134,8 +134,12 @@ def test_the_winner_by_blocks_is_the_winner_of_all(seed, num_ids, start, spread,
     """At a spread of 1e8 float32 swallows the noise: scores tie, and the lowest id must win."""
     scores_TV = rows(seed % 1000, num_ids, spread, coarse)
     seeds = [seed, seed + 1, -seed]
-    value, ids = NOISE.best(scores_TV, seeds, range(3), Stream.target, start)
-    assert list(zip(value.tolist(), ids.tolist(), strict=True)) == reference(scores_TV, seeds, start)
+    keys = _keys(seeds, range(3), Stream.target, scores_TV.device)
+    for value, ids in (
+        NOISE.best(scores_TV, seeds, range(3), Stream.target, start),
+        _best_of_all(keys, scores_TV, start),  # as on a card
+    ):
+        assert list(zip(value.tolist(), ids.tolist(), strict=True)) == reference(scores_TV, seeds, start)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

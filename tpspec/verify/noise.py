@@ -88,6 +88,8 @@ class CounterNoise:
         self, scores_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], stream: Stream, start: int
     ) -> tuple[Tensor, Tensor]:
         keys = _keys(seeds, positions, stream, scores_TV.device)
+        if scores_TV.is_cuda:  # where all ids take less time than to learn which of them matter
+            return _best_of_all(keys, scores_TV, start)
         scores_TBL, first = _blocked(scores_TV, start)
         blocks = torch.arange(first, first + scores_TBL.shape[1], device=scores_TV.device)
         most_TB = -_least(keys, blocks).log()
@@ -145,7 +147,7 @@ def _keys(seeds: Sequence[int], positions: Sequence[int], stream: Stream, device
     pairs = list(zip(seeds, positions, strict=True))
     uses = (Use.least, Use.place, Use.each)
     keys = [[_signed(_key(seed, position, stream, use)) for seed, position in pairs] for use in uses]
-    return torch.tensor(keys, dtype=torch.int64).reshape(len(uses), len(pairs), 1).to(device)
+    return torch.tensor(keys, dtype=torch.int64).reshape(len(uses), len(pairs), 1).to(device, non_blocking=True)
 
 
 def _words(keys: Tensor, counters: Tensor) -> Tensor:
@@ -169,6 +171,15 @@ def _gumbel(keys: Tensor, ids: Tensor) -> Tensor:
     place = _shifted(_words(keys[1], blocks), 58)  # six bits: 0..63
     own = _exponential(_words(keys[2], ids))
     return -torch.where(ids % LENGTH == place, least, least + own).log()
+
+
+def _best_of_all(keys: Tensor, scores_TV: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """`best` by the noise of every id: no step depends on what was found before, so that nobody waits for a device."""
+    ids_V = torch.arange(start, start + scores_TV.shape[1], device=scores_TV.device)
+    perturbed_TV = (scores_TV.double() + _gumbel(keys, ids_V)).float()
+    value_T = perturbed_TV.amax(1)
+    beaten_TV = perturbed_TV < value_T.unsqueeze(1)
+    return value_T, ids_V.expand_as(beaten_TV).masked_fill(beaten_TV, torch.iinfo(torch.int64).max).amin(1)
 
 
 def _blocked(scores_TV: Tensor, start: int) -> tuple[Tensor, int]:

@@ -30,7 +30,7 @@ def process(rows: RowLogits, draws: Sequence[Draw]) -> Tensor:
     scores_TV = _edited(rows.logits_TV.float(), rows.start, draws)
     temperatures = [draw.sampling.temperature or 1.0 for draw in draws]
     if any(temperature != 1 for temperature in temperatures):
-        scores_TV = scores_TV / torch.tensor(temperatures, device=scores_TV.device).unsqueeze(1)
+        scores_TV = scores_TV / torch.tensor(temperatures).to(scores_TV.device, non_blocking=True).unsqueeze(1)
     return without_padding(scores_TV, rows)
 
 

@@ -59,22 +59,23 @@ def tell_winners(
 ) -> tuple[Tensor, Tensor]:
     """The best (score, id) of this shard, float32 [T] and int32 [T]: by noise, or plainly at temperature 0.
 
-    Where all rows are at 0, a device is not waited for.
+    Where all rows are of one kind, nobody waits for a device.
     """
     warm = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     cold = [i for i, draw in enumerate(draws) if draw.sampling.temperature == 0]
     if not warm:
         value, column = scores_TV.max(1)
         return value, (column + start).int()
+    seeds = [draws[i].sampling.seed for i in warm]
+    positions = [draws[i].position for i in warm]
+    if not cold:
+        value, ids = noise.best(scores_TV, seeds, positions, stream, start)
+        return value, ids.int()
     value = scores_TV.new_empty(len(draws))
     ids = torch.empty_like(value, dtype=torch.int64)
-    if cold:
-        value[cold], column = take(scores_TV, cold).max(1)
-        ids[cold] = column + start
-    if warm:
-        seeds = [draws[i].sampling.seed for i in warm]
-        positions = [draws[i].position for i in warm]
-        value[warm], ids[warm] = noise.best(take(scores_TV, warm), seeds, positions, stream, start)
+    value[cold], column = take(scores_TV, cold).max(1)
+    ids[cold] = column + start
+    value[warm], ids[warm] = noise.best(take(scores_TV, warm), seeds, positions, stream, start)
     return value, ids.int()
 
 
