@@ -20,7 +20,7 @@ from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
 
 CPU = torch.device("cpu")
-LOOKS = 20_000  # some hundred milliseconds
+LOOKS = 5_000  # some hundred milliseconds
 # Not bfloat16, which the interpreter takes for whole numbers in places.
 CALLS = ((3, torch.float32), (1024, torch.float16), (1500, torch.float32), (2100, torch.float16))
 
