@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tpspec.comm.channel import thread_channels
-from tpspec.comm.communicator import Communicator
+from tpspec.comm.communicator import Communicator, OneRank
 from tpspec.comm.draft_link import DraftLink
 from tpspec.comm.messages import Cancel, Stats, Stop, Submit, ToLead
 from tpspec.comm.threads import ThreadWorld
@@ -94,6 +94,7 @@ def serve(
     channels = thread_channels(len(made.target.ranks))
 
     def rank(comm: Communicator) -> None:
+        comm = comm if comm.size > 1 else OneRank()  # as in a world of processes: it alone is recorded on a card
         engine = build_engine(made, comm, device, link=None if comm.rank else link).engine
         if drafter is not None:
             engine.host, engine.draft_tokens = InlineHost(drafter()), 5

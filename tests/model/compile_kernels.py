@@ -1,5 +1,5 @@
 """Compiles every kernel for cards that are not here, down to machine code; run by test_card_kernels.py, in a process
-without Triton's interpreter. Writes a line of JSON for each: kernel, compute capability, bytes of shared memory."""
+without Triton's interpreter. Writes a line of JSON a kernel. argv: CAPABILITY:POINTER TYPE:HEAD DIM, as 89:*bf16:128."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
 from tpspec.model import card_products, card_rows
+from tpspec.model.card_steps import HEAD_BYTES, MOST_FOLDED
 
-HEADS = {"num_heads": 32, "dim": 128, "wide": 128}
 TABLE = {"table_at": "*i64"}
+ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
 
 
-def variants(x: str, small: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """(kernel, types of its arguments, constants), for rows of a pointer type."""
+def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """(kernel, types of its arguments, constants), for rows of a pointer type and heads of `dim`."""
+    heads = {"num_heads": 32, "dim": dim, "wide": dim}
+    most_rows = MOST_FOLDED // (1 if dim * ITEM_BYTES[x] <= HEAD_BYTES else 2)
     cells, scales = ("*i8", "*fp32") if small else (x, x)
     cache = {
         "keys_at": cells,
@@ -36,25 +39,34 @@ def variants(x: str, small: bool) -> list[tuple[Any, dict[str, str], dict[str, A
          {"dim": 4096, "wide": 4096, "adds": True}),
         (card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024}),
         (card_rows.place, place | cache | TABLE,
-         HEADS | {"num_kv_heads": 8, "normed": True, "turned": True, "small": small}),
+         heads | {"num_kv_heads": 8, "normed": True, "turned": True, "small": small}),
         *((card_rows.attend, attend | cache | partial | TABLE,
-           HEADS | {"fold": 4, "tile_rows": rows, "splits": 32, "windowed": True, "small": small})
-          for rows in (16, 64)),
+           heads | {"fold": 4, "tile_rows": rows, "splits": 32, "windowed": True, "small": small})
+          for rows in (16, most_rows)),
         (peer_kernel.exchange, {"x_at": x, "out_at": x, "memories_at": "*i64", "epochs_at": "*i32", "lost_at": "*i32",
                                 "count": "i32"},
          {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "sums": not small, "on_card": True}),
-        (card_rows.join, partial | TABLE | {"out_at": x}, HEADS | {"splits": 32}),
+        (card_rows.join, partial | TABLE | {"out_at": x}, heads | {"splits": 32}),
         (card_products._product, {"x_at": x, "codes_at": "*i8", "scales_at": x, "y_at": x, "num_rows": "i32",
                                   "num_outputs": "i32", "num_groups": "i32"},
          {"group": 128, "tile_rows": card_products.TILE_ROWS, "tile_outputs": card_products.TILE_OUTPUTS}),
     ]  # fmt: skip
 
 
-for capability in map(int, sys.argv[1:]):
+def compile_for(capability: int, x: str, dim: int) -> None:
     for small in (False, True):
-        for kernel, types, constants in variants("*bf16" if capability >= 80 else "*fp16", small):
-            signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
-            at = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-            made = compiled(ASTSource(kernel, signature, at), target=GPUTarget("cuda", capability, 32))
-            shared = made.metadata.shared
-            sys.stdout.write(json.dumps({"kernel": kernel.__name__, "capability": capability, "shared": shared}) + "\n")
+        for kernel, types, constants in variants(x, dim, small):
+            names = kernel.arg_names
+            signature = {name: "constexpr" if name in constants else types[name] for name in names}
+            at = {(names.index(name),): value for name, value in constants.items()}
+            # As tensors are laid out: without it loads are not pipelined, and less is shared than on a card.
+            whole = [name for name, kind in types.items() if kind != "fp32"]
+            aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
+            made = compiled(ASTSource(kernel, signature, at, aligned), target=GPUTarget("cuda", capability, 32))
+            told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
+            sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
+
+
+for word in sys.argv[1:]:
+    capability, x, dim = word.split(":")
+    compile_for(int(capability), x, int(dim))

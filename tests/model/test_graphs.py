@@ -63,6 +63,9 @@ class Again:
         self._ledger.aside(lambda: made.append(work()))
         return made[0]
 
+    def forget(self) -> None:
+        self.rows.clear()
+
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         made = self._done(work)
         self.rows.append(len(made.logits_TV))
@@ -90,16 +93,27 @@ class Notes:
         self.begun.append(num_rows)
 
 
-def graphs() -> tuple[Graphs, Again, Ledger]:
-    """Of a forward that doubles its rows, in place, after one collective."""
-    ledger = Ledger()
-    comm, recorder = Counted(OneRank(), ledger), Again(ledger)
+class Doubling:
+    """Recordings of a forward that doubles its rows, in place, after one collective."""
 
-    def run(x_TD: torch.Tensor, begun: None, taps: tuple[int, ...]) -> Forward:
-        x_TD += comm.all_reduce(x_TD.clone(), Purpose.mlp)
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.recorder = Again(self.ledger)
+        self._comm = Counted(OneRank(), self.ledger)
+        self._graphs = Graphs(Notes(), self.recorder, self.ledger, HIDDEN, torch.float32, CPU)
+
+    def _run(self, x_TD: torch.Tensor, begun: None, taps: tuple[int, ...]) -> Forward:
+        x_TD += self._comm.all_reduce(x_TD.clone(), Purpose.mlp)
         return Forward(x_TD.clone(), {tap: x_TD + tap for tap in taps})
 
-    return Graphs(run, Notes(), recorder, ledger, HIDDEN, torch.float32, CPU), recorder, ledger
+    def prepare(self) -> None:
+        self._graphs.prepare(self._run, ())
+
+    def forward(self, x_TD: torch.Tensor, taps: tuple[int, ...] = ()) -> Forward:
+        return self._graphs.forward(self._run, span(len(x_TD)), x_TD, taps)
+
+    def close(self) -> None:
+        self._graphs.close()
 
 
 def span(num_rows: int) -> list[Span]:
@@ -111,37 +125,48 @@ def test_a_round_of_any_size_is_one_replay_of_the_least_recording_that_holds_it(
     sizes: list[int], taps: tuple[int, ...]
 ) -> None:
     """Stands against rows of the last round that stay in the padding, and a recording made twice."""
-    made, recorder, _ = graphs()
+    made = Doubling()
     for turn, size in enumerate(sizes):
         x_TD = torch.full((size, HIDDEN), 1.0 + turn)
-        told = made.forward(span(size), x_TD, taps)
+        told = made.forward(x_TD, taps)
         assert torch.equal(told.logits_TV, 2 * x_TD)
         assert {tap: torch.equal(x, 2 * x_TD + tap) for tap, x in told.tapped.items()} == dict.fromkeys(taps, True)
-    assert recorder.replays == len(sizes)
-    assert set(recorder.rows) == {min(count for count in ROW_COUNTS if count >= size) for size in sizes}
-    assert len(recorder.rows) == len(set(recorder.rows))
+    rows = made.recorder.rows
+    assert made.recorder.replays == len(sizes)
+    assert set(rows) == {min(count for count in ROW_COUNTS if count >= size) for size in sizes}
+    assert len(rows) == len(set(rows))
 
 
 def test_what_is_prepared_is_recorded_once_from_the_largest_down() -> None:
     """On every rank alike. Stands against an order that follows the first rounds a rank happens to see."""
-    made, recorder, _ = graphs()
-    made.prepare(())
-    made.prepare(())
-    made.forward(span(5), torch.ones(5, HIDDEN), ())
-    assert recorder.rows == list(reversed(ROW_COUNTS))
+    made = Doubling()
+    made.prepare()
+    made.prepare()
+    made.forward(torch.ones(5, HIDDEN))
+    assert made.recorder.rows == list(reversed(ROW_COUNTS))
 
 
 def test_a_replay_is_counted_and_a_rehearsal_is_not() -> None:
     """Stands against collectives that vanish from the ledger because no call of theirs passes by it."""
-    made, _, ledger = graphs()
-    made.prepare(())
-    assert ledger.totals() == {}
+    made = Doubling()
+    made.prepare()
+    assert made.ledger.totals() == {}
     for size in (3, 4, 9):
-        made.forward(span(size), torch.ones(size, HIDDEN), ())
-    told = ledger.totals()[Purpose.mlp]
+        made.forward(torch.ones(size, HIDDEN))
+    told = made.ledger.totals()[Purpose.mlp]
     assert (told.count, told.bytes) == (3, (4 + 4 + 12) * HIDDEN * 4)
 
 
+def test_nothing_recorded_outlives_the_world() -> None:
+    """NCCL waits, at its end, for every recording that it is in. Stands against a world that hangs when all is done."""
+    made = Doubling()
+    made.forward(torch.ones(1, HIDDEN))
+    made.close()
+    assert made.recorder.rows == []
+    assert made._graphs._recordings == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there kernels run on the card: tests/gpu/test_rounds.py")
 @pytest.mark.parametrize("tree", ["chain", "static"])
 def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
     """The law, with every round of few rows recorded on two ranks: stands against a table or an embedding of another

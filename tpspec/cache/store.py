@@ -77,8 +77,8 @@ class KVStore:
         """Copy slots to slots in every layer; all sources are read before any target is written."""
         if not sources:
             return
-        source = torch.tensor(sources, device=self.device)
-        target = torch.tensor(targets, device=self.device)
+        # Without a wait for the device, which a copy made by torch.tensor itself would be.
+        source, target = (torch.tensor(slots).to(self.device, non_blocking=True) for slots in (sources, targets))
         for cells in (*self.keys, *self.values):
             cells.move(source, target)
 

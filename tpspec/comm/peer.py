@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
 
-TRIAL_LOOKS = 1 << 20  # at a flag, before a peer counts as lost: some seconds
+# At a flag, before a peer counts as lost: some seconds, in which the others may still compile.
+TRIAL_LOOKS = 1 << 25
 TRIALS = 50  # of each size
 TRIAL_BYTES = (8, 4096, 16384, 98304, CAPACITY)
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)

@@ -67,6 +67,7 @@ class Runtime:
     def _call(self, name: str, *given: object) -> None:
         code = self._library[name](*given)
         if code:
+            self._library.cudaGetLastError()  # or torch's next launch would find the error and take it for its own
             raise OSError(code, f"{name}: {self._library.cudaGetErrorString(code).decode()}")
 
 

@@ -37,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
         "--transport",
         choices=get_args(Transport),
         default="auto",
-        help="auto: cards if there is one for every rank, else the fastest way between CPU ranks; host: cards through "
-        "the host's memory; others: CPU",
+        help="auto: cards if there is one for every rank, else the fastest way between CPU ranks; host, peer: cards "
+        "through the host's memory, or each other's; others: CPU",
     )
     return parser
 

@@ -72,8 +72,8 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _device(place: Place, transport: Transport) -> torch.device:
-    """A card, when there is one for every rank and no CPU transport was asked for; through the host, any."""
-    cards = torch.cuda.device_count() if transport in ("auto", "host") else 0
+    """A card, when there is one for every rank and no CPU transport was asked for; `host` and `peer` take any."""
+    cards = torch.cuda.device_count() if transport in ("auto", "host", "peer") else 0
     if not cards or (transport == "auto" and cards < place.world_size):
         return torch.device("cpu")
     return torch.device("cuda", place.local_rank % cards)
@@ -239,7 +239,7 @@ def _slowest(comm: Communicator, times: Sequence[float], device: torch.device) -
 
 def _algorithm(comm: Communicator, device: torch.device) -> str:
     if device.type == "cuda":
-        return "nccl"
+        return {"ThroughHost": "host", "PeerMemory": "peer"}.get(type(comm).__name__, "nccl")
     return "shared" if isinstance(comm, SharedMemory) else "gloo"
 
 

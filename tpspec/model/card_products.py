@@ -45,7 +45,7 @@ class FourBitLinear:
         y_TO: Tensor = torch.ops.aten._weight_int4pack_mm(x_TW, self._packed, self._grid.group, self._scales_zeros_GO2)[
             :, : self._num_outputs
         ].to(x_TI.dtype)
-        return y_TO if self._bias_O is None else y_TO + self._bias_O
+        return y_TO.contiguous() if self._bias_O is None else y_TO + self._bias_O
 
 
 class EightBitLinear:

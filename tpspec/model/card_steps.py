@@ -33,7 +33,9 @@ MOST_FOLDED = 64  # rows of a tile, each standing there once for each query head
 GATE_WIDTH = 1024  # channels of a program
 CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
-MOST_HEAD_BYTES = 512  # beyond it a block of keys and values does not fit into what a processor shares
+# A tile and its blocks of keys and values have to fit into what a processor shares (tests/model/test_card_kernels.py).
+HEAD_BYTES, MOST_HEAD_BYTES = 256, 512  # beyond the first half as many rows in a tile, beyond the second none
+OLD_CARDS = (8, 0)  # compute capability; below it there is less to share
 
 
 class CardSteps:
@@ -42,12 +44,12 @@ class CardSteps:
     def __init__(self, shape: Shape, rope: Rope, store: KVStore, splits: int) -> None:
         self._shape, self._rope, self._store, self._splits = shape, rope, store, splits
         counts = [shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)]
-        self._fold = max(counts)
+        self._fold, self._wide = max(counts), triton.next_power_of_2(shape.head_dim)
+        self._most_folded = most_folded(shape)
         self._heads = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=shape.device)
         # A block has one key at least, and spans may share some.
         self._most_blocks = 2 * store.num_slots
         self._table = Staged(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * self._most_blocks, torch.int64, shape.device)
-        self._wide = triton.next_power_of_2(shape.head_dim)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""
@@ -132,12 +134,23 @@ class CardSteps:
 
     def _tile_rows(self, num_rows: int) -> int:
         """No tile has more folded rows than it may, and none of few rows has many."""
-        return max(1, min(MOST_FOLDED // self._fold, num_rows))
+        return max(1, min(self._most_folded // self._fold, num_rows))
+
+
+def most_folded(shape: Shape) -> int:
+    """Rows of a tile."""
+    return MOST_FOLDED if head_bytes(shape) <= HEAD_BYTES else MOST_FOLDED // 2
+
+
+def head_bytes(shape: Shape) -> int:
+    wide: int = triton.next_power_of_2(shape.head_dim)
+    return wide * shape.dtype.itemsize
 
 
 def card_steps(shape: Shape, rope: Rope, store: KVStore) -> CardSteps | None:
     """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
-    if triton.next_power_of_2(shape.head_dim) * shape.dtype.itemsize > MOST_HEAD_BYTES:
+    most_bytes = HEAD_BYTES if torch.cuda.get_device_capability(shape.device) < OLD_CARDS else MOST_HEAD_BYTES
+    if head_bytes(shape) > most_bytes:
         return None
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
     wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)

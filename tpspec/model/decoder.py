@@ -78,19 +78,18 @@ class Decoder:
 
     def record(self, steps: FewSteps, recorder: Recorder) -> None:
         """From now on few rows take these steps, which are the same launches for every round of as many rows."""
-        self._few = steps
-        hidden = self.embedding_VD.shape[1]
-
-        def run(x_TD: Tensor, round: Any, taps: Taps) -> Forward:
-            normed_TD, tapped = self._rows(x_TD, steps, round, taps)
-            return Forward(self.head(normed_TD), tapped)
-
-        self._graphs = Graphs(run, steps, recorder, self._ledger, hidden, self.shape.dtype, self.shape.device)
+        self._few, hidden = steps, self.embedding_VD.shape[1]
+        self._graphs = Graphs(steps, recorder, self._ledger, hidden, self.shape.dtype, self.shape.device)
 
     def prepare(self, taps: Taps = ()) -> None:
         """What would otherwise make the first round of each row count slow. Every rank calls it."""
         if self._graphs is not None:
-            self._graphs.prepare(taps)
+            self._graphs.prepare(self._recorded, taps)
+
+    def close(self) -> None:
+        """Before the end of what `comm` sends through. Nothing runs afterwards."""
+        if self._graphs is not None:
+            self._graphs.close()
 
     def thinned(self, left_out: Sublayers, comm: Communicator) -> Decoder:
         """The same weights and cache without some sublayers, whose keys and values it neither writes nor reads."""
@@ -112,7 +111,7 @@ class Decoder:
         embedded_TD = self._embedded(spans)
         num_rows = len(embedded_TD)
         if self._graphs is not None and self._graphs.fits(spans, num_rows):
-            made = self._graphs.forward(spans, embedded_TD, taps)
+            made = self._graphs.forward(self._recorded, spans, embedded_TD, taps)
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
         steps = self._few if self._few is not None and self._few.fits(spans, num_rows) else self._many
         x_TD = embedded_TD.to(self.shape.device, self.shape.dtype)
@@ -120,6 +119,11 @@ class Decoder:
         if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
             return Forward(_wanted(self.head(normed_TD), spans), tapped)
         return Forward(self.head(_wanted(normed_TD, spans)), tapped)
+
+    def _recorded(self, x_TD: Tensor, round: Any, taps: Taps) -> Forward:
+        assert self._few is not None, "they come with the recordings"
+        normed_TD, tapped = self._rows(x_TD, self._few, round, taps)
+        return Forward(self.head(normed_TD), tapped)
 
     def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
         """What leaves the final norm, and what was tapped; x may be overwritten."""

@@ -10,6 +10,7 @@ Shapes: T rows of a recording, D hidden, V vocabulary rows of this shard.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -18,7 +19,7 @@ import torch
 from tpspec.model.staged import Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -40,18 +41,28 @@ class Recorder(Protocol):
     def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
         """What the work makes, in memory of its own, and how it is done again into the same memory."""
 
+    def forget(self) -> None:
+        """All that was recorded, for good."""
+
 
 class CardRecorder:
     """CUDA graphs that share their working memory: one is replayed at a time, and in one stream."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = work()
+        self._graphs.append(graph)
         return made, graph.replay
+
+    def forget(self) -> None:
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
 
 
 class FixedSteps(Protocol):
@@ -75,6 +86,9 @@ class Forward:
         return Forward(self.logits_TV[:num_rows], {tap: x_TD[:num_rows] for tap, x_TD in self.tapped.items()})
 
 
+Run = Callable[["Tensor", Any, Taps], Forward]
+
+
 @dataclass(frozen=True, slots=True)
 class _Recording:
     forward: Forward
@@ -83,11 +97,11 @@ class _Recording:
 
 
 class Graphs:
-    """The recordings of one decoder. run: its forward over x [T, D] and what `begin` returned; it may overwrite x."""
+    """The recordings of one decoder, which hands in its own forward, `run`, each time: over x [T, D], which it may
+    overwrite, and what `begin` returned."""
 
     def __init__(
         self,
-        run: Callable[[Tensor, Any, Taps], Forward],
         steps: FixedSteps,
         recorder: Recorder,
         ledger: Ledger,
@@ -95,7 +109,7 @@ class Graphs:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._run, self._steps, self._recorder, self._ledger = run, steps, recorder, ledger
+        self._steps, self._recorder, self._ledger = steps, recorder, ledger
         self._rows = Staged(ROW_COUNTS[-1] * hidden, dtype, device)
         self._hidden = hidden
         self._recordings: dict[tuple[int, Taps], _Recording] = {}
@@ -104,36 +118,41 @@ class Graphs:
         return num_rows <= ROW_COUNTS[-1] and self._steps.fits(spans, num_rows)
 
     @torch.inference_mode()
-    def prepare(self, taps: Taps) -> None:
+    def prepare(self, run: Run, taps: Taps) -> None:
         """Records every row count. Ranks do so in the same order: the collectives in it meet each other."""
         for num_rows in reversed(ROW_COUNTS):  # what the largest takes serves the others
-            self._recording(num_rows, taps)
+            self._recording(run, num_rows, taps)
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span], embedded_TD: Tensor, taps: Taps) -> Forward:
+    def forward(self, run: Run, spans: Sequence[Span], embedded_TD: Tensor, taps: Taps) -> Forward:
         """Of the rows of the spans, whose embeddings are on the host. The next forward overwrites what it returns."""
         num_real = len(embedded_TD)
         num_rows = ROW_COUNTS[bisect_left(ROW_COUNTS, num_real)]
-        recording = self._recording(num_rows, taps)
+        recording = self._recording(run, num_rows, taps)
         self._put(embedded_TD, num_rows)
         self._steps.begin(spans, num_rows)
         recording.replay()
         self._ledger.enter(recording.collectives)
         return recording.forward.first(num_real)
 
-    def _recording(self, num_rows: int, taps: Taps) -> _Recording:
+    def close(self) -> None:
+        """NCCL's communicators do not end before the recordings that they are in."""
+        self._recordings.clear()
+        self._recorder.forget()
+
+    def _recording(self, run: Run, num_rows: int, taps: Taps) -> _Recording:
         found = self._recordings.get((num_rows, taps))
         if found is None:
-            found = self._recordings[num_rows, taps] = self._record(num_rows, taps)
+            found = self._recordings[num_rows, taps] = self._record(run, num_rows, taps)
         return found
 
-    def _record(self, num_rows: int, taps: Taps) -> _Recording:
+    def _record(self, run: Run, num_rows: int, taps: Taps) -> _Recording:
         self._put(torch.zeros(0, self._hidden), num_rows)
         begun = self._steps.begin((), num_rows)
         x_TD = self._rows.there.view(-1, self._hidden)[:num_rows]
 
         def work() -> Forward:
-            return self._run(x_TD, begun, taps)
+            return run(x_TD, begun, taps)
 
         for _ in range(REHEARSALS):
             collectives = self._ledger.aside(work)

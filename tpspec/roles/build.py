@@ -52,7 +52,7 @@ class Built:
     """An engine ready for rounds. max_tokens: the longest prompt plus output that it serves.
 
     own: where its drafts come from. supply: the same for another topology's drafts, from the target that is loaded.
-    emulation: what emulating a link has come to; None where none is emulated.
+    emulation: what emulating a link has come to; None where none is emulated. close: called before the world ends.
     """
 
     engine: Engine
@@ -61,6 +61,7 @@ class Built:
     folder: Path
     max_tokens: int
     emulation: Emulation | None
+    close: Callable[[], None]
 
 
 def build_engine(
@@ -123,7 +124,7 @@ def build_engine(
         constrain=partial(_constraint, Vocabulary(folder / "tokenizer.json"), shape.vocab),
     )
     emulation = bus.sums if isinstance(bus, Emulated) else None
-    return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation)
+    return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation, lambda: shard().close())
 
 
 def _constraint(vocabulary: Vocabulary, vocab: int, request: Request) -> Constraint | None:

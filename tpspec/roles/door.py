@@ -174,6 +174,8 @@ class Seat:
 
     def close(self) -> None:
         """The drafter is told to end, and whoever guards it waits for that."""
+        if self.built is not None:
+            self.built.close()
         if self.link is not None:
             self.link.send(Stop())
             self.link.close()

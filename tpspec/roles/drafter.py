@@ -124,8 +124,11 @@ def main() -> int:
     end_with_parent()
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
     with own_stdout() as guard, closing(DrafterDraftLink(orders.endpoint)) as link:
+        device = torch.device(orders.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         try:
-            ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
+            ahead = build_ahead(from_json(orders.topology), device)
             gap = GapReader(orders.gap) if orders.gap else None
             guard.write(f"{READY}\n")
             guard.flush()
