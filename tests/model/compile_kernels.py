@@ -1,5 +1,5 @@
 """Compiles every kernel for cards that are not here, down to machine code; run by test_card_kernels.py, in a process
-without Triton's interpreter. Writes a line of JSON a kernel. argv: CAPABILITY:POINTER TYPE:HEAD DIM, as 89:*bf16:128."""
+without Triton's interpreter. Tells a line of JSON a kernel. argv: CAPABILITY:POINTER TYPE:HEAD DIM, as 89:*bf16:128."""
 
 from __future__ import annotations
 
