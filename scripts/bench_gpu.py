@@ -29,13 +29,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+from serving import ROOT, torchrun
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # python adds scripts/ to the path, not the repository
 
 PROMPT, TOKENS, WARM_UP = 200, 256, 16
@@ -113,7 +114,7 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
     built = open_engine(options)
     engine = built.engine
     assert isinstance(engine.target, ShardedTarget)
-    round_s, _ = decoded(engine, options.tokens)
+    round_s = decoded(engine, options.tokens)
     decoder, middle = engine.target.decoder, PROMPT + options.tokens // 2
 
     def rows_of(num_rows: int) -> Callable[[], object]:
@@ -138,7 +139,7 @@ def quantized(options: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for kind in ("bfloat16", "int8", "int4"):
         engine = open_engine(options, **({} if kind == "bfloat16" else {"target.quantize": kind})).engine
-        found[f"{kind} tokens/s"] = 1 / decoded(engine, options.tokens)[0]
+        found[f"{kind} tokens/s"] = 1 / decoded(engine, options.tokens)
         del engine
         forget()
     base = found["bfloat16 tokens/s"]
@@ -148,7 +149,7 @@ def quantized(options: argparse.Namespace) -> dict[str, Any]:
 def transformers(options: argparse.Namespace) -> dict[str, Any]:
     theirs = options.tokens / generating_s(options)
     forget()
-    ours = 1 / decoded(open_engine(options).engine, options.tokens)[0]
+    ours = 1 / decoded(open_engine(options).engine, options.tokens)
     return {"tokens/s": theirs, "bfloat16 tokens/s": ours, "bfloat16 to transformers": ours / theirs}
 
 
@@ -193,7 +194,7 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
     )
     plain_s, round_s = (one["tokens_per_round"] / one["tokens_per_second"] for one in (plain, told))
     options.model = options.draft
-    drafting_s = DRAFTS * decoded(open_engine(options).engine, 64)[0]
+    drafting_s = DRAFTS * decoded(open_engine(options).engine, 64)
     return {
         "plain round, ms": 1e3 * plain_s,
         "round with drafts, ms": 1e3 * round_s,
@@ -204,9 +205,8 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
 
 def launch(options: argparse.Namespace, num_ranks: int, words: list[str]) -> list[str]:
     """Lines of JSON of `tpspec.generate` over ranks that share the card."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     keys = {"target.model": at(options.model, options.to), "device": options.device, "link.transport": "host"}
-    command = [*torchrun, "-m", "tpspec.generate", *sets(keys), *words]
+    command = torchrun(num_ranks, "tpspec.generate", *sets(keys), *words)
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if ended.returncode:
         sys.exit(ended.stderr[-3000:])
@@ -223,7 +223,7 @@ def open_engine(options: argparse.Namespace, **keys: Any) -> Any:
     from tpspec.topology.config import automatic
 
     keys = {"draft.source": "none", "target.dtype": "bfloat16", "cache.tokens": 2048} | keys
-    overrides = sets(keys)[1::2]
+    overrides = [f"{key}={value}" for key, value in keys.items()]
     topology = automatic(1, str(at(options.model, options.to)), cuda=options.device == "cuda", overrides=overrides)
     return build_engine(topology, OneRank(), torch.device(options.device))
 
@@ -232,40 +232,39 @@ def prompt() -> tuple[int, ...]:
     return tuple(torch.randint(5, 40000, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist())
 
 
-def decoded(engine: Any, num_tokens: int) -> tuple[float, list[int]]:
-    """Seconds of a plain round, the median of those after the first few, and the text."""
-    from tpspec.comm.messages import News
-    from tpspec.request import Request
-
-    engine.hear(News(round=1, requests=(Request(0, prompt(), WARM_UP + num_tokens),)))
-    seconds, text = [], []
-    while not engine.is_idle:
-        started = time.perf_counter()
-        engine.hear(News(round=len(seconds) + 2))
-        deltas = engine.step()
-        seconds.append(time.perf_counter() - started)
-        text += [token for delta in deltas for token in delta.tokens]
-    return statistics.median(seconds[WARM_UP:]), text
+def decoded(engine: Any, num_tokens: int) -> float:
+    """Seconds of a plain round, the median of those after the first few."""
+    return statistics.median(list(rounds(engine, WARM_UP + num_tokens))[WARM_UP:])
 
 
 def waits(engine: Any) -> float:
     """How often the host waits for the card in a plain round, as torch sees it."""
-    from tpspec.comm.messages import News
-    from tpspec.request import Request
-
     num_rounds = 50
-    engine.hear(News(round=1, requests=(Request(0, prompt(), WARM_UP + num_rounds + 1),)))
-    for round in range(WARM_UP):
-        engine.step()
-        engine.hear(News(round=round + 2))
+    turns = rounds(engine, WARM_UP + num_rounds + 1)
+    for _ in range(WARM_UP):
+        next(turns)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        for round in range(num_rounds):
-            engine.step()
-            engine.hear(News(round=round + 2 + WARM_UP))
+        for _ in range(num_rounds):
+            next(turns)
         torch.cuda.set_sync_debug_mode("default")
     return sum("called a synchronizing CUDA operation" in str(one.message) for one in told) / num_rounds
+
+
+def rounds(engine: Any, num_tokens: int) -> Iterator[float]:
+    """One request of so many tokens; seconds of each of its rounds, as they end."""
+    from tpspec.comm.messages import News
+    from tpspec.request import Request
+
+    engine.hear(News(round=1, requests=(Request(0, prompt(), num_tokens),)))
+    for round in count(2):
+        if engine.is_idle:
+            return
+        started = time.perf_counter()
+        engine.hear(News(round=round))
+        engine.step()
+        yield time.perf_counter() - started
 
 
 def in_turns(works: dict[int, Callable[[], object]], turns: int = 15, calls: int = 10) -> dict[int, float]:
@@ -305,9 +304,8 @@ def synchronize() -> None:
 
 def weight_bytes(decoder: Any) -> int:
     """Of the matrices that every row goes through; not the embedding, of which a row is read."""
-    return sum(
-        _bytes_of(one) for layer in decoder.layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)
-    ) + (_bytes_of(decoder.head))
+    products = [one for layer in decoder.layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return sum(map(_bytes_of, [*products, decoder.head]))
 
 
 def _bytes_of(product: Any) -> int:

@@ -35,6 +35,11 @@ class _Entry:
         self.bytes = 0
         self.seconds = 0.0
 
+    def grow(self, count: int, num_bytes: int, seconds: float) -> None:
+        self.count += count
+        self.bytes += num_bytes
+        self.seconds += seconds
+
     def tally(self) -> Tally:
         return Tally(self.count, self.bytes, self.seconds)
 
@@ -49,10 +54,7 @@ class Ledger:
         self._spare: list[torch.cuda.Event] = []
 
     def add(self, purpose: Purpose, num_bytes: int, seconds: float) -> None:
-        entry = self._entries[purpose]
-        entry.count += 1
-        entry.bytes += num_bytes
-        entry.seconds += seconds
+        self._entries[purpose].grow(1, num_bytes, seconds)
 
     def begin_span(self) -> torch.cuda.Event:
         """Marks where a collective begins on the current CUDA stream."""
@@ -68,10 +70,7 @@ class Ledger:
     def enter(self, tallies: Mapping[Purpose, Tally]) -> None:
         """Collectives that ran without passing by here: of a recording that was replayed."""
         for purpose, tally in tallies.items():
-            entry = self._entries[purpose]
-            entry.count += tally.count
-            entry.bytes += tally.bytes
-            entry.seconds += tally.seconds
+            self._entries[purpose].grow(tally.count, tally.bytes, tally.seconds)
 
     def aside(self, work: Callable[[], object]) -> dict[Purpose, Tally]:
         """What the work would enter, which is left out of the sums; waits for a device until the seconds are known."""

@@ -37,14 +37,13 @@ def memory_bytes(size: int) -> int:
 class PeerMemory:
     """A group of ranks that see each other's memory. other: for what is too large or of another kind.
 
-    addresses: of every rank's memory as this rank sees it, in rank order. most_bytes: of a message that goes this way.
+    addresses: of every rank's memory as this rank sees it, in rank order. most_bytes, which may be lowered: of a
+    message that goes this way.
     """
 
-    def __init__(
-        self, other: Communicator, addresses: Sequence[int], device: torch.device, most_bytes: int = CAPACITY
-    ) -> None:
+    def __init__(self, other: Communicator, addresses: Sequence[int], device: torch.device) -> None:
         self.rank, self.size, self.is_queued = other.rank, other.size, other.is_queued
-        self.most_bytes, self.most_looks = most_bytes, 1 << 30  # a rank that is gone is somebody else's to notice
+        self.most_bytes, self.most_looks = CAPACITY, 1 << 30  # a rank that is gone is somebody else's to notice
         self._other, self._on_card = other, device.type == "cuda"
         self._memories = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._epochs = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)

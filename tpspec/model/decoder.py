@@ -65,12 +65,12 @@ class Decoder:
         self._few: FewSteps | None = compiled_steps(shape, rope, store) if compiled else None
         self._graphs: Graphs | None = None
         if compiled and fixed_rows is None and shape.device.type == "cuda":
-            self._use_card(rope)
+            self._use_card()
 
-    def _use_card(self, rope: Rope) -> None:
+    def _use_card(self) -> None:
         from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
 
-        steps = card_steps(self.shape, rope, self.store)
+        steps = card_steps(self.shape, self.rope, self.store)
         if steps is not None and self.comm.is_queued:
             self.record(steps, CardRecorder())
         else:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpspec.comm.ledger import Ledger
     from tpspec.comm.messages import Tally
     from tpspec.model.batch import Span
+    from tpspec.model.steps import FewSteps
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REHEARSALS = 2  # the first compiles kernels and sets up communicators; the second is timed
@@ -65,16 +66,6 @@ class CardRecorder:
         self._graphs.clear()
 
 
-class FixedSteps(Protocol):
-    """Steps whose launches are the same for every round of as many rows: what changes, `begin` puts elsewhere."""
-
-    def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
-        """Whether these steps can run such rows."""
-
-    def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
-        """The rows of one forward. Without spans, all of them are padding."""
-
-
 @dataclass(frozen=True, slots=True)
 class Forward:
     """What a forward gives: logits [T, V] of its rows, and [T, D] for each layer that was tapped."""
@@ -98,11 +89,12 @@ class _Recording:
 
 class Graphs:
     """The recordings of one decoder, which hands in its own forward, `run`, each time: over x [T, D], which it may
-    overwrite, and what `begin` returned."""
+    overwrite, and what `begin` returned. steps: whose launches are the same for every round of as many rows, since what
+    changes `begin` puts elsewhere; of no spans, it makes rows that are all padding."""
 
     def __init__(
         self,
-        steps: FixedSteps,
+        steps: FewSteps,
         recorder: Recorder,
         ledger: Ledger,
         hidden: int,

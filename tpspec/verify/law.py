@@ -140,6 +140,6 @@ def hear_sketch(asked_TA: Tensor, told: Sequence[Tensor]) -> list[Law | None]:
     return [
         Law({token: p for token, p in zip(ids, row, strict=True) if token >= 0}, rest, spare) if is_sound else None
         for is_sound, ids, row, rest, spare in zip(
-            sound, asked_TA.tolist(), probs, rests, best_ids(value_NT, ids_NT).tolist(), strict=True
+            sound, asked_TA.tolist(), probs, rests, best_ids(value_NT, ids_NT), strict=True
         )
     ]
