@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.staged import sent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -77,8 +79,7 @@ class KVStore:
         """Copy slots to slots in every layer; all sources are read before any target is written."""
         if not sources:
             return
-        # Without a wait for the device, which a copy made by torch.tensor itself would be.
-        source, target = (torch.tensor(slots).to(self.device, non_blocking=True) for slots in (sources, targets))
+        source, target = sent(sources, self.device), sent(targets, self.device)
         for cells in (*self.keys, *self.values):
             cells.move(source, target)
 
@@ -88,4 +89,4 @@ def as_slots(numbers: Sequence[int], device: torch.device) -> Slots:
     first, count = numbers[0], len(numbers)
     if numbers[-1] - first == count - 1 and all(numbers[i] == first + i for i in range(count)):
         return slice(first, first + count)
-    return torch.tensor(numbers, device=device)
+    return sent(numbers, device)

@@ -19,6 +19,7 @@ from tpspec.model.batch import Span
 from tpspec.model.compiled import MOST_ROWS, compiled_steps
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape, Steps, TorchSteps
+from tpspec.staged import sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,9 +138,9 @@ class EagleRun:
         head, texts = self._head, [self._texts[span.seq] for span in spans]
         spans = [_paired(span) for span in spans]
         ids = torch.tensor([token for span in spans for token in span.tokens])
-        embedded_TD = head.embedding_VD[ids].to(head.shape.device, head.shape.dtype)
+        embedded_TD = sent(head.embedding_VD[ids], head.shape.device).to(head.shape.dtype)
         feature_TD = torch.cat([text.before(span) for text, span in zip(texts, spans, strict=True)])
-        made_LD = self._layer(spans, embedded_TD, feature_TD)[_logit_rows(spans, len(ids))]
+        made_LD = self._layer(spans, embedded_TD, feature_TD)[_logit_rows(spans, len(ids), embedded_TD.device)]
         normed_LD = _normed(head.norm, made_LD)
         fed_LD = normed_LD if head.feeds_normed else made_LD
         wanted = [(text, span) for text, span in zip(texts, spans, strict=True) if span.num_logits]
@@ -196,10 +197,10 @@ def _slots_at_end(span: Span) -> tuple[int, int]:
     return (last - 1, last) if count > 1 else (sum(span.runs[-2]) - 1 if len(span.runs) > 1 else -1, last)
 
 
-def _logit_rows(spans: Sequence[Span], num_rows: int) -> Tensor | slice:
+def _logit_rows(spans: Sequence[Span], num_rows: int, device: torch.device) -> Tensor | slice:
     """The last row of every span that wants logits: what there is to read of a text branches nowhere."""
     rows, stop = [], 0
     for span in spans:
         stop += len(span.tokens)
         rows += [stop - 1] * span.num_logits
-    return slice(None) if len(rows) == num_rows else torch.tensor(rows, dtype=torch.long)
+    return slice(None) if len(rows) == num_rows else sent(rows, device)

@@ -14,6 +14,7 @@ import torch
 
 from tpspec.cache.store import as_slots
 from tpspec.draft.protocol import Taps
+from tpspec.staged import Fetched, sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ class TapStore:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._rows_SW: Tensor | None = None
+        self._coming: tuple[list[int], Fetched] | None = None  # slots, and the rows that go there
 
     def of_text(
         self,
@@ -50,26 +52,37 @@ class TapStore:
         taken = {seq: (0, self._read(slots)) for seq, slots in adopted.items() if slots}
         paths = {verdict.seq: verdict.path for verdict in verdicts}
         num_nodes = {case.seq: len(case.tree) for case in plan.cases}
-        first = 0
+        first, text, counts, slots = 0, [], [], []
         for span in plan.spans:
-            text = [first + row for row in _text_rows(span, num_nodes.get(span.seq, 0), paths.get(span.seq, ()))]
-            rows_nW = rows_TW[text]
-            if keeps:
-                self._write(span.own_slots()[: len(text)], rows_nW)
+            rows = [*_text_rows(span, num_nodes.get(span.seq, 0), paths.get(span.seq, ()))]
+            text += [first + row for row in rows]
+            slots += span.own_slots()[: len(rows)]
+            counts.append(len(rows))
+            first += len(span.tokens)
+        text_TW = rows_TW[sent(text, rows_TW.device)]
+        for span, rows_nW in zip(plan.spans, torch.split(text_TW, counts), strict=True):
             if span.seq in taken:
                 _, before_nW = taken[span.seq]
-                taken[span.seq] = 0, torch.cat([before_nW.to(rows_nW.device), rows_nW])
+                taken[span.seq] = 0, torch.cat([sent(before_nW, rows_nW.device), rows_nW])
             else:
                 taken[span.seq] = span.start, rows_nW
-            first += len(span.tokens)
+        if keeps:
+            self._put_down()
+            self._coming = slots, Fetched(text_TW)
         return Taps(taken)
 
-    def _write(self, slots: Sequence[int], rows_nW: Tensor) -> None:
+    def _put_down(self) -> None:
+        """What was fetched before, which has come by now or soon will."""
+        if self._coming is None:
+            return
+        slots, fetched = self._coming
+        rows_nW, self._coming = fetched.here(), None
         if self._rows_SW is None:
             self._rows_SW = torch.empty(self._num_slots, rows_nW.shape[1], dtype=rows_nW.dtype)
-        self._rows_SW[as_slots(slots, HOST)] = rows_nW.to(HOST)
+        self._rows_SW[as_slots(slots, HOST)] = rows_nW
 
     def _read(self, slots: Sequence[int]) -> Tensor:
+        self._put_down()
         assert self._rows_SW is not None, "who is followed has read something"
         return self._rows_SW[as_slots(slots, HOST)]
 

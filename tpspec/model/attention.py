@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
+from tpspec.staged import sent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -69,7 +71,7 @@ class Folding:
         places = [g * width + kv_of[:h].count(g) for h, g in enumerate(kv_of)]
         heads = {place: head for head, place in enumerate(places)}
         to_folded = [heads.get(place, 0) for place in range(len(counts) * width)]
-        return cls(len(counts), width, torch.tensor(to_folded, device=device), torch.tensor(places, device=device))
+        return cls(len(counts), width, sent(to_folded, device), sent(places, device))
 
     def fold(self, q_THE: Tensor) -> Tensor:
         """[T, H, E] -> [G, T * F, E], rows in (row, folded head) order."""
@@ -130,7 +132,7 @@ class Layout:
             seen_TS = F.pad(seen_TS, (0, extra, 0, padding))
             seen_TS[len(span.tokens) :, 0] = True  # padding rows see one key, so that none of them is all -inf
         mask_TS = torch.zeros(seen_TS.shape, dtype=self.mask_dtype).masked_fill_(~seen_TS, float("-inf"))
-        mask_RS = mask_TS.repeat_interleave(self.fold_width, 0).to(self.device)
+        mask_RS = sent(mask_TS.repeat_interleave(self.fold_width, 0), self.device)
         return View(rows, self._keys(span, first_key, extra), mask_RS, padding)
 
     def _keys(self, span: Span, first_key: int, extra: int) -> Slots:
@@ -143,7 +145,7 @@ class Layout:
             return slice(first + first_key, first + count)
         pieces = [torch.arange(first, first + count) for first, count in span.runs]
         slots = torch.cat(pieces)[first_key:]
-        return torch.cat([slots, slots[:1].expand(extra)]).to(self.device)
+        return sent(torch.cat([slots, slots[:1].expand(extra)]), self.device)
 
 
 def _visible(span: Span, first_key: int, window: int | None) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import triton
 
 from tpspec.model import card_rows as kernels
-from tpspec.model.staged import Staged
+from tpspec.staged import Staged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,6 +18,7 @@ from tpspec.comm.ledger import Ledger
 from tpspec.model.compiled import compiled_steps
 from tpspec.model.graphs import CardRecorder, Forward, Graphs
 from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps, TorchSteps
+from tpspec.staged import sent
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Decoder:
             made = self._graphs.forward(self._recorded, spans, embedded_TD, taps)
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
         steps = self._few if self._few is not None and self._few.fits(spans, num_rows) else self._many
-        x_TD = embedded_TD.to(self.shape.device, self.shape.dtype)
+        x_TD = sent(embedded_TD, self.shape.device).to(self.shape.dtype)
         normed_TD, tapped = self._rows(x_TD, steps, steps.begin(spans, num_rows), taps)
         if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
             return Forward(_wanted(self.head(normed_TD), spans), tapped)
@@ -158,4 +159,4 @@ def _wanted(x_TX: Tensor, spans: Sequence[Span]) -> Tensor:
     for span in spans:
         first += len(span.tokens)
         rows += range(first - span.num_logits, first)
-    return x_TX if len(rows) == len(x_TX) else x_TX[torch.tensor(rows, dtype=torch.long)]
+    return x_TX if len(rows) == len(x_TX) else x_TX[sent(rows, x_TX.device)]

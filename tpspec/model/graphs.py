@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from tpspec.model.staged import Staged
+from tpspec.staged import Staged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from tpspec.cache.store import as_slots
 from tpspec.model.attention import Folding, Layout, View, fused, stable
 from tpspec.model.rope import turn
+from tpspec.staged import sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +133,7 @@ class TorchSteps:
             firsts.append(firsts[-1] + len(span.tokens))
         padded = positions + [0] * (num_rows - len(positions))
         return TorchRound(
-            turns=self._rope.at(torch.tensor(padded, device=self._shape.device)),
+            turns=self._rope.at(sent(padded, self._shape.device)),
             slots=as_slots([slot for span in spans for slot in span.own_slots()], self._shape.device),
             views={
                 window: [self._layout.view(span, first, window) for span, first in zip(spans, firsts, strict=False)]

@@ -114,9 +114,11 @@ def _rank_listed(
     assert rows.listed_V is not None
     scores_TV = process(rows, draws)
     scores_TS, columns_TS = scores_TV.topk(min(LISTED, scores_TV.shape[1]))
-    scores_TS, ids_TS = scores_TS.double().cpu(), rows.listed_V[columns_TS].cpu()
-    truncates = any(draw.sampling.truncates for draw in draws)
-    totals = scores_TV.double().logsumexp(1).tolist() if truncates else [0.0] * len(draws)
+    parts = [scores_TS.double(), rows.listed_V[columns_TS]]
+    if any(draw.sampling.truncates for draw in draws):
+        parts.append(scores_TV.double().logsumexp(1))
+    scores_TS, ids_TS, *told = (part[0] for part in exchange(rows, parts))
+    totals = told[0].tolist() if told else [0.0] * len(draws)
     perturbed_TS = _perturbed(scores_TS, ids_TS, draws, noise)
     ranked: list[tuple[tuple[int, ...], list[float]]] = []
     for i, draw in enumerate(draws):
@@ -155,9 +157,11 @@ def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -
         return []
     rows = _spread(rows, draws)
     scores_TV = process(rows, draws)
-    *top, peak_NT, sum_NT = exchange(rows, [*tell_top(scores_TV, rows.start, support), *log_mass(scores_TV)])
+    scores_TC, ids_TC = tell_top(scores_TV, rows.start, support)
+    if rows.listed_V is not None:
+        ids_TC = rows.listed_V[ids_TC.clamp(max=scores_TV.shape[1] - 1)]  # beyond the last there is no score
+    *top, peak_NT, sum_NT = exchange(rows, [scores_TC, ids_TC, *log_mass(scores_TV)])
     scores_TS, ids_TS = hear_top(*top)
-    ids_TS = ids_TS if rows.listed_V is None else rows.listed_V.cpu()[ids_TS]
     totals = merged_log_mass(peak_NT, sum_NT).tolist()
     return [_sampled(draw, ids_TS[i], scores_TS[i], totals[i], noise) for i, draw in enumerate(draws)]
 

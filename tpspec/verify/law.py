@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.staged import sent
 from tpspec.tokens import NO_TOKEN
 from tpspec.verify.noise import Stream
 from tpspec.verify.processors import process
@@ -84,7 +85,7 @@ def laws(rows: RowLogits, draws: Sequence[Draw], asked: Sequence[Sequence[int]],
     winners = tell_winners(cold_TV, [draws[i] for i in cold], noise, Stream.residual, rows.start)
     candidates = tell_candidates(cut_TV, rows.start)
     asked_TA = _padded([asked[i] for i in full])
-    sketch = tell_sketch(full_TV, asked_TA.to(full_TV.device), [draws[i] for i in full], noise, rows.start)
+    sketch = tell_sketch(full_TV, sent(asked_TA, full_TV.device), [draws[i] for i in full], noise, rows.start)
     told = exchange(rows, [*winners, *candidates, *sketch])
     supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told[2:6])
     known = dict(zip(cold, map(_point, hear_winners(*told[:2])), strict=True))
@@ -120,12 +121,10 @@ def _padded(asked: Sequence[Sequence[int]]) -> Tensor:
 def tell_sketch(scores_TV: Tensor, asked_TA: Tensor, draws: Sequence[Draw], noise: Noise, start: int) -> list[Tensor]:
     """Of this shard: scores of the ids asked about (-inf where not held), mass of the others, the winner among them."""
     held_TA = (asked_TA >= start) & (asked_TA < start + scores_TV.shape[1])
-    row, entry = held_TA.nonzero(as_tuple=True)
-    column = asked_TA[row, entry] - start
-    known_TA = torch.full_like(asked_TA, -torch.inf, dtype=scores_TV.dtype)
-    known_TA[row, entry] = scores_TV[row, column]
-    other_TV = scores_TV.clone()
-    other_TV[row, column] = -torch.inf
+    column_TA = (asked_TA - start).where(held_TA, 0)  # nowhere is it asked which ids are held: that would be a wait
+    known_TA = scores_TV.gather(1, column_TA).masked_fill(~held_TA, -torch.inf)
+    taken_TA = torch.full_like(known_TA, -torch.inf).masked_fill(~held_TA, torch.inf)
+    other_TV = scores_TV.scatter_reduce(1, column_TA, taken_TA, "amin")
     return [known_TA, *log_mass(other_TV), *tell_winners(other_TV, draws, noise, Stream.residual, start)]
 
 

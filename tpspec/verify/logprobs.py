@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.request import Logprob
+from tpspec.staged import sent
 from tpspec.verify.processors import without_padding
 from tpspec.verify.shards import exchange, hear_top, log_mass, merged_log_mass, tell_top
 
@@ -44,10 +45,9 @@ def logprobs(rows: RowLogits, tokens: Sequence[int], num_top: int) -> list[Logpr
 def _tell(rows: RowLogits, first: int, tokens: Sequence[int], num_top: int) -> list[Tensor]:
     """Of some rows of this shard: the score of each row's own token (-inf where not held), the largest, the mass."""
     scores_TV = without_padding(rows.logits_TV[first : first + len(tokens)].float(), rows)
-    columns_T = torch.tensor(tokens, device=scores_TV.device) - rows.start
+    columns_T = sent(tokens, scores_TV.device) - rows.start
     held_T = (columns_T >= 0) & (columns_T < scores_TV.shape[1])
-    own_T = scores_TV.new_full((len(tokens),), -torch.inf)
-    own_T[held_T] = scores_TV[held_T, columns_T[held_T]]
+    own_T = scores_TV.gather(1, columns_T.where(held_T, 0).unsqueeze(1)).squeeze(1).masked_fill(~held_T, -torch.inf)
     return [own_T, *tell_top(scores_TV, rows.start, max(num_top, 1)), *log_mass(scores_TV)]
 
 

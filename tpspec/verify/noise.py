@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from tpspec.staged import sent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -147,7 +149,7 @@ def _keys(seeds: Sequence[int], positions: Sequence[int], stream: Stream, device
     pairs = list(zip(seeds, positions, strict=True))
     uses = (Use.least, Use.place, Use.each)
     keys = [[_signed(_key(seed, position, stream, use)) for seed, position in pairs] for use in uses]
-    return torch.tensor(keys, dtype=torch.int64).reshape(len(uses), len(pairs), 1).to(device, non_blocking=True)
+    return sent(torch.tensor(keys, dtype=torch.int64).reshape(len(uses), len(pairs), 1), device)
 
 
 def _words(keys: Tensor, counters: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.staged import sent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,7 +32,7 @@ def process(rows: RowLogits, draws: Sequence[Draw]) -> Tensor:
     scores_TV = _edited(rows.logits_TV.float(), rows.start, draws)
     temperatures = [draw.sampling.temperature or 1.0 for draw in draws]
     if any(temperature != 1 for temperature in temperatures):
-        scores_TV = scores_TV / torch.tensor(temperatures).to(scores_TV.device, non_blocking=True).unsqueeze(1)
+        scores_TV = scores_TV / sent(temperatures, scores_TV.device).unsqueeze(1)
     return without_padding(scores_TV, rows)
 
 
@@ -56,17 +58,17 @@ def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
                 counted[id(draws[i].context)] = _counted(logits_TV[i], start, draws[i])
             logits_TV[i] = _penalized(logits_TV[i], start, draws[i], *counted[id(draws[i].context)])
         held = [token - start for token in draws[i].withheld if start <= token < start + logits_TV.shape[1]]
-        logits_TV[i, held] = -torch.inf
+        logits_TV[i, sent(held, logits_TV.device)] = -torch.inf
         if (ids := draws[i].allowed) is not None:
-            allowed = torch.from_numpy(ids[start : start + logits_TV.shape[1]]).to(logits_TV.device)
+            allowed = sent(torch.from_numpy(ids[start : start + logits_TV.shape[1]]), logits_TV.device)
             logits_TV[i, : len(allowed)].masked_fill_(~allowed, -torch.inf)
     return logits_TV
 
 
 def _add_bias(logits_V: Tensor, start: int, bias: dict[int, float]) -> None:
-    for token, value in bias.items():
-        if start <= token < start + len(logits_V):
-            logits_V[token - start] += value
+    held = {token - start: value for token, value in bias.items() if start <= token < start + len(logits_V)}
+    if held:
+        logits_V[sent([*held], logits_V.device)] += sent([*held.values()], logits_V.device)
 
 
 def _penalized(logits_V: Tensor, start: int, draw: Draw, prompt_V: Tensor, output_V: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ def _counts(logits_V: Tensor, start: int, tokens: Sequence[int]) -> Tensor:
     """How often each id of the shard occurs, float32 [V]."""
     columns = torch.tensor(tokens, dtype=torch.int64) - start
     held = columns[(columns >= 0) & (columns < len(logits_V))]
-    return torch.bincount(held, minlength=len(logits_V)).to(logits_V)
+    return sent(torch.bincount(held, minlength=len(logits_V)).float(), logits_V.device)
 
 
 def num_kept(scores_S: Tensor, log_total: float, complete: bool, sampling: Sampling) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-import torch
+from tpspec.staged import sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def take(x: Tensor, rows: Sequence[int]) -> Tensor:
     """Rows of a tensor, uncopied when they are all of them in order."""
     if list(rows) == list(range(len(x))):
         return x
-    return x[torch.tensor(rows, dtype=torch.int64, device=x.device)]
+    return x[sent(rows, x.device)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tpspec.staged import sent
 from tpspec.tokens import NO_TOKEN
 from tpspec.verify.processors import num_kept
 from tpspec.verify.rows import take
@@ -61,10 +62,7 @@ def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
 def tell_winners(
     scores_TV: Tensor, draws: Sequence[Draw], noise: Noise, stream: Stream, start: int
 ) -> tuple[Tensor, Tensor]:
-    """The best (score, id) of this shard, float32 [T] and int32 [T]: by noise, or plainly at temperature 0.
-
-    Where all rows are of one kind, nobody waits for a device.
-    """
+    """The best (score, id) of this shard, float32 [T] and int32 [T]: by noise, or plainly at temperature 0."""
     warm = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     cold = [i for i, draw in enumerate(draws) if draw.sampling.temperature == 0]
     if not warm:
@@ -77,9 +75,10 @@ def tell_winners(
         return value, ids.int()
     value = scores_TV.new_empty(len(draws))
     ids = torch.empty_like(value, dtype=torch.int64)
-    value[cold], column = take(scores_TV, cold).max(1)
-    ids[cold] = column + start
-    value[warm], ids[warm] = noise.best(take(scores_TV, warm), seeds, positions, stream, start)
+    cold_at, warm_at = (sent(rows, value.device) for rows in (cold, warm))
+    value[cold_at], column = scores_TV[cold_at].max(1)
+    ids[cold_at] = column + start
+    value[warm_at], ids[warm_at] = noise.best(scores_TV[warm_at], seeds, positions, stream, start)
     return value, ids.int()
 
 
@@ -179,7 +178,7 @@ def _whole_rows(rows: RowLogits, scores_TV: Tensor, samplings: Sequence[Sampling
     """The same from every score of the rows, where nothing lies below."""
     num_short = max(0, rows.width - scores_TV.shape[1])
     padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf)
-    start = torch.tensor([rows.start], dtype=torch.int32, device=scores_TV.device)
+    start = torch.full((1,), rows.start, dtype=torch.int32, device=scores_TV.device)
     scores_NTV, start_N1 = exchange(rows, [padded_TV, start])
     ids_NV = start_N1 + torch.arange(scores_NTV.shape[2], dtype=torch.int32)
     totals = scores_NTV.double().logsumexp((0, 2))

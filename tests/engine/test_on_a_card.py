@@ -1,0 +1,92 @@
+"""Whole rounds on an emulated card: the texts of the CPU's, with one wait a round and one for every drafted token.
+
+Stands against what only a card refuses: an index or a mask left on the host, a wait inside a recording, a number that
+a recording took for what it was in one round. tests/gpu says the same of a real card.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoints import tiny
+from tests.draft.kits import draft_section
+from tests.emulated_card import Card, emulated_card
+from tests.worlds import Told, serve, topology
+from tpspec.model import graphs
+from tpspec.request import Request, Sampling
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one: tests/gpu"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card"),
+]
+CUDA = torch.device("cuda")
+FEW = 4  # rows that are recorded here: the interpreter of kernels takes its time
+WARM = Sampling(temperature=0.8, seed=3)
+SAMPLINGS = {
+    "greedy": [Sampling()],
+    "warm": [WARM],
+    "mixed": [Sampling(), WARM],
+    "truncated": [Sampling(temperature=0.8, top_k=20, seed=1), Sampling(temperature=0.8, top_p=0.9, seed=2)],
+    "edited": [
+        Sampling(temperature=0.8, repetition_penalty=1.2, logit_bias={5: 1.0, 9: -2.0}),
+        Sampling(min_tokens=50, withheld=frozenset({2}), presence_penalty=0.5),
+    ],
+}
+STEPS = {"none": 0, "ngram": 0, "suffix": 0, "medusa": 1, "pard": 1, "model": 3, "eagle": 3, "mtp": 3, "layer_skip": 3}
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpspec.model.card_steps import CardSteps
+
+    fits = CardSteps.fits
+    monkeypatch.setattr(CardSteps, "fits", lambda steps, spans, num: num <= FEW and fits(steps, spans, num))
+    monkeypatch.setattr(graphs, "ROW_COUNTS", (1, 2, FEW))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2)
+
+
+def requests(samplings: list[Sampling]) -> Iterator[Request]:
+    for i, sampling in enumerate(samplings):
+        yield Request(i, (5, 6, 7, 8 + i) * 3, 8, sampling)
+
+
+def on_the_card(folder: Path, asks: list[Request], **keys: Any) -> tuple[Told, Card]:
+    """What it told, and the card, whose waits are those of rounds."""
+    with emulated_card() as card:
+        made = topology(folder, device="cuda", **keys)
+        told = serve(made, asks, device=CUDA, begin=lambda rank, engine: card.waits.clear())
+    return told, card
+
+
+@pytest.mark.parametrize("accept", ["match", "rejection"])
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_the_host_waits_for_the_verdict_alone(kind: str, accept: str, folder: Path, few: None) -> None:
+    """However a token is chosen, and in rounds of prompts too."""
+    asks = [*requests(SAMPLINGS[kind])]
+    told, card = on_the_card(folder, asks, accept=accept)
+    assert told.texts() == serve(topology(folder, accept=accept), asks).texts()
+    assert len(card.waits) == told.stats[-1].rounds, card.waits
+    assert card.replays > 0
+
+
+@pytest.mark.parametrize("source", STEPS)
+def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few: None, tmp_path: Path) -> None:
+    """Once for those that it drafts at once."""
+    target = shutil.copytree(folder, tmp_path / "target")
+    section = draft_section(source, target, tmp_path / "head") | ({} if source == "none" else {"tokens": 3})
+    asks = [*requests([Sampling(), WARM])]
+    told, card = on_the_card(target, asks, draft=section)
+    last = told.stats[-1]
+    assert told.texts() == serve(topology(target, draft=section), asks).texts()
+    assert len(card.waits) <= last.rounds * (1 + STEPS[source]), card.waits

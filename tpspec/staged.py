@@ -1,0 +1,58 @@
+"""Numbers that go from the host to a card, or back, while both go on with their work. Knows no other room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device) -> Tensor:
+    """A few numbers on a device, as int64 or float32; none of either is int64. What `torch.tensor` makes there itself
+    it waits for."""
+    if not isinstance(numbers, torch.Tensor):
+        numbers = torch.tensor(numbers) if numbers else torch.empty(0, dtype=torch.int64)
+    return numbers.to(device, non_blocking=True)
+
+
+class Staged:
+    """`size` numbers on the host (pinned, for a card) and as many on the device, always at the same place."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        on_card = device.type == "cuda"
+        self._here = torch.zeros(size, dtype=dtype, pin_memory=on_card)
+        self.there = torch.zeros(size, dtype=dtype, device=device)
+        self._copied = torch.cuda.Event() if on_card else None  # type: ignore[no-untyped-call]
+
+    def room(self) -> Tensor:
+        """Where to write what goes next; waits until what went last has left."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._here
+
+    def send(self, size: int) -> None:
+        """The first `size` numbers, after all that was asked of the device before."""
+        self.there[:size].copy_(self._here[:size], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+class Fetched:
+    """Numbers of a device on their way to the host."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._here = x.to("cpu", non_blocking=True)  # from a card into pinned memory
+        self._copied = torch.cuda.Event() if x.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def here(self) -> Tensor:
+        """Waits until they have come."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._here
