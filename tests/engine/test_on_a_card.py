@@ -39,6 +39,7 @@ SAMPLINGS = {
         Sampling(min_tokens=50, withheld=frozenset({2}), presence_penalty=0.5),
     ],
 }
+REPLAYED = {"model", "eagle", "mtp", "layer_skip"}
 STEPS = {"none": 0, "ngram": 0, "suffix": 0, "medusa": 1, "pard": 1, "model": 3, "eagle": 3, "mtp": 3, "layer_skip": 3}
 
 
@@ -82,7 +83,7 @@ def test_the_host_waits_for_the_verdict_alone(kind: str, accept: str, folder: Pa
 
 @pytest.mark.parametrize("source", STEPS)
 def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few: None, tmp_path: Path) -> None:
-    """Once for those that it drafts at once."""
+    """Once for those that it drafts at once. Each pass of a model or a head is a replay."""
     target = shutil.copytree(folder, tmp_path / "target")
     section = draft_section(source, target, tmp_path / "head") | ({} if source == "none" else {"tokens": 3})
     asks = [*requests([Sampling(), WARM])]
@@ -90,3 +91,4 @@ def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few:
     last = told.stats[-1]
     assert told.texts() == serve(topology(target, draft=section), asks).texts()
     assert len(card.waits) <= last.rounds * (1 + STEPS[source]), card.waits
+    assert card.replays > last.rounds or source not in REPLAYED  # not of the target's rounds alone

@@ -100,7 +100,7 @@ class Doubling:
         self.ledger = Ledger()
         self.recorder = Again(self.ledger)
         self._comm = Counted(OneRank(), self.ledger)
-        self._graphs = Graphs(Notes(), self.recorder, self.ledger, HIDDEN, torch.float32, CPU)
+        self._graphs = Graphs(Notes(), self.recorder, HIDDEN, torch.float32, CPU, self.ledger)
 
     def _run(self, x_TD: torch.Tensor, begun: None, taps: tuple[int, ...]) -> Forward:
         x_TD += self._comm.all_reduce(x_TD.clone(), Purpose.mlp)

@@ -10,15 +10,16 @@ Shapes: T rows of a forward, L of them with logits, D hidden, W taps of a token,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tpspec.cache.store import KVStore
 from tpspec.model.batch import Span
-from tpspec.model.compiled import MOST_ROWS, compiled_steps
+from tpspec.model.few import few_steps
+from tpspec.model.graphs import ROW_COUNTS, CardRecorder, Forward, Graphs
 from tpspec.model.rope import Rope
-from tpspec.model.steps import Layer, Norm, Shape, Steps, TorchSteps
+from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps, TorchSteps
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Taps
+    from tpspec.model.graphs import Recorder
     from tpspec.model.linear import Linear
+
+
+FED = 0  # of a forward: what the next draft reads
 
 
 class Entry(Protocol):
@@ -130,23 +135,39 @@ class EagleRun:
         self._store = KVStore(1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device)
         rope = Rope(head.inv_freq, head.rope_scale, num_slots, shape.dtype, shape.device)
         self._many: Steps = TorchSteps(shape, rope, self._store, None)
-        self._few: Steps = compiled_steps(shape, rope, self._store) or self._many
+        self._few = few_steps(shape, rope, self._store)
+        self._graphs: Graphs | None = None
         self._texts: dict[int, Text] = {}
+        if self._few is not None and shape.device.type == "cuda":
+            self.record(self._few, CardRecorder())
+
+    def record(self, steps: FewSteps, recorder: Recorder) -> None:
+        """From now on few rows take these steps, which are the same launches for every forward of as many rows."""
+        shape, width = self._head.shape, self._head.embedding_VD.shape[1]
+        self._few, self._graphs = steps, Graphs(steps, recorder, width, shape.dtype, shape.device)
+        self._feature_TD = torch.zeros(ROW_COUNTS[-1], width, dtype=shape.dtype, device=shape.device)
+
+    def prepare(self) -> None:
+        """What would otherwise make the first drafts slow."""
+        if self._graphs is not None:
+            self._graphs.prepare(self._recorded, ())
 
     @torch.inference_mode()
     def __call__(self, spans: Sequence[Span]) -> Tensor:
         head, texts = self._head, [self._texts[span.seq] for span in spans]
         spans = [_paired(span) for span in spans]
         ids = torch.tensor([token for span in spans for token in span.tokens])
-        embedded_TD = sent(head.embedding_VD[ids], head.shape.device).to(head.shape.dtype)
+        embedded_TD = head.embedding_VD[ids]
         feature_TD = torch.cat([text.before(span) for text, span in zip(texts, spans, strict=True)])
-        made_LD = self._layer(spans, embedded_TD, feature_TD)[_logit_rows(spans, len(ids), embedded_TD.device)]
-        normed_LD = _normed(head.norm, made_LD)
-        fed_LD = normed_LD if head.feeds_normed else made_LD
+        rows = _logit_rows(spans, len(ids), head.shape.device)
+        if self._graphs is not None and self._graphs.fits(spans, len(ids)):
+            made = self._replayed(self._graphs, spans, embedded_TD, feature_TD, rows)
+        else:
+            made = self._launched(spans, embedded_TD, feature_TD, rows)
         wanted = [(text, span) for text, span in zip(texts, spans, strict=True) if span.num_logits]
         for i, (text, span) in enumerate(wanted):
-            text.made[_slots_at_end(span)[1]] = fed_LD[i : i + 1]
-        return head.lm_head(normed_LD)
+            text.made[_slots_at_end(span)[1]] = made.tapped[FED][i : i + 1]
+        return made.logits_TV
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._store.move(sources, targets)
@@ -167,15 +188,39 @@ class EagleRun:
     def forget(self, seq: int) -> None:
         self._texts.pop(seq, None)
 
-    def _layer(self, spans: Sequence[Span], embedded_TD: Tensor, feature_TD: Tensor) -> Tensor:
-        """What the layer makes of every row; writes their keys and values."""
-        layer, num_rows = self._head.layer, len(embedded_TD)
-        steps = self._few if num_rows <= MOST_ROWS else self._many
+    def _launched(
+        self, spans: Sequence[Span], embedded_TD: Tensor, feature_TD: Tensor, rows: Tensor | slice
+    ) -> Forward:
+        """Of the rows that are wanted."""
+        shape, num_rows = self._head.shape, len(embedded_TD)
+        steps = self._few if self._few is not None and self._few.fits(spans, num_rows) else self._many
+        x_TD = sent(embedded_TD, shape.device).to(shape.dtype)
+        return self._out(self._layer(x_TD, feature_TD, steps, steps.begin(spans, num_rows))[rows])
+
+    def _replayed(
+        self, graphs: Graphs, spans: Sequence[Span], embedded_TD: Tensor, feature_TD: Tensor, rows: Tensor | slice
+    ) -> Forward:
+        """The same by a recording, which leaves what it makes where the next will leave its own."""
+        self._feature_TD[: len(feature_TD)] = feature_TD
+        made = graphs.forward(self._recorded, spans, embedded_TD, ())
+        return Forward(made.logits_TV[rows], {FED: made.tapped[FED][rows].clone()})
+
+    def _recorded(self, x_TD: Tensor, round: Any, taps: tuple[int, ...]) -> Forward:
+        assert self._few is not None, "they come with the recordings"
+        return self._out(self._layer(x_TD, self._feature_TD[: len(x_TD)].clone(), self._few, round))
+
+    def _layer(self, embedded_TD: Tensor, feature_TD: Tensor, steps: Steps, round: Any) -> Tensor:
+        """What the layer makes of every row; writes their keys and values. Both may be overwritten."""
+        layer = self._head.layer
         x_TD, read_TX = self._head.enter(embedded_TD, feature_TD)
-        round = steps.begin(spans, num_rows)
         delta_TD = layer.o(steps.attention(layer, layer.qkv(read_TX), round))
         x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
         return x_TD + layer.down(steps.gate(layer.gate_up(normed_TD)))
+
+    def _out(self, made_TD: Tensor) -> Forward:
+        """Logits, and what the next draft reads."""
+        normed_TD = _normed(self._head.norm, made_TD)
+        return Forward(self._head.lm_head(normed_TD), {FED: normed_TD if self._head.feeds_normed else made_TD})
 
 
 def _normed(norm: Norm | None, x_TD: Tensor) -> Tensor:

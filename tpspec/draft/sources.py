@@ -111,6 +111,7 @@ def _mtp(given: Given, *, support: int = 64) -> Modelled:
 
 def _with_head(given: Given, head: Head, support: int) -> Modelled:
     run = EagleRun(head, given.vocab, given.num_slots)
+    run.prepare()
     return Modelled(coupled_or_sampled(given, support, taps=head.taps, ids=head.ids), run)
 
 
@@ -153,6 +154,7 @@ def _thin(given: Given, left_out: Callable[[int], Sublayers], support: int) -> M
     assert given.thinned is not None, "the rules of a topology keep it beside the shards"
     assert given.pool is not None, "the rules of a topology keep it beside the shards"
     target = given.thinned(without)
+    target.prepare()
     drawing = coupled_or_sampled(given, support, rows=target.rows)
     return Modelled(drawing, ThinRun(target.decoder, given.vocab, shape.max_positions), Borrowed(given.pool))
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from tpspec.comm.communicator import Purpose
 from tpspec.comm.ledger import Ledger
-from tpspec.model.compiled import compiled_steps
+from tpspec.model.few import few_steps
 from tpspec.model.graphs import CardRecorder, Forward, Graphs
 from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps, TorchSteps
 from tpspec.staged import sent
@@ -63,24 +63,17 @@ class Decoder:
         self.left_out = NOTHING
         self._ledger = ledger or Ledger()
         self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
-        self._few: FewSteps | None = compiled_steps(shape, rope, store) if compiled else None
+        on_card = shape.device.type == "cuda"
+        compiled = compiled and not (on_card and fixed_rows is not None)
+        self._few: FewSteps | None = few_steps(shape, rope, store) if compiled else None
         self._graphs: Graphs | None = None
-        if compiled and fixed_rows is None and shape.device.type == "cuda":
-            self._use_card()
-
-    def _use_card(self) -> None:
-        from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
-
-        steps = card_steps(self.shape, self.rope, self.store)
-        if steps is not None and self.comm.is_queued:
-            self.record(steps, CardRecorder())
-        else:
-            self._few = steps
+        if self._few is not None and on_card and comm.is_queued:
+            self.record(self._few, CardRecorder())
 
     def record(self, steps: FewSteps, recorder: Recorder) -> None:
         """From now on few rows take these steps, which are the same launches for every round of as many rows."""
-        self._few, hidden = steps, self.embedding_VD.shape[1]
-        self._graphs = Graphs(steps, recorder, self._ledger, hidden, self.shape.dtype, self.shape.device)
+        self._few, width = steps, self.embedding_VD.shape[1]
+        self._graphs = Graphs(steps, recorder, width, self.shape.dtype, self.shape.device, self._ledger)
 
     def prepare(self, taps: Taps = ()) -> None:
         """What would otherwise make the first round of each row count slow. Every rank calls it."""
@@ -92,10 +85,14 @@ class Decoder:
         if self._graphs is not None:
             self._graphs.close()
 
-    def thinned(self, left_out: Sublayers, comm: Communicator) -> Decoder:
-        """The same weights and cache without some sublayers, whose keys and values it neither writes nor reads."""
+    def thinned(self, left_out: Sublayers, comm: Communicator, *, recorded: bool = False) -> Decoder:
+        """The same weights and cache without some sublayers, whose keys and values it neither writes nor reads.
+
+        recorded: where this one is, which is worth it for many forwards. The two never run at once.
+        """
         thin = copy(self)
-        thin.left_out, thin.comm, thin._graphs = left_out, comm, None
+        thin.left_out, thin.comm = left_out, comm
+        thin._graphs = self._graphs.beside() if recorded and self._graphs is not None else None
         return thin
 
     def forward(self, spans: Sequence[Span]) -> Tensor:

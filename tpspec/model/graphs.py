@@ -4,18 +4,20 @@ between the host and the card. A round takes the least recorded count that holds
 Collectives are part of a recording. They are counted at every replay; their seconds are those of a rehearsal before the
 recording, when nothing stood between a launch and the next one. Must not know layers: it is handed a forward.
 
-Shapes: T rows of a recording, D hidden, V vocabulary rows of this shard.
+Shapes: T rows of a recording, D hidden, V vocabulary rows of this shard or head.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from tpspec.comm.ledger import Ledger
 from tpspec.staged import Staged
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.comm.communicator import Purpose
-    from tpspec.comm.ledger import Ledger
     from tpspec.comm.messages import Tally
     from tpspec.model.batch import Span
     from tpspec.model.steps import FewSteps
@@ -88,23 +89,30 @@ class _Recording:
 
 
 class Graphs:
-    """The recordings of one decoder, which hands in its own forward, `run`, each time: over x [T, D], which it may
-    overwrite, and what `begin` returned. steps: whose launches are the same for every round of as many rows, since what
-    changes `begin` puts elsewhere; of no spans, it makes rows that are all padding."""
+    """The recordings of one decoder or head, which hands in its own forward, `run`, each time: over x [T, D], which it
+    may overwrite, and what `begin` returned. steps: whose launches are the same for every round of as many rows, since
+    what changes `begin` puts elsewhere; of no spans, it makes rows that are all padding. ledger: of the collectives
+    in it, where there are some."""
 
     def __init__(
         self,
         steps: FewSteps,
         recorder: Recorder,
-        ledger: Ledger,
         hidden: int,
         dtype: torch.dtype,
         device: torch.device,
+        ledger: Ledger | None = None,
     ) -> None:
-        self._steps, self._recorder, self._ledger = steps, recorder, ledger
+        self._steps, self._recorder, self._ledger = steps, recorder, ledger or Ledger()
         self._rows = Staged(ROW_COUNTS[-1] * hidden, dtype, device)
         self._hidden = hidden
         self._recordings: dict[tuple[int, Taps], _Recording] = {}
+
+    def beside(self) -> Graphs:
+        """Of another forward of the same steps, which never runs while this one does. What is its ends with this."""
+        other = copy(self)
+        other._recordings = {}
+        return other
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         return num_rows <= ROW_COUNTS[-1] and self._steps.fits(spans, num_rows)

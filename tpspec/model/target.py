@@ -36,7 +36,7 @@ class ShardedTarget:
     def thinned(self, left_out: Sublayers) -> ShardedTarget:
         """The same shard and cache without some sublayers; what its collectives carry counts as drafting."""
         thin = copy(self)
-        thin.decoder = self.decoder.thinned(left_out, ForOne(self.decoder.comm, Purpose.draft))
+        thin.decoder = self.decoder.thinned(left_out, ForOne(self.decoder.comm, Purpose.draft), recorded=True)
         thin._taps = ()
         return thin
 
