@@ -140,8 +140,14 @@ class Card:
     replays: int = 0
     waits: list[str] = field(default_factory=list)
     tells_waits: bool = False
-    recording: Recording | None = None
+    in_thread: threading.local = field(default_factory=threading.local)
+    one_at_a_time: Any = field(default_factory=threading.Lock)  # Triton's interpreter knows one thread
     pinned: list[torch.Tensor] = field(default_factory=list)  # kept, so that no address of one is another's
+
+    @property
+    def recording(self) -> Recording | None:
+        """Of this thread."""
+        return getattr(self.in_thread, "recording", None)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         flat, _ = tree_flatten((args, kwargs))
@@ -176,20 +182,25 @@ class Card:
         for x in tree_flatten((args, kwargs))[0]:
             assert not isinstance(x, torch.Tensor) or isinstance(x, OnCard), "Pointer argument cannot be accessed"
         args, kwargs = tree_map(_inside, (args, kwargs))
-        kernel(*args, **kwargs)
+
+        def work() -> None:
+            with self.one_at_a_time:
+                kernel(*args, **kwargs)
+
+        work()
         self.launches += 1
         if self.recording is not None:
-            self.recording.work.append(lambda: kernel(*args, **kwargs))
+            self.recording.work.append(work)
 
     @contextmanager
     def record(self, recording: Recording, *_: Any, **__: Any) -> Iterator[None]:
         """In place of torch.cuda.graph."""
         assert self.recording is None, "one recording at a time"
-        self.recording = recording
+        self.in_thread.recording = recording
         try:
             yield
         finally:
-            self.recording = None
+            self.in_thread.recording = None
 
     def wait(self, why: str) -> None:
         if self.recording is not None:
