@@ -89,10 +89,11 @@ class Mode(TorchDispatchMode):
 
 
 class Recording:
-    """In place of torch.cuda.CUDAGraph."""
+    """In place of torch.cuda.CUDAGraph. priority: of the stream it was recorded in."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
+        self.priority = 0
 
     def replay(self) -> None:
         assert running is not None, "the card has gone"
@@ -193,10 +194,13 @@ class Card:
             self.recording.work.append(work)
 
     @contextmanager
-    def record(self, recording: Recording, *_: Any, **__: Any) -> Iterator[None]:
+    def record(
+        self, recording: Recording, pool: object = None, stream: Stream | None = None, capture_error_mode: str = ""
+    ) -> Iterator[None]:
         """In place of torch.cuda.graph."""
         assert self.recording is None, "one recording at a time"
         self.in_thread.recording = recording
+        recording.priority = stream.priority if stream is not None else 0
         try:
             yield
         finally:
@@ -321,7 +325,8 @@ def emulated_card() -> Iterator[Card]:
         "empty_cache": lambda: None,
         "Event": Event,
         "Stream": Stream,
-        "current_stream": lambda device=None: Stream(),
+        "current_stream": lambda device=None: getattr(card.in_thread, "stream", Stream()),
+        "set_stream": lambda stream: setattr(card.in_thread, "stream", stream),
         "stream": lambda stream: ExitStack(),
         "CUDAGraph": Recording,
         "graph": card.record,

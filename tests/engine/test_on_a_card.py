@@ -18,7 +18,9 @@ from tests.checkpoints import tiny
 from tests.draft.kits import draft_section
 from tests.emulated_card import Card, emulated_card
 from tests.worlds import Told, serve, topology
+from tpspec.comm.gap import go_first
 from tpspec.model import graphs
+from tpspec.model.graphs import CardRecorder
 from tpspec.request import Request, Sampling
 
 pytest.importorskip("triton")
@@ -92,3 +94,14 @@ def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few:
     assert told.texts() == serve(topology(target, draft=section), asks).texts()
     assert len(card.waits) <= last.rounds * (1 + STEPS[source]), card.waits
     assert card.replays > last.rounds or source not in REPLAYED  # not of the target's rounds alone
+
+
+def test_recordings_keep_the_priority_of_the_rank_that_makes_them() -> None:
+    """Stands against a drafter in the gaps of a card whose rank is recorded with the drafter's own priority."""
+    with emulated_card():
+        usual = CardRecorder()
+        go_first(CUDA)
+        first = CardRecorder()
+        for recorder in (usual, first):
+            recorder.record(lambda: torch.zeros(1, device=CUDA))
+        assert first._graphs[0].priority < usual._graphs[0].priority  # CUDA's lowest number goes first

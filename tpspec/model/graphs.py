@@ -48,15 +48,19 @@ class Recorder(Protocol):
 
 
 class CardRecorder:
-    """CUDA graphs that share their working memory: one is replayed at a time, and in one stream."""
+    """CUDA graphs that share their working memory: one is replayed at a time, and in one stream, whose priority they
+    are recorded with."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+            priority=torch.cuda.current_stream().priority
+        )
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             made = work()
         self._graphs.append(graph)
         return made, graph.replay

@@ -20,7 +20,7 @@ from tpspec.comm.channel import open_channel
 from tpspec.comm.communicator import NOTE_BYTES
 from tpspec.comm.distributed import Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
-from tpspec.comm.gap import open_gap
+from tpspec.comm.gap import go_first, open_gap
 from tpspec.comm.messages import News, Stop
 from tpspec.comm.process import keep_to_own_cores, settle
 from tpspec.comm.watch import Watch
@@ -327,7 +327,9 @@ def _short(text: str, num_bytes: int) -> str:
 
 def _take_seat(topology: Topology, world: World, watch: Watch, prepare: Callable[[Topology, Watch], None]) -> Seat:
     """Collective calls first, so that a rank that fails later fails where all agree on it."""
-    device = world.device
+    device, placement = world.device, topology.draft.placement
+    if placement.kind == "gaps" and placement.rank == world.rank:
+        go_first(device)
     comm = world.group(topology.target.ranks, ordered=topology.deterministic, transport=topology.link.transport)
     channel = open_channel(world, topology.target.ranks, topology.engine.timeout_s)
     link, guard = _open_drafting(topology, world, device)
