@@ -6,8 +6,10 @@ a recording took for what it was in one round. tests/gpu says the same of a real
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,19 @@ import torch
 from tests.checkpoints import tiny
 from tests.draft.kits import draft_section
 from tests.emulated_card import Card, emulated_card
+from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
 from tpspec.comm.gap import go_first
+from tpspec.comm.messages import Reach, Submit
+from tpspec.engine.engine import Engine
+from tpspec.engine.remote import RemoteHost, Way
 from tpspec.model import graphs
+from tpspec.model.batch import Span
 from tpspec.model.graphs import CardRecorder
 from tpspec.request import Request, Sampling
+from tpspec.roles.build_drafter import BRANCHES, build_ahead
+from tpspec.roles.drafter import Drafter
+from tpspec.verify.rows import RowLogits
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -94,6 +104,60 @@ def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few:
     assert told.texts() == serve(topology(target, draft=section), asks).texts()
     assert len(card.waits) <= last.rounds * (1 + STEPS[source]), card.waits
     assert card.replays > last.rounds or source not in REPLAYED  # not of the target's rounds alone
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "head": {"cache": {"dtype": "int8"}, "source": "eagle"},
+    "tree": {"target": {"quantize": "int8"}, "source": "model", "tree": "dynamic"},
+    "list": {"source": "eagle", "tree": "static"},
+    "deterministic": {"deterministic": True, "engine": {"fixed_rows": 16}, "source": "ngram"},
+}
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path: Path) -> None:
+    """Of requests that come one after another, begin as others did and are told odds, with small weights or caches."""
+    keys = dict(FEATURES[kind])
+    section = draft_section(keys.pop("source"), folder, tmp_path) | {"tokens": 4, "tree": keys.pop("tree", "chain")}
+    if kind == "list":
+        section["source"] = ["ngram", "eagle"]
+    prompt = (5, 6, 7, 8) * 10
+    asks = [Request(0, prompt, 8), Request(1, prompt[:12], 8, WARM, logprobs=3)]
+    late = [Request(2, (*prompt, 9, 9), 6, WARM, prompt_logprobs=2), Request(3, (*prompt, 9, 9), 6)]
+    texts = []
+    for device in ("cpu", "cuda"):
+        with emulated_card() if device == "cuda" else nullcontext():
+            made = topology(folder, device=device, draft=section, **keys)
+            messages = {1: [*map(Submit, asks)], 14: [*map(Submit, late)]}
+            told = serve(made, messages=messages, device=torch.device(device))
+        assert told.stats[-1].prefix_found > 0
+        texts.append(told.texts())
+    assert texts[0] == texts[1]
+
+
+def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: Path) -> None:
+    """Stands against what the target's layers made, told from a card, and read to another."""
+    section = draft_section("eagle", folder, tmp_path) | {"placement": {"gaps": 0}}
+    asks = [*requests([Sampling(), WARM])]
+    plain = serve(topology(folder), asks)
+    with emulated_card():
+        made = topology(folder, device="cuda", draft=section)
+        wire = Wire(lambda wire: Drafter(build_ahead(made, CUDA), DrafterEnd(wire)), Faults(), random.Random(0))
+
+        def begin(rank: int, engine: Engine) -> None:
+            engine.draft_tokens = 3
+            engine.host = RemoteHost(wire, wire.clock.now, (Way(Reach(ahead=True, width=3)),), BRANCHES)
+            verify = engine.target.logits
+
+            def logits(spans: Sequence[Span]) -> RowLogits:
+                wire.work(3)
+                return verify(spans)
+
+            engine.target.logits = logits  # type: ignore[method-assign]
+
+        told = serve(made, asks, device=CUDA, begin=begin, link=wire)
+    assert told.texts() == plain.texts()
+    assert told.stats[-1].drafted > 0
 
 
 def test_recordings_keep_the_priority_of_the_rank_that_makes_them() -> None:
