@@ -11,6 +11,7 @@ from tests.comm.test_distributed import torchrun
 
 pytest.importorskip("triton")
 from tpspec.comm.peer_cards import SIZES, largest_won
+from tpspec.comm.peer_kernel import CAPACITY
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -32,8 +33,13 @@ def test_memory_that_is_not_the_peers_is_found_out_in_time(tmp_path: Path) -> No
 
 
 def test_peer_memory_takes_the_sizes_up_to_the_first_at_which_it_loses() -> None:
-    """Stands against a size in the middle that is better left to NCCL, and messages beyond it that come back."""
-    other = [10.0] * len(SIZES)
-    assert largest_won([9.0] * len(SIZES), other) == SIZES[-1]
-    assert largest_won([9.0, 9.0, 10.0, *[9.0] * (len(SIZES) - 3)], other) == SIZES[1]
-    assert largest_won([11.0, *[9.0] * (len(SIZES) - 1)], other) == 0
+    """Stands against a size in the middle that is better left to NCCL, and messages beyond it that come back; and
+    against one leg that is taken for sizes at which it was not timed."""
+    num, num_once = len(SIZES), SIZES.index(CAPACITY) + 1
+    once, twice, other = [9.0] * num_once, [9.5] * num, [10.0] * num
+    assert largest_won(once, twice, other) == (CAPACITY, SIZES[-1])
+    assert largest_won([9.0, 9.0, *[9.9] * (num_once - 2)], twice, other) == (SIZES[1], SIZES[-1])
+    assert largest_won(once, [11.0] * num, other) == (CAPACITY, CAPACITY)
+    assert largest_won([11.0] * num_once, twice, other) == (0, SIZES[-1])
+    assert largest_won(once, twice, [10.0, 10.0, 8.0, *[10.0] * (num - 3)]) == (SIZES[1], SIZES[1])
+    assert largest_won(once, twice, [8.0, *[10.0] * (num - 1)]) == (0, 0)

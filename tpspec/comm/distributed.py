@@ -200,7 +200,8 @@ class World:
                 log.warning("collectives do not go through peer memory: %s", fault)
             return other
         if member.rank == 0:
-            log.info("messages of up to %d bytes go through peer memory", peers.most_bytes)
+            most = peers.most_bytes, peers.most_at_once
+            log.info("messages of up to %d bytes go through peer memory, of up to %d in one leg", *most)
         return peers
 
     def announce(self, note: str | None, lead: int = 0) -> str:

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from tpspec.comm.communicator import Purpose
-from tpspec.comm.peer_kernel import CAPACITY, CHUNK_BYTES, PROGRAMS, exchange
+from tpspec.comm.peer_kernel import CAPACITY, CHUNK_BYTES, PROGRAMS, exchange, leg_bytes, sum_by_shares
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -27,23 +27,25 @@ TRIAL_LOOKS = 1 << 25
 TRIALS = 50  # of each size
 TRIAL_BYTES = (8, 4096, 16384, 98304, CAPACITY)
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
+ALIGNED = 16  # bytes, at which the share of a rank begins
 
 
 def memory_bytes(size: int) -> int:
     """Of each of `size` ranks, zeros at the start."""
-    return 2 * size * (PROGRAMS * 4 + CAPACITY)
+    return 2 * leg_bytes(size)
 
 
 class PeerMemory:
     """A group of ranks that see each other's memory. other: for what is too large or of another kind.
 
-    addresses: of every rank's memory as this rank sees it, in rank order. most_bytes, which may be lowered: of a
-    message that goes this way.
+    addresses: of every rank's memory as this rank sees it, in rank order. most_at_once and most_bytes, which may be
+    lowered: of a message that goes this way, in one leg and at all.
     """
 
     def __init__(self, other: Communicator, addresses: Sequence[int], device: torch.device) -> None:
         self.rank, self.size, self.is_queued = other.rank, other.size, other.is_queued
-        self.most_bytes, self.most_looks = CAPACITY, 1 << 30  # a rank that is gone is somebody else's to notice
+        self.most_at_once, self.most_bytes = CAPACITY, other.size * CAPACITY
+        self.most_looks = 1 << 30  # a rank that is gone is somebody else's to notice
         self._other, self._on_card = other, device.type == "cuda"
         self._memories = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._epochs = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
@@ -58,11 +60,14 @@ class PeerMemory:
         """The sum, in x's memory, added in rank order: the same bits on every rank."""
         if x.nbytes > self.most_bytes or x.dtype not in SUMMED or not x.is_contiguous():
             return self._other.all_reduce(x, purpose)
-        self._exchange(x, x, sums=True)
+        if x.nbytes <= self.most_at_once:
+            self._exchange(x, x, sums=True)
+        else:
+            self._sum_by_shares(x)
         return x
 
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
-        if x.nbytes > self.most_bytes:
+        if x.nbytes > min(self.most_bytes, CAPACITY):
             return self._other.all_gather(x, purpose)
         out = x.new_empty((self.size, *x.shape))
         self._exchange(x.contiguous().view(-1).view(torch.uint8), out.view(-1).view(torch.uint8), sums=False)
@@ -75,19 +80,30 @@ class PeerMemory:
             size=self.size, chunk=chunk, sums=sums, on_card=self._on_card,
         )  # fmt: skip
 
+    def _sum_by_shares(self, x: Tensor) -> None:
+        chunk, aligned = CHUNK_BYTES // x.itemsize, ALIGNED // x.itemsize
+        share = triton.cdiv(triton.cdiv(x.numel(), self.size), aligned) * aligned
+        sum_by_shares[(triton.cdiv(share, chunk),)](
+            x, self._memories, self._epochs, self._lost, x.numel(), share, most_looks=self.most_looks, rank=self.rank,
+            size=self.size, chunk=chunk, leg=leg_bytes(self.size), on_card=self._on_card,
+        )  # fmt: skip
+
 
 def attempt(peers: PeerMemory, device: torch.device, most_looks: int = TRIAL_LOOKS) -> None:
-    """Sums and gathers of every size, many times over. Raises WorldFailure where one is wrong or does not end.
+    """Sums in one leg and two and gathers of every size, many times over. Raises WorldFailure where one is wrong or
+    does not end.
 
     A rank that gives up here is one that the others wait for, once, until their own looks are spent.
     """
     patience, peers.most_looks = peers.most_looks, most_looks
-    for num_bytes in TRIAL_BYTES:
+    at_once = peers.most_at_once
+    for num_bytes in (*TRIAL_BYTES, peers.most_bytes):
         for turn in range(TRIALS):
+            peers.most_at_once = at_once if turn % 2 else 0
             if not _is_right(peers, num_bytes // 4, turn, device):
                 how = "did not come" if peers.is_lost else "came wrong"
                 raise WorldFailure(f"rank {peers.rank}: a message of {num_bytes} bytes from another card {how}")
-    peers.most_looks = patience
+    peers.most_looks, peers.most_at_once = patience, at_once
 
 
 def _is_right(peers: PeerMemory, count: int, turn: int, device: torch.device) -> bool:

@@ -7,6 +7,7 @@ know what a collective is for. Imported on cards only.
 from __future__ import annotations
 
 import ctypes
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
 LAZY_PEER_ACCESS = 1
-SIZES = (4096, 8192, 16384, 32768, 65536, 98304, CAPACITY)
+SIZES = (4096, 8192, 16384, 32768, 65536, 98304, CAPACITY, 2 * CAPACITY, 4 * CAPACITY, 8 * CAPACITY)
 ROUNDS = 20
 
 
@@ -86,23 +87,30 @@ def share_cards(other: Communicator, host: Communicator, device: torch.device) -
     peers = PeerMemory(other, addresses, device)
     agreed(host, lambda: attempt(peers, device))
     if other.is_queued:  # what the host takes part in is slower at any size
-        peers.most_bytes = largest_won(*(_slowest_s(comm, host, device) for comm in (peers, other)))
+        sizes = [size for size in SIZES if size <= peers.most_bytes]
+        once_s = _slowest_s(peers, host, device, [size for size in sizes if size <= CAPACITY])
+        peers.most_at_once = 0
+        twice_s, other_s = (_slowest_s(comm, host, device, sizes) for comm in (peers, other))
+        peers.most_at_once, peers.most_bytes = largest_won(once_s, twice_s, other_s)
     return peers
 
 
-def largest_won(own_s: Sequence[float], other_s: Sequence[float]) -> int:
-    """The largest of SIZES up to which every size takes less time than the other way; 0 if the smallest does not."""
-    most_bytes = 0
-    for num_bytes, own, other in zip(SIZES, own_s, other_s, strict=True):
-        if own >= other:
-            break
-        most_bytes = num_bytes
-    return most_bytes
+def largest_won(once_s: Sequence[float], twice_s: Sequence[float], other_s: Sequence[float]) -> tuple[int, int]:
+    """Of SIZES, of which one leg takes so many seconds, and two, and the other way: the largest up to which every size
+    takes less in one leg than in two, and less in either than the other way. 0 where the smallest does not."""
+    least_s = [*map(min, once_s, twice_s), *twice_s[len(once_s) :]]
+    most_bytes = _largest(least_s, other_s)
+    return min(_largest(once_s, twice_s), most_bytes), most_bytes
 
 
-def _slowest_s(comm: Communicator, host: Communicator, device: torch.device) -> list[float]:
-    """Seconds of an all-reduce of each of SIZES inside a graph, on the slowest rank: the same numbers on each."""
-    messages = [torch.zeros(size // 2, dtype=torch.bfloat16, device=device) for size in SIZES]
+def _largest(own_s: Sequence[float], other_s: Sequence[float]) -> int:
+    won = takewhile(lambda one: one[1] < one[2], zip(SIZES, own_s, other_s, strict=False))
+    return max((num_bytes for num_bytes, _, _ in won), default=0)
+
+
+def _slowest_s(comm: Communicator, host: Communicator, device: torch.device, sizes: Sequence[int]) -> list[float]:
+    """Seconds of an all-reduce of each size inside a graph, on the slowest rank: the same numbers on each."""
+    messages = [torch.zeros(size // 2, dtype=torch.bfloat16, device=device) for size in sizes]
     own = [seconds_in_graph(lambda x: comm.all_reduce(x, Purpose.control), x, ROUNDS) for x in messages]
     slowest: list[float] = host.all_gather(torch.tensor(own, dtype=torch.float64), Purpose.control).amax(0).tolist()
     return slowest

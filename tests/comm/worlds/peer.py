@@ -42,13 +42,18 @@ def memories(gloo: Communicator, folder: Path) -> list[torch.Tensor]:
 
 def agree(peers: PeerMemory, gloo: Communicator) -> None:
     """Sums and gathers of several sizes, one after another in the same memory, are gloo's, added in rank order."""
-    same = True
+    same, at_once = True, peers.most_at_once
     for turn, (count, dtype) in enumerate(CALLS * 2):
         x = torch.randn(count, generator=torch.Generator().manual_seed(10 * turn + gloo.rank)).to(dtype)
         same &= torch.equal(peers.all_gather(x, Purpose.pick), gloo.all_gather(x, Purpose.pick))
-        same &= torch.equal(peers.all_reduce(x.clone(), Purpose.mlp), gloo.all_reduce(x.clone(), Purpose.mlp))
-    longer = torch.ones(CAPACITY // 4 + 1)
-    same &= torch.equal(peers.all_reduce(longer, Purpose.mlp), torch.full_like(longer, gloo.size))
+        total = gloo.all_reduce(x.clone(), Purpose.mlp)
+        for peers.most_at_once in (at_once, 0, at_once) if turn % 2 else (0, 0):  # in one leg and in two
+            same &= torch.equal(peers.all_reduce(x.clone(), Purpose.mlp), total)
+    peers.most_at_once = at_once
+    for count in (CAPACITY // 4 + 1, gloo.size * CAPACITY // 4 + 1):  # too long for one leg, and for two
+        longer = torch.arange(count).float() + gloo.rank
+        total = gloo.all_reduce(longer.clone(), Purpose.mlp)
+        same &= torch.equal(peers.all_reduce(longer, Purpose.mlp), total)
     say("lost" if peers.is_lost else "same" if same else "differs")
 
 
