@@ -89,10 +89,11 @@ class Mode(TorchDispatchMode):
 
 
 class Recording:
-    """In place of torch.cuda.CUDAGraph. priority: of the stream it was recorded in."""
+    """In place of torch.cuda.CUDAGraph. kernels: of Triton, by name. priority: of the stream it was recorded in."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
+        self.kernels: list[str] = []
         self.priority = 0
 
     def replay(self) -> None:
@@ -135,7 +136,7 @@ class Stream:
 
 @dataclass
 class Card:
-    """launches: operations since the beginning that no replay did. replays: of recordings. waits: of the host, why."""
+    """launches: operations that no replay did, views aside. replays: of recordings. waits: of the host, why."""
 
     launches: int = 0
     replays: int = 0
@@ -178,7 +179,7 @@ class Card:
 
         return tree_map(told, made)
 
-    def launch(self, kernel: Callable[..., None], args: Any, kwargs: dict[str, Any]) -> None:
+    def launch(self, name: str, kernel: Callable[..., None], args: Any, kwargs: dict[str, Any]) -> None:
         """Of Triton's."""
         for x in tree_flatten((args, kwargs))[0]:
             assert not isinstance(x, torch.Tensor) or isinstance(x, OnCard), "Pointer argument cannot be accessed"
@@ -192,6 +193,7 @@ class Card:
         self.launches += 1
         if self.recording is not None:
             self.recording.work.append(work)
+            self.recording.kernels.append(name)
 
     @contextmanager
     def record(
@@ -247,7 +249,7 @@ class Card:
             self.wait(f"{func} of what is elsewhere")
 
     def _launched(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> None:
-        self.launches += 1
+        self.launches += not getattr(func, "is_view", False)
         if self.recording is None:
             return
 
@@ -295,7 +297,7 @@ def emulated_card() -> Iterator[Card]:
     launched, ran = GridExecutor.__call__, threading.Thread.run
 
     def launch(grid: Any, *args: Any, **kwargs: Any) -> None:
-        card.launch(lambda *args, **kwargs: launched(grid, *args, **kwargs), args, kwargs)
+        card.launch(grid.fn.__name__, lambda *args, **kwargs: launched(grid, *args, **kwargs), args, kwargs)
 
     def run(thread: threading.Thread) -> None:
         with Mode():

@@ -21,14 +21,18 @@ from tests.draft.kits import draft_section
 from tests.emulated_card import Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
+from tpspec.comm.communicator import OneRank
 from tpspec.comm.gap import go_first
-from tpspec.comm.messages import Reach, Submit
+from tpspec.comm.messages import News, Reach, Submit
+from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
 from tpspec.model import graphs
 from tpspec.model.batch import Span
 from tpspec.model.graphs import CardRecorder
+from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
+from tpspec.roles.build import build_engine
 from tpspec.roles.build_drafter import BRANCHES, build_ahead
 from tpspec.roles.drafter import Drafter
 from tpspec.verify.rows import RowLogits
@@ -158,6 +162,29 @@ def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: P
         told = serve(made, asks, device=CUDA, begin=begin, link=wire)
     assert told.texts() == plain.texts()
     assert told.stats[-1].drafted > 0
+
+
+def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(folder: Path, few: None) -> None:
+    """One rank, which writes to its own memory as to a peer's. Stands against a collective that a recording leaves out,
+    and a round that launches kernel by kernel."""
+    with emulated_card() as card:
+        memory = torch.zeros(memory_bytes(1), dtype=torch.uint8)
+        peers = PeerMemory(OneRank(), [memory.data_ptr()], CUDA)
+        peers._on_card = False  # the interpreter knows no fence
+        engine = build_engine(topology(folder, device="cuda", draft={"source": "none"}), peers, CUDA).engine
+        assert isinstance(engine.target, ShardedTarget)
+        graphs_of = engine.target.decoder._graphs
+        assert graphs_of is not None
+        for recording in graphs_of._recorder._graphs:
+            assert recording.kernels.count("exchange") == 2 * 2
+        engine.hear(News(round=1, requests=(Request(0, (5, 6, 7, 8), 40),)))
+        engine.step()
+        before = card.launches, card.replays
+        for round in range(10):
+            engine.hear(News(round=round + 2))
+            engine.step()
+        assert card.replays - before[1] == 10
+        assert card.launches - before[0] <= 10 * 12
 
 
 def test_recordings_keep_the_priority_of_the_rank_that_makes_them() -> None:
