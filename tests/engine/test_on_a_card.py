@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.gap import go_first
-from tpspec.comm.messages import News, Reach, Submit
+from tpspec.comm.messages import News, Reach, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
@@ -45,16 +45,16 @@ pytestmark = [
 CUDA = torch.device("cuda")
 FEW = 4  # rows that are recorded here: the interpreter of kernels takes its time
 WARM = Sampling(temperature=0.8, seed=3)
-SAMPLINGS = {
-    "greedy": [Sampling()],
-    "warm": [WARM],
-    "mixed": [Sampling(), WARM],
-    "truncated": [Sampling(temperature=0.8, top_k=20, seed=1), Sampling(temperature=0.8, top_p=0.9, seed=2)],
-    "edited": [
+SAMPLINGS = [
+    [Sampling()],
+    [WARM],
+    [Sampling(), WARM],
+    [Sampling(temperature=0.8, top_k=20, seed=1), Sampling(temperature=0.8, top_p=0.9, seed=2)],
+    [
         Sampling(temperature=0.8, repetition_penalty=1.2, logit_bias={5: 1.0, 9: -2.0}),
         Sampling(min_tokens=50, withheld=frozenset({2}), presence_penalty=0.5),
     ],
-}
+]
 REPLAYED = {"model", "eagle", "mtp", "layer_skip"}
 STEPS = {"none": 0, "ngram": 0, "suffix": 0, "medusa": 1, "pard": 1, "model": 3, "eagle": 3, "mtp": 3, "layer_skip": 3}
 
@@ -73,26 +73,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2)
 
 
-def requests(samplings: list[Sampling]) -> Iterator[Request]:
-    for i, sampling in enumerate(samplings):
-        yield Request(i, (5, 6, 7, 8 + i) * 3, 8, sampling)
+def requests(samplings: list[Sampling], first: int = 0) -> list[Request]:
+    return [Request(first + i, (5, 6, 7, 8 + i) * 3, 8, sampling) for i, sampling in enumerate(samplings)]
 
 
-def on_the_card(folder: Path, asks: list[Request], **keys: Any) -> tuple[Told, Card]:
+def on_the_card(folder: Path, messages: dict[int, list[ToLead]], **keys: Any) -> tuple[Told, Card]:
     """What it told, and the card, whose waits are those of rounds."""
     with emulated_card() as card:
         made = topology(folder, device="cuda", **keys)
-        told = serve(made, asks, device=CUDA, begin=lambda rank, engine: card.waits.clear())
+        told = serve(made, messages=messages, device=CUDA, begin=lambda rank, engine: card.waits.clear())
     return told, card
 
 
 @pytest.mark.parametrize("accept", ["match", "rejection"])
-@pytest.mark.parametrize("kind", SAMPLINGS)
-def test_the_host_waits_for_the_verdict_alone(kind: str, accept: str, folder: Path, few: None) -> None:
-    """However a token is chosen, and in rounds of prompts too."""
-    asks = [*requests(SAMPLINGS[kind])]
-    told, card = on_the_card(folder, asks, accept=accept)
-    assert told.texts() == serve(topology(folder, accept=accept), asks).texts()
+def test_the_host_waits_for_the_verdict_alone(accept: str, folder: Path, few: None) -> None:
+    """However a token is chosen, one way after another, and in rounds of prompts too."""
+    asks = {1 + 10 * i: requests(ways, 10 * i) for i, ways in enumerate(SAMPLINGS)}
+    messages: dict[int, list[ToLead]] = {round: [*map(Submit, some)] for round, some in asks.items()}
+    told, card = on_the_card(folder, messages.copy(), accept=accept)
+    assert told.texts() == serve(topology(folder, accept=accept), messages=messages).texts()
     assert len(card.waits) == told.stats[-1].rounds, card.waits
     assert card.replays > 0
 
@@ -102,8 +101,8 @@ def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few:
     """Once for those that it drafts at once. Each pass of a model or a head is a replay."""
     target = shutil.copytree(folder, tmp_path / "target")
     section = draft_section(source, target, tmp_path / "head") | ({} if source == "none" else {"tokens": 3})
-    asks = [*requests([Sampling(), WARM])]
-    told, card = on_the_card(target, asks, draft=section)
+    asks = requests([Sampling(), WARM])
+    told, card = on_the_card(target, {1: [*map(Submit, asks)]}, draft=section)
     last = told.stats[-1]
     assert told.texts() == serve(topology(target, draft=section), asks).texts()
     assert len(card.waits) <= last.rounds * (1 + STEPS[source]), card.waits
@@ -142,7 +141,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
 def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: Path) -> None:
     """Stands against what the target's layers made, told from a card, and read to another."""
     section = draft_section("eagle", folder, tmp_path) | {"placement": {"gaps": 0}}
-    asks = [*requests([Sampling(), WARM])]
+    asks = requests([Sampling(), WARM])
     plain = serve(topology(folder), asks)
     with emulated_card():
         made = topology(folder, device="cuda", draft=section)

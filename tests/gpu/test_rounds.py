@@ -98,6 +98,14 @@ def test_a_round_is_one_replay_and_a_handful_of_launches(draft: dict[str, Any], 
     assert sum(count for name, count in calls.items() if "LaunchKernel" in name) <= 10 * 15
 
 
+def torchrun(num_ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a world on this card has said, once it has ended well."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    ended = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended
+
+
 @pytest.mark.parametrize("transport", ["host", "peer"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, transport: str, tmp_path: Path) -> None:
@@ -105,14 +113,11 @@ def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, transport
     folder = tiny("smollm2", tmp_path)
 
     def text(count: int) -> str:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         keys = {"target.model": folder, "target.ranks": list(range(count)), "target.dtype": "float32"}
         keys |= {"device": "cuda", "link.transport": transport, "draft.source": "ngram"}
         sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         words = ["--prompt", "the cat and the hat", "--max-tokens", "32", "--ignore-eos", "--json"]
-        command = [*torchrun, "-m", "tpspec.generate", *sets, *words]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert ended.returncode == 0, ended.stderr[-3000:]
+        ended = torchrun(count, "-m", "tpspec.generate", *sets, *words)
         assert "do not go through peer memory" not in ended.stderr
         told = next(line for line in ended.stdout.splitlines() if line.startswith("{"))
         return str(json.loads(told)["text"])
@@ -124,8 +129,5 @@ def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, transport
 def test_collectives_by_peer_memory_are_right_also_in_a_recording(num_ranks: int, tmp_path: Path) -> None:
     """Stands against flags of an epoch that a replay does not count on, and sums in another order."""
     script = Path(__file__).parent / "worlds" / "recorded.py"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    command = [*torchrun, str(script), str(tiny("smollm2", tmp_path))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    ended = torchrun(num_ranks, str(script), str(tiny("smollm2", tmp_path)))
     assert ended.stdout.split() == ["same"] * num_ranks

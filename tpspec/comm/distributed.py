@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Transport = Literal["auto", "gloo", "shared", "host", "peer"]
+SHARING: tuple[Transport, ...] = ("host", "peer")  # by which several ranks may have the same card
 # gloo alone: up to here gathering and adding takes less time than its all_reduce (6 x 576 bfloat16, 2 ranks: 0.17 ms
 # instead of 0.28 ms), beyond it the all_reduce moves fewer bytes.
 GATHER_BYTES = 1 << 18

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tpspec.comm.communicator import Purpose
-from tpspec.comm.distributed import Place, Transport, World, join_world
+from tpspec.comm.distributed import SHARING, Place, Transport, World, join_world
 from tpspec.comm.replay_time import seconds_in_graph
 from tpspec.comm.shared import SharedMemory
 from tpspec.errors import UserError, WorldFailure
@@ -72,8 +72,8 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _device(place: Place, transport: Transport) -> torch.device:
-    """A card, when there is one for every rank and no CPU transport was asked for; `host` and `peer` take any."""
-    cards = torch.cuda.device_count() if transport in ("auto", "host", "peer") else 0
+    """A card, when there is one for every rank or ranks may share one, and no CPU transport was asked for."""
+    cards = torch.cuda.device_count() if transport in ("auto", *SHARING) else 0
     if not cards or (transport == "auto" and cards < place.world_size):
         return torch.device("cpu")
     return torch.device("cuda", place.local_rank % cards)

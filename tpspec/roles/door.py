@@ -18,7 +18,7 @@ import torch
 
 from tpspec.comm.channel import open_channel
 from tpspec.comm.communicator import NOTE_BYTES
-from tpspec.comm.distributed import Place, World, join_world
+from tpspec.comm.distributed import SHARING, Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import go_first, open_gap
 from tpspec.comm.messages import News, Stop
@@ -268,7 +268,7 @@ def _save(topology: Topology, path: Path) -> None:
 def pick_device(topology: Topology, place: Place) -> torch.device:
     """The card of this rank, or the CPU. `auto` takes cards when there is one for every rank of this host."""
     num_cards = torch.cuda.device_count() if topology.device != "cpu" else 0
-    can_share = topology.link.transport in ("host", "peer")
+    can_share = topology.link.transport in SHARING
     num_places = place.local_size if num_cards and can_share else num_cards
     if topology.device == "cuda" and num_places <= place.local_rank:
         raise UserError(
