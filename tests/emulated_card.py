@@ -4,7 +4,7 @@ What computes on it is torch on the CPU, and Triton's interpreter for kernels. W
 of a matrix on the card with one on the host, a wait inside a recording. What makes the host wait is told by the warning
 torch gives (`set_sync_debug_mode`). A recording holds operations with the very numbers and addresses they had, as a
 CUDA graph does, and does them again, so that what should have changed from round to round and was no tensor is found.
-What it does not show: that kernels compile, that nothing is overwritten too early, speed.
+What it does not show: that kernels compile and how, the order of streams, what is overwritten too early, speed.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ class Card:
                 self.wait(f"{func} by an index of the host")
             if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8):
                 self.wait(f"{func} by a mask")
-        if isinstance(value, torch.Tensor) and value.dim() and _is_on_host(value) is not _is_on_host(x):
-            self.wait(f"{func} of what is elsewhere")
+        if isinstance(value, torch.Tensor) and _is_on_host(value) is not _is_on_host(x):
+            self.wait(f"{func} of what is elsewhere")  # a number, too
 
     def _launched(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> None:
         self.launches += not getattr(func, "is_view", False)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    """A few numbers on a device, as int64 or float32; none of either is int64. What `torch.tensor` makes there itself
-    it waits for."""
+    """Numbers of the host on a device, a list as int64 or float32 (an empty one as int64). What `torch.tensor` makes
+    there itself it waits for; of this, no more than what is beyond 64 KB."""
     if not isinstance(numbers, torch.Tensor):
         numbers = torch.tensor(numbers) if numbers else torch.empty(0, dtype=torch.int64)
     return numbers.to(device, non_blocking=True)

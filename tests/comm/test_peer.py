@@ -17,7 +17,7 @@ from tpspec.comm.peer_kernel import CAPACITY
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_sums_and_gathers_are_those_of_gloo(num_ranks: int, tmp_path: Path) -> None:
     """Any number of ranks, messages of several chunks, one after another. Stands against a message that is overwritten
-    before a slow rank has read it, and a flag of the epoch before."""
+    before a slow rank has read it, a flag of the epoch before, and an epoch that wraps."""
     ended = torchrun(num_ranks, "peer.py", str(tmp_path), "agree")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["same"] * num_ranks

@@ -55,8 +55,20 @@ SAMPLINGS = [
         Sampling(min_tokens=50, withheld=frozenset({2}), presence_penalty=0.5),
     ],
 ]
-REPLAYED = {"model", "eagle", "mtp", "layer_skip"}
-STEPS = {"none": 0, "ngram": 0, "suffix": 0, "medusa": 1, "pard": 1, "model": 3, "eagle": 3, "mtp": 3, "layer_skip": 3}
+REPLAYED = {"model", "eagle", "mtp", "layer_skip", "early_exit"}
+STEPS = {
+    "none": 0,
+    "ngram": 0,
+    "suffix": 0,
+    "lookahead": 0,
+    "medusa": 1,
+    "pard": 1,
+    "model": 3,
+    "eagle": 3,
+    "mtp": 3,
+    "layer_skip": 3,
+    "early_exit": 3,
+}
 
 
 @pytest.fixture

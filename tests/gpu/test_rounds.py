@@ -28,6 +28,8 @@ from tpspec.topology.shards import split
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")
 ASKS = [Request(i, (5, 6, 7, 8, 9 + i) * 4, 24, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(4)]
+GREEDY = Sampling()
+EDITED = Sampling(temperature=0.8, repetition_penalty=1.2, logit_bias={5: 1.0}, min_tokens=100, withheld=frozenset({2}))
 IDS = tuple(torch.randint(3, 263, (90,), generator=torch.Generator().manual_seed(0)).tolist())
 
 
@@ -58,20 +60,20 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
     assert (told[0] - told[1]).abs().max() < (2e-3 if dtype == torch.float32 and not small else 0.3)
 
 
-def engine_with(folder: Path, temperature: float = 0.0, **keys: Any) -> Engine:
+def engine_with(folder: Path, sampling: Sampling = GREEDY, **keys: Any) -> Engine:
     made = topology(folder, device="cuda", target={"dtype": "bfloat16"}, **keys)
     engine = build_engine(made, OneRank(), CUDA).engine
-    engine.hear(News(round=1, requests=(Request(0, IDS[:20], 200, Sampling(temperature=temperature)),)))
+    engine.hear(News(round=1, requests=(Request(0, IDS[:20], 200, sampling),)))
     for round in range(4):
         engine.step()
         engine.hear(News(round=round + 2))
     return engine
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_host_waits_once_in_a_round(temperature: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8), EDITED], ids=["greedy", "warm", "edited"])
+def test_the_host_waits_once_in_a_round(sampling: Sampling, tmp_path: Path) -> None:
     """For the verdict. Stands against an index or a mask that is copied while the card computes."""
-    engine = engine_with(tiny("smollm2", tmp_path), temperature)
+    engine = engine_with(tiny("smollm2", tmp_path), sampling)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

@@ -202,7 +202,7 @@ class World:
             return other
         if member.rank == 0:
             most = peers.most_bytes, peers.most_at_once
-            log.info("messages of up to %d bytes go through peer memory, of up to %d in one leg", *most)
+            log.info("messages of up to %d bytes go through peer memory, sums of up to %d in one leg", *most)
         return peers
 
     def announce(self, note: str | None, lead: int = 0) -> str:

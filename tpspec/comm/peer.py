@@ -27,7 +27,7 @@ TRIAL_LOOKS = 1 << 25
 TRIALS = 50  # of each size
 TRIAL_BYTES = (8, 4096, 16384, 98304, CAPACITY)
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
-ALIGNED = 16  # bytes, at which the share of a rank begins
+ALIGNED = 16  # numbers, at which the share of a rank begins: what Triton needs to know for stores of 16 bytes
 
 
 def memory_bytes(size: int) -> int:
@@ -39,7 +39,7 @@ class PeerMemory:
     """A group of ranks that see each other's memory. other: for what is too large or of another kind.
 
     addresses: of every rank's memory as this rank sees it, in rank order. most_at_once and most_bytes, which may be
-    lowered: of a message that goes this way, in one leg and at all.
+    lowered: of what is summed this way, in one leg and at all; what is gathered goes in one leg.
     """
 
     def __init__(self, other: Communicator, addresses: Sequence[int], device: torch.device) -> None:
@@ -81,8 +81,8 @@ class PeerMemory:
         )  # fmt: skip
 
     def _sum_by_shares(self, x: Tensor) -> None:
-        chunk, aligned = CHUNK_BYTES // x.itemsize, ALIGNED // x.itemsize
-        share = triton.cdiv(triton.cdiv(x.numel(), self.size), aligned) * aligned
+        chunk = CHUNK_BYTES // x.itemsize
+        share = triton.cdiv(x.numel(), self.size * ALIGNED) * ALIGNED
         sum_by_shares[(triton.cdiv(share, chunk),)](
             x, self._memories, self._epochs, self._lost, x.numel(), share, most_looks=self.most_looks, rank=self.rank,
             size=self.size, chunk=chunk, leg=leg_bytes(self.size), on_card=self._on_card,

@@ -97,15 +97,17 @@ def share_cards(other: Communicator, host: Communicator, device: torch.device) -
 
 def largest_won(once_s: Sequence[float], twice_s: Sequence[float], other_s: Sequence[float]) -> tuple[int, int]:
     """Of SIZES, of which one leg takes so many seconds, and two, and the other way: the largest up to which every size
-    takes less in one leg than in two, and less in either than the other way. 0 where the smallest does not."""
-    least_s = [*map(min, once_s, twice_s), *twice_s[len(once_s) :]]
-    most_bytes = _largest(least_s, other_s)
-    return min(_largest(once_s, twice_s), most_bytes), most_bytes
+    takes less in one leg than in two, and up to which what is then taken is less than the other way. 0 where the
+    smallest does not."""
+    num_once = _num_won(once_s, twice_s)
+    num_won = _num_won([*once_s[:num_once], *twice_s[num_once:]], other_s)
+    sizes = (0, *SIZES)
+    return sizes[min(num_once, num_won)], sizes[num_won]
 
 
-def _largest(own_s: Sequence[float], other_s: Sequence[float]) -> int:
-    won = takewhile(lambda one: one[1] < one[2], zip(SIZES, own_s, other_s, strict=False))
-    return max((num_bytes for num_bytes, _, _ in won), default=0)
+def _num_won(own_s: Sequence[float], other_s: Sequence[float]) -> int:
+    """How many of the first take less."""
+    return sum(1 for _ in takewhile(lambda both: both[0] < both[1], zip(own_s, other_s, strict=False)))
 
 
 def _slowest_s(comm: Communicator, host: Communicator, device: torch.device, sizes: Sequence[int]) -> list[float]:

@@ -116,7 +116,7 @@ def _message(
     size: tl.constexpr,
 ) -> tl.tensor:
     """Where, in the memory of `owner`, what `sender` tells stands; of numbers like x's."""
-    place = leg + 2 * size * _PROGRAMS * 4 + ((epoch % 2) * size + sender).to(tl.int64) * _CAPACITY
+    place = leg + 2 * size * _PROGRAMS * 4 + ((epoch & 1) * size + sender).to(tl.int64) * _CAPACITY
     at = (tl.load(memories_at + owner) + place).to(tl.pointer_type(x_at.dtype.element_ty))
     return tl.multiple_of(at, 16)
 
@@ -154,7 +154,7 @@ def _meet(
 ) -> None:
     """Says everywhere that this rank has told all of its leg, and waits until everybody has said so here."""
     flags = tl.pointer_type(tl.int32)
-    set_at = (epoch % 2) * size
+    set_at = (epoch & 1) * size  # not % 2, which is -1 once the epoch has wrapped
     if on_card:
         _fence()
     for peer in tl.static_range(size):

@@ -58,7 +58,8 @@ def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
                 counted[id(draws[i].context)] = _counted(logits_TV[i], start, draws[i])
             logits_TV[i] = _penalized(logits_TV[i], start, draws[i], *counted[id(draws[i].context)])
         held = [token - start for token in draws[i].withheld if start <= token < start + logits_TV.shape[1]]
-        logits_TV[i, sent(held, logits_TV.device)] = -torch.inf
+        if held:  # index_fill_, for torch waits for a card where it assigns a number by index
+            logits_TV[i].index_fill_(0, sent(held, logits_TV.device), -torch.inf)
         if (ids := draws[i].allowed) is not None:
             allowed = sent(torch.from_numpy(ids[start : start + logits_TV.shape[1]]), logits_TV.device)
             logits_TV[i, : len(allowed)].masked_fill_(~allowed, -torch.inf)
