@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+MOST_PINNED = 1 << 24  # bytes of a copy that nobody waits for: what torch has once pinned it keeps
+
 
 def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on a device, a list as int64 or float32 (an empty one as int64). What `torch.tensor` makes
@@ -46,7 +48,7 @@ class Fetched:
     """Numbers of a device on their way to the host."""
 
     def __init__(self, x: Tensor) -> None:
-        self._here = x.to("cpu", non_blocking=True)  # from a card into pinned memory
+        self._here = x.to("cpu", non_blocking=x.nbytes <= MOST_PINNED)  # from a card, if so, into pinned memory
         self._copied = torch.cuda.Event() if x.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
             self._copied.record()

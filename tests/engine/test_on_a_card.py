@@ -18,15 +18,17 @@ import torch
 
 from tests.checkpoints import tiny
 from tests.draft.kits import draft_section
-from tests.emulated_card import Card, emulated_card
+from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
 from tpspec.comm.communicator import OneRank
+from tpspec.comm.distributed import Place
 from tpspec.comm.gap import go_first
 from tpspec.comm.messages import News, Reach, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
+from tpspec.errors import UserError
 from tpspec.model import graphs
 from tpspec.model.batch import Span
 from tpspec.model.graphs import CardRecorder
@@ -34,6 +36,7 @@ from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.roles.build_drafter import BRANCHES, build_ahead
+from tpspec.roles.door import pick_device
 from tpspec.roles.drafter import Drafter
 from tpspec.verify.rows import RowLogits
 
@@ -196,6 +199,16 @@ def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(folder: Pa
             engine.step()
         assert card.replays - before[1] == 10
         assert card.launches - before[0] <= 10 * 12
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_ranks_without_a_card_each_are_refused_on_every_rank(local_rank: int, folder: Path) -> None:
+    """Stands against an error that only those without a card see, of which none speaks."""
+    place = Place(rank=local_rank, world_size=2, local_rank=local_rank, local_size=2)
+    with emulated_card():
+        with pytest.raises(UserError, match="each of the 2 ranks of this host, and 1 are here"):
+            pick_device(topology(folder, 2, device="cuda"), place)
+        assert pick_device(topology(folder, 2, device="cuda", link={"transport": "host"}), place) == CARD
 
 
 def test_recordings_keep_the_priority_of_the_rank_that_makes_them() -> None:

@@ -16,6 +16,7 @@ from tpspec.engine.foreseen import Foreseen
 from tpspec.engine.hosts import NOTHING, Gathered
 from tpspec.engine.tapped import Tapped
 from tpspec.engine.turns import Trials, Turns
+from tpspec.staged import Fetched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -146,8 +147,10 @@ class RemoteHost:
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
         """The next ask holds the committed tokens; here they say how well the present way does."""
-        for seq, (start, rows) in (taps.rows if taps is not None else {}).items():
-            self._tapped.setdefault(seq, Tapped()).add(start, rows)
+        told = taps.rows if taps is not None else {}
+        coming = {seq: (start, Fetched(rows)) for seq, (start, rows) in told.items()}  # all at once
+        for seq, (start, fetched) in coming.items():
+            self._tapped.setdefault(seq, Tapped()).add(start, fetched.here())
         now, before = self._clock(), self._told_at
         self._told_at = now
         if before >= 0 and verdicts:

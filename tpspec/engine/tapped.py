@@ -23,8 +23,8 @@ class Tapped:
         self._rows: list[Tensor] = []  # of one position each
 
     def add(self, start: int, rows_NW: Tensor) -> None:
-        """A text that is read anew says again what it said before."""
-        self._rows[start:] = rows_NW.cpu().unbind()
+        """Rows on the host. A text that is read anew says again what it said before."""
+        self._rows[start:] = rows_NW.unbind()
         self.num_sent = min(self.num_sent, start)
 
     def unsent(self) -> Rows | None:

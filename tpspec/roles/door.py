@@ -12,6 +12,7 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tpspec.engine.engine import Engine, Supply
 
 Result = TypeVar("Result")
+SPEAKING_S = 10.0  # at most, for a rank that is still importing
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -66,25 +68,28 @@ def positive(text: str) -> int:
 
 
 def guarded(run: Callable[[], int]) -> int:
-    """Runs a front door; what a user can cause ends as one line on the lead's terminal instead of a traceback."""
+    """Runs a front door; what a user can cause ends as one line on a host's terminal instead of a traceback."""
     try:
         return run()
     except UserError as error:
-        # What all ranks know is said once; no message: a process of ours has said it.
-        if str(error) and (_rank() == 0 or isinstance(error, WorldFailure)):
-            _say(f"error: {error}")
+        if str(error):  # else a process of ours has said it
+            _tell(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
 
 
+def _tell(error: UserError) -> None:
+    """What all ranks know is said once on every host."""
+    if isinstance(error, WorldFailure) or Place.from_env(os.environ).local_rank == 0:
+        _say(f"error: {error}")
+    else:
+        sleep(SPEAKING_S)  # torchrun ends all ranks as soon as one has ended: first who speaks
+
+
 def _say(text: str) -> None:
     sys.stderr.write(f"tpspec: {text}\n")
     sys.stderr.flush()
-
-
-def _rank() -> int:
-    return Place.from_env(os.environ).rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +275,10 @@ def pick_device(topology: Topology, place: Place) -> torch.device:
     num_cards = torch.cuda.device_count() if topology.device != "cpu" else 0
     can_share = topology.link.transport in SHARING
     num_places = place.local_size if num_cards and can_share else num_cards
-    if topology.device == "cuda" and num_places <= place.local_rank:
+    if topology.device == "cuda" and num_places < place.local_size:
         raise UserError(
-            f"device: cuda needs a card for local rank {place.local_rank}, and {num_cards} are here; "
-            "with link.transport: host (or peer) ranks may share one"
+            f"device: cuda needs a card for each of the {place.local_size} ranks of this host, and {num_cards} are "
+            "here; with link.transport: host (or peer) ranks may share one"
         )
     if topology.device == "cpu" or (topology.device == "auto" and num_places < topology.num_ranks):
         return torch.device("cpu")
