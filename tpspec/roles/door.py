@@ -1,6 +1,6 @@
 """What every front door does before its own work: read the topology, join the world, build this rank's engine.
 
-Errors a user can cause become one message from the lead and the same exit code on every rank. Knows no text, no HTTP.
+Errors a user can cause become one message on every host and the same exit code on every rank. Knows no text, no HTTP.
 """
 
 from __future__ import annotations
