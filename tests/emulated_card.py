@@ -232,16 +232,18 @@ class Card:
         if len(sides) == 1:
             return
         is_queued = bool(kwargs.get("non_blocking")) or (func is aten.copy_.default and args[2:3] == (True,))
-        is_queued |= func is aten.to.dtype_layout and kwargs.get("non_blocking", False)
-        is_pinned = all(_address(x) in map(_address, self.pinned) for x in flat if _is_on_host(x))
-        if not is_queued or (self.recording is not None and not is_pinned):
+        if not is_queued or (self.recording is not None and not self._is_pinned(flat)):
             self.wait(f"{func} between host and card")
 
+    def _is_pinned(self, flat: list[Any]) -> bool:
+        pinned = set(map(_address, self.pinned))
+        return all(_address(x) in pinned for x in flat if _is_on_host(x))
+
     def _check_index(self, func: Any, x: torch.Tensor, index: Any, value: Any = None, *_: Any) -> None:
-        for one in index if isinstance(index, (tuple, list)) else [index]:
+        for one in index:
             if isinstance(one, OnCard) and _is_on_host(x):
                 raise RuntimeError(f"indices should be on the same device as the indexed tensor: {func}")
-            if isinstance(one, list) or (_is_on_host(one) and one.dim()):
+            if _is_on_host(one) and one.dim():
                 self.wait(f"{func} by an index of the host")
             if isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8):
                 self.wait(f"{func} by a mask")
