@@ -14,7 +14,7 @@ from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split, weight_bytes
 
 MIB = 2**20
-FLOOR = 24 * MIB  # allocator slack, page tables and the library's own buffers while reading
+FLOOR = 24 * MIB  # a layer as it is read, page tables and the library's own buffers
 SLOTS = 256
 
 LOAD = """
@@ -45,15 +45,15 @@ print(peak() - before)
 @pytest.mark.real
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 @pytest.mark.parametrize(("weights", "rank"), [((1, 1), 1), ((3, 1, 2), 1), ((1,), 0)], ids=str)
-def test_a_rank_peaks_at_its_bytes_and_one_slice(weights: tuple[int, ...], rank: int) -> None:
-    """Stands against loading the whole checkpoint, keeping the plain weight beside the packed one, and file pages that
-    stay mapped: SmolLM2 is 257 MiB, and the second of three shards a fifth of that."""
+def test_a_rank_peaks_at_its_bytes(weights: tuple[int, ...], rank: int) -> None:
+    """Stands against loading the whole checkpoint, keeping the plain weight beside the packed one, file pages that stay
+    mapped, and holes that the allocator keeps (a fifth of the weights): SmolLM2 is 257 MiB, and the second of three
+    shards a fifth of that."""
     shape = shape_of("smollm2-135m")
     shard = split(shape, weights)[rank]
     own = weight_bytes(shape, shard, "bfloat16") + 2 * 30 * len(shard.kv_heads) * 64 * 2 * SLOTS
-    largest_slice = len(shard.vocab) * shape.hidden * 2
     arguments = [str(find("smollm2-135m")), json.dumps(weights), str(rank), str(SLOTS)]
     run = subprocess.run(
         [sys.executable, "-c", LOAD, *arguments], capture_output=True, text=True, check=True, timeout=120
     )
-    assert int(run.stdout) < own + largest_slice + FLOOR
+    assert int(run.stdout) < own + FLOOR
