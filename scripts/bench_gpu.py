@@ -64,10 +64,12 @@ def main() -> None:
         folder = options.to or Path(temporary)
         for model in {options.model, options.draft}:
             write(model, folder)
-        results = {name: section(name, options, folder) for name in options.only}
+        results = {}
+        for name in options.only:
+            results[name] = section(name, options, folder)
+            if options.json:  # after each: what is measured stays, however the rest ends
+                options.json.write_text(json.dumps(results, indent=1))
     show(results, options)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
 
 
 def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -225,7 +227,9 @@ def open_engine(options: argparse.Namespace, **keys: Any) -> Any:
     keys = {"draft.source": "none", "target.dtype": "bfloat16", "cache.tokens": 2048} | keys
     overrides = [f"{key}={value}" for key, value in keys.items()]
     topology = automatic(1, str(at(options.model, options.to)), cuda=options.device == "cuda", overrides=overrides)
-    return build_engine(topology, OneRank(), torch.device(options.device))
+    built = build_engine(topology, OneRank(), torch.device(options.device))
+    built.own.prepare()
+    return built
 
 
 def prompt() -> tuple[int, ...]:

@@ -95,7 +95,9 @@ def serve(
 
     def rank(comm: Communicator) -> None:
         comm = comm if comm.size > 1 else OneRank()  # as in a world of processes: it alone is recorded on a card
-        engine = build_engine(made, comm, device, link=None if comm.rank else link).engine
+        built = build_engine(made, comm, device, link=None if comm.rank else link)
+        built.own.prepare()
+        engine = built.engine
         if drafter is not None:
             engine.host, engine.draft_tokens = InlineHost(drafter()), 5
         begin(comm.rank, engine)

@@ -59,7 +59,7 @@ def _without(sampling: Sampling, token: int) -> Sampling:
 
 def in_torch(rank: int, engine: Engine) -> None:
     """Without the compiled steps: torch's attention multiplies what it masks, too."""
-    engine.target.decoder._few = None  # type: ignore[attr-defined]
+    engine.target.decoder._runner.few = None  # type: ignore[attr-defined]
 
 
 def as_built(rank: int, engine: Engine) -> None: ...

@@ -185,9 +185,11 @@ def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(folder: Pa
         memory = torch.zeros(memory_bytes(1), dtype=torch.uint8)
         peers = PeerMemory(OneRank(), [memory.data_ptr()], CUDA)
         peers._on_card = False  # the interpreter knows no fence
-        engine = build_engine(topology(folder, device="cuda", draft={"source": "none"}), peers, CUDA).engine
+        built = build_engine(topology(folder, device="cuda", draft={"source": "none"}), peers, CUDA)
+        built.own.prepare()
+        engine = built.engine
         assert isinstance(engine.target, ShardedTarget)
-        graphs_of = engine.target.decoder._graphs
+        graphs_of = engine.target.decoder._runner._graphs
         assert graphs_of is not None
         for recording in graphs_of._recorder._graphs:
             assert recording.kernels.count("exchange") == 2 * 2

@@ -62,7 +62,9 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
 
 def engine_with(folder: Path, sampling: Sampling = GREEDY, **keys: Any) -> Engine:
     made = topology(folder, device="cuda", target={"dtype": "bfloat16"}, **keys)
-    engine = build_engine(made, OneRank(), CUDA).engine
+    built = build_engine(made, OneRank(), CUDA)
+    built.own.prepare()
+    engine = built.engine
     engine.hear(News(round=1, requests=(Request(0, IDS[:20], 200, sampling),)))
     for round in range(4):
         engine.step()

@@ -102,7 +102,7 @@ class Doubling:
         self._comm = Counted(OneRank(), self.ledger)
         self._graphs = Graphs(Notes(), self.recorder, HIDDEN, torch.float32, CPU, self.ledger)
 
-    def _run(self, x_TD: torch.Tensor, begun: None, taps: tuple[int, ...]) -> Forward:
+    def _run(self, x_TD: torch.Tensor, steps: Notes, begun: None, taps: tuple[int, ...]) -> Forward:
         x_TD += self._comm.all_reduce(x_TD.clone(), Purpose.mlp)
         return Forward(x_TD.clone(), {tap: x_TD + tap for tap in taps})
 

@@ -14,7 +14,7 @@ import pytest
 from tests.checkpoints import tiny
 from tests.world.test_bad_input import ENV, SOON_S, WORLDS, torchrun
 from tests.world.test_serving import Server, Stream
-from tpspec.errors import WorldFailure
+from tpspec.errors import OutOfMemory, UserError, WorldFailure
 
 PROMPTS = ["the cat and the hat, the end of the cat", "there, then, and again"]
 
@@ -35,15 +35,24 @@ def topology_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], s
     return write
 
 
-def test_a_rank_that_runs_out_of_memory_ends_the_world_by_name(topology_file: Callable[[int], str]) -> None:
+@pytest.mark.parametrize(("when", "says", "cure", "error"), [
+    ("loading", "rank 1: loading ran out of memory", "use more ranks, a smaller cache.tokens or", OutOfMemory),
+    ("preparing", "rank 1 is out of memory", "use a smaller cache.tokens or engine.max_rows", WorldFailure),
+    ("a round", "rank 1 is out of memory", "use a smaller cache.tokens or engine.max_rows", WorldFailure),
+])  # fmt: skip
+def test_a_rank_that_runs_out_of_memory_ends_the_world_by_name(
+    when: str, says: str, cure: str, error: type[UserError], topology_file: Callable[[int], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Against the others in a collective until its time limit, and against a traceback of torch's allocator."""
+    monkeypatch.setitem(ENV, "WHEN", when)
     ended, seconds = torchrun(2, str(WORLDS / "out_of_memory.py"), topology_file(2), "--prompt", PROMPTS[0])
     assert ended.returncode != 0
     assert seconds < 2 * SOON_S  # a collective waits for 60 s
-    said = [line for line in ended.stderr.splitlines() if line.startswith("tpspec: error: rank 1 is out of memory")]
+    said = [line for line in ended.stderr.splitlines() if line.startswith(f"tpspec: error: {says}")]
     assert len(said) == 1, ended.stderr
-    assert "Tried to allocate 2.00 GiB.); use a smaller cache.tokens or engine.max_rows" in said[0]
-    assert f"exitcode  : {WorldFailure.exit_code}" in ended.stderr
+    assert f"Tried to allocate 2.00 GiB.); {cure}" in said[0]
+    assert f"exitcode  : {error.exit_code}" in ended.stderr
     assert "OutOfMemoryError" not in ended.stderr
 
 

@@ -16,10 +16,9 @@ import torch
 
 from tpspec.cache.store import KVStore
 from tpspec.model.batch import Span
-from tpspec.model.few import few_steps
-from tpspec.model.graphs import ROW_COUNTS, CardRecorder, Forward, Graphs
+from tpspec.model.graphs import ROW_COUNTS, Forward
 from tpspec.model.rope import Rope
-from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps, TorchSteps
+from tpspec.model.runner import Runner
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Taps
-    from tpspec.model.graphs import Recorder
+    from tpspec.model.graphs import Graphs
     from tpspec.model.linear import Linear
+    from tpspec.model.steps import Layer, Norm, Shape, Steps
 
 
 FED = 0  # of a forward: what the next draft reads
@@ -134,23 +134,14 @@ class EagleRun:
         self._head = head
         self._store = KVStore(1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device)
         rope = Rope(head.inv_freq, head.rope_scale, num_slots, shape.dtype, shape.device)
-        self._many: Steps = TorchSteps(shape, rope, self._store, None)
-        self._few = few_steps(shape, rope, self._store)
-        self._graphs: Graphs | None = None
+        width = head.embedding_VD.shape[1]
+        self._runner = Runner(shape, rope, self._store, width)
+        self._feature_TD = torch.zeros(ROW_COUNTS[-1], width, dtype=shape.dtype, device=shape.device)  # of a replay
         self._texts: dict[int, Text] = {}
-        if self._few is not None and shape.device.type == "cuda":
-            self.record(self._few, CardRecorder())
-
-    def record(self, steps: FewSteps, recorder: Recorder) -> None:
-        """From now on few rows take these steps, which are the same launches for every forward of as many rows."""
-        shape, width = self._head.shape, self._head.embedding_VD.shape[1]
-        self._few, self._graphs = steps, Graphs(steps, recorder, width, shape.dtype, shape.device)
-        self._feature_TD = torch.zeros(ROW_COUNTS[-1], width, dtype=shape.dtype, device=shape.device)
 
     def prepare(self) -> None:
         """What would otherwise make the first drafts slow."""
-        if self._graphs is not None:
-            self._graphs.prepare(self._recorded, ())
+        self._runner.prepare(self._recorded)
 
     @torch.inference_mode()
     def __call__(self, spans: Sequence[Span]) -> Tensor:
@@ -160,8 +151,8 @@ class EagleRun:
         embedded_TD = head.embedding_VD[ids]
         feature_TD = torch.cat([text.before(span) for text, span in zip(texts, spans, strict=True)])
         rows = _logit_rows(spans, len(ids), head.shape.device)
-        if self._graphs is not None and self._graphs.fits(spans, len(ids)):
-            made = self._replayed(self._graphs, spans, embedded_TD, feature_TD, rows)
+        if (graphs := self._runner.graphs(spans, len(ids))) is not None:
+            made = self._replayed(graphs, spans, embedded_TD, feature_TD, rows)
         else:
             made = self._launched(spans, embedded_TD, feature_TD, rows)
         wanted = [(text, span) for text, span in zip(texts, spans, strict=True) if span.num_logits]
@@ -193,7 +184,7 @@ class EagleRun:
     ) -> Forward:
         """Of the rows that are wanted."""
         shape, num_rows = self._head.shape, len(embedded_TD)
-        steps = self._few if self._few is not None and self._few.fits(spans, num_rows) else self._many
+        steps = self._runner.steps(spans, num_rows)
         x_TD = sent(embedded_TD, shape.device).to(shape.dtype)
         return self._out(self._layer(x_TD, feature_TD, steps, steps.begin(spans, num_rows))[rows])
 
@@ -205,9 +196,8 @@ class EagleRun:
         made = graphs.forward(self._recorded, spans, embedded_TD, ())
         return Forward(made.logits_TV[rows], {FED: made.tapped[FED][rows].clone()})
 
-    def _recorded(self, x_TD: Tensor, round: Any, taps: tuple[int, ...]) -> Forward:
-        assert self._few is not None, "they come with the recordings"
-        return self._out(self._layer(x_TD, self._feature_TD[: len(x_TD)].clone(), self._few, round))
+    def _recorded(self, x_TD: Tensor, steps: Steps, round: Any, taps: tuple[int, ...]) -> Forward:
+        return self._out(self._layer(x_TD, self._feature_TD[: len(x_TD)].clone(), steps, round))
 
     def _layer(self, embedded_TD: Tensor, feature_TD: Tensor, steps: Steps, round: Any) -> Tensor:
         """What the layer makes of every row; writes their keys and values. Both may be overwritten."""

@@ -154,7 +154,6 @@ def _thin(given: Given, left_out: Callable[[int], Sublayers], support: int) -> M
     assert given.thinned is not None, "the rules of a topology keep it beside the shards"
     assert given.pool is not None, "the rules of a topology keep it beside the shards"
     target = given.thinned(without)
-    target.prepare()
     drawing = coupled_or_sampled(given, support, rows=target.rows)
     return Modelled(drawing, ThinRun(target.decoder, given.vocab, shape.max_positions), Borrowed(given.pool))
 

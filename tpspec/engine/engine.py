@@ -59,12 +59,14 @@ class Target(Protocol):
 class Supply:
     """What of an engine is its draft source's own: several may take turns on one target.
 
-    target: with the taps that the source needs. host: of the source. pace, meter: what has been learned of it.
+    target: with the taps that the source needs. host: of the source. prepare: makes what would otherwise make the first
+    rounds slow; collective. pace, meter: what has been learned of the source.
     """
 
     target: Target
     host: DraftHost
     pace: Pace
+    prepare: Callable[[], None]
     meter: Meter = field(default_factory=Meter)
 
 

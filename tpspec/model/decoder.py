@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.comm.communicator import Purpose
-from tpspec.comm.ledger import Ledger
-from tpspec.model.few import few_steps
-from tpspec.model.graphs import CardRecorder, Forward, Graphs
-from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps, TorchSteps
+from tpspec.model.graphs import Forward
+from tpspec.model.runner import Runner
 from tpspec.staged import sent
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
@@ -28,10 +26,12 @@ if TYPE_CHECKING:
 
     from tpspec.cache.store import KVStore
     from tpspec.comm.communicator import Communicator
+    from tpspec.comm.ledger import Ledger
     from tpspec.model.batch import Span
     from tpspec.model.graphs import Recorder, Taps
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
+    from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps
 
 FINAL = -1  # as a layer: what leaves the final norm
 
@@ -61,29 +61,20 @@ class Decoder:
         self.embedding_VD, self.layers, self.norm, self.head = embedding_VD, layers, norm, head
         self.shape, self.comm, self.store, self.rope, self.fixed_rows = shape, comm, store, rope, fixed_rows
         self.left_out = NOTHING
-        self._ledger = ledger or Ledger()
-        self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
-        on_card = shape.device.type == "cuda"
-        compiled = compiled and not (on_card and fixed_rows is not None)
-        self._few: FewSteps | None = few_steps(shape, rope, store) if compiled else None
-        self._graphs: Graphs | None = None
-        if self._few is not None and on_card and comm.is_queued:
-            self.record(self._few, CardRecorder())
+        self._runner = Runner(shape, rope, store, embedding_VD.shape[1], fixed_rows=fixed_rows, compiled=compiled,
+                              recorded=comm.is_queued, ledger=ledger)  # fmt: skip
 
     def record(self, steps: FewSteps, recorder: Recorder) -> None:
-        """From now on few rows take these steps, which are the same launches for every round of as many rows."""
-        self._few, width = steps, self.embedding_VD.shape[1]
-        self._graphs = Graphs(steps, recorder, width, self.shape.dtype, self.shape.device, self._ledger)
+        """See `Runner`."""
+        self._runner.record(steps, recorder)
 
     def prepare(self, taps: Taps = ()) -> None:
         """What would otherwise make the first round of each row count slow. Every rank calls it."""
-        if self._graphs is not None:
-            self._graphs.prepare(self._recorded, taps)
+        self._runner.prepare(self._whole, taps)
 
     def close(self) -> None:
         """Before the end of what `comm` sends through. Nothing runs afterwards."""
-        if self._graphs is not None:
-            self._graphs.close()
+        self._runner.close()
 
     def thinned(self, left_out: Sublayers, comm: Communicator, *, recorded: bool = False) -> Decoder:
         """The same weights and cache without some sublayers, whose keys and values it neither writes nor reads.
@@ -92,7 +83,7 @@ class Decoder:
         """
         thin = copy(self)
         thin.left_out, thin.comm = left_out, comm
-        thin._graphs = self._graphs.beside() if recorded and self._graphs is not None else None
+        thin._runner = self._runner.beside(recorded=recorded)
         return thin
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
@@ -108,19 +99,19 @@ class Decoder:
         what leaves the final norm (as FINAL)."""
         embedded_TD = self._embedded(spans)
         num_rows = len(embedded_TD)
-        if self._graphs is not None and self._graphs.fits(spans, num_rows):
-            made = self._graphs.forward(self._recorded, spans, embedded_TD, taps)
+        if (graphs := self._runner.graphs(spans, num_rows)) is not None:
+            made = graphs.forward(self._whole, spans, embedded_TD, taps)
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
-        steps = self._few if self._few is not None and self._few.fits(spans, num_rows) else self._many
+        steps = self._runner.steps(spans, num_rows)
         x_TD = sent(embedded_TD, self.shape.device).to(self.shape.dtype)
         normed_TD, tapped = self._rows(x_TD, steps, steps.begin(spans, num_rows), taps)
         if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
             return Forward(_wanted(self.head(normed_TD), spans), tapped)
         return Forward(self.head(_wanted(normed_TD, spans)), tapped)
 
-    def _recorded(self, x_TD: Tensor, round: Any, taps: Taps) -> Forward:
-        assert self._few is not None, "they come with the recordings"
-        normed_TD, tapped = self._rows(x_TD, self._few, round, taps)
+    def _whole(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> Forward:
+        """Every row goes through the head."""
+        normed_TD, tapped = self._rows(x_TD, steps, round, taps)
         return Forward(self.head(normed_TD), tapped)
 
     def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:

@@ -82,7 +82,7 @@ class Forward:
         return Forward(self.logits_TV[:num_rows], {tap: x_TD[:num_rows] for tap, x_TD in self.tapped.items()})
 
 
-Run = Callable[["Tensor", Any, Taps], Forward]
+Run = Callable[["Tensor", "FewSteps", Any, Taps], Forward]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,11 @@ class _Recording:
 
 class Graphs:
     """The recordings of one decoder or head, which hands in its own forward, `run`, each time: over x [T, D], which it
-    may overwrite, and what `begin` returned. steps: whose launches are the same for every round of as many rows, since
-    what changes `begin` puts elsewhere; of no spans, it makes rows that are all padding. ledger: of the collectives
-    in it, where there are some."""
+    may overwrite, by `steps`, with what their `begin` returned.
+
+    steps: whose launches are the same for every round of as many rows, since what changes `begin` puts elsewhere; of no
+    spans, it makes rows that are all padding. ledger: of the collectives in it, where there are some.
+    """
 
     def __init__(
         self,
@@ -156,7 +158,7 @@ class Graphs:
         x_TD = self._rows.there.view(-1, self._hidden)[:num_rows]
 
         def work() -> Forward:
-            return run(x_TD, begun, taps)
+            return run(x_TD, self._steps, begun, taps)
 
         for _ in range(REHEARSALS):
             collectives = self._ledger.aside(work)

@@ -74,6 +74,7 @@ def build_engine(
 ) -> Built:
     """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can.
 
+    Nothing here is collective, so a rank that fails leaves nobody waiting; what is, is left to `own.prepare`.
     link: of the lead, to a drafter in a process of its own, where the topology wants one. beside: what is put around
     the communicator of a rank that such a drafter runs beside.
     """
@@ -91,15 +92,18 @@ def build_engine(
     )
 
     def supply(wanted: Topology) -> Supply:
+        targets = list[ShardedTarget]()
+
+        def thinned(left_out: Sublayers) -> ShardedTarget:
+            targets.append(_target(topology, shape, comm.rank, shard()).thinned(left_out))
+            return targets[-1]
+
         # Weights of the target come last: everything that can be refused without them has been by then.
-        host, needs = _host(
-            wanted, comm.rank, device, link, shard, pool,
-            lambda left_out: _target(topology, shape, comm.rank, shard()).thinned(left_out),
-        )  # fmt: skip
+        host, needs = _host(wanted, comm.rank, device, link, shard, pool, thinned)
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
-        target.prepare()
+        targets.append(target)
         pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds)
-        return Supply(target, host, pace)
+        return Supply(target, host, pace, partial(_prepare, targets))
 
     own = supply(topology)
     scheduler = Scheduler(
@@ -125,6 +129,11 @@ def build_engine(
     )
     emulation = bus.sums if isinstance(bus, Emulated) else None
     return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation, lambda: shard().close())
+
+
+def _prepare(targets: Sequence[ShardedTarget]) -> None:
+    for target in targets:
+        target.prepare()
 
 
 def _constraint(vocabulary: Vocabulary, vocab: int, request: Request) -> Constraint | None:

@@ -18,7 +18,7 @@ from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
 from tpspec.draft.sources import source
 from tpspec.engine.remote import Way
 from tpspec.errors import UserError
-from tpspec.roles.fit import draft_pool, shape_of
+from tpspec.roles.fit import draft_pool, draft_slots, shape_of
 from tpspec.roles.tokenizers import check_same_tokenizer
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shards import DTYPE_BYTES
@@ -143,7 +143,6 @@ def _given(
     folder = None if named is None else find(named, head=draft.own_model is None)
     if folder is not None and draft.own_model is not None:
         check_same_tokenizer(target_folder, folder, topology.target.model, draft.own_model)
-    slots = draft_pool(topology)
     return Given(
         noise=CounterNoise(),
         accept=topology.accept,
@@ -153,7 +152,7 @@ def _given(
         dtype=DTYPES[draft.dtype or topology.target.dtype],
         quantize=draft.quantize,
         device=device,
-        num_slots=slots.num_pages * slots.page_size,
+        num_slots=draft_slots(topology),
         shard=shard,
         pool=pool,
         thinned=thinned,

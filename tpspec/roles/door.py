@@ -30,7 +30,7 @@ from tpspec.roles.build import Built, build_engine
 from tpspec.roles.drafter import Orders
 from tpspec.roles.fit import check_drafter_fits, check_fits
 from tpspec.roles.guard import Guard
-from tpspec.roles.memory import memory_lasts
+from tpspec.roles.memory import memory_lasts, memory_suffices
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
 from tpspec.roles.weights import capacity, with_weights
 from tpspec.topology.balance import Capacity
@@ -149,7 +149,13 @@ class Seat:
         rank, device, built = self.world.rank, self.world.device, self.built
         on_device = _on_device(self.world.place, device)
         agreed(self.world, lambda: check_drafter_fits(topology, rank, device, on_device))
-        return agreed(self.world, lambda: None if built is None else built.supply(topology))
+        made = agreed(self.world, lambda: None if built is None else built.supply(topology))
+        self._prepare(made)
+        return made
+
+    def prepare(self) -> None:
+        """What would otherwise make first rounds slow. Collective, beyond what ranks can agree on."""
+        self._prepare(self.own)
 
     def lead(self, inbox: Inbox) -> int:
         built, channel = self._shard
@@ -164,6 +170,11 @@ class Seat:
         built, channel = self._shard
         with memory_lasts(self.world.rank):
             return follow_rounds(built.engine, channel)
+
+    def _prepare(self, supply: Supply | None) -> None:
+        if supply is not None:
+            with memory_lasts(self.world.rank):
+                supply.prepare()
 
     @property
     def _shard(self) -> tuple[Built, Channel]:
@@ -227,8 +238,9 @@ def open_seat(
         settled = _settle_weights(topology, world, place, device)
         agreed(world, lambda: check_fits(settled, place.rank, device, _on_device(place, device)))
         seat = agreed(world, lambda: _take_seat(settled, world, watch, prepare))
-        settle()
         try:
+            seat.prepare()
+            settle()
             yield seat
         except UserError as error:
             seat.dismiss(error)
@@ -310,10 +322,12 @@ def _settle_weights(topology: Topology, world: World, place: Place, device: torc
 
 
 def agreed(world: World, work: Callable[[], Result]) -> Result:
-    """`work` on every rank. Where it fails on one, all ranks fail alike, and the lead can say why."""
+    """`work` on every rank, nothing of it collective once it may fail. Where it does on one, for want of memory too,
+    all ranks fail alike, and the lead can say why."""
     results, fault = list[Result](), ""
     try:
-        results.append(work())
+        with memory_suffices():
+            results.append(work())
     except UserError as error:
         fault = _short(f"{error.exit_code} {error}", NOTE_BYTES)
     for rank in range(world.size):
@@ -331,7 +345,7 @@ def _short(text: str, num_bytes: int) -> str:
 
 
 def _take_seat(topology: Topology, world: World, watch: Watch, prepare: Callable[[Topology, Watch], None]) -> Seat:
-    """Collective calls first, so that a rank that fails later fails where all agree on it."""
+    """Collective calls first: see `agreed`."""
     device, placement = world.device, topology.draft.placement
     if placement.kind == "gaps" and placement.rank == world.rank:
         go_first(device)

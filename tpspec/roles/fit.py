@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from tpspec.cache.pages import PagePool
 from tpspec.draft.head_files import weight_files
 from tpspec.model.architectures import declared
+from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find, read_config
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,14 +33,23 @@ def shape_of(folder: Path) -> ModelShape:
     return ModelShape.from_config(config, str(folder))
 
 
-def target_pool(topology: Topology, more_pages: int = 0) -> PagePool:
-    cache = topology.cache
-    return PagePool(-(-cache.tokens // cache.page) + more_pages, cache.page)
+def target_slots(topology: Topology) -> int:
+    """Of the target's cache: whole pages."""
+    return -(-topology.cache.tokens // topology.cache.page) * topology.cache.page
+
+
+def draft_slots(topology: Topology) -> int:
+    """Of a draft model's cache: beyond what the target caches, each sequence holds the futures of its text."""
+    page = topology.cache.page
+    return target_slots(topology) + topology.serve.max_running * -(-FUTURES // page) * page
+
+
+def target_pool(topology: Topology) -> PagePool:
+    return PagePool(target_slots(topology) // topology.cache.page, topology.cache.page)
 
 
 def draft_pool(topology: Topology) -> PagePool:
-    """Beyond the tokens that the target caches, each sequence holds the futures of its text."""
-    return target_pool(topology, more_pages=topology.serve.max_running * -(-FUTURES // topology.cache.page))
+    return PagePool(draft_slots(topology) // topology.cache.page, topology.cache.page)
 
 
 def check_fits(topology: Topology, rank: int, device: torch.device, on_device: Sequence[int]) -> None:
@@ -48,7 +58,7 @@ def check_fits(topology: Topology, rank: int, device: torch.device, on_device: S
     on_device: ranks of the world, this one too. For all of them to ask before any loads: later, each would find the
     memory free that its neighbours are about to take.
     """
-    shards = _shard_bytes(topology)
+    shards = _shard_bytes(topology, on_card=device.type == "cuda")
     held = sum(shards.get(other, 0) for other in on_device)
     if rank in shards:
         what = f"shard {topology.target.ranks.index(rank)} of {topology.target.model} {_cached(topology)}"
@@ -60,7 +70,7 @@ def check_drafter_fits(
     topology: Topology, rank: int, device: torch.device, on_device: Sequence[int], held: int = 0
 ) -> None:
     """The same for the drafter alone. held: bytes that shards are about to take beside it."""
-    draft = draft_bytes(topology)
+    draft = draft_bytes(topology, on_card=device.type == "cuda")
     if draft and topology.drafts_on(rank):
         drafting = draft * sum(topology.drafts_on(other) for other in on_device)
         drafter = topology.draft.own_model or topology.draft.head
@@ -71,16 +81,19 @@ def _cached(topology: Topology) -> str:
     return f"with {topology.cache.tokens} cached tokens"
 
 
-def _shard_bytes(topology: Topology) -> dict[int, int]:
+def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
     """By rank of the world."""
-    target, shape, pool = topology.target, shape_of(find(topology.target.model)), target_pool(topology)
+    target, shape, slots = topology.target, shape_of(find(topology.target.model)), target_slots(topology)
     assert target.fixed_weights is not None, "a seat settles auto weights first"
     shards = split(shape, target.fixed_weights)
-    held = (_bytes(shape, own, target.dtype, target.quantize, topology.cache_dtype, pool) for own in shards)
+    held = (
+        _bytes(shape, own, target.dtype, target.quantize, topology.cache_dtype, slots, on_card=on_card)
+        for own in shards
+    )
     return dict(zip(target.ranks, held, strict=True))
 
 
-def draft_bytes(topology: Topology) -> int:
+def draft_bytes(topology: Topology, *, on_card: bool) -> int:
     """Of the drafter's own model or head, 0 where it has none."""
     if topology.draft.head is not None:
         return _head_bytes(find(topology.draft.head, head=True))
@@ -89,7 +102,7 @@ def draft_bytes(topology: Topology) -> int:
     shape = shape_of(find(model))
     (whole,) = split(shape, (1.0,))
     dtype = topology.draft.dtype or topology.target.dtype
-    return _bytes(shape, whole, dtype, topology.draft.quantize, dtype, draft_pool(topology))
+    return _bytes(shape, whole, dtype, topology.draft.quantize, dtype, draft_slots(topology), on_card=on_card)
 
 
 def _head_bytes(folder: Path) -> int:
@@ -99,6 +112,16 @@ def _head_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in weight_files(folder))
 
 
-def _bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cache_dtype: str, pool: PagePool) -> int:
-    cached = pool.num_pages * pool.page_size * kv_bytes_per_token(shape, shard, cache_dtype)
-    return weight_bytes(shape, shard, dtype, quantize) + cached
+def _bytes(
+    shape: ModelShape,
+    shard: Shard,
+    dtype: str,
+    quantize: str | None,
+    cache_dtype: str,
+    num_slots: int,
+    *,
+    on_card: bool,
+) -> int:
+    cached = num_slots * kv_bytes_per_token(shape, shard, cache_dtype)
+    recorded = sum(ROW_COUNTS) * len(shard.vocab) * DTYPE_BYTES[dtype] if on_card else 0  # logits that stay there
+    return weight_bytes(shape, shard, dtype, quantize) + cached + recorded

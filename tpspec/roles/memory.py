@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.errors import OutOfMemory, WorldFailure
+from tpspec.errors import OutOfMemory, UserError, WorldFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -35,21 +35,35 @@ def check_memory(needed: int, device: torch.device, what: str, beside: int = 0) 
 
 
 @contextmanager
+def memory_suffices() -> Iterator[None]:
+    """Around loading, which can need more than `check_memory` knew of. Nobody waits for this rank meanwhile."""
+    cure = "use more ranks, a smaller cache.tokens or a smaller model"
+    with _no_memory_is(lambda said: OutOfMemory(f"loading ran out of memory ({said}); {cure}")):
+        yield
+
+
+@contextmanager
 def memory_lasts(rank: int) -> Iterator[None]:
     """Around rounds. One that finds no memory on some rank ends the world, by name; torchrun starts it again.
 
     The others are in a collective that this rank will never join, so to shed a request together instead would take a
     word from everybody before each of them.
     """
+    cure = "use a smaller cache.tokens or engine.max_rows"
+    with _no_memory_is(lambda said: WorldFailure(f"rank {rank} is out of memory ({said}); {cure}")):
+        yield
+
+
+@contextmanager
+def _no_memory_is(fault: Callable[[str], UserError]) -> Iterator[None]:
+    """fault: what to raise, of the first line that was said."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         said = str(error).partition("\n")[0]
         if isinstance(error, RuntimeError) and "out of memory" not in said and "allocate memory" not in said:
             raise
-        raise WorldFailure(
-            f"rank {rank} is out of memory ({said}); use a smaller cache.tokens or engine.max_rows"
-        ) from error
+        raise fault(said) from error
 
 
 def _gib(num_bytes: int) -> str:

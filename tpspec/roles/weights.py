@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.roles.fit import draft_bytes, shape_of, target_pool
+from tpspec.roles.fit import draft_bytes, shape_of, target_slots
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.cards import card
@@ -31,7 +31,7 @@ USUAL_DRAFT = 4  # tokens of a round where the topology leaves their number open
 
 def capacity(topology: Topology, rank: int, device: torch.device, on_device: Sequence[int]) -> Capacity:
     """Of this rank. on_device: ranks of the world that share its device, this one too."""
-    drafting = draft_bytes(topology) if topology.draft.source != "none" else 0
+    drafting = draft_bytes(topology, on_card=device.type == "cuda") if topology.draft.source != "none" else 0
     sharing = [other for other in on_device if other in topology.target.ranks]
     held = drafting * sum(topology.drafts_on(other) for other in on_device)
     free = free_bytes(device)
@@ -45,8 +45,7 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
     """The topology with a number for each target rank. Raises OutOfMemory where nothing would fit."""
     shape, target = shape_of(find(topology.target.model)), topology.target
     (whole,) = split(shape, (1.0,))
-    pool = target_pool(topology)
-    cached = pool.num_pages * pool.page_size * kv_bytes_per_token(shape, whole, topology.cache_dtype)
+    cached = target_slots(topology) * kv_bytes_per_token(shape, whole, topology.cache_dtype)
     parts = balanced(weight_bytes(shape, whole, target.dtype, target.quantize) + cached, capacities)
     weights = tuple(round(part / max(parts), 3) for part in parts)
     return topology.model_copy(update={"target": target.model_copy(update={"weights": weights})})

@@ -113,4 +113,6 @@ def open_engine(model: str, longest: int, *, cuda: bool) -> Engine:
         "serve.max_running": NUM_RUNNING,
     }
     topology = automatic(1, model, cuda=cuda, overrides=[f"{key}={value}" for key, value in settings.items()])
-    return build_engine(topology, OneRank(), torch.device("cuda" if cuda else "cpu")).engine
+    built = build_engine(topology, OneRank(), torch.device("cuda" if cuda else "cpu"))
+    built.own.prepare()
+    return built.engine

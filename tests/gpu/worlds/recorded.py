@@ -40,7 +40,9 @@ def text(folder: Path, comm: Communicator) -> list[int]:
     keys = {"target.dtype": "float32", "draft.source": "ngram", "draft.tokens": 3, "cache.tokens": 512}
     overrides = [f"{key}={value}" for key, value in keys.items()]
     topology = automatic(comm.size, str(folder), cuda=True, overrides=overrides)
-    engine = build_engine(topology, comm, CARD).engine
+    built = build_engine(topology, comm, CARD)
+    built.own.prepare()
+    engine = built.engine
     engine.hear(News(round=1, requests=(Request(0, (5, 6, 7, 8) * 3, 16),)))
     tokens: list[int] = []
     while not engine.is_idle:

@@ -1,4 +1,4 @@
-"""Run under torchrun: `-m tpspec.generate ARGS`, where rank 1 finds no memory for its third forward."""
+"""Run under torchrun: `-m tpspec.generate ARGS`, where rank 1 finds no memory for what $WHEN names."""
 
 import os
 import sys
@@ -7,15 +7,23 @@ from itertools import count
 import torch
 
 from tpspec.generate import main
+from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 
+WHEN = {
+    "loading": (Loader, "decoder", 1),
+    "preparing": (ShardedTarget, "prepare", 1),
+    "a round": (ShardedTarget, "logits", 3),
+}
+
 if os.environ["RANK"] == "1":
-    logits, number = ShardedTarget.logits, count(1)
+    kind, name, last = WHEN[os.environ["WHEN"]]
+    whole, number = getattr(kind, name), count(1)
 
-    def short(self, spans):
-        if next(number) == 3:
+    def short(self, *given, **more):
+        if next(number) == last:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nOf the allocated memory ...")
-        return logits(self, spans)
+        return whole(self, *given, **more)
 
-    ShardedTarget.logits = short
+    setattr(kind, name, short)
 sys.exit(main(sys.argv[1:]))

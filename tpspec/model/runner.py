@@ -1,0 +1,90 @@
+"""By which steps the rows of a forward run, and whether they are recorded. Knows devices; must not know what rows mean.
+
+Few rows take steps made for them: in C on a CPU, by kernels on a card, where they are recorded besides. The rest, and
+few rows where a machine has none for such heads, take torch's.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING
+
+from tpspec.model.compiled import compiled_steps
+from tpspec.model.graphs import CardRecorder, Graphs
+from tpspec.model.steps import TorchSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.cache.store import KVStore
+    from tpspec.comm.ledger import Ledger
+    from tpspec.model.batch import Span
+    from tpspec.model.graphs import Recorder, Run, Taps
+    from tpspec.model.rope import Rope
+    from tpspec.model.steps import FewSteps, Shape, Steps
+
+
+class Runner:
+    """Of the forwards of one decoder or head.
+
+    hidden: numbers of an embedding. fixed_rows: every forward runs exactly that many, which on a card torch's steps do.
+    compiled: whether there may be steps for few rows. recorded: whether a card may record them. ledger: see `Graphs`.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        rope: Rope,
+        store: KVStore,
+        hidden: int,
+        *,
+        fixed_rows: int | None = None,
+        compiled: bool = True,
+        recorded: bool = True,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._shape, self._hidden, self._ledger = shape, hidden, ledger
+        self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
+        self._graphs: Graphs | None = None
+        on_card = shape.device.type == "cuda"
+        compiled = compiled and not (on_card and fixed_rows is not None)
+        self.few: FewSteps | None = few_steps(shape, rope, store) if compiled else None
+        if self.few is not None and on_card and recorded:
+            self.record(self.few, CardRecorder())
+
+    def record(self, steps: FewSteps, recorder: Recorder) -> None:
+        """From now on few rows take these steps, which are the same launches for every forward of as many rows."""
+        shape, self.few = self._shape, steps
+        self._graphs = Graphs(steps, recorder, self._hidden, shape.dtype, shape.device, self._ledger)
+
+    def beside(self, *, recorded: bool) -> Runner:
+        """Of another forward, which never runs while one of these does. recorded: where these are."""
+        other = copy(self)
+        other._graphs = self._graphs.beside() if recorded and self._graphs is not None else None
+        return other
+
+    def prepare(self, run: Run, taps: Taps = ()) -> None:
+        """What would otherwise make the first forward of each row count slow. Every rank calls it."""
+        if self._graphs is not None:
+            self._graphs.prepare(run, taps)
+
+    def close(self) -> None:
+        """Nothing runs afterwards."""
+        if self._graphs is not None:
+            self._graphs.close()
+
+    def graphs(self, spans: Sequence[Span], num_rows: int) -> Graphs | None:
+        """What these rows are a replay of, if they are."""
+        return self._graphs if self._graphs is not None and self._graphs.fits(spans, num_rows) else None
+
+    def steps(self, spans: Sequence[Span], num_rows: int) -> Steps:
+        """What these rows take where they are no replay."""
+        return self.few if self.few is not None and self.few.fits(spans, num_rows) else self._many
+
+
+def few_steps(shape: Shape, rope: Rope, store: KVStore) -> FewSteps | None:
+    if shape.device.type != "cuda":
+        return compiled_steps(shape, rope, store)
+    from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
+
+    return card_steps(shape, rope, store)
