@@ -85,7 +85,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}  # few, for the interpreter
+    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2, **heads)
 
 
 def requests(samplings: list[Sampling], first: int = 0) -> list[Request]:
