@@ -48,7 +48,7 @@ class Runner:
         self._graphs: Graphs | None = None
         on_card = shape.device.type == "cuda"
         compiled = compiled and not (on_card and fixed_rows is not None)
-        self.few: FewSteps | None = few_steps(shape, rope, store) if compiled else None
+        self.few: FewSteps | None = _few_steps(shape, rope, store) if compiled else None
         if self.few is not None and on_card and recorded:
             self.record(self.few, CardRecorder())
 
@@ -82,7 +82,7 @@ class Runner:
         return self.few if self.few is not None and self.few.fits(spans, num_rows) else self._many
 
 
-def few_steps(shape: Shape, rope: Rope, store: KVStore) -> FewSteps | None:
+def _few_steps(shape: Shape, rope: Rope, store: KVStore) -> FewSteps | None:
     if shape.device.type != "cuda":
         return compiled_steps(shape, rope, store)
     from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only

@@ -150,12 +150,14 @@ class Seat:
         on_device = _on_device(self.world.place, device)
         agreed(self.world, lambda: check_drafter_fits(topology, rank, device, on_device))
         made = agreed(self.world, lambda: None if built is None else built.supply(topology))
-        self._prepare(made)
+        self.prepare(made)
         return made
 
-    def prepare(self) -> None:
-        """What would otherwise make first rounds slow. Collective, beyond what ranks can agree on."""
-        self._prepare(self.own)
+    def prepare(self, supply: Supply | None) -> None:
+        """For its first rounds. Collective, so a rank that fails here ends the world instead of agreeing on it."""
+        if supply is not None:
+            with memory_lasts(self.world.rank):
+                supply.prepare()
 
     def lead(self, inbox: Inbox) -> int:
         built, channel = self._shard
@@ -170,11 +172,6 @@ class Seat:
         built, channel = self._shard
         with memory_lasts(self.world.rank):
             return follow_rounds(built.engine, channel)
-
-    def _prepare(self, supply: Supply | None) -> None:
-        if supply is not None:
-            with memory_lasts(self.world.rank):
-                supply.prepare()
 
     @property
     def _shard(self) -> tuple[Built, Channel]:
@@ -239,7 +236,7 @@ def open_seat(
         agreed(world, lambda: check_fits(settled, place.rank, device, _on_device(place, device)))
         seat = agreed(world, lambda: _take_seat(settled, world, watch, prepare))
         try:
-            seat.prepare()
+            seat.prepare(seat.own)
             settle()
             yield seat
         except UserError as error:
