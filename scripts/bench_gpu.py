@@ -23,6 +23,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -77,10 +79,18 @@ def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     command = [sys.executable, __file__, "--worker", name, "--to", str(folder), "--device", options.device]
     command += ["--model", options.model, "--draft", options.draft, "--tokens", str(options.tokens)]
     print(f"{name} ...", file=sys.stderr, flush=True)
-    ended = subprocess.run(command, capture_output=True, text=True)
-    if ended.returncode:
-        return {"failed": ended.stderr.strip().splitlines()[-12:]}
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    worker = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, errors = worker.communicate(timeout=options.limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(worker.pid, signal.SIGKILL)  # its ranks, too
+        worker.communicate()
+        return {"failed": [f"it took longer than {options.limit:g} s (--limit)"]}
+    if worker.returncode:
+        return {"failed": errors.strip().splitlines()[-12:]}
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
 
@@ -92,15 +102,17 @@ def write(model: str, folder: Path) -> None:
     from tpspec.topology.shape import known_models
 
     place = at(model, folder)
-    if (place / "config.json").exists():
+    if place.exists():
         return
     print(f"writing random weights of {model} ...", file=sys.stderr, flush=True)
     fields = dict(known_models()[model])
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         random = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    random.save_pretrained(place)
-    write_tokenizer(place, config.vocab_size)
+    unfinished = place.with_name(place.name + ".unfinished")
+    random.save_pretrained(unfinished)
+    write_tokenizer(unfinished, config.vocab_size)
+    unfinished.rename(place)
     del random
     forget()
 
@@ -149,29 +161,36 @@ def quantized(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def transformers(options: argparse.Namespace) -> dict[str, Any]:
-    theirs = options.tokens / generating_s(options)
+    theirs = 1 / generating_s(options)
     forget()
     ours = 1 / decoded(open_engine(options).engine, options.tokens)
     return {"tokens/s": theirs, "bfloat16 tokens/s": ours, "bfloat16 to transformers": ours / theirs}
 
 
 def generating_s(options: argparse.Namespace) -> float:
-    """Of transformers, for as many tokens, the median of three, once it has compiled."""
+    """Of transformers, a token: what a text takes longer than one of a quarter of its tokens, each the median of three
+    once it has compiled. The prompt, and what is set up for a text, are in neither."""
     from transformers import AutoModelForCausalLM
 
     torch.set_float32_matmul_precision("high")
     model = AutoModelForCausalLM.from_pretrained(at(options.model, options.to), dtype=torch.bfloat16)
     model = model.to(options.device).eval()
+    model.generation_config.eos_token_id = None
     ids = torch.tensor([prompt()], device=options.device)
-    words = {"do_sample": False, "min_new_tokens": options.tokens, "max_new_tokens": options.tokens}
+    words: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False}
     if options.device == "cuda":
         words["cache_implementation"] = "static"  # transformers then compiles the forward itself
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        model.generate(ids, attention_mask=torch.ones_like(ids), **words)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[2:])
+    counts, medians = (options.tokens // 4, options.tokens), []
+    for num_tokens in counts:
+        seconds = []
+        for _ in range(5):
+            started = time.perf_counter()
+            made = model.generate(ids, max_new_tokens=num_tokens, **words)
+            synchronize()
+            seconds.append(time.perf_counter() - started)
+            assert made.shape[1] == PROMPT + num_tokens
+        medians.append(statistics.median(seconds[2:]))
+    return (medians[1] - medians[0]) / (counts[1] - counts[0])
 
 
 def shared(options: argparse.Namespace) -> dict[str, Any]:
@@ -189,7 +208,8 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
     link = {"link.table": "rtx3090x8_2socket_stock", "link.emulate": "true", "target.ranks": "[0, 1]"}
     drafts = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.placement": "{gaps: 0}",
               "draft.tokens": DRAFTS, "pipeline.policy": "fan_out"}  # fmt: skip
-    words = ["--prompt", "a b c", "--max-tokens", "64", "--ignore-eos", "--json"]
+    # The second answer counts: after it there is nothing left to be set up.
+    words = ["--prompt", "a b c", "--prompt", "a b c", "--max-tokens", "64", "--ignore-eos", "--json"]
     plain, told = (
         json.loads(launch(options, 2, [*sets(link | draft), *words])[-1])
         for draft in ({"draft.source": "none"}, drafts)
@@ -348,6 +368,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--to", type=Path, metavar="DIR", help="where checkpoints are written and kept")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="decoded, each time")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--limit", type=float, default=1200.0, help="seconds that a section may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--worker", choices=list(WORKERS), help=argparse.SUPPRESS)
     return parser

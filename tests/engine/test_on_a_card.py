@@ -29,9 +29,10 @@ from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
 from tpspec.errors import UserError
-from tpspec.model import graphs
+from tpspec.model import graphs, runner
 from tpspec.model.batch import Span
 from tpspec.model.graphs import CardRecorder
+from tpspec.model.steps import Layer
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
@@ -80,7 +81,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fits = CardSteps.fits
     monkeypatch.setattr(CardSteps, "fits", lambda steps, spans, num: num <= FEW and fits(steps, spans, num))
-    monkeypatch.setattr(graphs, "ROW_COUNTS", (1, 2, FEW))
+    for room in (graphs, runner):
+        monkeypatch.setattr(room, "ROW_COUNTS", (1, 2, FEW))
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +204,33 @@ def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(folder: Pa
             engine.step()
         assert card.replays - before[1] == 10
         assert card.launches - before[0] <= 10 * 12
+
+
+class Unqueued(OneRank):
+    """Collectives of which none can be recorded, as through the host's memory."""
+
+    is_queued = False
+
+
+def test_rounds_that_cannot_be_recorded_have_compiled_their_kernels_before_the_first(
+    folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against seconds in Triton's compiler in the middle of a text, for each tile that it first meets."""
+    from tpspec.model.card_steps import CardSteps
+
+    attention, rows = CardSteps.attention, list[int]()
+
+    def noted(steps: CardSteps, layer: Layer, qkv_TX: torch.Tensor, round: int) -> torch.Tensor:
+        rows.append(len(qkv_TX))
+        return attention(steps, layer, qkv_TX, round)
+
+    monkeypatch.setattr(CardSteps, "attention", noted)
+    with emulated_card() as card:
+        built = build_engine(topology(folder, device="cuda", draft={"source": "none"}), Unqueued(), CUDA)
+        built.own.prepare()
+        assert rows == [count for count in reversed(graphs.ROW_COUNTS) for _ in range(2)]  # layers
+        assert card.replays == 0
+        assert built.engine.stats().collectives == {}
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])

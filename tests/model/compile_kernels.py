@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
 from tpspec.model import card_products, card_rows
-from tpspec.model.card_steps import HEAD_BYTES, MOST_FOLDED
+from tpspec.model.card_steps import HEAD_BYTES, MOST_FOLDED, norm_warps
 
 TABLE = {"table_at": "*i64"}
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
@@ -43,9 +43,10 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
         *((card_rows.attend, attend | cache | partial | TABLE,
            heads | {"fold": 4, "tile_rows": rows, "splits": 32, "windowed": True, "small": small})
           for rows in (16, most_rows)),
-        (peer_kernel.exchange, {"x_at": x, "out_at": x, "memories_at": "*i64", "epochs_at": "*i32", "lost_at": "*i32",
-                                "count": "i32"},
-         {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "sums": not small, "on_card": True}),
+        *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
+                                  "lost_at": "*i32", "count": "i32"},
+           {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "sums": sent == x, "on_card": True})
+          for sent in (x, "*u8")),
         (peer_kernel.sum_by_shares, {"x_at": x, "memories_at": "*i64", "epochs_at": "*i32", "lost_at": "*i32",
                                      "count": "i32", "share": "i32"},
          {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
@@ -66,7 +67,9 @@ def compile_for(capability: int, x: str, dim: int) -> None:
             # As tensors are laid out: without it loads are not pipelined, and less is shared than on a card.
             whole = [name for name, kind in types.items() if kind != "fp32"]
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
-            made = compiled(ASTSource(kernel, signature, at, aligned), target=GPUTarget("cuda", capability, 32))
+            options = {"num_warps": norm_warps(constants["wide"])} if kernel is card_rows.add_norm else {}
+            source = ASTSource(kernel, signature, at, aligned)
+            made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 

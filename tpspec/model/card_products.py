@@ -41,6 +41,8 @@ class FourBitLinear:
         self._scales_zeros_GO2 = torch.cat(scales_zeros).transpose(0, 1).contiguous()
 
     def __call__(self, x_TI: Tensor) -> Tensor:
+        if not len(x_TI):  # no row of which logits are wanted: a card refuses to launch nothing
+            return x_TI.new_empty(0, self._num_outputs)
         x_TW = spread(x_TI, self._grid).bfloat16().contiguous()
         y_TO: Tensor = torch.ops.aten._weight_int4pack_mm(x_TW, self._packed, self._grid.group, self._scales_zeros_GO2)[
             :, : self._num_outputs

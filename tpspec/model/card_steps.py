@@ -82,10 +82,10 @@ class CardSteps:
     def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """x is overwritten by x + delta."""
         num_rows, dim = x_TD.shape
-        normed_TD = torch.empty_like(x_TD)
+        normed_TD, wide = torch.empty_like(x_TD), triton.next_power_of_2(dim)
         kernels.add_norm[(num_rows,)](
             x_TD, x_TD if delta_TD is None else delta_TD, norm.weight, normed_TD, norm.eps, dim=dim,
-            wide=triton.next_power_of_2(dim), adds=delta_TD is not None,
+            wide=wide, adds=delta_TD is not None, num_warps=norm_warps(wide),
         )  # fmt: skip
         return x_TD, normed_TD
 
@@ -135,6 +135,11 @@ class CardSteps:
     def _tile_rows(self, num_rows: int) -> int:
         """No tile has more folded rows than it may, and none of few rows has many."""
         return max(1, min(self._most_folded // self._fold, num_rows))
+
+
+def norm_warps(wide: int) -> int:
+    """Of the one program that a row's norm has: eight numbers a thread, as far as there are threads."""
+    return max(4, min(16, wide // 256))
 
 
 def most_folded(shape: Shape) -> int:

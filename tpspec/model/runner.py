@@ -7,17 +7,20 @@ few rows where a machine has none for such heads, take torch's.
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
+from tpspec.comm.ledger import Ledger
 from tpspec.model.compiled import compiled_steps
-from tpspec.model.graphs import CardRecorder, Graphs
+from tpspec.model.graphs import ROW_COUNTS, CardRecorder, Graphs
 from tpspec.model.steps import TorchSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.cache.store import KVStore
-    from tpspec.comm.ledger import Ledger
     from tpspec.model.batch import Span
     from tpspec.model.graphs import Recorder, Run, Taps
     from tpspec.model.rope import Rope
@@ -43,13 +46,15 @@ class Runner:
         recorded: bool = True,
         ledger: Ledger | None = None,
     ) -> None:
-        self._shape, self._hidden, self._ledger = shape, hidden, ledger
+        self._shape, self._hidden, self._ledger = shape, hidden, ledger or Ledger()
         self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
         self._graphs: Graphs | None = None
-        on_card = shape.device.type == "cuda"
-        compiled = compiled and not (on_card and fixed_rows is not None)
+        self._on_card = shape.device.type == "cuda"
+        if self._on_card:
+            torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new number of keys
+        compiled = compiled and not (self._on_card and fixed_rows is not None)
         self.few: FewSteps | None = _few_steps(shape, rope, store) if compiled else None
-        if self.few is not None and on_card and recorded:
+        if self.few is not None and self._on_card and recorded:
             self.record(self.few, CardRecorder())
 
     def record(self, steps: FewSteps, recorder: Recorder) -> None:
@@ -67,6 +72,8 @@ class Runner:
         """What would otherwise make the first forward of each row count slow. Every rank calls it."""
         if self._graphs is not None:
             self._graphs.prepare(run, taps)
+        elif self.few is not None and self._on_card:
+            self._compile(self.few, run, taps)
 
     def close(self) -> None:
         """Nothing runs afterwards."""
@@ -80,6 +87,13 @@ class Runner:
     def steps(self, spans: Sequence[Span], num_rows: int) -> Steps:
         """What these rows take where they are no replay."""
         return self.few if self.few is not None and self.few.fits(spans, num_rows) else self._many
+
+    @torch.inference_mode()
+    def _compile(self, few: FewSteps, run: Run, taps: Taps) -> None:
+        """The kernels of every row count, which compile as they first run: rows that are all padding."""
+        for num_rows in reversed(ROW_COUNTS):
+            x_TD = torch.zeros(num_rows, self._hidden, dtype=self._shape.dtype, device=self._shape.device)
+            self._ledger.aside(partial(run, x_TD, few, few.begin((), num_rows), taps))
 
 
 def _few_steps(shape: Shape, rope: Rope, store: KVStore) -> FewSteps | None:

@@ -52,7 +52,7 @@ def text(folder: Path, comm: Communicator) -> list[int]:
 
 def main() -> None:
     with join_world(Place.from_env(os.environ), CARD) as world:
-        host = world.group(range(world.size), transport="host")
+        host = world.group(range(world.size), ordered=True, transport="host")  # as peers sum: in the order of ranks
         assert isinstance(host, ThroughHost)
         peers = share_cards(host, host._host, CARD)
         right = sums_are_right(peers, host._host)
