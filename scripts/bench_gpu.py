@@ -12,8 +12,8 @@ The model is a random checkpoint of a known shape (tpspec/topology/models.yaml),
   quantized     tokens/s with target.quantize int8 and int4
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's
-  gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of its steps'
-                time a round does not take longer than a plain one
+  gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of the time of
+                the steps that its verified drafts took a round does not take longer than a plain one
 
 On a machine without a card `--device cpu --model smollm2-135m` tries the script, not the card.
 """
@@ -206,22 +206,23 @@ def shared(options: argparse.Namespace) -> dict[str, Any]:
 
 def gaps(options: argparse.Namespace) -> dict[str, Any]:
     link = {"link.table": "rtx3090x8_2socket_stock", "link.emulate": "true", "target.ranks": "[0, 1]"}
-    drafts = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.placement": "{gaps: 0}",
-              "draft.tokens": DRAFTS, "pipeline.policy": "fan_out"}  # fmt: skip
+    keys = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.placement": "{gaps: 0}",
+            "draft.tokens": DRAFTS, "pipeline.policy": "fan_out"}  # fmt: skip
     # The second answer counts: after it there is nothing left to be set up.
     words = ["--prompt", "a b c", "--prompt", "a b c", "--max-tokens", "64", "--ignore-eos", "--json"]
     plain, told = (
-        json.loads(launch(options, 2, [*sets(link | draft), *words])[-1])
-        for draft in ({"draft.source": "none"}, drafts)
+        json.loads(launch(options, 2, [*sets(link | draft), *words])[-1]) for draft in ({"draft.source": "none"}, keys)
     )
     plain_s, round_s = (one["tokens_per_round"] / one["tokens_per_second"] for one in (plain, told))
     options.model = options.draft
-    drafting_s = DRAFTS * decoded(open_engine(options).engine, 64)
+    drafts = told["drafted"] / told["rounds"]  # that came in time
+    drafting_s = drafts * decoded(open_engine(options).engine, 64)
     return {
         "plain round, ms": 1e3 * plain_s,
         "round with drafts, ms": 1e3 * round_s,
+        "drafts of a round": drafts,
         "drafting alone, ms": 1e3 * drafting_s,
-        "drafting hidden in waits": 1 - max(0.0, round_s - plain_s) / drafting_s,
+        "drafting hidden in waits": 1 - max(0.0, round_s - plain_s) / drafting_s if drafting_s else None,
     }
 
 

@@ -80,6 +80,7 @@ class Answer:
             "tokens": len(self.ids),
             "rounds": self.rounds,
             "tokens_per_round": len(self.ids) / max(1, self.rounds),
+            "drafted": self.drafted,
             "acceptance": self.accepted / self.drafted if self.drafted else None,
             "tokens_per_second": (len(self.ids) - 1) / seconds if seconds > 0 and len(self.ids) > 1 else None,
             "ttft": self.first_token_at - self.started,
