@@ -171,8 +171,7 @@ def test_nothing_recorded_outlives_the_world() -> None:
 def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
     """The law, with every round of few rows recorded on two ranks: stands against a table or an embedding of another
     round. Ranks record the same row counts in the same order, and a round of one layer is three collectives."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}  # few, for the interpreter
-    folder = tiny("smollm2", tmp_path, num_hidden_layers=1, **heads)
+    folder = tiny("smollm2", tmp_path, num_hidden_layers=1)
     asks = [Request(i, (5, 6, 7, 8, 9 + i) * 2, 6, Sampling(temperature=0.7 * i, seed=i)) for i in range(2)]
     recorders: dict[int, Again] = {}
 

@@ -22,7 +22,7 @@ from tpspec.topology.checkpoint import find
 
 ROOT = Path(__file__).parents[2]
 HEAD = "smollm2-135m-eagle3"  # which comes with the package
-NUM_TOKENS = 32
+NUM_TOKENS = 48
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
