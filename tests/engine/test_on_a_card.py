@@ -226,8 +226,10 @@ def test_rounds_that_cannot_be_recorded_have_compiled_their_kernels_before_the_f
 
     monkeypatch.setattr(CardSteps, "attention", noted)
     with emulated_card() as card:
-        built = build_engine(topology(folder, device="cuda", draft={"source": "none"}), Unqueued(), CUDA)
+        made = topology(folder, device="cuda", draft={"source": "none"})
+        built = build_engine(made, Unqueued(), CUDA)
         built.own.prepare()
+        built.supply(made).prepare()  # as of another source
         assert rows == [count for count in reversed(graphs.ROW_COUNTS) for _ in range(2)]  # layers
         assert card.replays == 0
         assert built.engine.stats().collectives == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from scripts.serving import environment
 from tests.checkpoints import KINDS, tiny
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
@@ -28,7 +28,6 @@ from tpspec.topology.shards import split
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")
-ROOT = Path(__file__).parents[2]
 ASKS = [Request(i, (5, 6, 7, 8, 9 + i) * 4, 24, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(4)]
 GREEDY = Sampling()
 EDITED = Sampling(temperature=0.8, repetition_penalty=1.2, logit_bias={5: 1.0}, min_tokens=100, withheld=frozenset({2}))
@@ -107,9 +106,7 @@ def test_a_round_is_one_replay_and_a_handful_of_launches(draft: dict[str, Any], 
 def torchrun(num_ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     """What a world on this card has said, once it has ended well."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path}
-    ended = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, env=environment)
+    ended = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=300, env=environment())
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended
 

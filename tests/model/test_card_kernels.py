@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from scripts.serving import environment
+
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
 SHARED = {75: 64 << 10, 86: 99 << 10}
@@ -23,10 +23,9 @@ CASES = ["75:*fp16:128", "86:*bf16:128", "86:*bf16:256", "86:*fp32:128"]
 def test_every_kernel_compiles_and_fits_every_card() -> None:
     """Stands against what the interpreter lets pass (a name of Python's in an annotation, a type that changes in a
     loop), and tiles that a small card has no room for."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "PYTHONPATH": path}
+    variables = environment() | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
     command = [sys.executable, str(SCRIPT), *CASES]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    told = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=500)
     assert told.returncode == 0, told.stderr[-3000:]
     made = [json.loads(line) for line in told.stdout.splitlines()]
     assert len(made) == 20 * len(CASES)

@@ -49,6 +49,7 @@ class Runner:
         self._shape, self._hidden, self._ledger = shape, hidden, ledger or Ledger()
         self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
         self._graphs: Graphs | None = None
+        self._is_compiled = False
         self._on_card = shape.device.type == "cuda"
         if self._on_card:
             torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new number of keys
@@ -72,8 +73,9 @@ class Runner:
         """What would otherwise make the first forward of each row count slow. Every rank calls it."""
         if self._graphs is not None:
             self._graphs.prepare(run, taps)
-        elif self.few is not None and self._on_card:
+        elif self.few is not None and self._on_card and not self._is_compiled:
             self._compile(self.few, run, taps)
+            self._is_compiled = True
 
     def close(self) -> None:
         """Nothing runs afterwards."""

@@ -75,6 +75,7 @@ def build_engine(
     """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can.
 
     Nothing here is collective, so a rank that fails leaves nobody waiting; what is, is left to `own.prepare`.
+
     link: of the lead, to a drafter in a process of its own, where the topology wants one. beside: what is put around
     the communicator of a rank that such a drafter runs beside.
     """
