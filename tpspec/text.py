@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CONTEXT = 16  # prompt tokens a detokenizer looks back on, for leading spaces
 PARTIAL = "\ufffd"  # what a decoder writes for the bytes of an unfinished character
+UNFINISHED = 3  # bytes of such a character at most, and so what a decoder writes for them
+MOST_WAITING = 8  # tokens: of more, what stands before the last UNFINISHED will never be a character
 
 
 class NoChat(UserError):
@@ -31,6 +33,7 @@ class Text:
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int], vocab_size: int) -> None:
         self.tokenizer, self.eos_ids, self.vocab_size = tokenizer, eos_ids, vocab_size
         self.longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self.hidden = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._spelled: dict[int, bytes] = {}
 
     @classmethod
@@ -65,8 +68,7 @@ class Text:
 
     def hides(self, word: str) -> bool:
         """Whether a word is a special token, which text without special tokens does not show."""
-        tokens = self.tokenizer.added_tokens_decoder.values()
-        return any(token.special and token.content == word for token in tokens)
+        return self.has_token(word) and self.tokenizer.get_added_vocab()[word] in self.hidden
 
     @property
     def has_chat_template(self) -> bool:
@@ -134,13 +136,24 @@ class Detokenizer:
         self._done, self._known = len(self._ids), self._decode(self._ids)
 
     def step(self, token: int) -> str:
+        if self._skip and token in self._text.hidden:
+            return ""
         self._ids.append(token)
         text = self._decode(self._ids)
-        if len(text) <= len(self._known) or text.endswith(PARTIAL):
+        if text.endswith(PARTIAL):
+            return self._rid(text) if len(self._ids) - self._done > MOST_WAITING else ""
+        if len(text) <= len(self._known):
             return ""
         piece = text[len(self._known) :]
         self._ids = self._ids[self._done :]
         self._done, self._known = len(self._ids), self._decode(self._ids)
+        return piece
+
+    def _rid(self, text: str) -> str:
+        """Of bytes that are no characters, which may go on for ever, all but the last that may still become one."""
+        piece = text[len(self._known) : -UNFINISHED]
+        self._ids = self._ids[-MOST_WAITING:]
+        self._done, self._known = 0, self._decode(self._ids)[:-UNFINISHED]
         return piece
 
     def flush(self) -> str:

@@ -64,9 +64,9 @@ def test_both_ways(runner: asyncio.Runner, frontend: LeadLink) -> None:
         runner.run(send_all(frontend))
         assert hear(lead, 3) == ASKED
         assert lead.poll() == []
-        lead.send(Ready(100, 3))
+        lead.send(Ready(100, 3, 4))
         lead.send(REPORT)
-        assert runner.run(frontend.receive()) == Ready(100, 3)
+        assert runner.run(frontend.receive()) == Ready(100, 3, 4)
         assert runner.run(frontend.receive()) == REPORT
 
 
@@ -94,10 +94,10 @@ def test_a_lead_is_not_heard_any_more_when_another_has_said_hello(runner: asynci
         assert runner.run(frontend.receive()) == Hello(1, 1)
         new.send(Hello(2, 0))
         assert runner.run(frontend.receive()) == Hello(2, 0)
-        old.send(Ready(1, 1))
+        old.send(Ready(1, 1, 4))
         old.send(REPORT)
-        new.send(Ready(2, 1))
-        assert runner.run(frontend.receive()) == Ready(2, 1)
+        new.send(Ready(2, 1, 4))
+        assert runner.run(frontend.receive()) == Ready(2, 1, 4)
         runner.run(send_all(frontend))
         assert hear(new, 3) == ASKED
         assert old.poll() == []
@@ -120,7 +120,7 @@ def test_a_folder_that_was_made_for_it_says_who_listens_there_and_goes_with_it(
 
 def test_messages_cut_anywhere_arrive_whole(runner: asyncio.Runner, frontend: LeadLink) -> None:
     """A stream keeps no bounds of messages: against a head that is split, or a second message lost with the first."""
-    messages = [Hello(1, 0), REPORT, Ready(7, 2)]
+    messages = [Hello(1, 0), REPORT, Ready(7, 2, 4)]
     frames = b"".join(framed(msgspec.msgpack.encode(message)) for message in messages)
 
     async def exchange(size: int) -> list[object]:

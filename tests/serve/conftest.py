@@ -86,7 +86,7 @@ class Engine(threading.Thread):
 
     def run(self) -> None:
         link = FrontendLink(self.endpoint)
-        link.send(Ready(cache_tokens=self.cache_tokens, num_ranks=2))
+        link.send(Ready(cache_tokens=self.cache_tokens, num_ranks=2, max_running=self.places))
         rounds, tokens = 0, 0
         waiting: list[Request] = []
         running: dict[int, tuple[Request, list[int], int]] = {}

@@ -54,7 +54,7 @@ class Ranks(threading.Thread):
 
     def run(self) -> None:
         self.link = FrontendLink(self.endpoint)
-        self.link.send(Ready(CACHE, WORLDS[self.source]))
+        self.link.send(Ready(CACHE, WORLDS[self.source], 4))
         channels = thread_channels(WORLDS[self.source])
 
         def rank(comm: Communicator) -> None:

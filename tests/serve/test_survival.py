@@ -95,7 +95,7 @@ class World:
         return deltas
 
     def die(self) -> None:
-        self.table.lose()
+        self.table.lose(4)
         self.known.clear()
         self.hear()
         assert not self.known, "a message for an engine that is gone"
@@ -162,7 +162,7 @@ def test_log_probabilities_of_a_prompt_that_was_told_in_part_are_not_told_again(
     prompt = tuple(text.encode("abcdef"))
     table.open([Ask(prompt, 4, Sampling(), frozenset(), echo="abcdef", logprobs=0)], text)
     table.read(Report([Delta(1, (), prompt_logprobs=(Logprob(-1.0), Logprob(-2.0)))], Stats()))
-    table.lose()
+    table.lose(4)
     table.resume()
     again = sent[-1]
     assert isinstance(again, Submit)
@@ -174,7 +174,7 @@ def test_without_an_engine_nobody_is_told_and_who_leaves_is_forgotten(text: Text
     sent: list[ToLead] = []
     table = Table(Metrics("m"), sent.append)
     calls = [table.open([ask(9)], text) for _ in range(2)]
-    table.lose()
+    table.lose(4)
     calls.append(table.open([ask(9)], text))
     assert table.num_queued == 3
     calls[0].close()
@@ -193,7 +193,7 @@ def test_a_request_that_may_be_why_engines_go_is_not_sent_to_every_one(text: Tex
     good, bad = table.open([ask(20)], text), table.open([ask(20)], text)
     for _ in range(MOST_LOST):
         table.read(Report([Delta(good.flights[0].request.id, (5,))], Stats()))
-        table.lose()
+        table.lose(4)
         table.resume()
     assert len(table) == 1
     (last,) = all_of(bad)
@@ -201,6 +201,18 @@ def test_a_request_that_may_be_why_engines_go_is_not_sent_to_every_one(text: Tex
     assert last.error is not None
     table.read(Report([Delta(good.flights[0].request.id, (5,), "stop")], Stats()))
     assert sum(piece.num_tokens for piece in all_of(good)) == MOST_LOST + 1
+
+
+def test_what_only_waited_outlives_any_number_of_engines(text: Text) -> None:
+    """Stands against a whole queue that is ended, and told that it was worked on, by the deaths of others' engines."""
+    table = Table(Metrics("m"), [].append)
+    first, *queue = [table.open([ask(20)], text) for _ in range(4)]
+    for _ in range(MOST_LOST):
+        table.lose(1)
+        table.resume()
+    assert all_of(first)[-1].finish == "error"
+    table.lose(1)
+    assert len(table) == len(queue)
 
 
 # Who leads
@@ -277,7 +289,7 @@ class Front:
         self._endpoint = place["endpoint"]
         self.client = httpx.Client(base_url=place["url"], timeout=20)
         self._leads = [Lead(self._endpoint, first, 1)]
-        self.lead.say(Ready(100, 2))
+        self.lead.say(Ready(100, 2, 4))
         wait_until(lambda: self.status == "ready")
 
     @property
@@ -335,13 +347,14 @@ def test_what_was_in_flight_goes_on_and_what_comes_meanwhile_waits(
     front.lead.die()
     wait_until(lambda: front.status == "restarting")
     assert front.client.get("/health").status_code == front.client.get("/ready").status_code == 503
+    assert front.client.get("/health").json()["running"] == 0  # what the engine that is gone said is no news
     others = [pool.submit(front.complete) for _ in range(2)]
     wait_until(lambda: front.client.get("/health").json()["in_flight"] == 3)
     refused = front.complete()
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
 
     front.another_lead()
-    front.lead.say(Ready(100, 2))
+    front.lead.say(Ready(100, 2, 4))
     wait_until(lambda: front.status == "ready")
     requests = [message.request for message in front.lead.hear(3) if isinstance(message, Submit)]
     assert [request.begun for request in requests] == [words[:2], (), ()]

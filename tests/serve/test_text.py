@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpspec.errors import UserError
 from tpspec.serve.text import StopFinder, TextStream
-from tpspec.text import Detokenizer, Text
+from tpspec.text import MOST_WAITING, UNFINISHED, Detokenizer, Text
 
 IDS = st.lists(st.integers(0, 319), max_size=40)
 QUICK = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -31,6 +31,18 @@ def test_pieces_and_flush_are_the_text_decoded_at_once(text: Text, ids: list[int
     pieces = "".join(map(after.step, ids)) + after.flush()
     if not text.decode(prompt, skip_special=True).endswith("\ufffd"):
         assert text.decode([*prompt, *ids], skip_special=True) == text.decode(prompt, skip_special=True) + pieces
+
+
+@pytest.mark.parametrize("kind", ["bytes of no character", "hidden"])
+def test_tokens_without_text_do_not_pile_up(kind: str, text: Text) -> None:
+    """Stands against work that grows with the square of a text in which the model repeats a byte, or the end of text
+    that ignore_eos lets it go on from: all other streams wait for it."""
+    token = text.encode("😀")[0] if kind != "hidden" else min(text.hidden)
+    detokenizer = Detokenizer(text, text.encode("a"), skip_special=True)
+    pieces = [detokenizer.step(token) for _ in range(100)]
+    assert len(detokenizer._ids) <= MOST_WAITING + 1
+    assert len("".join(pieces)) == (100 - UNFINISHED if kind != "hidden" else 0)
+    assert "".join(pieces) + detokenizer.flush() == text.decode([token] * 100, skip_special=True)
 
 
 def test_a_character_of_three_tokens_comes_out_whole(text: Text) -> None:

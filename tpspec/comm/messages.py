@@ -100,10 +100,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Lead to frontend: weights are loaded, rounds run. cache_tokens: the longest prompt plus output."""
+    """Lead to frontend: weights are loaded, rounds run. cache_tokens: the longest prompt plus output.
+
+    max_running: requests that it works on at a time, the oldest first.
+    """
 
     cache_tokens: int
     num_ranks: int
+    max_running: int
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):

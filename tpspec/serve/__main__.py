@@ -54,7 +54,8 @@ def _run(options: argparse.Namespace) -> int:
                 return seat.follow()
             warn_of_open_store(seat.world.place)
             (frontend,) = frontends
-            frontend.ready(seat.max_tokens, len(seat.topology.target.ranks))
+            topology = seat.topology
+            frontend.ready(seat.max_tokens, len(topology.target.ranks), topology.serve.max_running)
             code = seat.lead(frontend)
             if code == UserError.exit_code:  # of the HTTP process, which has said why
                 _start_no_more(launcher, code)

@@ -98,9 +98,9 @@ class Frontend:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
 
-    def ready(self, max_tokens: int, num_ranks: int) -> None:
+    def ready(self, max_tokens: int, num_ranks: int, max_running: int) -> None:
         self._serves = True
-        self._link.send(Ready(max_tokens, num_ranks))
+        self._link.send(Ready(max_tokens, num_ranks, max_running))
 
     def receive(self, *, wait: bool) -> Sequence[ToLead]:
         messages = self._link.poll(IDLE_S if wait else 0.0)

@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tpspec.comm.messages import Cancel, Submit
+from tpspec.comm.messages import Cancel, Stats, Submit
 from tpspec.serve.answers import Ask, Piece, Reader
 from tpspec.serve.effort import Effort
 
@@ -148,10 +148,14 @@ class Table:
             self._tell(Cancel(flight.request.id))
             self._end(flight, "abort")
 
-    def lose(self) -> None:
-        """The engine is gone and another is to come, for which flights wait; not those that may be why they go."""
+    def lose(self, max_running: int) -> None:
+        """The engine is gone and another is to come, for which flights wait; not those that may be why they go.
+
+        max_running: the oldest so many are those that it may have worked on; none else can be why.
+        """
         self._is_heard, self._running = False, 0
-        for flight in list(self._flights.values()):
+        self._metrics.engine(Stats())
+        for flight in list(islice(self._flights.values(), max_running)):
             flight.num_lost += 1
             if flight.num_lost >= MOST_LOST:
                 self._fail(flight, "error", f"the engine was lost {MOST_LOST} times while it worked on this request")

@@ -71,8 +71,8 @@ class State:
     def lose(self) -> None:
         """The engine is gone, and another is to come."""
         if self._ready is not None and not self._is_lost:
-            self._is_lost = True
-            self.table.lose()
+            self._is_lost, self._stats = True, Stats()
+            self.table.lose(self._ready.max_running)
 
     def serving(self) -> tuple[Text, int]:
         """The tokenizer and the cache's size. Raises ApiError (503) while there is nothing to serve with."""
