@@ -19,7 +19,7 @@ from tpspec.comm.messages import Cancel, Stats, Stop, Submit, ToLead
 from tpspec.comm.threads import ThreadWorld
 from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine
-from tpspec.engine.hosts import InlineHost
+from tpspec.engine.hosts import Failsafe, InlineHost
 from tpspec.request import Delta, Request
 from tpspec.roles.build import build_engine
 from tpspec.roles.target import follow_rounds, lead_rounds
@@ -99,7 +99,7 @@ def serve(
         built.own.prepare()
         engine = built.engine
         if drafter is not None:
-            engine.host, engine.draft_tokens = InlineHost(drafter()), 5
+            engine.host, engine.draft_tokens = InlineHost(Failsafe(drafter())), 5
         begin(comm.rank, engine)
         if comm.rank == 0:
             lead_rounds(engine, channels[0], script)

@@ -71,9 +71,18 @@ class Vocabulary:
             raise UserError(f"{self._path}: no tokenizer that grammars can be read with ({reason})") from error
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Of a text that has not begun, to be copied. Raises UserError, in the compiler's words, for a bad grammar."""
-        matcher = self._matchers.pop(grammar, None) or self._compiled(grammar)
-        self._matchers[grammar] = matcher
+        """Of a text that has not begun. Raises UserError, in the compiler's words, for a bad grammar.
+
+        Copies share a lexer and its states, and all of them are of no more use once one has reached MOST_STATES: then
+        it is compiled anew.
+        """
+        kept = self._matchers.pop(grammar, None)
+        matcher = None if kept is None else kept.deep_copy()
+        if matcher is None or not _is_sound(matcher):
+            kept = self._compiled(grammar)
+            matcher = kept.deep_copy()
+        assert kept is not None
+        self._matchers[grammar] = kept
         if len(self._matchers) > MOST_KEPT:
             del self._matchers[next(iter(self._matchers))]
         return matcher
@@ -83,11 +92,15 @@ class Vocabulary:
 
         limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # some faults show only here
-        if matcher.is_error():
+        if not _is_sound(matcher):
             raise UserError(f"the grammar cannot be used: {_fault(matcher)}")
         return matcher
+
+
+def _is_sound(matcher: LLMatcher) -> bool:
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # some faults show only here
+    return not matcher.is_error()
 
 
 def _fault(matcher: LLMatcher) -> str:

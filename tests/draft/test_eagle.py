@@ -20,7 +20,7 @@ from tests.worlds import serve, topology
 from tpspec.draft.eagle_checkpoint import load_head
 from tpspec.draft.protocol import Ask, Taps
 from tpspec.engine.engine import Engine
-from tpspec.engine.hosts import InlineHost
+from tpspec.engine.hosts import Gathered, LeadHost
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.request import Request, Sampling
@@ -222,7 +222,7 @@ def test_a_file_that_runs_code_is_refused(folder: Path, target: Target, tmp_path
 class Recording:
     """A host that keeps which tree each text was given."""
 
-    def __init__(self, inner: InlineHost) -> None:
+    def __init__(self, inner: LeadHost) -> None:
         self._inner, self._texts = inner, {}
         self.trees: dict[tuple[int, ...], TokenTree] = {}
 
@@ -233,10 +233,10 @@ class Recording:
         self._texts = {asked.seq: tuple(asked.tokens) for asked in asks}
         self._inner.ask(asks)
 
-    def take(self) -> dict[int, TokenTree]:
-        trees = self._inner.take()
-        self.trees |= {self._texts[seq]: tree for seq, tree in trees.items()}
-        return trees
+    def gather(self, ready: Sequence[int]) -> Gathered:
+        gathered = self._inner.gather(ready)
+        self.trees |= {self._texts[seq]: tree for seq, tree in gathered.trees.items()}
+        return gathered
 
 
 def served(folder: Path, draft: dict[str, Any], sampling: Sampling, num_ranks: int = 1, **keys: Any) -> Any:

@@ -22,6 +22,7 @@ from tpspec.draft.ahead import Ahead, Grown, Policy
 from tpspec.draft.model import ModelDrafter
 from tpspec.draft.shapes import PLAN_ROUNDS, Shape, closed, likeliest, read_choices
 from tpspec.engine.engine import Engine
+from tpspec.engine.hosts import Gathered
 from tpspec.errors import UserError
 from tpspec.request import Request, Sampling
 from tpspec.tokens import TokenTree
@@ -159,12 +160,14 @@ def test_trees_of_a_fixed_shape_leave_texts_alone(name: str, listed: bool, targe
     trees: list[TokenTree] = []
 
     def watched(rank: int, engine: Engine) -> None:
-        take = engine.host.take
-        engine.host.take = lambda: noted(take())  # type: ignore[method-assign]
+        gather = engine.host.gather
 
-    def noted(found: dict[int, TokenTree]) -> dict[int, TokenTree]:
-        trees.extend(found.values())
-        return found
+        def noted(ready: Sequence[int]) -> Gathered:
+            gathered = gather(ready)
+            trees.extend(gathered.trees.values())
+            return gathered
+
+        engine.host.gather = noted  # type: ignore[method-assign]
 
     told = serve(topology(target, 2, draft=draft), requests, begin=watched)
     assert told.texts() == serve(topology(target), requests).texts()

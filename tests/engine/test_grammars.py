@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.draft.liar import Liar
 from tests.engine.test_rounds import Bushy, prompts
 from tests.worlds import Told, serve, topology
 from tpspec import grammar
+from tpspec.comm.messages import Submit
 from tpspec.grammar import Vocabulary
 from tpspec.request import Request, Sampling
 from tpspec.tokens import NO_DRAFT, TokenTree
@@ -187,16 +189,16 @@ def test_a_bad_grammar_ends_its_request_alone(target: Path) -> None:
 
 
 def test_a_draft_that_is_too_much_for_the_matcher_costs_its_text_nothing(target: Path) -> None:
-    """Stands against a matcher that stays at a limit which only a draft has reached."""
+    """Stands against a matcher that stays at a limit which only a draft has reached, and a node without a mask."""
     many = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(900)}}
     vocabulary = Vocabulary(target / "tokenizer.json")
-    matcher = vocabulary.matcher(grammar.json_schema({"anyOf": [{"const": 7}, many]}))
+    begin = partial(vocabulary.matcher, grammar.json_schema({"anyOf": [{"const": 7}, many]}))
     seven, brace = vocabulary.tokenizer.tokenize_str("7{")
-    text = Constraint(matcher, [END], frozenset({END}), 263)
+    text = Constraint(begin, [END], frozenset({END}), 263, 263)
     before = text.allowed([], NO_DRAFT)
     assert text.allowed([], TokenTree((brace,), (-1,)))[1] is None
     assert np.array_equal(text.allowed([], NO_DRAFT), before)
-    assert text.draft([], TokenTree((brace, seven), (-1, -1))).tokens == (brace, seven)
+    assert text.fitting([], TokenTree((brace, seven), (-1, -1))).tokens == ()
     assert text.keep([], (seven,)) == ((seven,), "stop")
 
 
@@ -206,3 +208,38 @@ def test_a_text_that_cannot_go_on_ends_with_an_error(target: Path) -> None:
     told = serve(topology(target, 2, draft={"source": "ngram"}), [request])
     assert (told.tokens[0], told.finish[0]) == ([], "error")
     assert "allows no token" in (told.deltas[-1].error or "")
+
+
+def test_a_text_that_uses_up_the_lexer_leaves_others_of_its_grammar_theirs(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of a matcher share a lexer. Stands against a schema that works for days, and then for nobody."""
+    monkeypatch.setattr(grammar, "MOST_STATES", 60)
+    text = Tokenizer.from_file(str(target / "tokenizer.json"))
+    c = text.token_to_id("c")
+    bound = grammar.regex("c|(a|b)*a(a|b){9}c{3}")
+    small = [one(bound, id=i, sampling=Sampling(logit_bias={c: 100.0})) for i in (0, 2, 3)]
+    warm = Sampling(temperature=1.0, seed=4, logit_bias={c: -100.0})
+    many = one(bound, id=1, max_tokens=200, sampling=warm)
+    asks = {1: [Submit(small[0])], 4: [Submit(many)], 8: [Submit(small[1])], 240: [Submit(small[2])]}
+    told = serve(topology(target, 2), messages=asks)
+    assert told.finish == {0: "stop", 1: "error", 2: "stop", 3: "stop"}
+    assert len(told.tokens[1]) > 10
+
+
+def test_ids_that_no_tokenizer_knows_leave_a_bound_text_alone(target: Path, tmp_path: Path) -> None:
+    """A model may have more ids than its tokenizer. Stands against a draft of one, behind which nothing is bound."""
+    wide = tiny("smollm2", tmp_path / "wide", vocab_size=270)
+    shutil.copy(target / "tokenizer.json", wide)
+    text = Tokenizer.from_file(str(target / "tokenizer.json"))
+    letters, beyond = [text.token_to_id(letter) for letter in "abc"], text.get_vocab_size()
+    pairs = [token for u in letters for v in letters for token in (u, v, *letters)]
+    after = [token for u in letters for token in (u, beyond, *letters[:1] * 3)]
+    bound = grammar.regex("[abc]{40}")
+    asks = [
+        one(bound, id=i, prompt=(*pairs, *after), max_tokens=60, sampling=Sampling(temperature=1.0, seed=i))
+        for i in range(8)
+    ]
+    told = serve(topology(wide, draft={"source": "lookahead", "tokens": 40}), asks)
+    assert told.texts() == serve(topology(wide), asks).texts()
+    assert set(told.finish.values()) == {"stop"}

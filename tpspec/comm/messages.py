@@ -138,7 +138,8 @@ class News(msgspec.Struct, frozen=True, tag=True):
 
     digest: field name -> checksum. A rank whose own checksum differs has diverged and says in which field.
     costs: decide how much is drafted; the lead's, on every rank, so that all decide alike. None: not measured yet.
-    trees: drafts that arrived from elsewhere, by sequence; what ranks draft for themselves does not travel.
+    trees: drafts that the lead made or that arrived from elsewhere, by sequence; what every rank makes for itself does
+    not travel.
     held: sequences that wait for their turn.
     """
 

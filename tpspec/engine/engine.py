@@ -126,7 +126,7 @@ class Engine:
         return [refusal for refusal in refusals if refusal is not None]
 
     def gather(self) -> Gathered:
-        """The lead's: trees from elsewhere that the next round is to verify, and who sits it out. May wait a little."""
+        """The lead's: trees for the next round, which the others learn as news, and who sits it out. May wait."""
         begin = self.clock()
         trees, held = self.host.gather([seq.id for seq in self.scheduler.ready()])
         self._drafted(sum(map(len, trees.values())), self.clock() - begin)

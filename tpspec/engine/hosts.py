@@ -1,6 +1,6 @@
 """Where drafts come from, as the engine sees it: asked for after a verdict, there before the next plan, or not at all.
 
-A host knows a drafter and where it runs (here: beside every target rank; remote.py: elsewhere); the engine knows
+A host knows a drafter and where it runs (here: between rounds, on target ranks; remote.py: elsewhere); the engine knows
 neither. Must not know tensors of the target.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tpspec.errors import WorldFailure
 from tpspec.tokens import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class DraftHost(Protocol):
         """Trees that every rank has, by sequence. Absent ones cost speed only."""
 
     def gather(self, ready: Sequence[int]) -> Gathered:
-        """Of the lead alone: what came from elsewhere for sequences that could run, which the others learn as news."""
+        """Of the lead alone: trees for sequences that could run, which the others learn as news."""
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...
     def forget(self, seq: int) -> None: ...
@@ -54,19 +53,21 @@ class DraftHost(Protocol):
 
 
 class InlineHost:
-    """Every target rank drafts for itself, the same on each: no message, and no collective but a source's own."""
+    """Every target rank drafts for itself, the same on each: no message, and no collective but a source's own.
+
+    For sources that look things up, and for those that draft with the target's shards; others: see LeadHost.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._trees: dict[int, TokenTree] = {}
-        self._warned = False
 
     def prepare(self, asks: Sequence[Ask]) -> None:
         """The drafter reads them when it is asked: here nothing runs beside the target."""
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]
-        trees = self._propose(wanted) if wanted else []
+        trees = self._drafter.propose(wanted) if wanted else []
         self._trees = {ask.seq: tree for ask, tree in zip(wanted, trees, strict=True)}
 
     def take(self) -> dict[int, TokenTree]:
@@ -86,15 +87,66 @@ class InlineHost:
         self._trees.pop(seq, None)
         self._drafter.forget(seq)
 
-    def _propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+
+class LeadHost:
+    """The lead's, of a source that computes: it alone drafts, and the others learn the trees as news.
+
+    Two machines that are not alike round differently, and would not always make the same drafts. News goes out before
+    every round anyway.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._asks: dict[int, Ask] = {}
+
+    def prepare(self, asks: Sequence[Ask]) -> None:
+        """The drafter reads them when it is asked: here nothing runs beside the target."""
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        self._asks = {ask.seq: ask for ask in asks if ask.num_tokens > 0}
+
+    def take(self) -> dict[int, TokenTree]:
+        return {}
+
+    def gather(self, ready: Sequence[int]) -> Gathered:
+        """Drafts now, when what the last round gave has been reported."""
+        asks, self._asks = self._asks, {}
+        wanted = [seq for seq in ready if seq in asks]
+        trees = self._drafter.propose([asks[seq] for seq in wanted]) if wanted else []
+        return Gathered(dict(zip(wanted, trees, strict=True)))
+
+    def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
+        self._drafter.observe(verdicts, taps)
+
+    def drafting(self) -> Drafting | None:
+        return None
+
+    def forget(self, seq: int) -> None:
+        self._asks.pop(seq, None)
+        self._drafter.forget(seq)
+
+
+class Failsafe:
+    """A drafter whose failures cost speed only. Not for one with collectives of its own: where it fails on one rank,
+    more is lost than a draft."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter, self.needs = drafter, drafter.needs
+        self._warned = False
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         try:
             return self._drafter.propose(asks)
-        except WorldFailure:  # of a collective of its own: more is lost than a draft
-            raise
         except Exception:
             if not self._warned:
                 log.warning("the draft source failed; decoding goes on without its drafts", exc_info=True)
             self._warned = True
             for ask in asks:  # what it remembers of them may be half done
-                self.forget(ask.seq)
+                self._drafter.forget(ask.seq)
             return [NO_DRAFT] * len(asks)
+
+    def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
+        self._drafter.observe(verdicts, taps)
+
+    def forget(self, seq: int) -> None:
+        self._drafter.forget(seq)

@@ -12,7 +12,7 @@ from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.protocol import Needs
 from tpspec.draft.sources import NEEDS_Q
 from tpspec.engine.engine import Engine, Supply
-from tpspec.engine.hosts import InlineHost
+from tpspec.engine.hosts import Failsafe, InlineHost, LeadHost
 from tpspec.engine.pace import Pace
 from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
@@ -140,8 +140,8 @@ def _prepare(targets: Sequence[ShardedTarget]) -> None:
 def _constraint(vocabulary: Vocabulary, vocab: int, request: Request) -> Constraint | None:
     if not request.grammar:
         return None
-    matcher = vocabulary.matcher(request.grammar)
-    return Constraint(matcher, vocabulary.tokenizer.eos_tokens, request.stop_ids, vocab)
+    tokenizer, begin = vocabulary.tokenizer, partial(vocabulary.matcher, request.grammar)
+    return Constraint(begin, tokenizer.eos_tokens, request.stop_ids, tokenizer.vocab_size, vocab)
 
 
 def _decoder(
@@ -188,11 +188,15 @@ def _host(
     thinned: Callable[[Sublayers], ShardedTarget],
 ) -> tuple[DraftHost, Needs]:
     """Where this rank's drafts come from, and what whoever makes them needs."""
-    if topology.draft.placement.kind != "inline":
-        if rank or link is None:
-            return Elsewhere(), Needs(own_model=True, gives_odds=True)
+    draft, is_away = topology.draft, topology.draft.placement.kind != "inline"
+    if is_away and not rank and link is not None:
         branches = branches_of(topology, gives_q=topology.accept == NEEDS_Q)
         needs = Needs(own_model=True, gives_odds=True, taps=taps_elsewhere(topology))
         return RemoteHost(link, perf_counter, ways_of(topology), branches), needs
+    if is_away or (rank and topology.drafts_at_lead):
+        return Elsewhere(), Needs(own_model=True, gives_odds=True, whole=any(kind.whole for kind in draft.kinds))
     drafter = build_inline(topology, device, shard, pool, thinned)
-    return InlineHost(drafter), drafter.needs
+    if any(kind.thins for kind in draft.kinds):
+        return InlineHost(drafter), drafter.needs
+    host = LeadHost if topology.drafts_at_lead else InlineHost
+    return host(Failsafe(drafter)), drafter.needs

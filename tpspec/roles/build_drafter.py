@@ -82,7 +82,7 @@ def build_inline(
     pool: PagePool,
     thinned: Callable[[Sublayers], ShardedTarget] | None = None,
 ) -> Drafter:
-    """The drafter that every target rank runs for itself. shard, pool, thinned: see `Given`."""
+    """The drafter of a target rank that drafts between rounds. shard, pool, thinned: see `Given`."""
     given = _given(topology, device, shard, pool, thinned)
     drafters = [_inline(topology, made) for made in _made(topology, given)]
     merges = topology.draft.tree != "static" and branches_of(topology, gives_q=False) > 1

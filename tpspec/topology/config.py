@@ -265,12 +265,20 @@ class Topology(Section):
             return "drafter"
         raise ValueError(f"rank {rank} is outside this world of {self.num_ranks}")
 
+    @property
+    def drafts_at_lead(self) -> bool:
+        """Whether the lead alone drafts inline. Else every target rank does: what only looks things up is the same on
+        all, and what drafts with the target's shards needs them all."""
+        kinds = self.draft.kinds
+        is_inline = self.draft.placement.kind == "inline"
+        return is_inline and any(kind.computes for kind in kinds) and not any(kind.thins for kind in kinds)
+
     def drafts_on(self, rank: int) -> bool:
-        """Whether the drafter runs at this rank: inline at every target rank, else at its own."""
-        placement = self.draft.placement
-        return self.draft.source != "none" and (
-            placement.rank == rank if placement.rank is not None else rank in self.target.ranks
-        )
+        """Whether the drafter runs at this rank: inline at the lead or at every target rank, else at its own."""
+        at, ranks = self.draft.placement.rank, self.target.ranks
+        if at is None:
+            return self.draft.source != "none" and rank in (ranks[:1] if self.drafts_at_lead else ranks)
+        return self.draft.source != "none" and at == rank
 
     def drafting_from(self, source: str | tuple[str, ...], model: str | None) -> Topology:
         """The same target with another source beside it, inline. Raises TopologyError where the two do not go."""

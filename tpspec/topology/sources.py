@@ -19,14 +19,18 @@ Options = Mapping[str, int | float | str]
 class Kind:
     """loads: what draft.model names: nothing, a whole model, or a head that goes on from the target's own layers.
 
-    moves: whether it can run in a process of its own. quantizes: whether its matrices can be held in 8 or 4 bits.
+    moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
+    machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
+    its trees are verified whole or not at all.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
     folder (None: not here) and the number of its layers.
     """
 
     loads: Literal["nothing", "model", "head"] = "nothing"
     moves: bool = False
+    computes: bool = False
     quantizes: bool = False
+    whole: bool = False
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
 
 
@@ -41,13 +45,13 @@ def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayer
 SOURCES = {
     "none": Kind(),
     "ngram": Kind(),
-    "model": Kind(loads="model", moves=True, quantizes=True),
+    "model": Kind(loads="model", moves=True, computes=True, quantizes=True),
     "layer_skip": Kind(thins=_skipped),
     "early_exit": Kind(thins=_behind),
-    "eagle": Kind(loads="head", moves=True, quantizes=True),
-    "mtp": Kind(moves=True, quantizes=True),
-    "medusa": Kind(loads="head"),
-    "pard": Kind(loads="model", quantizes=True),
-    "lookahead": Kind(),
+    "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True),
+    "mtp": Kind(moves=True, computes=True, quantizes=True),
+    "medusa": Kind(loads="head", computes=True),
+    "pard": Kind(loads="model", computes=True, quantizes=True),
+    "lookahead": Kind(whole=True),
     "suffix": Kind(),
 }

@@ -7,14 +7,14 @@ logits, rules or where drafts come from.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from tpspec.tokens import ROOT, TokenTree
+from tpspec.tokens import NO_DRAFT, ROOT, TokenTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from llguidance import LLMatcher
     from numpy.typing import NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Ids = NDArray[np.bool_]  # [vocabulary]
 
+Answer = TypeVar("Answer")
 MOST_FORCED = 16  # tokens that are drafted because no other text may come
 
 
@@ -37,21 +38,33 @@ class Kept(NamedTuple):
 
 
 class Constraint:
-    """One text under its grammar. beginning: before its first token.
+    """One text under its grammar. begin: makes a matcher that stands before its first token.
 
-    eos_ids: by the matcher, which are replaced by stop_ids: those may come wherever the text may end. vocab: ids of
-    the target.
+    A matcher that has reached a limit, with this text or another of its grammar, says no to everything: what was asked
+    of it is asked of a new one. Where that reaches it too, this text, or a draft, is more than can be followed.
+    eos_ids: by the matcher, which are replaced by stop_ids: those may come wherever the text may end. num_known: ids of
+    the tokenizer; another breaks a matcher. vocab: ids of the target.
     """
 
-    def __init__(self, beginning: LLMatcher, eos_ids: Sequence[int], stop_ids: frozenset[int], vocab: int) -> None:
-        self._beginning, self._matcher = beginning, beginning.deep_copy()
-        self._eos_ids, self._stop_ids, self._vocab = eos_ids, stop_ids, vocab
+    def __init__(
+        self,
+        begin: Callable[[], LLMatcher],
+        eos_ids: Sequence[int],
+        stop_ids: frozenset[int],
+        num_known: int,
+        vocab: int,
+    ) -> None:
+        self._begin, self._matcher = begin, begin()
+        self._eos_ids, self._stop_ids, self._num_known, self._vocab = eos_ids, stop_ids, num_known, vocab
         self._num_read = 0
         self._is_lost = False  # the output is none of the grammar's
 
     def keep(self, output: Sequence[int], tokens: Sequence[int]) -> Kept:
         """`tokens` come after `output`, which has not ended: up to where it ends, or breaks the grammar."""
-        self._read(output)
+        kept, _ = self._asked(output, lambda: self._keep(tokens))
+        return kept
+
+    def _keep(self, tokens: Sequence[int]) -> Kept:
         for i, token in enumerate(tokens):
             if self._has_ended:
                 return Kept(tuple(tokens[:i]), "stop")
@@ -65,11 +78,12 @@ class Constraint:
 
     def allowed(self, output: Sequence[int], tree: TokenTree) -> list[Ids | None]:
         """What may be drawn at the root and at each node; None where nothing can be said: see `_mask`."""
-        self._read(output)
-        masks: list[Ids | None] = [None] * (1 + len(tree))
-        for node in self._walk(tree):
-            masks[node + 1] = self._mask()
-        return masks
+
+        def masks() -> dict[int, Ids | None]:
+            return {node: self._mask() for node in self._walk(tree)}
+
+        found, _ = self._asked(output, masks)
+        return [found.get(node) for node in range(ROOT, len(tree))]
 
     def fitting(self, output: Sequence[int], tree: TokenTree) -> TokenTree:
         """The tree without the nodes that can never be accepted.
@@ -77,14 +91,19 @@ class Constraint:
         Where tokens were drawn, the first one on a path that is forbidden stays: a draw that is dropped for its value
         no longer comes from the q by which its siblings, and what is left of p, are judged.
         """
-        self._read(output)
-        fits = [
-            child
-            for node in self._walk(tree)
-            for child in tree.children(node)
-            if tree.draws is not None or self._allows(tree.tokens[child])
-        ]
-        return tree if len(fits) == len(tree) else tree.only(sorted(fits))
+
+        def fits() -> list[int]:
+            return [
+                child
+                for node in self._walk(tree)
+                for child in tree.children(node)
+                if tree.draws is not None or self._allows(tree.tokens[child])
+            ]
+
+        found, is_sure = self._asked(output, fits)
+        if not is_sure:  # what stands behind a node of it could not be judged
+            return tree if tree.draws is not None else NO_DRAFT
+        return tree if len(found) == len(tree) else tree.only(sorted(found))
 
     def draft(self, output: Sequence[int], tree: TokenTree) -> TokenTree:
         """`fitting`, or what the grammar leaves no choice in, where that is longer.
@@ -92,7 +111,7 @@ class Constraint:
         Drawn tokens stay: which of them are left depends on their values, and then so would whether they are judged.
         """
         fitting = self.fitting(output, tree)
-        if self._is_lost or self._has_ended or tree.draws is not None:
+        if self._is_lost or self._has_ended or self._matcher.is_error() or tree.draws is not None:
             return fitting
         forced = self._matcher.compute_ff_tokens()[:MOST_FORCED]
         return TokenTree.chain(forced) if len(forced) > max(fitting.depths(), default=0) else fitting
@@ -103,21 +122,29 @@ class Constraint:
         return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _read(self, output: Sequence[int]) -> None:
-        """Another output than the grammar's own is possible where it was made by somebody else.
-
-        A matcher that has reached a limit, maybe in a draft, is of no more use.
-        """
-        if self._matcher.is_error():
-            self._matcher, self._num_read = self._beginning.deep_copy(), 0
+        """Another output than the grammar's own is possible where it was made by somebody else."""
         new = list(output[self._num_read :])
         if new and not self._is_lost:
-            self._is_lost = self._matcher.try_consume_tokens(new) < len(new)
+            num_known = next((i for i, token in enumerate(new) if token >= self._num_known), len(new))
+            num_read = self._matcher.try_consume_tokens(new[:num_known])
+            self._is_lost = num_read < len(new) and not self._matcher.is_error()
         self._num_read = len(output)
+
+    def _asked(self, output: Sequence[int], question: Callable[[], Answer]) -> tuple[Answer, bool]:
+        """The answer of a matcher that has read the output, and whether it is sound: a new one has none else either."""
+        self._read(output)
+        answer = question()
+        if self._matcher.is_error():
+            self._matcher, self._num_read = self._begin(), 0
+            self._read(output)
+            answer = question()
+        return answer, not self._matcher.is_error()
 
     def _allows(self, token: int) -> bool:
         if token in self._stop_ids and self._matcher.is_accepting():
             return True
-        return token not in self._eos_ids and self._matcher.validate_tokens([token]) == 1
+        is_known = token < self._num_known and token not in self._eos_ids
+        return is_known and self._matcher.validate_tokens([token]) == 1
 
     def _walk(self, tree: TokenTree, node: int = ROOT) -> Iterator[int]:
         """The nodes after which the text goes on, each while the matcher stands there. To be run to its end."""
