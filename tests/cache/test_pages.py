@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpspec.cache.pages import BrokenPages, OutOfPages, PagePool
+from tpspec.cache.pages import BrokenPages, OutOfPages, PagePool, _window_max
 
 
 def test_a_lone_sequence_lies_in_one_run_however_it_grows() -> None:
@@ -235,3 +236,11 @@ def test_a_page_more_costs_microseconds_in_a_large_pool() -> None:
         pool.grow(1, num_tokens)
         pool.runs(1, num_tokens)
     assert time.perf_counter() - began < 2
+
+
+@given(numbers=st.lists(st.integers(0, 9), min_size=1, max_size=40), data=st.data())
+def test_the_latest_of_every_window_is_found_in_few_steps(numbers: list[int], data: st.DataObject) -> None:
+    """Stands against a cache of a million tokens in which placing one text compared twenty million numbers."""
+    width = data.draw(st.integers(1, len(numbers)))
+    found = _window_max(np.array(numbers), width).tolist()
+    assert found == [max(numbers[at : at + width]) for at in range(len(numbers) - width + 1)]

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from tpspec.model.batch import Runs
 
@@ -240,13 +244,15 @@ class PagePool:
         """
         rooms = list(self._rooms(wanted))
         enough = min(wanted + self.num_pages // 8, max(stop - start for start, stop in rooms))
-        since = [self._idle.get(page, 0) for page in range(self.num_pages)]
-        return min(
-            (max(since[at : at + enough]), at - stop, at)
-            for start, stop in rooms
-            for at in range(start, stop - enough + 1)
-            if at in (start, stop - enough) or since[at] != since[at - 1]
-        )[-1]
+        since = np.zeros(self.num_pages, np.int64)
+        since[list(self._idle)] = list(self._idle.values())
+        latest = _window_max(since, enough)  # of the pages from each on
+        places = []
+        for start, stop in rooms:
+            if stop - start >= enough:
+                at = start + int(latest[start : stop - enough + 1].argmin())  # the first: after it the most are free
+                places.append((int(latest[at]), at - stop, at))
+        return min(places)[-1]
 
     def _rooms(self, wanted: int) -> Iterator[tuple[int, int]]:
         """[start, stop) of free pages.
@@ -276,6 +282,15 @@ class PagePool:
         count = stop - first
         self._free[first:stop] = (b"\x01" if free else b"\x00") * count
         self._num_free += count if free else -count
+
+
+def _window_max(numbers: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Of each `width` numbers in a row, [len(numbers) - width + 1]: of windows of two, of four, and so on."""
+    wide, done = numbers, 1
+    while done < width:
+        step = min(done, width - done)
+        wide, done = np.maximum(wide[:-step], wide[step:]), done + step
+    return wide
 
 
 class Borrowed:
