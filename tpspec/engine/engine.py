@@ -112,6 +112,7 @@ class Engine:
             raise ValueError("drafts cannot come from elsewhere while requests run")
         self.target, self.host, self.pace, self.meter = supply.target, supply.host, supply.pace, supply.meter
         self.pool.unkeep()  # of what is kept nobody has the taps that this source may need
+        self._tapped = TapStore(self.pool.num_pages * self.pool.page_size)  # nor is one tap as wide as another
 
     def hear(self, news: News) -> list[Delta]:
         """Requests and cancellations of this round; deltas for requests that cannot be served at all."""
