@@ -114,3 +114,85 @@ def test_a_reader_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(wire, "SEND_S", 0.05)
     asyncio.run(asyncio.wait_for(wire.EventStream(events(), lambda: closed.append("call"))({}, quiet, full), 10))
     assert closed == ["events", "call"]
+
+
+def _whole(size: int):
+    async def app(scope: dict, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    return app
+
+
+async def _endless(scope: dict, receive, send) -> None:
+    async def events() -> AsyncGenerator[object]:
+        while True:
+            yield {"a": "x" * 1000}
+            await asyncio.sleep(0)
+
+    await wire.EventStream(events(), lambda: None)(scope, receive, send)
+
+
+async def _ignored(app, request: bytes) -> bool:
+    """Whether a server gives up, within 3 s, a client that sends a request and reads nothing."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    config = uvicorn.Config(app, http=Connection, lifespan="off", log_level="error", ws="none", timeout_keep_alive=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve([listener]))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(listener.getsockname())
+    try:
+        client.sendall(request)
+        async with asyncio.timeout(3):
+            while not server.server_state.connections:
+                await asyncio.sleep(0.01)
+            while server.server_state.connections:
+                await asyncio.sleep(0.01)
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        client.close()
+        server.should_exit = True
+        await serving
+
+
+@pytest.mark.parametrize(
+    ("app", "more"),
+    [(_whole(1 << 20), b""), (_endless, b""), (_whole(40_000), b""), (_whole(40_000), b"connection: close\r\n")],
+    ids=["much", "a stream", "less than pauses a writer", "and closes"],
+)
+def test_a_reader_that_takes_nothing_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, app, more: bytes
+) -> None:
+    """Stands against a handler that ends while its socket stays: it is flushed before it closes, for ever."""
+    monkeypatch.setattr(connection, "SEND_S", 0.3)
+    monkeypatch.setattr(wire, "SEND_S", 0.3)
+    assert asyncio.run(_ignored(app, HEAD + more + b"\r\n"))
+    assert "without completing" not in caplog.text
+
+
+def test_a_reader_that_pauses_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a deadline that outlives the pause it was set for."""
+
+    async def read() -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(_whole(8 << 20), http=Connection, lifespan="off", log_level="error", ws="none")
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(HEAD + b"\r\n")
+        await asyncio.sleep(0.2)
+        num_bytes = len(await reader.readexactly(8 << 20))
+        await asyncio.sleep(0.6)
+        writer.write(HEAD + b"\r\n")
+        num_bytes += len(await reader.readexactly(8 << 20))
+        writer.close()
+        server.should_exit = True
+        await serving
+        return num_bytes
+
+    monkeypatch.setattr(connection, "SEND_S", 0.5)
+    assert asyncio.run(asyncio.wait_for(read(), 10)) == 16 << 20
