@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,8 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.serve.conftest import Front, wait_until
+from tpspec.serve import grammars
 from tpspec.serve.errors import ApiError
-from tpspec.serve.grammars import COMPILE_S, MAX_CHARS, MAX_CHOICES, WORKER, choice, json_schema, lark, regex
+from tpspec.serve.grammars import (
+    COMPILE_S,
+    MAX_CHARS,
+    MAX_CHOICES,
+    MAX_WAITING,
+    WORKER,
+    Grammars,
+    Outcome,
+    choice,
+    json_schema,
+    lark,
+    regex,
+)
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
@@ -112,6 +128,90 @@ def test_a_grammar_is_compiled_once(front: Front) -> None:
     worker.suspend()
     try:
         front.complete(guided_choice=["once"])
+    finally:
+        worker.resume()
+
+
+class Compiled(Grammars):
+    """Takes its time, and counts."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.num_refused = 0
+        super().__init__(Path(), self._count)
+        self.outcome, self.asked = outcome, list[str]()
+
+    def _count(self) -> None:
+        self.num_refused += 1
+
+    async def _ask(self, text: str) -> Outcome:
+        self.asked.append(text)
+        await asyncio.sleep(0.05)
+        return self.outcome
+
+
+def test_a_grammar_that_many_ask_for_at_once_is_compiled_once() -> None:
+    """Stands against a 429 for the 17th of one schema, while the queue is empty; one who leaves ends it for nobody."""
+
+    async def ask_together() -> list[object]:
+        waiters = [asyncio.create_task(made.checked("a")) for _ in range(3 * MAX_WAITING)]
+        await asyncio.sleep(0.01)
+        waiters[0].cancel()
+        return await asyncio.gather(*waiters, return_exceptions=True)
+
+    made = Compiled(Outcome("A", None))
+    left, *others = asyncio.run(ask_together())
+    assert isinstance(left, asyncio.CancelledError)
+    assert (others, made.asked, made.num_refused) == (["A"] * (3 * MAX_WAITING - 1), ["a"], 0)
+
+
+def test_only_so_many_different_grammars_wait_and_the_others_are_counted() -> None:
+    async def ask_together() -> list[object]:
+        asked = (made.checked(str(i)) for i in range(MAX_WAITING + 2))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    made = Compiled(Outcome("A", None))
+    answers = asyncio.run(ask_together())
+    assert [getattr(one, "status", one) for one in answers] == ["A"] * MAX_WAITING + [429] * 2
+    assert made.num_refused == 2
+
+
+def test_what_nobody_waits_for_any_more_ends_with_the_server() -> None:
+    async def ask_and_end() -> None:
+        waiter = asyncio.create_task(made.checked("a"))
+        await asyncio.sleep(0.01)
+        waiter.cancel()
+        await made.end()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    made = Compiled(Outcome("A", None))
+    asyncio.run(ask_and_end())
+
+
+def test_a_grammar_that_took_too_much_is_tried_again_but_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against two seconds and a new worker for each repeat."""
+
+    async def ask_thrice() -> None:
+        for pause in (0, 0, 0.3):
+            await asyncio.sleep(pause)
+            with pytest.raises(ApiError, match="too slow"):
+                await made.checked("a")
+
+    monkeypatch.setattr(grammars, "FAULT_S", 0.2)
+    made = Compiled(grammars._failed("too slow"))
+    asyncio.run(ask_thrice())
+    assert made.asked == ["a"] * 2
+
+
+def test_requests_refused_for_their_grammars_are_in_the_metrics(front: Front) -> None:
+    front.complete(guided_choice=["begun"])
+    (worker,) = workers(front)
+    worker.suspend()
+    try:
+        with ThreadPoolExecutor(MAX_WAITING + 1) as pool:
+            jobs = [pool.submit(front.post, prompt="a", guided_choice=[str(i)]) for i in range(MAX_WAITING + 1)]
+            wait_until(lambda: any(job.done() and job.result().status_code == 429 for job in jobs))
+            assert 'reason="grammars_full"} 1.0' in front.client.get("/metrics").text
+            worker.resume()
     finally:
         worker.resume()
 

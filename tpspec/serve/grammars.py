@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
+import time
 from asyncio.subprocess import PIPE
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +20,7 @@ from tpspec.serve.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 MAX_CHARS = 1 << 16
@@ -26,7 +28,8 @@ MAX_DEPTH = 32
 MAX_CHOICES = 1000
 START_S = 60.0  # for a worker to read the tokenizer
 COMPILE_S = 2.0  # every rank will take as long, and all requests wait for it
-MAX_WAITING = 16  # for the one worker
+FAULT_S = 10.0  # for which a grammar that took too much is not tried again: it costs COMPILE_S and a worker
+MAX_WAITING = 16  # different ones, for the one worker
 MAX_KEPT = 256
 WORKER = "tpspec.serve.grammar_worker"
 
@@ -78,31 +81,30 @@ def _inside(value: Any) -> list[Any]:
 
 
 class Outcome(NamedTuple):
-    """text: as ranks read it. fault: why there is none. lasts: it would be the same another time."""
+    """text: as ranks read it. fault: why there is none. until: the time after which it may be otherwise."""
 
     text: str
     fault: str | None
-    lasts: bool = True
+    until: float = math.inf
 
 
 class Grammars:
-    """What became of the grammars that were asked for last. folder: of the model, with its tokenizer."""
+    """What became of the grammars that were asked for last. folder: of the model, with its tokenizer.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    refuse: told of each request that is turned away because too many different grammars wait.
+    """
+
+    def __init__(self, folder: Path, refuse: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._refuse = folder, refuse
         self._worker: Process | None = None
         self._turn = asyncio.Lock()
-        self._num_waiting = 0
         self._known: dict[bytes, Outcome] = {}  # by hash, the latest last
+        self._pending: dict[bytes, asyncio.Task[Outcome]] = {}  # by hash
 
     async def checked(self, text: str) -> str:
         """A grammar that can be used, as ranks are to read it; ApiError (400) in the compiler's words for another."""
         key = sha256(text.encode()).digest()
-        outcome = self._known.pop(key, None) or await self._compiled(text)
-        if outcome.lasts:
-            self._known[key] = outcome
-        if len(self._known) > MAX_KEPT:
-            del self._known[next(iter(self._known))]
+        outcome = self._remembered(key) or await self._awaited(key, text)
         if outcome.fault is not None:
             raise bad_request(outcome.fault, code="invalid_grammar")
         return outcome.text
@@ -115,20 +117,43 @@ class Grammars:
     async def end(self) -> None:
         """Returns when nothing is left of the worker that would speak to an event loop that is gone."""
         worker = self._worker
+        for task in self._pending.values():
+            task.cancel()
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
         self.close()
         if worker is not None:
             await worker.wait()
             await asyncio.sleep(0)
 
-    async def _compiled(self, text: str) -> Outcome:
-        if self._num_waiting >= MAX_WAITING:
-            raise ApiError(429, "too many grammars wait to be compiled", code="queue_full", retry_after=1)
-        self._num_waiting += 1
-        try:
-            async with self._turn:
-                return await self._ask(text)
-        finally:
-            self._num_waiting -= 1
+    async def _awaited(self, key: bytes, text: str) -> Outcome:
+        """Of one compilation for all who ask meanwhile; it goes on though some of them leave."""
+        task = self._pending.get(key)
+        if task is None:
+            if len(self._pending) >= MAX_WAITING:
+                self._refuse()
+                raise ApiError(429, "too many grammars wait to be compiled", code="queue_full", retry_after=1)
+            task = self._pending[key] = asyncio.create_task(self._compiled(key, text))
+            task.add_done_callback(lambda done: self._forget(key, done))
+        return await asyncio.shield(task)
+
+    def _forget(self, key: bytes, task: asyncio.Task[Outcome]) -> None:
+        del self._pending[key]
+        if not task.cancelled():
+            task.exception()  # has been told to whoever waited, which may be nobody
+
+    async def _compiled(self, key: bytes, text: str) -> Outcome:
+        async with self._turn:
+            outcome = self._known[key] = await self._ask(text)
+        if len(self._known) > MAX_KEPT:
+            del self._known[next(iter(self._known))]
+        return outcome
+
+    def _remembered(self, key: bytes) -> Outcome | None:
+        outcome = self._known.pop(key, None)
+        if outcome is None or outcome.until < time.monotonic():
+            return None
+        self._known[key] = outcome
+        return outcome
 
     async def _ask(self, text: str) -> Outcome:
         if self._worker is not None and self._worker.returncode is not None:
@@ -142,13 +167,13 @@ class Grammars:
                 answer = await _answer(worker)
         except (TimeoutError, OSError):
             self.close()
-            return Outcome("", f"the grammar takes more than {COMPILE_S:g} s to compile", lasts=False)
+            return _failed(f"the grammar takes more than {COMPILE_S:g} s to compile")
         except BaseException:  # half a conversation is none
             self.close()
             raise
         if answer is None:
             self.close()
-            return Outcome("", "the grammar takes more memory to compile than there is for it", lasts=False)
+            return _failed("the grammar takes more memory to compile than there is for it")
         return Outcome(answer.get("grammar", ""), answer.get("fault"))
 
     async def _start(self) -> Process:
@@ -167,6 +192,10 @@ class Grammars:
             self.close()
             raise ApiError(501, "this model has no tokenizer that grammars can be read with", code="no_grammars")
         return worker
+
+
+def _failed(fault: str) -> Outcome:
+    return Outcome("", fault, time.monotonic() + FAULT_S)
 
 
 async def _answer(worker: Process) -> dict[str, Any] | None:

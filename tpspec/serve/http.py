@@ -66,7 +66,7 @@ class Process:
         self._leads = Leads(options.parent, options.launcher)
         self._metrics = metrics = Metrics(options.model_name)
         self._state = State(Table(metrics, self._link.send), options.max_queued, options.stall_s)
-        self._grammars = Grammars(options.model_folder)
+        self._grammars = Grammars(options.model_folder, lambda: metrics.refused("grammars_full"))
         app: ASGIApp = Api(self._state, metrics, self._grammars, options.model_name, options.topology).app()
         if options.keys:
             app = KeyGuard(app, options.keys)

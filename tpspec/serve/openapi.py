@@ -34,7 +34,7 @@ REFUSALS = {
     "404": "The model is not the one served.",
     "408": "The body took too long to arrive.",
     "413": "The body is too large.",
-    "429": "The queue is full; Retry-After says when to try again.",
+    "429": "The queue is full, or that of grammars to compile; Retry-After says when to try again.",
     "500": "The engine failed on this request.",
     "501": "The tokenizer of this model does not allow answers to be bound.",
     "503": "The model is still loading, or the server is stopping.",

@@ -1,7 +1,7 @@
 """The JSON that OpenAI's clients expect: completions and chats, whole or in chunks, and their usage.
 
 Shapes only: must not know where the text comes from or how it is sent. Responses have shapes of their own
-(response_events.py).
+(response_reply.py).
 """
 
 from __future__ import annotations
