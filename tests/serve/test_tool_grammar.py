@@ -12,7 +12,9 @@ from hypothesis.strategies import lists, sampled_from
 from tokenizers import AddedToken, Tokenizer
 
 from tpspec.grammar import Vocabulary, json_schema
+from tpspec.serve.chats import ChatBody, Message, Tool
 from tpspec.serve.errors import ApiError
+from tpspec.serve.responses import ResponsesBody
 from tpspec.serve.tool_grammar import tool_grammar
 from tpspec.serve.tools import FORMATS, Calling, CallReader, Format, Toolbox
 
@@ -96,6 +98,24 @@ def test_where_nothing_has_to_be_called_a_strict_function_keeps_its_schema(vocab
     for said in ("", "No.", " \n", "a {} b", "日本 < 3"):
         assert accepts(vocabulary, grammar, said)
     assert not accepts(vocabulary, made(vocabulary, form, must=False, parallel=False), written(form, WAIT, WAIT))
+
+
+def test_a_function_without_parameters_is_called_without_arguments(vocabulary: Path) -> None:
+    """Stands against arguments that a bound model invents; OpenAI: to leave parameters out is an empty list of them."""
+    function: dict[str, Any] = {"name": "wait"}
+    chat = ChatBody(
+        messages=[Message(role="user", content="a")],
+        tools=[Tool.model_validate({"type": "function", "function": function})],
+        tool_choice="required",
+    )
+    response = ResponsesBody.model_validate(
+        {"input": "a", "tools": [{"type": "function", **function}], "tool_choice": "required"}
+    )
+    for body in (chat, response):
+        assert body.toolbox is not None
+        grammar = made(vocabulary, HERMES, schemas=body.toolbox.schemas)
+        assert accepts(vocabulary, grammar, written(HERMES, WAIT))
+        assert not accepts(vocabulary, grammar, written(HERMES, WAIT.replace("{}", '{"for": "ever"}')))
 
 
 def test_what_is_said_around_calls_is_free_but_no_call_hides_in_it(vocabulary: Path) -> None:

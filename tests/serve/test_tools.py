@@ -121,7 +121,7 @@ def test_the_template_shows_tools_and_what_became_of_earlier_calls(server: Front
     )
 
 
-EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def test_a_strict_function_is_bound_where_it_may_be_called(server: Front, client: openai.OpenAI) -> None:

@@ -23,7 +23,7 @@ MAX_SCHEMA_CHARS = 64 << 10
 MAX_DESCRIPTION_CHARS = 16 << 10
 MAX_DEPTH = 32  # of a schema, or of the arguments of a call
 MAX_MESSAGES = 4096
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ROLES = {"developer": "system"}  # OpenAI's later word for what templates know as system
 
 Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
