@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+
+import pytest
+
+from tpspec.comm.process import Peer
 
 SCRIPT = """
 import gc, time, weakref
@@ -29,3 +35,15 @@ def test_a_full_collection_looks_at_nothing_that_was_loaded() -> None:
     seconds, is_collected = done.stdout.split()
     assert float(seconds) < 0.002
     assert is_collected == "True"
+
+
+def test_a_kernel_without_pidfds_is_no_world_without_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a sandboxed kernel to which the C library's call means nothing: every world would end at once."""
+
+    def unknown(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", unknown, raising=False)
+    peer = Peer(os.getpid())
+    assert not peer.has_ended()
+    peer.close()

@@ -34,4 +34,4 @@ def _matcher(pattern: str) -> LLMatcher:
 
 def constraint(pattern: str, kind: type[Constraint] = Constraint, stop_ids: Iterable[int] = (END,)) -> Constraint:
     """Of a text that has not begun."""
-    return kind(_matcher(pattern), [END], frozenset(stop_ids), 1 + END)
+    return kind(_matcher(pattern).deep_copy, [END], frozenset(stop_ids), 1 + END, 1 + END)

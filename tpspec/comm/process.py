@@ -33,7 +33,7 @@ class Peer:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         # A pidfd tells the end of a process that nobody has reaped yet; a signal still reaches it.
-        self._file = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        self._file = _pidfd(pid)
 
     def has_ended(self) -> bool:
         if self._file is None:
@@ -54,6 +54,16 @@ class Peer:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _pidfd(pid: int) -> int | None:
+    """None where the system has none. Raises ProcessLookupError for a process that is gone."""
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    except ProcessLookupError:
+        raise
+    except OSError:  # the C library knows it, the kernel does not
+        return None
 
 
 def folder_prefix() -> str:

@@ -24,7 +24,7 @@ class Tapped:
 
     def add(self, start: int, rows_NW: Tensor) -> None:
         """Rows on the host. A text that is read anew says again what it said before."""
-        self._rows[start:] = rows_NW.unbind()
+        self._rows[start:] = rows_NW.clone().unbind()  # from a card, it came into pinned memory, which is dear
         self.num_sent = min(self.num_sent, start)
 
     def unsent(self) -> Rows | None:

@@ -347,7 +347,8 @@ def _cells(figure: Figure) -> tuple[str, str, str]:
 def _remarks(world: World, captured: Sequence[str]) -> list[str]:
     if world.device.type != "cuda":
         return []
-    uuids = [f"GPU-{torch.cuda.get_device_properties(card).uuid}" for card in range(world.size)]
+    cards = range(min(world.size, torch.cuda.device_count()))  # ranks may share one
+    uuids = [f"GPU-{torch.cuda.get_device_properties(card).uuid}" for card in cards]
     return ["All-reduce inside a CUDA graph, microseconds (the times above are eager):", *captured, *bus_report(uuids)]
 
 

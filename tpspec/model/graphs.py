@@ -9,21 +9,20 @@ Shapes: T rows of a recording, D hidden, V vocabulary rows of this shard or head
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from tpspec.capture import captured
 from tpspec.comm.ledger import Ledger
 from tpspec.staged import Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -62,10 +61,7 @@ class CardRecorder:
 
     def record(self, work: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with (
-            _no_collection(),
-            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-        ):
+        with captured(graph, pool=self._pool, stream=self._stream):
             made = work()
         self._graphs.append(graph)
         return made, graph.replay
@@ -74,18 +70,6 @@ class CardRecorder:
         for graph in self._graphs:
             graph.reset()
         self._graphs.clear()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Of garbage: it could free what is on the card, which may not be done in the middle of a recording."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
