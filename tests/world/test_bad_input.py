@@ -91,6 +91,17 @@ def the_message(stderr: str) -> str:
             ["draft.quantize", "no layers of its own", "source model or eagle or mtp"],
         ),
         ("accept=always", ["accept", "'always'", "match or rejection"]),
+        ("target.ranks=[0, 3000000000]", ["target.ranks", "leaves rank 1, 2,", "and more idle"]),
+        ("draft.source=[[ngram]]", ["draft.source", "one of none, ngram, "]),
+        ("draft.source=[{a: b}]", ["draft.source", "one of none, ngram, "]),
+        ("draft={source: none, source: ngram}", ["draft.source", "is given twice"]),
+        ("draft={source: early_exit, options: {layer: abc}}", ["early_exit: layer is 'abc'"]),
+        ("target={1: 2}", ["target.1", "unknown key"]),
+        ("link={null: 1}", ["link.null", "unknown key"]),
+        ("cache.tokens=1" + 400 * "0", ["cache.tokens", "a whole number of tokens"]),
+        ("draft.tokens=" + 3000 * "[", ["draft.tokens", "not a YAML value"]),
+        ("target.model=~nobody-here/model", ["~nobody-here/model", "should be a folder"]),
+        ("target.model=" + 300 * "m", ["mmm", "should be a folder"]),
         ("nonsense", ["nonsense", "key.path=value"]),
         ("draft.tokens=[", ["draft.tokens"]),
     ],
@@ -277,6 +288,11 @@ def removed(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
+def rope(**parameters: object) -> Callable[[Path], None]:
+    return config_with(rope_parameters={"rope_type": "default", "rope_theta": 1e4} | parameters)
+
+
+BIAS = "model.layers.0.self_attn.q_proj.bias"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 263, "n_positions": 64}
 SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
@@ -328,6 +344,21 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["model.safetensors.index.json", "not a safetensors index"],
     ),
     "an index that is a list": (indexed([1]), ["model.safetensors.index.json", "not a safetensors index"]),
+    "a norm that is text": (config_with(rms_norm_eps="1e-5"), ["config.json", "rms_norm_eps"]),
+    "no norm": (config_with(rms_norm_eps=None), ["config.json", "rms_norm_eps"]),
+    "a rope that is text": (rope(rope_theta="a"), ["config.json"]),
+    "codes without their scales": (
+        tensors_with(lambda tensors: tensors.update({DOWN: tensors[DOWN].to(torch.float8_e4m3fn)})),
+        [DOWN, "float8_e4m3fn", "float32, bfloat16 or float16"],
+    ),
+    "whole numbers": (
+        tensors_with(lambda tensors: tensors.update({DOWN: tensors[DOWN].long()})),
+        [DOWN, "int64"],
+    ),
+    "a bias that the config does not mention": (
+        tensors_with(lambda tensors: tensors.update({BIAS: torch.ones(72)})),
+        ["q_proj", "bias", "no such bias"],
+    ),
     "no tokenizer": (removed("tokenizer.json"), ["tokenizer", "model"]),
     "a tokenizer cut short": (cut("tokenizer.json", 0.5), ["tokenizer"]),
     "another model's tokenizer": (

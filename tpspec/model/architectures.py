@@ -90,13 +90,15 @@ class ModelSpec:
 
 def read_spec(folder: Path) -> ModelSpec:
     """The architecture of the checkpoint in `folder`, through transformers' own configuration classes."""
+    from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
     from transformers import AutoConfig
 
+    stored = stored_as(read_config(folder), f"{folder}/config.json")
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}/config.json: not a configuration transformers can read: {error}") from error
-    return resolve(config, str(folder), stored_as(read_config(folder), f"{folder}/config.json"))
+        return resolve(AutoConfig.from_pretrained(folder, trust_remote_code=False), str(folder), stored)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{folder}/config.json: not a configuration transformers can read: {reason}") from error
 
 
 def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:

@@ -14,6 +14,7 @@ import torch
 
 from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
+from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
 from tpspec.model.linear import Scattered, Stacked, linear, quantized_linear, rounded_linear
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,14 @@ class Loader:
         if scheme is not None:
             return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
         whole = (place.num_outputs, place.num_inputs)
-        return self.checkpoint.read(place.name + ".weight", whole, rows=place.rows, columns=place.columns)
+        weight = self.checkpoint.read(place.name + ".weight", whole, rows=place.rows, columns=place.columns)
+        if not weight.is_floating_point() or weight.itemsize < PLAIN_BYTES:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{self.checkpoint.folder}: {place.name}.weight is {kind}, for which config.json has no "
+                "quantization_config; should be float32, bfloat16 or float16"
+            )
+        return weight
 
     def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
         if not biased:
@@ -204,7 +214,7 @@ class Loader:
 
     def _check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
         for part in parts:
-            if not biased and self._scheme(part.name) is not None:
+            if not biased:
                 StoredMatrices(self.checkpoint).check_no_bias(part)
 
     def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:

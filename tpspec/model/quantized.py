@@ -145,9 +145,9 @@ def _four(weight_OGX: Tensor) -> Quantized:
 
 
 def _usable(scales_OG: Tensor) -> Tensor:
-    """A group of equal weights has no scale; any will do."""
+    """A group of equal weights has no scale; any will do. NaN stays: codes could not say it."""
     scales_OG = scales_OG.bfloat16()
-    return torch.where(scales_OG > 0, scales_OG, 1)
+    return torch.where(scales_OG == 0, 1, scales_OG)
 
 
 def spread(x_TI: Tensor, grid: Grid) -> Tensor:

@@ -49,8 +49,7 @@ def find(model: str, *, head: bool = False) -> Path:
 
 def local(model: str, *, head: bool = False) -> Path | None:
     """The folder of a model when it is on this machine already, without any network."""
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
+    if folder := _folder(model):
         return folder
     if model in DEMO_HEADS:
         return HEADS / model
@@ -72,6 +71,15 @@ def read_config(folder: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         raise UserError(f"{path} should hold a JSON object")
     return config
+
+
+def _folder(model: str) -> Path | None:
+    """The folder that a text names; None where it names none, or cannot."""
+    try:
+        folder = Path(model).expanduser()
+        return folder if model and folder.is_dir() else None
+    except (RuntimeError, OSError, ValueError):  # no such user; too long; a zero in it
+        return None
 
 
 def _demo_folder(model: str) -> Path:

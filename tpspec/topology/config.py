@@ -76,10 +76,12 @@ def _is_lone_rank(value: object, rank: int) -> bool:
 
 
 def _source(value: object) -> str | tuple[str, ...]:
-    names: list[str] = list(value) if isinstance(value, list | tuple) else [str(value)]
-    if not names or len(set(names)) < len(names) or not all(name in SOURCES for name in names):
+    names: list[object] = list(value) if isinstance(value, list | tuple) else [value]
+    if not names or not all(isinstance(name, str) and name in SOURCES for name in names):
         raise ValueError("no such source")
-    return names[0] if len(names) == 1 else tuple(names)
+    if len(set(names)) < len(names):
+        raise ValueError("no such source")
+    return str(names[0]) if len(names) == 1 else tuple(map(str, names))
 
 
 def _plain(source: str | tuple[str, ...]) -> str | list[str]:
@@ -203,7 +205,7 @@ class LinkConfig(Section):
 
 
 class CacheConfig(Section):
-    tokens: int = Field(default=8192, ge=1, description="a whole number of tokens, 1 or more")
+    tokens: int = Field(default=8192, ge=1, lt=1 << 48, description="a whole number of tokens, 1 or more")
     page: Annotated[int, AfterValidator(_power_of_two)] = Field(default=16, ge=1, description="a power of two")
     prefix: bool = Field(default=True, description="true or false")
     dtype: Literal["int8"] | None = Field(default=None, description="null (as the target) or int8")

@@ -61,12 +61,15 @@ class Document:
         if not equals or not all(path):
             self.faults.append((order, f"--set {text}: should be key.path=value, for example draft.tokens=4"))
             return
+        parsed = Document(f"--set {text}")
         try:
-            parsed: object = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):
-            self.faults.append((order, f"--set {text}: {value!r} is not a YAML value; quotes may be missing"))
+            node = yaml.compose(value, yaml.SafeLoader)
+            found = None if node is None else _Values(parsed).value(node, path)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            self.faults.append((order, f"--set {text}: {value!r:.200} is not a YAML value; quotes may be missing"))
             return
-        self._put(path, parsed, (order, f"--set {text}"))
+        self.faults += [(order, fault) for _, fault in parsed.faults]
+        self._put(path, found, (order, f"--set {text}"))
 
     def _put(self, path: KeyPath, value: object, place: tuple[int, str]) -> None:
         at = self.values
@@ -90,7 +93,14 @@ def read(path: str | Path, keys: str = TOPOLOGY_KEYS) -> Document:
 def parse(text: str, name: str, keys: str = TOPOLOGY_KEYS) -> Document:
     """The document in YAML text; `name` stands for it in messages, which say that it should hold `keys`."""
     document = Document(name)
-    node = _compose(text, name)
+    try:
+        return _parsed(document, text, keys)
+    except RecursionError:
+        raise TopologyError([f"{name}: is nested too deeply; should hold {keys}"]) from None
+
+
+def _parsed(document: Document, text: str, keys: str) -> Document:
+    name, node = document.name, _compose(text, document.name)
     if not isinstance(node, yaml.MappingNode):
         what = "is empty" if node is None else "is not a mapping"
         raise TopologyError([f"{name}: {what}; should hold {keys}"])

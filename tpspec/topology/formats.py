@@ -76,7 +76,10 @@ def _scheme_of(stored: Stored, name: str) -> Scheme | None:
 def _names(entry: str, name: str) -> bool:
     """Whether an entry of a list names the module: by a pattern, or by some of the words between its dots."""
     if entry.startswith("re:"):
-        return re.match(entry[3:], name) is not None
+        try:
+            return re.match(entry[3:], name) is not None
+        except re.error as error:
+            raise UserError(f"quantization_config: {entry!r} is no pattern of modules: {error}") from error
     return entry == EVERY or f".{entry}." in f".{name}."
 
 

@@ -5,6 +5,7 @@ Knows values, not models or files. Each function returns the fault (`what; what 
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
@@ -14,6 +15,8 @@ from tpspec.topology.sources import SOURCES, Kind
 
 if TYPE_CHECKING:
     from tpspec.topology.config import Placement
+
+MOST_SHOWN = 8  # ranks in a message
 
 
 def _one_weight_per_rank(weights: tuple[float, ...] | str, ranks: tuple[int, ...]) -> str | None:
@@ -74,10 +77,10 @@ def _ahead_of_what_is_verified(policy: str, placement: Placement) -> str | None:
 
 def _no_idle_rank(ranks: tuple[int, ...], placement: Placement) -> str | None:
     used = {*ranks} if placement.rank is None else {*ranks, placement.rank}
-    idle = sorted(set(range(max(used))) - used)
+    idle = list(islice((rank for rank in range(max(used)) if rank not in used), MOST_SHOWN + 1))
     if not idle:
         return None
-    shown = ", ".join(map(str, idle))
+    shown = ", ".join(map(str, idle[:MOST_SHOWN])) + (" and more" if len(idle) > MOST_SHOWN else "")
     return f"leaves rank {shown} idle; should number ranks without a hole (CUDA_VISIBLE_DEVICES chooses the cards)"
 
 

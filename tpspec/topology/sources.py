@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tpspec.errors import UserError
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
 Options = Mapping[str, int | float | str]
@@ -35,7 +36,10 @@ class Kind:
 
 
 def _behind(options: Options, folder: Path | None, num_layers: int) -> Sublayers:
-    return behind(int(options.get("layer", 0)), folder, num_layers)
+    layer = options.get("layer", 0)
+    if not isinstance(layer, int):
+        raise UserError(f"draft.options.layer is {layer!r}; should be a whole number")
+    return behind(layer, folder, num_layers)
 
 
 def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayers:

@@ -60,13 +60,13 @@ def skipped(file: str, folder: Path | None, num_layers: int) -> Sublayers:
     """
     if folder is None and not file:
         raise UserError(f"the model is not here, so {FILE} is not; should be named: draft.options.skip")
-    path = Path(file).expanduser() if file or folder is None else folder / FILE
+    path = Path(file) if file or folder is None else folder / FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.expanduser().read_text(encoding="utf-8"))
         return _checked(found["attention"], found["mlp"], num_layers)
     except FileNotFoundError:
         raise UserError(f"{path} is not there; find one with: python -m tpspec.measure skips MODEL") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f'{path} should hold {{"attention": [...], "mlp": [...]}}, layers from 0 to {num_layers - 1}: {error!r}'
         ) from error
