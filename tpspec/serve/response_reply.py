@@ -32,7 +32,7 @@ class ResponseReply:
         self._message: Json = {}  # empty until there is text
         self._message_index = 0
         self._finish: str | None = None
-        self._num_events = 0
+        self._num_events = self._num_said = 0
 
     def whole(self, answers: list[Piece], effort: Effort) -> Json:
         self._add(answers[0])
@@ -56,9 +56,12 @@ class ResponseReply:
 
     def _add(self, piece: Piece) -> list[Json]:
         """What a piece adds to the output, as events."""
-        events = self._say(piece.text) if piece.text else []
+        events: list[Json] = []
+        begin = self._num_said
         for call in piece.calls:
+            events += self._say(piece.text[self._num_said - begin : call.offset - begin])
             events += self._call(call)
+        events += self._say(piece.text[self._num_said - begin :])
         self._finish = piece.finish
         if piece.finish is not None:
             events += [] if self._output else self._open_message()
@@ -66,6 +69,9 @@ class ResponseReply:
         return events
 
     def _say(self, text: str) -> list[Json]:
+        if not text:
+            return []
+        self._num_said += len(text)
         events = [] if self._message else self._open_message()
         self._part["text"] += text
         return [*events, self._of_text("response.output_text.delta", delta=text, logprobs=[])]

@@ -74,10 +74,11 @@ class Calling:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """index: of this call among those of its text. arguments: a JSON object, as text."""
+    """index: of this call among those of its text. offset: how much is said before it. arguments: a JSON object."""
 
     id: str
     index: int
+    offset: int
     name: str
     arguments: str
 
@@ -94,7 +95,7 @@ class CallReader:
         self._held = ""  # what may yet turn out to be a mark or a call
         self._object: ObjectEnd | None = None  # inside a call
         self._may_begin = calling.lenient or not calling.format.opening  # a bare call: nothing else was said
-        self._num_calls = 0
+        self._num_calls = self._num_said = 0
 
     @property
     def ended(self) -> bool:
@@ -103,8 +104,15 @@ class CallReader:
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         self._held += text
-        found = list(self._found())
-        return "".join(one for one in found if isinstance(one, str)), [one for one in found if not isinstance(one, str)]
+        said: list[str] = []
+        calls: list[ToolCall] = []
+        for one in self._found():
+            if isinstance(one, str):
+                said.append(one)
+                self._num_said += len(one)
+            else:
+                calls.append(one)
+        return "".join(said), calls
 
     def flush(self) -> str:
         """What is held when the text ends; a call that was cut short is text."""
@@ -176,7 +184,7 @@ class CallReader:
             self._may_begin = False
             return self._without_marks(text)
         self._num_calls += 1
-        return ToolCall(f"call_{secrets.token_hex(12)}", self._num_calls - 1, *found)
+        return ToolCall(f"call_{secrets.token_hex(12)}", self._num_calls - 1, self._num_said, *found)
 
 
 class ObjectEnd:
