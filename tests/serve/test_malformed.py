@@ -54,6 +54,8 @@ BAD = {
     "a text far beyond the cache": b'{"prompt": "' + b"x " * 100_000 + b'"}',
     "prompt and output beyond the cache": b'{"prompt": [5, 5], "max_tokens": 255}',
     "suffix": b'{"prompt": "a", "suffix": "b"}',
+    "rated prompts": b'{"prompt": "a", "prompt_logprobs": 0}',
+    "best of true": b'{"prompt": "a", "best_of": true}',
     "best of 2": b'{"prompt": "a", "best_of": 2}',
     "unknown format": b'{"prompt": "a", "response_format": {"type": "yaml"}}',
     "a schema that is none": b'{"prompt": "a", "guided_json": "{"}',
@@ -118,6 +120,7 @@ def test_other_refusals_come_in_the_same_envelope(front) -> None:
     for method, path, status in (
         ("GET", "/nowhere", 404),
         ("GET", "/v1/models/nothing", 404),
+        ("GET", "/health/", 404),  # no redirect to an address made of what the client says the host is
         ("GET", "/v1/completions", 405),
         ("DELETE", "/health", 405),
     ):

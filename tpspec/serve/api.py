@@ -40,7 +40,7 @@ class Api:
         self._created, self._document = int(time.time()), document(model)
 
     def app(self) -> FastAPI:
-        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         gets: dict[str, Callable[..., Awaitable[Response]]] = {
             "/v1/models": self.models,
             "/v1/models/{name:path}": self.one_model,
