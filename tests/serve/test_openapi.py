@@ -52,7 +52,7 @@ def test_the_examples_are_served_as_what_is_promised(front: Front, path: str, st
     "field",
     [
         *("suffix", "best_of", "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "prompt_embeds"),
-        *("chat_template", "functions", "use_beam_search"),
+        *("chat_template", "functions", "use_beam_search", "prompt_logprobs"),
     ],
 )
 @pytest.mark.parametrize("path", POSTS[:3])

@@ -144,6 +144,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "in the background": ({"background": True}, "background"),
     "a conversation": ({"conversation": "c"}, "conversation"),
     "reasoning": ({"reasoning": {"effort": "high"}}, "reasoning"),
+    "no calls of tools": ({"max_tool_calls": 0}, "`max_tool_calls` is not supported"),
     "no input": ({"input": None}, "input"),
     "empty input": ({"input": []}, "input"),
     "a number": ({"input": 7}, "input"),

@@ -35,6 +35,7 @@ UNSUPPORTED = (
     *("allowed_token_ids", "chat_template"),
     *("continue_final_message", "logits_processors", "prediction"),
 )
+COUNTS = ("prompt_logprobs", "max_tool_calls")  # of which 0 asks for something, too
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # JSON has no other keys than strings
@@ -241,9 +242,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_unsupported(fields: dict[str, Any], refused: tuple[str, ...]) -> None:
     for name in (*UNSUPPORTED, *refused):
-        if fields.get(name):
+        value = fields.get(name)
+        if value or (name in COUNTS and value == 0 and value is not False):
             raise unsupported(name)
-    if fields.get("best_of", 1) != 1:
+    best_of = fields.get("best_of", 1)
+    if best_of != 1 or best_of is True:
         raise unsupported("best_of")
 
 
