@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from tpspec.serve.grammars import json_schema
+
 BAD = {
     "not json": b"{",
     "empty": b"",
@@ -103,6 +105,41 @@ def test_a_refusal_names_the_field_and_the_numbers(front) -> None:
     assert front.post(prompt="a", temperature=3).json()["error"]["param"] == "temperature"
 
 
+HELLO = [{"role": "user", "content": "a"}]
+LONG = "x " * 1000
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a"}}
+FAULTS = {
+    "max_completion_tokens": ("chat/completions", {"messages": HELLO, "max_completion_tokens": 9999}),
+    "max_tokens": ("chat/completions", {"messages": HELLO, "max_tokens": 9999}),
+    "max_output_tokens": ("responses", {"input": "a", "max_output_tokens": 9999}),
+    "prompt": ("completions", {"prompt": LONG}),
+    "messages": ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+    "input": ("responses", {"input": LONG}),
+}
+
+
+@pytest.mark.parametrize(("param", "kind", "fields"), [(param, *asked) for param, asked in FAULTS.items()], ids=FAULTS)
+def test_what_is_too_much_is_said_of_the_field_that_asked_for_it(front, param: str, kind: str, fields: dict) -> None:
+    """Stands against a client of /v1/responses that is told of max_tokens, which it never sent."""
+    error = front.post(kind, **fields).json()["error"]
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert param in error["message"] or "the prompt has" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        ("completions", {"prompt": "a", "response_format": FORMAT}, "response_format.json_schema.schema: Field"),
+        ("responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.schema: Field"),
+        ("responses", {"input": [{"role": "user"}]}, "input.0.content: Field"),
+        ("completions", {"prompt": "a", "stop": [""]}, "stop.0: String"),
+    ],
+)
+def test_a_fault_is_where_the_body_has_it(front, kind: str, fields: dict, said: str) -> None:
+    """Stands against a path that names pydantic's own choices: json_schema.json_schema.schema."""
+    assert front.post(kind, **fields).json()["error"]["message"].startswith(said)
+
+
 def test_a_map_full_of_faults_does_not_come_back_larger(front) -> None:
     """Stock FastAPI turned 38 kB into 440 kB: one error, with its input, for each entry."""
     faults = {str(i): "x" * 8 for i in range(2000)}
@@ -114,6 +151,27 @@ def test_fields_that_change_nothing_are_accepted(front) -> None:
     extra = {"user": "u", "wild": {"a": [1]}, "seed": None, "logprobs": False, "tool_choice": "none", "tools": []}
     front.complete(**extra, response_format={"type": "text"}, best_of=1, echo=False, min_tokens=0)
     front.complete(max_tokens=5, min_tokens=5, ignore_eos=True)
+
+
+NULLS = [
+    ("completions", {"prompt": "a", "stream": True, "stream_options": {"include_usage": None}}),
+    ("completions", {"prompt": "a", "structured_outputs": {"choice": ["b"], "json_object": None}}),
+    ("completions", {"prompt": "a", "response_format": FORMAT | {"json_schema": {"name": None, "schema": {}}}}),
+    ("responses", {"input": "a", "text": {"format": None}}),
+    ("responses", {"input": [{"type": None, "role": "user", "content": "a"}]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), NULLS)
+def test_a_null_inside_an_option_is_not_given_either(front, kind: str, fields: dict) -> None:
+    """Stands against a 400 for clients that write every field they know."""
+    assert front.post(kind, **fields).status_code == 200
+
+
+def test_a_null_in_a_clients_own_data_stays(front) -> None:
+    schema = {"enum": [None], "default": None}
+    front.complete(guided_json=schema)
+    assert front.engine.requests[-1].grammar == json_schema(schema)
 
 
 def test_other_refusals_come_in_the_same_envelope(front) -> None:

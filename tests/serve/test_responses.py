@@ -149,7 +149,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty input": ({"input": []}, "input"),
     "a number": ({"input": 7}, "input"),
     "an image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text parts"),
-    "an item of another kind": ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+    "an item of another kind": ({"input": [{"type": "item_reference", "id": "x"}]}, "be a message, function_call or"),
     "an item of a strange kind": ({"input": [{"type": ["x"]}]}, "input"),
     "an item that is none": ({"input": [3]}, "input"),
     "arguments that are no JSON": ({"input": [CALL | {"arguments": "{"}]}, "JSON"),
@@ -157,7 +157,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "two of one name": ({"tools": [LOOK, LOOK]}, "same name"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "truncation": ({"truncation": "auto"}, "truncation"),
-    "too many tokens": ({"max_output_tokens": 5000}, "max_tokens"),
+    "too many tokens": ({"max_output_tokens": 5000}, "max_output_tokens"),
 }  # fmt: skip
 
 

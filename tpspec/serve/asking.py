@@ -40,7 +40,7 @@ async def completion_asks(body: CompletionBody, text: Text, cache_tokens: int) -
 
 
 async def chat_asks(body: ChatBody | ResponsesBody, text: Text, cache_tokens: int) -> list[Ask]:
-    prompt = await asyncio.to_thread(encode_chat, text, body.chat, cache_tokens - 1)
+    prompt = await asyncio.to_thread(encode_chat, text, body.chat, cache_tokens - 1, body.asks_in)
     toolbox, grammar = body.toolbox, body.grammar
     if toolbox is None:
         return asks(body, text, prompt, cache_tokens, grammar=grammar)
@@ -63,10 +63,10 @@ def asks(
     grammar: str = "",
 ) -> list[Ask]:
     """One ask for each of n choices, with seeds that follow one another."""
-    check_ids("prompt", prompt, text)  # words that were added to a tokenizer need not be in the model
+    check_ids(body.asks_in, prompt, text)  # words that were added to a tokenizer need not be in the model
     max_tokens = _max_tokens(body, len(prompt), cache_tokens)
     if body.min_tokens > max_tokens:
-        message = f"min_tokens is {body.min_tokens}; it should be at most max_tokens, here {max_tokens}"
+        message = f"min_tokens is {body.min_tokens}; it should be at most {body.limit_name}, here {max_tokens}"
         raise bad_request(message, "min_tokens", "invalid_value")
     stop_ids = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else text.eos_ids)
     if body.min_tokens and len(stop_ids) >= text.vocab_size:
@@ -121,13 +121,13 @@ def _max_tokens(body: Body, num_prompt: int, cache_tokens: int) -> int:
     """What was asked for, or the default, which yields to the room there is."""
     room = cache_tokens - num_prompt
     if room < 1:
-        raise too_long(num_prompt, cache_tokens - 1)
+        raise too_long(num_prompt, cache_tokens - 1, body.asks_in)
     if body.limit is None:
         return room if body.default_tokens is None else min(body.default_tokens, room)
     if body.limit > room:
         message = (
-            f"max_tokens is {body.limit} and the prompt has {num_prompt} tokens, {body.limit + num_prompt} together; "
-            f"this server takes {cache_tokens}"
+            f"{body.limit_name} is {body.limit} and the prompt has {num_prompt} tokens, {body.limit + num_prompt} "
+            f"together; this server takes {cache_tokens}"
         )
-        raise bad_request(message, "max_tokens", "context_length_exceeded")
+        raise bad_request(message, body.limit_name, "context_length_exceeded")
     return body.limit

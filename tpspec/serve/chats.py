@@ -143,6 +143,7 @@ Choice = Literal["none", "auto", "required"]
 
 class ChatBody(ChoicesBody):
     refused = ("echo",)
+    asks_in = "messages"
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool = True

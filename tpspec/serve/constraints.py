@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tpspec.serve.errors import bad_request, unsupported
 from tpspec.serve.grammars import choice, json_schema, lark, regex
@@ -18,7 +18,14 @@ Schema = dict[str, Any]
 
 
 class Shape(BaseModel):
+    """A null field is not given, as clients write it; what is inside a client's own data, such as a schema, stays."""
+
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: object) -> object:
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
 class NamedSchema(Shape):

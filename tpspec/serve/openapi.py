@@ -143,6 +143,8 @@ def _event(schema: str) -> Json:
 
 def _bodies() -> Json:
     described: Json = models_json_schema([(body, "validation") for body in EXAMPLES], ref_template=REF)[1]["$defs"]
+    for schema in described.values():
+        schema |= {"properties": _optional(schema)} if "properties" in schema else {}
     for body in EXAMPLES:
         described[body.__name__]["properties"] = _fields(body, described[body.__name__])
     _close_patterns(described)
@@ -151,10 +153,13 @@ def _bodies() -> Json:
 
 def _fields(body: type[Strict], schema: Json) -> Json:
     """Null is as good as nothing; what would change the output and is not supported has to be as good as nothing."""
-    needed = schema.get("required", ())
-    fields = {name: field if name in needed else _or_null(field) for name, field in schema["properties"].items()}
     refused = {name: NEUTRAL_COUNT if name in COUNTS else NEUTRAL for name in (*UNSUPPORTED, *body.refused)}
-    return {**refused, "best_of": {"enum": [None, 1]}, **fields}
+    return {**refused, "best_of": {"enum": [None, 1]}, **schema["properties"]}
+
+
+def _optional(schema: Json) -> Json:
+    needed = schema.get("required", ())
+    return {name: field if name in needed else _or_null(field) for name, field in schema["properties"].items()}
 
 
 def _or_null(field: Json) -> Json:

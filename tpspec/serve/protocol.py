@@ -11,10 +11,10 @@ import json
 import re
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tpspec.request import Sampling
-from tpspec.serve.constraints import Constraints
+from tpspec.serve.constraints import Constraints, Shape
 from tpspec.serve.errors import ApiError, bad_request, unsupported
 
 MAX_CHOICES = 16
@@ -50,15 +50,13 @@ Several = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompts = Words | Ids | Annotated[list[Words], Several] | Annotated[list[Ids], Several]
 
 
-class Strict(BaseModel):
+class Strict(Shape):
     """Unknown fields are accepted and ignored, as OpenAI and vLLM do: gateways and benchmarks send their own.
 
     refused: fields that change the output elsewhere, beyond those that nothing here supports.
     """
 
     refused: ClassVar[tuple[str, ...]] = ()
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
 
 B = TypeVar("B", bound=Strict)
@@ -70,8 +68,9 @@ class StreamOptions(Strict):
 
 
 class Body(Strict, Constraints):
-    """What all requests for text share."""
+    """What all requests for text share. asks_in: the field that is read to the model."""
 
+    asks_in: ClassVar[str] = "prompt"
     default_tokens: ClassVar[int | None] = None
 
     model: str | None = None
@@ -102,6 +101,11 @@ class Body(Strict, Constraints):
     @property
     def limit(self) -> int | None:
         """The most tokens that may be generated; None: default_tokens, or what there is room for."""
+        raise NotImplementedError
+
+    @property
+    def limit_name(self) -> str:
+        """The field that says so, or could."""
         raise NotImplementedError
 
     @property
@@ -151,6 +155,10 @@ class ChoicesBody(Body):
     @property
     def limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def limit_name(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
 
     @property
     def num_choices(self) -> int:
@@ -226,7 +234,7 @@ def check(kind: type[B], fields: dict[str, Any]) -> B:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _describe(error) from None
+        raise _describe(error, fields) from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -265,13 +273,27 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)  # bool is an int, but not an id
 
 
-def _describe(error: ValidationError) -> ApiError:
+def _describe(error: ValidationError, fields: dict[str, Any]) -> ApiError:
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [_line(fault["loc"], fault["msg"]) for fault in faults[:MAX_FAULTS]]
+    lines = [_line(_without_kinds(fault["loc"], fields), fault["msg"]) for fault in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
         lines.append(f"and {len(faults) - MAX_FAULTS} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
     return bad_request("; ".join(lines), param, "invalid_value")
+
+
+def _without_kinds(location: tuple[int | str, ...], fields: dict[str, Any]) -> tuple[int | str, ...]:
+    """Where a fault is in the body: pydantic also says which of several kinds it took a value for."""
+    value: Any = fields
+    path: list[int | str] = []
+    for step in location[:-1]:
+        inside: dict[Any, Any] = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inside, dict):
+            if step not in inside:
+                continue
+            value = inside[step]
+        path.append(step)
+    return (*path, *location[-1:])
 
 
 def _line(location: tuple[int | str, ...], message: str) -> str:

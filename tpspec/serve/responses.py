@@ -63,8 +63,8 @@ class NamedFunctionTool(Strict):
 
 
 def _kind_of(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-    return str(kind)
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", "")
+    return "message" if kind is None else str(kind)
 
 
 def _checked(tools: list[FunctionTool]) -> list[FunctionTool]:
@@ -76,7 +76,11 @@ Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputResult, Tag("function_call_output")],
-    Discriminator(_kind_of),
+    Discriminator(
+        _kind_of,
+        custom_error_type="unknown_item",
+        custom_error_message="Input should be a message, function_call or function_call_output, as its type says",
+    ),
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 
@@ -86,6 +90,7 @@ class ResponsesBody(Body):
         *("previous_response_id", "conversation", "prompt", "background", "reasoning", "top_logprobs"),
         *("max_tool_calls", "context_management", "moderation"),
     )
+    asks_in = "input"
 
     input: Items
     instructions: str | None = None
@@ -112,6 +117,10 @@ class ResponsesBody(Body):
     @property
     def limit(self) -> int | None:
         return self.max_output_tokens
+
+    @property
+    def limit_name(self) -> str:
+        return "max_output_tokens"
 
     @property
     def num_logprobs(self) -> int | None:

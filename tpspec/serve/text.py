@@ -36,26 +36,29 @@ def encode(text: Text, prompt: str, limit: int, *, special: bool = True) -> tupl
 
     special: with the beginning-of-text token where the model wants one.
     """
-    _check_length(text, prompt, limit)
+    _check_length(text, prompt, limit, "prompt")
     return text.encode(prompt) if special else text.encode_rendered(prompt)
 
 
-def encode_chat(text: Text, chat: Chat, limit: int) -> tuple[int, ...]:
-    """limit: as of encode. Raises ApiError where the model has no template, or it refuses this chat."""
+def encode_chat(text: Text, chat: Chat, limit: int, param: str = "messages") -> tuple[int, ...]:
+    """limit: as of encode. param: the field that holds the chat.
+
+    Raises ApiError where the model has no template, or it refuses this chat.
+    """
     if chat.uses_tools and text.has_chat_template and "tool" not in text.chat_template(tools=True):
         raise bad_request("the chat template of this model knows no tools", "tools", "chat_template_error")
     try:
         rendered = text.render_chat(chat.messages, tools=chat.tools, answer=chat.answer, options=chat.options)
     except NoChat as error:
         hint = "" if text.has_chat_template else ": use /v1/completions"
-        raise bad_request(f"{error}{hint}", "messages", "chat_template_error") from error
-    _check_length(text, rendered, limit)
+        raise bad_request(f"{error}{hint}", param, "chat_template_error") from error
+    _check_length(text, rendered, limit, param)
     return text.encode_rendered(rendered)
 
 
-def _check_length(text: Text, prompt: str, limit: int) -> None:
+def _check_length(text: Text, prompt: str, limit: int, param: str) -> None:
     if len(prompt) > limit * text.longest:
-        raise too_long(f"at least {len(prompt) // text.longest}", limit)
+        raise too_long(f"at least {len(prompt) // text.longest}", limit, param)
 
 
 class StopFinder:
@@ -128,7 +131,7 @@ class TextStream:
         return self._finder.feed(self._detokenizer.flush()) + self._finder.flush()
 
 
-def too_long(size: object, limit: int) -> ApiError:
-    """limit: the longest prompt that leaves room for one token."""
+def too_long(size: object, limit: int, param: str) -> ApiError:
+    """limit: the longest prompt that leaves room for one token. param: the field that holds it."""
     message = f"the prompt has {size} tokens; this server takes {limit + 1}, prompt and output together"
-    return bad_request(message, "prompt", "context_length_exceeded")
+    return bad_request(message, param, "context_length_exceeded")
