@@ -219,3 +219,18 @@ def test_the_readme_lists_every_key() -> None:
         keys = getattr(info.annotation, "model_fields", None)
         for path in [f"{name}.{key}" for key in keys] if keys else [name]:
             assert f"| `{path}` |" in text, path
+
+
+@pytest.mark.parametrize(
+    ("source", "on"),
+    [("model", [0]), ("eagle", [0]), (["ngram", "eagle"], [0]), ("ngram", [0, 1]), ("early_exit", [0, 1])],
+)
+def test_what_computes_drafts_at_the_lead_and_what_looks_up_or_needs_the_shards_on_every_rank(
+    source: str | list[str], on: list[int]
+) -> None:
+    """Stands against a draft model on every card, of which unlike ones would not say the same."""
+    target, draft = {"model": "m", "ranks": [0, 1]}, {"source": source, "model": "d"}
+    if source in ("ngram", "early_exit"):
+        del draft["model"]
+    made = Topology.model_validate({"name": "a test", "target": target, "draft": draft})
+    assert [rank for rank in range(2) if made.drafts_on(rank)] == on

@@ -107,6 +107,15 @@ def test_unlike_cards_carry_in_proportion() -> None:
     assert drafters == {1, 2}  # a 3090, or the 4090
 
 
+def test_an_inline_draft_model_is_on_the_first_card_alone() -> None:
+    """The lead drafts for all. Stands against a plan that does not fit because every card was to hold the model."""
+    ranking = plan(wish())
+    inline, plain = (of(ranking, placement, 8, 4).memory for placement in ("inline", "none"))
+    first, *others = (a - b for a, b in zip(inline, plain, strict=True))
+    assert first > 0
+    assert not any(others)
+
+
 @pytest.mark.parametrize("placement", ["none", "inline", "dedicated", "gaps"])
 def test_every_plan_can_be_read_back(tmp_path: Path, placement: str) -> None:
     """Against a planner that writes what `load` refuses."""

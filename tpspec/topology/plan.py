@@ -93,6 +93,11 @@ class Layout:
         return self.shards.index(self.drafter) if self.placement == "gaps" else len(self.shards)
 
     @property
+    def drafts_at(self) -> int:
+        """Index of the card that a draft model is on: inline, the first of the target's."""
+        return self.shards[0] if self.drafter is None else self.drafter
+
+    @property
     def cards(self) -> tuple[int, ...]:
         """Indices of the cards in rank order."""
         if self.drafter is None or self.drafter in self.shards:
@@ -235,14 +240,13 @@ class _Planner:
         return replace(step, reduces=whole.reduces - len(self.left_out) if whole.reduces else 0)
 
     def _draft_s(self, layout: Layout) -> float:
-        """Seconds of one drafted token, on the slowest card that drafts it. Looking it up in the text is free."""
+        """Seconds of one drafted token by a model, on the card that drafts it. Looking it up in the text is free."""
         if self.draft is None or layout.placement == "none":
             return 0.0
         (whole,) = split(self.draft, (1.0,))
         load = self._load(self.draft, whole, 16)
-        drafting = layout.shards if layout.drafter is None else (layout.drafter,)
-        steps = [step_cost([load], [self.wish.gpus[i]], self.draft.num_layers, 0, None) for i in drafting]
-        return max(step.seconds(1) for step in steps)
+        on = [self.wish.gpus[layout.drafts_at]]
+        return step_cost([load], on, self.draft.num_layers, 0, None).seconds(1)
 
     def _load(self, shape: ModelShape, shard: Shard, bits: int) -> Load:
         return Load(
@@ -264,9 +268,7 @@ class _Planner:
         own = self._bytes(self.draft, whole, 16)
         if layout.placement == "dedicated":
             return (*held, own)
-        return tuple(
-            size + own * (layout.drafter in (None, index)) for index, size in zip(layout.shards, held, strict=True)
-        )
+        return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
 
     def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
         return tuple(self._bytes(self.target, shard, layout.bits) for shard in self._split(layout))

@@ -11,6 +11,7 @@ import yaml
 
 from tpspec.topology.plan import HIT_RATE, Layout, Plan, Ranking, Refusal, Wish, boxed, topology_of
 from tpspec.topology.report import table
+from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ def _drafting(wish: Wish, one: Plan) -> list[str]:
         case "inline" if not one.draft_s:
             return ["drafts looked up"]
         case "inline":
-            return [f"drafts {drafting_ms:.1f} ms on every card"]
+            return [f"drafts {drafting_ms:.1f} ms on {'every' if wish.draft in SOURCES else 'the first'} card"]
         case placement:
             where = "the gaps" if placement == "gaps" else "a card of their own"
             return [f"drafts {drafting_ms:.1f} ms in {where}, {left_ms:.1f} not hidden"]
