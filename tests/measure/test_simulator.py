@@ -18,14 +18,16 @@ from tpspec.measure.script import WRONG, Script, replays_of, scripts_of
 from tpspec.measure.simulate_command import checked, report, simulation
 from tpspec.measure.simulated_draft import OUTCOMES, Guesses
 from tpspec.measure.simulator import COLLECTIVES, DETAILED, Crowd, Simulation, simulate
-from tpspec.measure.time_model import TimeModel
+from tpspec.measure.time_model import TimeModel, on_cards
 from tpspec.measure.timeline import chrome_trace
 from tpspec.measure.trace import Recording, Round, guesses_of, made_up, read, write
 from tpspec.request import Request
 from tpspec.roles.target import lead_rounds
+from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import Topology
 from tpspec.topology.cost import RankCost, StepCost, tokens_per_round
 from tpspec.topology.links import Curve, LinkTable, straight
+from tpspec.topology.plan import Layout, Wish, plan
 
 ROOT = Path(__file__).parents[2]
 # Powers of two, so that sums are exact.
@@ -304,6 +306,19 @@ def test_a_big_box_is_simulated_without_a_card(capsys: pytest.CaptureFixture[str
     assert {one["ph"] for one in json.loads(path.read_text())["traceEvents"]} == {"X", "M"}
 
 
+def test_drafts_through_the_shards_cost_their_layers_and_collectives() -> None:
+    """Stands against drafts of early_exit that are free: 20 of 80 layers are 40 all-reduces for every drafted token."""
+    box = {"target": {"model": "meta-llama/Llama-3.3-70B-Instruct", "ranks": list(range(8)), "quantize": "int4"}}
+    link, cards = {"table": "pcie4"}, parse_gpus(["8x3090"])
+    time = on_cards(topology(**box, draft={"source": "early_exit"}, link=link), cards, 4096)
+    assert time.draft is not None
+    assert (time.target.reduces, time.draft.reduces) == (160, 40)
+    planned = plan(Wish(cards, "pcie4", box["target"]["model"], "early_exit")).plans
+    (same,) = [one for one in planned if one.layout == Layout(tuple(range(8)), 4, "inline")]
+    assert time.draft.seconds(1) == pytest.approx(same.draft_s)
+    assert on_cards(topology(**box, link=link), cards, 4096).draft is None
+
+
 def test_a_trace_is_simulated_and_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     write(path, [recorded([(4, 2), (4, 4), (0, 0), (2, 1)] * 3), recorded([(4, 0), (3, 3), (1, 0)] * 4)])
@@ -328,6 +343,10 @@ def test_a_trace_is_simulated_and_checked(capsys: pytest.CaptureFixture[str], tm
         (("--acceptance", "0.5", *CARDS, "--set", "draft.source=none"), "nothing to compare"),
         (("--acceptance", "0.5", *CARDS, "--set", "cache.tokens=64"), "do not fit"),
         (("--trace", "nowhere.jsonl", *CARDS), "nowhere.jsonl"),
+        (("--acceptance", "0.5", *CARDS, "--set", "draft={source: mtp}"), "source mtp: what its drafts cost"),
+        (("--acceptance", "0.5", *CARDS, "--set", "draft={source: eagle, model: h}"), "source eagle: what its drafts"),
+        (("--acceptance", "0.5", *CARDS, "--set", "draft={source: medusa, model: h}"), "source medusa: what its"),
+        (("--acceptance", "0.5", *CARDS, "--set", "draft={source: layer_skip}"), "draft.options.skip"),
         (("--acceptance", "0.5", *CARDS, "--timeline", "/nowhere/t.json"), "cannot be written"),
     ],
 )

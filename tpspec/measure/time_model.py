@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.measure.trace import samples_of
 from tpspec.topology.calibration import Sample, fit
-from tpspec.topology.cost import Load, RankCost, StepCost, step_cost
+from tpspec.topology.checkpoint import local
+from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable, link_for
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, num_params, split, weight_bytes
+from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
     from tpspec.measure.trace import Recording, Round
@@ -52,25 +54,46 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
     on = [gpus[rank] for rank in target.ranks]
     for shard, card in zip(shards, on, strict=True):
         _check_fits(topology, shape, shard, card)
-    kv = topology.cache_dtype
-    loads = [_load(shape, shard, target.dtype, target.quantize, kv, context) for shard in shards]
-    row_bytes = shape.hidden * DTYPE_BYTES[target.dtype]
-    return TimeModel(
-        step_cost(loads, on, shape.num_layers, row_bytes, _link(topology)), _draft(topology, gpus, context)
+    row_bytes, link = shape.hidden * DTYPE_BYTES[target.dtype], _link(topology)
+
+    def step_of(shape: ModelShape) -> StepCost:
+        kv = topology.cache_dtype
+        loads = [_load(shape, shard, target.dtype, target.quantize, kv, context) for shard in shards]
+        return step_cost(loads, on, shape.num_layers, row_bytes, link)
+
+    left_out = [_left_out(topology, name, shape.num_layers) for name in topology.draft.sources]
+    thin = [thin_step(step_of, shape, num) for num in left_out if num is not None]
+    drafting = [*thin, *_whole_models(topology, gpus, context)]
+    # Of several sources the dearest: whichever drafts, a step takes no longer.
+    return TimeModel(step_of(shape), max(drafting, key=lambda step: step.seconds(1), default=None))
+
+
+def _left_out(topology: Topology, name: str, num_layers: int) -> int | None:
+    """Sublayers that a source leaves out of the target; None where it does not draft with it. Refuses heads."""
+    kind = SOURCES[name]
+    if kind.computes and kind.loads != "model":
+        raise UserError(
+            f"source {name}: what its drafts cost on cards is not known; should be simulated with --calibrate, "
+            "from a trace that drafted with it"
+        )
+    return (
+        None
+        if kind.thins is None
+        else len(kind.thins(topology.draft.options, local(topology.target.model), num_layers))
     )
 
 
-def _draft(topology: Topology, gpus: Sequence[Card], context: int) -> StepCost | None:
-    """On the slowest card that drafts. Looking drafts up in the text is free."""
+def _whole_models(topology: Topology, gpus: Sequence[Card], context: int) -> Iterator[StepCost]:
+    """A step of the draft model on each card that drafts. Looking drafts up in the text is free."""
     if topology.draft.own_model is None:
-        return None
+        return
     shape = shape_of(topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
     dtype = topology.draft.dtype or topology.target.dtype
     load = _load(shape, whole, dtype, topology.draft.quantize, dtype, context)
-    drafting = [gpu for rank, gpu in enumerate(gpus) if topology.drafts_on(rank)]
-    steps = [step_cost([load], [gpu], shape.num_layers, 0, None) for gpu in drafting]
-    return max(steps, key=lambda step: step.seconds(1))
+    for rank, gpu in enumerate(gpus):
+        if topology.drafts_on(rank):
+            yield step_cost([load], [gpu], shape.num_layers, 0, None)
 
 
 def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cache_dtype: str, context: int) -> Load:

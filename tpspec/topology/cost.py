@@ -11,8 +11,8 @@ device or why a number was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tpspec.topology.cards import Card
     from tpspec.topology.links import LinkTable
+    from tpspec.topology.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,13 @@ def step_cost(
         row_bytes=row_bytes,
         link=link,
     )
+
+
+def thin_step(step_of: Callable[[ModelShape], StepCost], shape: ModelShape, num_left_out: int) -> StepCost:
+    """A step of a model without so many of its sublayers; attention and MLP count alike. step_of: of a whole one."""
+    whole, kept = step_of(shape), 1 - num_left_out / (2 * shape.num_layers)
+    thin = step_of(replace(shape, num_layers=round(kept * shape.num_layers)))
+    return replace(thin, reduces=whole.reduces - num_left_out if whole.reduces else 0)
 
 
 def tokens_per_round(acceptance: float, num_drafted: int) -> float:

@@ -5,7 +5,8 @@ Everything here is a prediction of `cost.py`. Must not print, write a file (`pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import OutOfMemory, UserError
@@ -20,6 +21,7 @@ from tpspec.topology.cost import (
     predict,
     sequential_round_s,
     step_cost,
+    thin_step,
     tokens_per_round,
 )
 from tpspec.topology.links import link_for
@@ -202,7 +204,7 @@ class _Planner:
         over = [own - self.wish.gpus[index].usable_bytes for index, own in zip(layout.cards, memory, strict=True)]
         if max(over) > 0:
             return Refusal(layout, max(over), self.wish.gpus[layout.cards[over.index(max(over))]])
-        step, thin = self._step(layout), self._thin_step(layout)
+        step, thin = self._step(layout, self.target), self._thin_step(layout)
         draft_s = self._draft_s(layout) if thin is None else thin.seconds(1)
         lengths = [0] if layout.placement == "none" else range(1, MOST_DRAFTED + 1)
         predicted = {length: self._predict(layout, step, draft_s, length, thin) for length in lengths}
@@ -222,22 +224,16 @@ class _Planner:
                 round_s = sequential_round_s(step_s, drafting_s)
         return predict(step, num_drafted, tokens_per_round(self.wish.acceptance, num_drafted), round_s, thin)
 
-    def _step(self, layout: Layout) -> StepCost:
+    def _step(self, layout: Layout, shape: ModelShape) -> StepCost:
         on = [self.wish.gpus[index] for index in layout.shards]
-        link = self.wish.link_for(len(on))
-        loads = [self._load(self.target, shard, layout.bits) for shard in self._split(layout)]
-        return step_cost(loads, on, self.target.num_layers, 2 * self.target.hidden, link)
+        loads = [self._load(shape, shard, layout.bits) for shard in self._split(layout)]
+        return step_cost(loads, on, shape.num_layers, 2 * shape.hidden, self.wish.link_for(len(on)))
 
     def _thin_step(self, layout: Layout) -> StepCost | None:
-        """A step of the target without what it leaves out when it drafts; attention and MLP count alike."""
+        """A step of the target without what it leaves out when it drafts."""
         if self.left_out is None or layout.placement == "none":
             return None
-        whole, kept = self._step(layout), 1 - len(self.left_out) / (2 * self.target.num_layers)
-        on = [self.wish.gpus[index] for index in layout.shards]
-        thin = replace(self.target, num_layers=round(kept * self.target.num_layers))
-        loads = [self._load(thin, shard, layout.bits) for shard in self._split(layout)]
-        step = step_cost(loads, on, thin.num_layers, whole.row_bytes, whole.link)
-        return replace(step, reduces=whole.reduces - len(self.left_out) if whole.reduces else 0)
+        return thin_step(partial(self._step, layout), self.target, len(self.left_out))
 
     def _draft_s(self, layout: Layout) -> float:
         """Seconds of one drafted token by a model, on the card that drafts it. Looking it up in the text is free."""
