@@ -29,7 +29,10 @@ from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split, weight_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tpspec.model.quantized import Matrix
+    from tpspec.topology.groups import Bits
 
 CPU = torch.device("cpu")
 KINDS = pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -53,6 +56,17 @@ def compiled(matrix: Matrix, bias: torch.Tensor | None) -> CompiledLinear:
     if (loaded := compiled_products()) is None:
         pytest.skip("the compiled products were not built here")
     return CompiledLinear(loaded, matrix, bias)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("make", [DequantizedLinear, compiled])
+def test_a_weight_that_is_no_number_stays_none(bits: Bits, damage: float, make: Callable[..., Any]) -> None:
+    """Stands against a spoilt checkpoint whose texts look plausible: codes know no NaN, and a scale of 1 hides it."""
+    weight, x = noise(8, 256), noise(1, 256, seed=1)
+    weight[3, 200] = damage
+    out = make(Rounded(weight, bits, grid_of(range(256), 256)[0]), None)(x)
+    assert (~out.isfinite()).nonzero().tolist() == [[0, 3]]
 
 
 @settings(deadline=None)

@@ -145,7 +145,7 @@ def _four(weight_OGX: Tensor) -> Quantized:
 
 
 def _usable(scales_OG: Tensor) -> Tensor:
-    """A group of equal weights has no scale; any will do. NaN stays: codes could not say it."""
+    """A group of equal weights has no scale; any will do. What is not finite stays, for codes cannot say so."""
     scales_OG = scales_OG.bfloat16()
     return torch.where(scales_OG == 0, 1, scales_OG)
 
