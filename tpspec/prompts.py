@@ -29,7 +29,11 @@ class Prompt:
     where: str = field(default="", compare=False)
 
     def encode(self, text: Text) -> tuple[int, ...]:
-        """Raises UserError where no token comes of it: an empty text, for a model that puts none before a text."""
+        """Raises UserError for what is no text, or an empty one, for a model that puts no token before a text."""
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:  # half a character, as which bytes of a command line come that are no text
+            raise UserError(f"{self.where or 'the prompt'}: holds bytes that are no text; should be UTF-8") from None
         if self.chat:
             return text.encode_chat([{"role": "user", "content": self.text}])
         if not (ids := text.encode(self.text)):

@@ -164,6 +164,7 @@ def test_no_prompt_at_all(
         ("[" * 100_000, "not JSON that can be read"),
         ('{"prompt": ' + "9" * 5000 + "}", "not JSON that can be read"),
         ('{"prompt": ""}', "the prompt is empty"),
+        ('{"prompt": "a\\ud800"}', "holds bytes that are no text; should be UTF-8"),
         ("[1]", '"prompt"'),
         ('{"prompt": 5}', '"prompt"'),
         ('{"text": "a"}', '"prompt"'),
@@ -480,16 +481,20 @@ def test_a_draft_cache_larger_than_the_machine_names_the_draft_model(
 def test_ranks_of_one_host_do_not_count_its_memory_twice(
     topology_file: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stands against the OOM killer: each of two ranks found room for a draft that both were about to load."""
-    draft = tiny("llama", tmp_path / "wide", num_hidden_layers=1, num_key_value_heads=6, head_dim=512)
-    config_with(num_hidden_layers=6)(draft)  # 144 KiB a token, 6 GiB with the futures on each rank
-    made = load(topology_file(2, draft={"source": "model", "model": str(draft)}, cache={"tokens": 42_000}))
+    """Stands against the OOM killer: each of two ranks found room for a shard where both were about to load one; and
+    against a draft model that is counted on ranks that hold none, since the lead drafts for all."""
+    wide = tiny("llama", tmp_path / "wide", num_hidden_layers=1, num_key_value_heads=6, head_dim=512)
+    config_with(num_hidden_layers=6)(wide)  # 144 KiB a token, 6 GiB with the futures of a draft
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
     memory.MEMINFO.write_text(f"MemAvailable: {10 * 2**20} kB\n")
+    made = load(topology_file(2, target={"model": str(wide)}, cache={"tokens": 84_000}))
     for rank in range(2):
-        with pytest.raises(OutOfMemory, match=f"draft model {draft} .* of the rest of this world, 10.00 GiB are free"):
+        with pytest.raises(OutOfMemory, match=f"shard {rank} of {wide} .* of the rest of this world, 10.00 GiB are fr"):
             check_fits(made, rank, torch.device("cpu"), range(2))
     check_fits(made, 1, torch.device("cpu"), [1])  # alone on its host
+    made = load(topology_file(2, draft={"source": "model", "model": str(wide)}, cache={"tokens": 42_000}))
+    for rank in range(2):
+        check_fits(made, rank, torch.device("cpu"), range(2))
 
 
 # What only a world of several ranks can see

@@ -27,6 +27,7 @@ from tpspec.errors import UserError
 from tpspec.topology.checkpoint import cache_root
 
 SUMS = "SHA256SUMS"
+NEEDED = {"config.json", "model.safetensors", "tokenizer.json"}
 Step = Callable[[float, float], None]  # (done, total)
 
 
@@ -70,9 +71,10 @@ def fetch(name: str, root: Path | None = None) -> Path:
 def is_whole(folder: Path) -> bool:
     """True when every file listed in the folder's checksums is there, and is what was written."""
     try:
-        sums = [line.split("  ", 1) for line in (folder / SUMS).read_text().splitlines()]
-        return all(_sha256(folder / file) == digest for digest, file in sums)
-    except FileNotFoundError:
+        sums = [line.partition("  ") for line in (folder / SUMS).read_text(encoding="utf-8").splitlines()]
+        names = {name for _, _, name in sums}
+        return names >= NEEDED and all(_sha256(folder / name) == digest for digest, _, name in sums)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnicodeDecodeError):
         return False
 
 
