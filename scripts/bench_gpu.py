@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
-import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,22 +33,25 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+from random_checkpoint import anything, at, write
 from serving import ROOT, torchrun
 
 sys.path.insert(0, str(ROOT))  # python adds scripts/ to the path, not the repository
 
 PROMPT, TOKENS, WARM_UP = 200, 256, 16
 ROWS = (1, 2, 4, 6, 8, 12, 16)
-DRAFTS = 4
+DRAFTS, SHARED_TOKENS = 4, 32
 COPY_BYTES = 1 << 30
-SURE = 1000  # times the usual size of an embedding: a model whose head is its embedding then repeats what it reads
-END_S = 45.0  # for torchrun to end its ranks, which it kills after half a minute
+END_S = 30.0
 SLOW = "collectives go through gloo"
+SAYS = "bench_gpu: "
 GOALS = {
     "share of the copy bandwidth": "0.85",
     "host beside the card, us a round": "150",
@@ -68,11 +70,14 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("bench_gpu: no CUDA card is here (--device cpu --model smollm2-135m tries the script alone)")
     with tempfile.TemporaryDirectory() as temporary:
+        if {"shared", "gaps"} & set(options.only):
+            build(Path(temporary))
         folder = options.to or Path(temporary)
         for model in {options.model, options.draft}:
             write(model, at(model, folder), repeats=True)
         if "shared" in options.only:
             write(options.draft, anything(options.draft, folder), repeats=False)
+        forget()
         results = {}
         for name in options.only:
             results[name] = section(name, options, folder)
@@ -92,61 +97,42 @@ def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     try:
         out, errors = worker.communicate(timeout=options.limit)
     except subprocess.TimeoutExpired:
-        end(worker)
         return {"failed": [f"it took longer than {options.limit:g} s (--limit)"]}
+    finally:
+        end(worker)
     if worker.returncode:
         return {"failed": errors.strip().splitlines()[-12:]}
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    said = list(dict.fromkeys(line for line in errors.splitlines() if line.startswith(SAYS)))
+    return found | ({"said": said} if said else {})
 
 
 def end(worker: subprocess.Popen[str]) -> None:
-    """And its ranks, which are in sessions of their own: torchrun, which is in the worker's, ends them."""
-    os.killpg(worker.pid, signal.SIGTERM)
+    """And all that it started: ranks are in sessions of their own, where no signal to the worker's finds them."""
+    if worker.poll() is not None:
+        return
+    started = psutil.Process(worker.pid).children(recursive=True)
+    worker.kill()
+    for process in started:  # parents first: nobody is left who could start another
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started, END_S)  # what they held of the card is free then
     worker.communicate()
-    deadline = time.monotonic() + END_S
-    try:
-        while time.monotonic() < deadline:
-            os.killpg(worker.pid, 0)
-            time.sleep(0.2)
-        os.killpg(worker.pid, signal.SIGKILL)
-    except ProcessLookupError:
+
+
+def build(temporary: Path) -> None:
+    """The C libraries, where they are not built for this python: without them ranks of one card meet through gloo."""
+    from tpspec import native
+    from tpspec.comm.shared import LIBRARY
+
+    if native.library(LIBRARY) is not None:
         return
-
-
-def write(model: str, place: Path, *, repeats: bool) -> None:
-    """A random checkpoint of the shape, unless it is there: transformers' own initial weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from tests.checkpoints import write_tokenizer
-    from tpspec.topology.shape import known_models
-
-    if place.exists():
-        return
-    print(f"writing random weights of {model} ...", file=sys.stderr, flush=True)
-    fields = dict(known_models()[model])
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        random = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    if repeats:
-        embedding, head = random.get_input_embeddings().weight, random.get_output_embeddings().weight
-        with torch.no_grad():
-            embedding *= SURE
-            head.copy_(embedding)
-    unfinished = place.with_name(place.name + ".unfinished")
-    random.save_pretrained(unfinished)
-    write_tokenizer(unfinished, config.vocab_size)
-    unfinished.rename(place)
-    del random
-    forget()
-
-
-def at(model: str, folder: Path) -> Path:
-    return folder / model.replace("/", "--")
-
-
-def anything(model: str, folder: Path) -> Path:
-    return folder / f"{at(model, folder).name}--anything"
+    command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q"]
+    command += ["build_ext", "--inplace", "--build-temp", str(temporary), "--build-lib", str(temporary)]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    importlib.invalidate_caches()
+    if native.library(LIBRARY) is None:
+        print(f"{SAYS}the C libraries could not be built: {told.stderr.strip()[-1000:]}", file=sys.stderr)
 
 
 def decode(options: argparse.Namespace) -> dict[str, Any]:
@@ -225,12 +211,13 @@ def generating_s(options: argparse.Namespace) -> float:
 def shared(options: argparse.Namespace) -> dict[str, Any]:
     """float32 and few tokens: what is shown is that the texts are equal."""
     model = {"target.model": anything(options.draft, options.to), "target.dtype": "float32", "draft.source": "ngram"}
-    words = [*sets(model), "--prompt", "a b c", "--max-tokens", "32", "--ignore-eos", "--json"]
+    words = [*sets(model), "--prompt", "a b c", "--max-tokens", str(SHARED_TOKENS), "--ignore-eos", "--json"]
     texts = {}
     for num_ranks in (1, 2):
         ranks = f"target.ranks={list(range(num_ranks))}"
         lines = launch(options, num_ranks, ["--set", ranks, *words])
         texts[num_ranks] = json.loads(lines[-1])["ids"]
+        assert len(texts[num_ranks]) == SHARED_TOKENS
     return {"texts are equal": texts[1] == texts[2], "different tokens": len(set(texts[1]))}
 
 
@@ -265,7 +252,7 @@ def launch(options: argparse.Namespace, num_ranks: int, words: list[str]) -> lis
     if ended.returncode:
         sys.exit(ended.stderr[-3000:])
     if SLOW in ended.stderr:
-        print(f"bench_gpu: {SLOW}, since tpspec/comm/_shared.so is not built for this python", file=sys.stderr)
+        print(f"{SAYS}{SLOW}, since tpspec.comm._shared is not built for this python", file=sys.stderr)
     return [line for line in ended.stdout.splitlines() if line.startswith("{")]
 
 
