@@ -1,4 +1,6 @@
-"""The kernels of few rows on a card compute what torch does. Without a card they run in Triton's interpreter."""
+"""The kernels of few rows on a card compute what torch does. Without a card they run in Triton's interpreter.
+
+On a machine with a card: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from tpspec.topology.shards import split
 pytest.importorskip("triton")
 from tpspec.model import card_rows, card_steps
 
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IDS = tuple(torch.randint(3, 263, (200,), generator=torch.Generator().manual_seed(0)).tolist())
 LONG = card_rows.MOST_ROWS + 10  # rows that are too many for the kernels, and keys of more than one block
