@@ -52,9 +52,10 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
          {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
           "on_card": True}),
         (card_rows.join, partial | TABLE | {"out_at": x}, heads | {"splits": 32}),
-        (card_products._product, {"x_at": x, "codes_at": "*i8", "scales_at": x, "y_at": x, "num_rows": "i32",
-                                  "num_outputs": "i32", "num_groups": "i32"},
-         {"group": 128, "tile_rows": card_products.TILE_ROWS, "tile_outputs": card_products.TILE_OUTPUTS}),
+        *((card_products._product, {"x_at": x, "codes_at": "*i8", "scales_at": x, "y_at": x, "num_rows": "i32",
+                                    "num_outputs": "i32", "num_groups": "i32"},
+           {"group": 128, "tile_rows": card_products.TILE_ROWS, "tile_outputs": outputs})
+          for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)),
     ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OUTPUTS = 8  # that torch's kernel takes at a time
 TILE_ROWS, TILE_OUTPUTS = 16, 32  # of a program of ours; fewer rows than 16 no tensor core takes
+FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a processor alone reads too slowly
 
 
 class FourBitLinear:
@@ -57,18 +58,25 @@ class EightBitLinear:
         made = joined([part for _, part in matrix.blocks(1)])
         self._codes_OW, self._scales_OG, self._zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
         self._bias_O, self._grid = bias_O, matrix.grid
+        self._tile_outputs = tile_outputs(len(self._codes_OW), self._codes_OW.device)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         x_TW = spread(x_TI, self._grid).contiguous()
         num_rows, num_outputs = x_TW.shape[0], self._codes_OW.shape[0]
         y_TO = x_TW.new_empty(num_rows, num_outputs)
-        programs = (triton.cdiv(num_outputs, TILE_OUTPUTS), triton.cdiv(num_rows, TILE_ROWS))
+        programs = (triton.cdiv(num_outputs, self._tile_outputs), triton.cdiv(num_rows, TILE_ROWS))
         _product[programs](x_TW, self._codes_OW, self._scales_OG, y_TO, num_rows, num_outputs, self._grid.num_groups,
-                           group=self._grid.group, tile_rows=TILE_ROWS, tile_outputs=TILE_OUTPUTS)  # fmt: skip
+                           group=self._grid.group, tile_rows=TILE_ROWS, tile_outputs=self._tile_outputs)  # fmt: skip
         if self._zeros_OG is not None:
             sums_TG = x_TW.view(num_rows, -1, self._grid.group).sum(2, dtype=torch.float32)
             y_TO = (y_TO.float() + sums_TG @ self._zeros_OG.float().T).to(x_TI.dtype)
         return y_TO if self._bias_O is None else y_TO + self._bias_O
+
+
+def tile_outputs(num_outputs: int, device: torch.device) -> int:
+    """Of a program, so that a round of few rows gives every processor of the card one."""
+    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return TILE_OUTPUTS if triton.cdiv(num_outputs, TILE_OUTPUTS) >= num_processors else FEW_OUTPUTS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
