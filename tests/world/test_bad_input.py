@@ -310,6 +310,18 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
         ["rope_type", "dynamic"],
     ),
+    "a rope base that is text": (
+        config_with(rope_parameters={"rope_type": "default", "rope_theta": "a"}),
+        ["rope_parameters", "'a'", "numbers"],
+    ),
+    "a rope factor that is text": (
+        config_with(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": "x"}),
+        ["rope_parameters", "'x'", "numbers"],
+    ),
+    "an epsilon that is text": (config_with(rms_norm_eps="a"), ["config.json", "rms_norm_eps", "transformers"]),
+    "an activation that is a number": (config_with(hidden_act=5), ["config.json", "hidden_act", "transformers"]),
+    "a dtype that is a list": (config_with(dtype=[]), ["config.json", "transformers"]),
+    "a size of four hundred digits": (config_with(hidden_size=10**400), ["hidden_size is 1000", "below"]),
     "a quantized checkpoint of 3 bits": (
         config_with(quantization_config={"quant_method": "gptq", "bits": 3, "group_size": 128}),
         ["quantization_config.bits", "3", "4", "8"],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config
-from tpspec.topology.formats import stored_as
+from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,12 +93,13 @@ def read_spec(folder: Path) -> ModelSpec:
     from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
     from transformers import AutoConfig
 
-    stored = stored_as(read_config(folder), f"{folder}/config.json")
+    where = f"{folder}/config.json"
+    stored = ModelShape.from_config(read_config(folder), where).stored  # which refuses by name what is no size
     try:
-        return resolve(AutoConfig.from_pretrained(folder, trust_remote_code=False), str(folder), stored)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        return resolve(AutoConfig.from_pretrained(folder, trust_remote_code=False), where, stored)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder}/config.json: not a configuration transformers can read: {reason}") from error
+        raise UserError(f"{where}: not a configuration transformers can read: {reason}") from error
 
 
 def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
@@ -182,8 +183,12 @@ def _frequencies(config: Any, where: str) -> tuple[Tensor, float]:
         raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"{where}: partial_rotary_factor is not supported")
-    if kind == "default":
-        dims = torch.arange(0, _head_dim(config), 2, dtype=torch.float32)
-        return 1.0 / (parameters["rope_theta"] ** (dims / _head_dim(config))), 1.0
-    inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    return inv_freq.float(), float(scale)
+    try:
+        if kind == "default":
+            dims = torch.arange(0, _head_dim(config), 2, dtype=torch.float32)
+            return 1.0 / (float(parameters["rope_theta"]) ** (dims / _head_dim(config))), 1.0
+        inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return inv_freq.float(), float(scale)
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        right = f"the numbers that {kind} needs, of which not all are"
+        raise UserError(f"{where}: rope_parameters is {parameters}; should hold {right} ({error!r})") from error

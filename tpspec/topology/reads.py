@@ -9,6 +9,18 @@ from dataclasses import dataclass
 
 from tpspec.errors import UserError
 
+MOST = 2**31
+SHOWN = 200  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value in a message, cut where it is long; a number of thousands of digits Python itself will not write."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
 
 @dataclass(frozen=True, slots=True)
 class Reads:
@@ -20,8 +32,8 @@ class Reads:
 
     def size(self, key: str, default: int | None = None) -> int:
         value = self._given(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refusal(key, "a whole number above 0")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < MOST:
+            raise self.refusal(key, f"a whole number above 0 and below {MOST}")
         return value
 
     def size_if_given(self, key: str) -> int | None:
@@ -72,7 +84,7 @@ class Reads:
 
     def refusal(self, key: str, right: str) -> UserError:
         value = self.config.get(key)
-        what = "is missing" if value is None else f"is {value!r}"
+        what = "is missing" if value is None else f"is {shown(value)}"
         return UserError(f"{self.where}: {self.within}{key} {what}; should be {right}")
 
     def _given(self, key: str, default: object) -> object:
