@@ -4,13 +4,18 @@ Triton's interpreter: the protocol is the real one, the speed is not."""
 from __future__ import annotations
 
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
 from tests.comm.test_distributed import torchrun
+from tpspec.comm.communicator import OneRank
+from tpspec.comm.shared import Unavailable, agreed
 
 pytest.importorskip("triton")
-from tpspec.comm.peer_cards import SIZES, largest_won
+from triton.runtime.errors import PTXASError
+
+from tpspec.comm.peer_cards import SIZES, _built, largest_won
 from tpspec.comm.peer_kernel import CAPACITY
 
 
@@ -30,6 +35,42 @@ def test_memory_that_is_not_the_peers_is_found_out_in_time(tmp_path: Path) -> No
     told = sorted(ended.stdout.splitlines())
     assert [line.partition(":")[0] for line in told] == ["rank 0", "rank 1"]
     assert told[0] == "rank 0: a message of 8 bytes from another card did not come"
+
+
+def test_a_rank_that_compiles_late_is_not_lost(tmp_path: Path) -> None:
+    """Stands against a trial that is given up because a neighbour still compiles, and against flags of the warm-up, in
+    which nobody waits, that are taken for a message's."""
+    ended = torchrun(2, "peer.py", str(tmp_path), "late")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["nothing lost"] * 2 + ["same"] * 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+        CalledProcessError(1, ["gcc", "main.c"]),
+        PTXASError("no ptxas"),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_without_a_compiler_the_ranks_go_another_way(fault: Exception) -> None:
+    """Stands against a world that ends on a machine without a C compiler or Python's headers: what Triton raises there
+    is no OSError. A fault of the card's is none of these."""
+
+    def fails() -> None:
+        raise fault
+
+    with pytest.raises(Unavailable, match="rank 0: Triton cannot build its kernels"):
+        agreed(OneRank(), lambda: _built(fails))
+
+
+def test_a_fault_of_the_card_is_not_taken_for_a_missing_compiler() -> None:
+    def fails() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        agreed(OneRank(), lambda: _built(fails))
 
 
 def test_peer_memory_takes_the_sizes_up_to_the_first_at_which_it_loses() -> None:

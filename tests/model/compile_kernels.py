@@ -44,12 +44,12 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
            heads | {"fold": 4, "tile_rows": rows, "splits": 32, "windowed": True, "small": small})
           for rows in (16, most_rows)),
         *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
-                                  "lost_at": "*i32", "count": "i32"},
-           {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "sums": sent == x, "on_card": True})
+                                  "lost_at": "*i32", "count": "i32", "most_looks": "i32"},
+           {"rank": 1, "size": 4, "chunk": 1024, "sums": sent == x, "on_card": True})
           for sent in (x, "*u8")),
         (peer_kernel.sum_by_shares, {"x_at": x, "memories_at": "*i64", "epochs_at": "*i32", "lost_at": "*i32",
-                                     "count": "i32", "share": "i32"},
-         {"most_looks": 1 << 30, "rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
+                                     "count": "i32", "share": "i32", "most_looks": "i32"},
+         {"rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
           "on_card": True}),
         (card_rows.join, partial | TABLE | {"out_at": x}, heads | {"splits": 32}),
         *((card_products._product, {"x_at": x, "codes_at": "*i8", "scales_at": x, "y_at": x, "num_rows": "i32",

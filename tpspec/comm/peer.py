@@ -1,7 +1,7 @@
 """Collectives of small messages through the cards' own view of each other's memory; larger ones go another way.
 
-To be used only after `attempt`, in which every rank writes to every other and reads what it should: drivers claim peer
-access that is dead or wrong. Knows tensors and addresses; must not know what a collective is for.
+To be used only after `warm_up` and `attempt`, in which every rank writes to every other and reads what it should:
+drivers claim peer access that is dead or wrong. Knows tensors and addresses; must not know what a collective is for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import triton
 
 from tpspec.comm.communicator import Purpose
-from tpspec.comm.peer_kernel import CAPACITY, CHUNK_BYTES, PROGRAMS, exchange, leg_bytes, sum_by_shares
+from tpspec.comm.peer_kernel import CAPACITY, CHUNK_BYTES, PATIENCE, PROGRAMS, exchange, leg_bytes, sum_by_shares
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
 
-# At a flag, before a peer counts as lost: some seconds, in which the others may still compile.
-TRIAL_LOOKS = 1 << 25
+TRIAL_LOOKS = 1 << 25  # at a flag, before a peer counts as lost: some seconds
 TRIALS = 50  # of each size
 TRIAL_BYTES = (8, 4096, 16384, 98304, CAPACITY)
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -45,7 +44,7 @@ class PeerMemory:
     def __init__(self, other: Communicator, addresses: Sequence[int], device: torch.device) -> None:
         self.rank, self.size, self.is_queued = other.rank, other.size, other.is_queued
         self.most_at_once, self.most_bytes = CAPACITY, other.size * CAPACITY
-        self.most_looks = 1 << 30  # a rank that is gone is somebody else's to notice
+        self.most_looks = PATIENCE  # a rank that is gone is somebody else's to notice
         self._other, self._on_card = other, device.type == "cuda"
         self._memories = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._epochs = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
@@ -55,6 +54,9 @@ class PeerMemory:
     def is_lost(self) -> bool:
         """Whether a flag has not come in time. Waits for the device."""
         return bool(self._lost.item())
+
+    def forget_lost(self) -> None:
+        self._lost.zero_()
 
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
         """The sum, in x's memory, added in rank order: the same bits on every rank."""
@@ -76,7 +78,7 @@ class PeerMemory:
     def _exchange(self, x: Tensor, out: Tensor, *, sums: bool) -> None:
         chunk = CHUNK_BYTES // x.itemsize
         exchange[(triton.cdiv(x.numel(), chunk),)](
-            x, out, self._memories, self._epochs, self._lost, x.numel(), most_looks=self.most_looks, rank=self.rank,
+            x, out, self._memories, self._epochs, self._lost, x.numel(), self.most_looks, rank=self.rank,
             size=self.size, chunk=chunk, sums=sums, on_card=self._on_card,
         )  # fmt: skip
 
@@ -84,9 +86,23 @@ class PeerMemory:
         chunk = CHUNK_BYTES // x.itemsize
         share = triton.cdiv(x.numel(), self.size * ALIGNED) * ALIGNED
         sum_by_shares[(triton.cdiv(share, chunk),)](
-            x, self._memories, self._epochs, self._lost, x.numel(), share, most_looks=self.most_looks, rank=self.rank,
+            x, self._memories, self._epochs, self._lost, x.numel(), share, self.most_looks, rank=self.rank,
             size=self.size, chunk=chunk, leg=leg_bytes(self.size), on_card=self._on_card,
         )  # fmt: skip
+
+
+def warm_up(peers: PeerMemory, device: torch.device) -> None:
+    """Launches what `attempt` does, and waits for nobody: what must be compiled for it, is.
+
+    Every rank does so, then waits until all have: in the attempt nobody's looks run out while another compiles.
+    """
+    patience, peers.most_looks = peers.most_looks, 0
+    at_once = peers.most_at_once
+    for num_bytes in TRIAL_BYTES[:2]:  # numbers that fill words of 16 bytes, and such that do not
+        for peers.most_at_once in (0, at_once):
+            _is_right(peers, num_bytes // 4, 0, device)
+    peers.most_looks = patience
+    peers.forget_lost()
 
 
 def attempt(peers: PeerMemory, device: torch.device, most_looks: int = TRIAL_LOOKS) -> None:

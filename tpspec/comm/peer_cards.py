@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import ctypes
 from itertools import takewhile
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING
 
 import torch
+from triton import TritonError
 
 from tpspec.comm.communicator import Purpose
-from tpspec.comm.peer import PeerMemory, attempt, memory_bytes
+from tpspec.comm.peer import PeerMemory, attempt, memory_bytes, warm_up
 from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.comm.replay_time import seconds_in_graph
 from tpspec.comm.shared import agreed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tpspec.comm.communicator import Communicator
 
@@ -85,6 +87,7 @@ def share_cards(other: Communicator, host: Communicator, device: torch.device) -
     opened = agreed(host, lambda: {rank: runtime.open(one) for rank, one in others.items()})
     addresses = [opened.get(rank, own) for rank in range(host.size)]
     peers = PeerMemory(other, addresses, device)
+    agreed(host, lambda: _built(lambda: warm_up(peers, device)))
     agreed(host, lambda: attempt(peers, device))
     if other.is_queued:  # what the host takes part in is slower at any size
         sizes = [size for size in SIZES if size <= peers.most_bytes]
@@ -93,6 +96,19 @@ def share_cards(other: Communicator, host: Communicator, device: torch.device) -
         twice_s, other_s = (_slowest_s(comm, host, device, sizes) for comm in (peers, other))
         peers.most_at_once, peers.most_bytes = largest_won(once_s, twice_s, other_s)
     return peers
+
+
+def _built(work: Callable[[], None]) -> None:
+    """What launches kernels for the first time. Raises OSError where Triton cannot compile them, or what it loads
+    them with: that takes a C compiler, and Python's headers."""
+    try:
+        work()
+    except (CalledProcessError, TritonError) as error:
+        raise OSError(f"Triton cannot build its kernels: {error}") from error
+    except RuntimeError as error:
+        if "C compiler" not in str(error):
+            raise
+        raise OSError(f"Triton cannot build its kernels: {error}") from error
 
 
 def largest_won(once_s: Sequence[float], twice_s: Sequence[float], other_s: Sequence[float]) -> tuple[int, int]:

@@ -19,8 +19,9 @@ import triton.language as tl
 PROGRAMS = 64
 CHUNK_BYTES = 2048  # of a program: 16 for each of its threads
 CAPACITY = PROGRAMS * CHUNK_BYTES
+PATIENCE = (1 << 31) - 16  # looks at a flag, some minutes
 
-_PROGRAMS, _CAPACITY = tl.constexpr(PROGRAMS), tl.constexpr(CAPACITY)
+_PROGRAMS, _CAPACITY, _PATIENCE = tl.constexpr(PROGRAMS), tl.constexpr(CAPACITY), tl.constexpr(PATIENCE)
 
 
 def leg_bytes(size: int) -> int:
@@ -36,7 +37,7 @@ def exchange(
     epochs_at: tl.tensor,
     lost_at: tl.tensor,
     count: int,
-    most_looks: tl.constexpr,
+    most_looks: int,
     rank: tl.constexpr,
     size: tl.constexpr,
     chunk: tl.constexpr,
@@ -46,7 +47,8 @@ def exchange(
     """out [count] = the sum over ranks of x [count], added in rank order in float32; or out [N, count] = every x.
 
     memories [N]: addresses. epochs [P]: of each program, how often it ran. lost [1]: becomes 1 when a flag has not come
-    within so many looks; what is in out is then worth nothing. A program for each chunk of x; out may be x.
+    within so many looks; what is in out is then worth nothing, and after PATIENCE looks nobody gets it: the card's
+    work ends with an error (a trap). A program for each chunk of x; out may be x.
     """
     program = tl.program_id(0)
     places = program * chunk + tl.arange(0, chunk)
@@ -74,7 +76,7 @@ def sum_by_shares(
     lost_at: tl.tensor,
     count: int,
     share: int,
-    most_looks: tl.constexpr,
+    most_looks: int,
     rank: tl.constexpr,
     size: tl.constexpr,
     chunk: tl.constexpr,
@@ -147,7 +149,7 @@ def _meet(
     epoch: tl.tensor,
     lost_at: tl.tensor,
     leg: tl.constexpr,
-    most_looks: tl.constexpr,
+    most_looks: int,
     rank: tl.constexpr,
     size: tl.constexpr,
     on_card: tl.constexpr,
@@ -170,6 +172,9 @@ def _meet(
             looks += 1
         if seen != epoch:
             tl.store(lost_at, 1)
+            if on_card:  # noqa: SIM102 (this is the compiler's to decide, the next the card's)
+                if looks >= _PATIENCE:
+                    _trap()
     if on_card:
         _fence()
 
@@ -183,3 +188,10 @@ def _fence() -> None:
         "fence.acq_rel.sys; mov.u32 $0, $1;", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1
     )
     tl.debug_barrier()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _trap() -> None:
+    """The host's next wait raises, and whatever it asks of the card from then on."""
+    nothing = tl.arange(0, 128)
+    tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1)

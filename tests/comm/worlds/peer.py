@@ -1,12 +1,14 @@
 """Ranks that see each other's memory, which is a file of each here; the kernel runs in Triton's interpreter.
 
-argv[1]: a folder for the files; argv[2]: `agree` with gloo, or `wrong`: rank 1 is told another place for rank 0's.
+argv[1]: a folder for the files; argv[2]: `agree` with gloo, `wrong`: rank 1 is told another place for rank 0's, or
+`late`: rank 1 comes to its first message long after rank 0's looks would have been spent.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -15,7 +17,7 @@ import torch
 
 from tpspec.comm.communicator import Communicator, Purpose
 from tpspec.comm.distributed import Place, join_world
-from tpspec.comm.peer import PeerMemory, attempt, memory_bytes
+from tpspec.comm.peer import PeerMemory, attempt, memory_bytes, warm_up
 from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
 
@@ -57,6 +59,17 @@ def agree(peers: PeerMemory, gloo: Communicator) -> None:
     say("lost" if peers.is_lost else "same" if same else "differs")
 
 
+def late(peers: PeerMemory, gloo: Communicator) -> None:
+    if gloo.rank == 1:
+        time.sleep(3.0)  # it compiles
+    warm_up(peers, CPU)
+    gloo.all_gather(torch.zeros(1), Purpose.control)
+    say("lost" if peers.is_lost else "nothing lost")
+    x = torch.arange(1500).float() + gloo.rank
+    same = torch.equal(peers.all_reduce(x.clone(), Purpose.mlp), gloo.all_reduce(x.clone(), Purpose.mlp))
+    say("same" if same and not peers.is_lost else "differs")
+
+
 def wrong(peers: PeerMemory) -> None:
     try:
         attempt(peers, CPU, LOOKS)
@@ -79,6 +92,8 @@ def main() -> None:
         peers._epochs.fill_(2**31 - 6)  # days later: it wraps soon
         if sys.argv[2] == "agree":
             agree(peers, gloo)
+        elif sys.argv[2] == "late":
+            late(peers, gloo)
         else:
             wrong(peers)
         gloo.all_gather(torch.zeros(1), Purpose.control)
