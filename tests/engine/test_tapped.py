@@ -24,6 +24,17 @@ def test_rows_arrive_bit_by_bit(dtype: torch.dtype) -> None:
     assert tapped.unsent() is None
 
 
+def test_rows_do_not_keep_the_memory_they_came_in() -> None:
+    """From a card they come into pinned memory, of which there is little. Stands against views of it that last as long
+    as a text."""
+    came, tapped = torch.ones(3, 5), Tapped()
+    tapped.add(0, came)
+    came.zero_()  # it has been given to others
+    rows = tapped.unsent()
+    assert rows is not None
+    assert torch.equal(tensor_of(rows), torch.ones(3, 5))
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=12), st.data())
 def test_a_drafter_that_hears_everything_knows_the_latest_row_of_every_position(
     steps: list[tuple[int, bool]], data: st.DataObject

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tpspec.comm.communicator import Communicator, Purpose, sum_in_order
+from tpspec.comm.distributed import Place, World
 from tpspec.comm.threads import ThreadWorld
 from tpspec.errors import UserError, WorldFailure
 from tpspec.measure.links_command import SIZES, parse_sizes
-from tpspec.measure.probe import EXACT_RANKS, SHIFTS, Figure, bus_report, curve, links, message, sweep
+from tpspec.measure.probe import EXACT_RANKS, SHIFTS, Figure, _remarks, bus_report, curve, links, message, sweep
 from tpspec.topology.link_file import read_links
 from tpspec.topology.links import link
 
@@ -264,6 +265,20 @@ def test_what_nvml_says_is_marked_as_reported(monkeypatch: pytest.MonkeyPatch) -
         "  card 1: PCIe gen1 x8 now, gen4 x16 at most",
         "  cards 0 and 1: meet at the host bridge, no P2P (status 1)",
     ]
+
+
+def test_ranks_that_share_a_card_are_told_of_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a probe of three ranks on one card that looks for a second when everything has been measured."""
+
+    def properties(card: int) -> SimpleNamespace:
+        assert card == 0, "no such card"
+        return SimpleNamespace(uuid="a")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())  # type: ignore[arg-type]
+    lines = _remarks(World(Place(world_size=3), torch.device("cuda"), 1.0), ["captured"])
+    assert lines[1:] == ["captured", *bus_report(["GPU-a"])]
 
 
 def test_an_absent_or_failing_nvml_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
