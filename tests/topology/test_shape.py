@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
 
 from tpspec.errors import UserError
+from tpspec.model.architectures import ARCHITECTURES, resolve
 from tpspec.topology import checkpoint
-from tpspec.topology.shape import ModelShape, known_models, shape_of
+from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of
 from tpspec.topology.shards import split, weight_bytes
 
 # Parameters as published on each model's page, in units of 1e9.
@@ -72,10 +76,43 @@ def test_a_folder_is_believed_before_the_table(tmp_path: Path) -> None:
 
 
 def test_defaults_are_those_of_the_hub() -> None:
-    """Against configs older than grouped queries, and qwen2, which has biases and no key that says so."""
+    """Against configs older than grouped queries."""
     shape = ModelShape.from_config({**CONFIG, "head_dim": None}, "here")
     assert (shape.num_kv_heads, shape.head_dim, shape.tied, shape.qkv_bias) == (4, 16, False, False)
-    assert ModelShape.from_config({**CONFIG, "model_type": "qwen2"}, "here").qkv_bias
+    with pytest.raises(UserError, match=r"num_key_value_heads is missing; .* and not 32, as it is by default"):
+        ModelShape.from_config({**CONFIG, "model_type": "qwen2"}, "here")
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("nulls", [{}, {"num_key_value_heads": None, "head_dim": None}])
+def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_type: str, nulls: dict[str, None]) -> None:
+    """Stands against caches and shards of another size: 4 KV heads of smollm3, heads of 128 in qwen3, tied heads."""
+    config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **nulls}
+    try:
+        spec = resolve(AutoConfig.for_model(**config), "there")
+    except StrictDataclassError:
+        pytest.skip("this null is refused when the model is loaded")
+    shape = ModelShape.from_config(config, "here")
+    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "qk_norm", "intermediate", "vocab")
+    assert sizes(shape) == sizes(spec)
+
+
+def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> None:
+    """Stands against sizes of qwen3_moe or gpt2 in `check`, `plan` and `whatif`, which no rank would load."""
+    assert MODEL_TYPES.keys() == ARCHITECTURES.keys()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
+    with pytest.raises(UserError, match="architecture 'gpt2' is not supported; supported are llama, mistral, qwen2"):
+        shape_of(str(tmp_path))
+
+
+def test_a_bias_that_a_type_always_has_may_be_named() -> None:
+    """Stands against a qwen2 checkpoint refused for `attention_bias: true`, and false taken for no biases at all."""
+    for said in (True, False):
+        config = {**CONFIG, "model_type": "qwen2", "num_key_value_heads": 4, "attention_bias": said}
+        assert resolve(AutoConfig.for_model(**config), "there").qkv_bias
+        assert ModelShape.from_config(config, "here").qkv_bias
+    with pytest.raises(UserError, match="attention_bias: true is not supported for mistral"):
+        resolve(AutoConfig.for_model(**{**CONFIG, "model_type": "mistral", "attention_bias": True}), "there")
 
 
 def test_positions_are_those_of_the_config_whatever_the_rope() -> None:

@@ -145,7 +145,8 @@ def _declaration(config: Any, where: str) -> Architecture:
     if config.hidden_act != "silu":
         raise UserError(f"{where}: hidden_act {config.hidden_act!r} is not supported; only 'silu' is")
     for option in ("attention_bias", "mlp_bias"):
-        if getattr(config, option, False) and option not in (arch.qkv_bias, arch.o_bias, arch.mlp_bias):
+        covered = (arch.qkv_bias, arch.o_bias, arch.mlp_bias, "attention_bias" if arch.qkv_bias is True else None)
+        if getattr(config, option, False) and option not in covered:
             raise UserError(f"{where}: {option}: true is not supported for {config.model_type}")
     return arch
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import PagePool
 from tpspec.draft.head_files import weight_files
-from tpspec.model.architectures import declared
 from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find, read_config
@@ -27,10 +26,8 @@ FUTURES = 64  # slots of a sequence for tokens that may come
 
 
 def shape_of(folder: Path) -> ModelShape:
-    """The sizes; an architecture that is not ours is refused first, for its config has other keys."""
-    config = read_config(folder)
-    declared(config.get("model_type"), str(folder))
-    return ModelShape.from_config(config, str(folder))
+    """Of the model in a folder."""
+    return ModelShape.of(folder)
 
 
 def target_slots(topology: Topology) -> int:

@@ -39,10 +39,12 @@ class Reads:
     def size_if_given(self, key: str) -> int | None:
         return None if self.config.get(key) is None else self.size(key)
 
-    def divisor(self, key: str, of: int) -> int:
-        value = self.size(key, of)
+    def divisor(self, key: str, of: int, default: int | None = None) -> int:
+        """default: where the key is left out; null means `of` itself."""
+        value = self.size(key, of if default is None or key in self.config else default)
         if of % value:
-            raise self.refusal(key, f"a divisor of num_attention_heads ({of})")
+            usual = "" if key in self.config else f", and not {value}, as it is by default"
+            raise self.refusal(key, f"a divisor of num_attention_heads ({of}){usual}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:

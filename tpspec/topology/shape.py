@@ -12,12 +12,36 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from tpspec.errors import UserError
 from tpspec.topology import checkpoint
 from tpspec.topology.formats import Stored, stored_as
 from tpspec.topology.reads import Reads
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a type of model means by a key that its config.json leaves out, as transformers does; None: see from_config.
+
+    biased: queries, keys and values always have biases, whatever the config says.
+    """
+
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    tied: bool = False
+    biased: bool = False
+
+
+# The types that model/architectures.py declares.
+MODEL_TYPES = {
+    "llama": Defaults(),
+    "mistral": Defaults(num_kv_heads=8),
+    "qwen2": Defaults(num_kv_heads=32, biased=True),
+    "qwen3": Defaults(num_kv_heads=32, head_dim=128),
+    "smollm3": Defaults(num_kv_heads=4, tied=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +69,26 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
-        """From the keys of a Hugging Face config; UserError names `where` and the key that is missing or wrong."""
+        """From the keys of a Hugging Face config; UserError names `where` and the key that is missing or wrong.
+
+        By default each query head has a KV head of its own, and all together are as wide as the hidden state.
+        """
         read = Reads(config, where)
-        hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-        model_type = read.text("model_type")
+        model_type = read.text("model_type")  # first, for the configs of others have other keys
+        if model_type not in MODEL_TYPES:
+            known = ", ".join(sorted(MODEL_TYPES))
+            raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
+        usual, hidden, heads = MODEL_TYPES[model_type], read.size("hidden_size"), read.size("num_attention_heads")
         return cls(
             num_layers=read.size("num_hidden_layers"),
             hidden=hidden,
             num_heads=heads,
-            num_kv_heads=read.divisor("num_key_value_heads", of=heads),
-            head_dim=read.size("head_dim", hidden // heads),
+            num_kv_heads=read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
+            head_dim=read.size("head_dim", usual.head_dim or hidden // heads),
             intermediate=read.size("intermediate_size"),
             vocab=read.size("vocab_size"),
-            tied=read.flag("tie_word_embeddings", False),
-            # Qwen2 always has these biases and no key that says so; its successor dropped them for norms.
-            qkv_bias=read.flag("attention_bias", model_type == "qwen2"),
+            tied=read.flag("tie_word_embeddings", usual.tied),
+            qkv_bias=read.flag("attention_bias", usual.biased) or usual.biased,
             model_type=model_type,
             qk_norm=model_type == "qwen3",
             max_positions=read.size_if_given("max_position_embeddings"),
