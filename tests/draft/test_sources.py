@@ -68,6 +68,7 @@ def test_every_source_keeps_the_protocol(name: str, accept: str, target: Path, t
 def test_every_source_is_in_both_tables_and_has_a_kit() -> None:
     """A source that a topology cannot name, or that the law test does not know, would be found by users."""
     assert list(SOURCES) == list(sources.SOURCES)
+    assert all(tuple(made.options) == sources.SOURCES[name].options for name, made in SOURCES.items())
     assert set(SOURCES) == set(KITS)
 
 
@@ -87,7 +88,7 @@ def test_options_reach_the_source_and_others_are_refused(target: Path) -> None:
     assert source("ngram").options == {"min_match": 1, "floor": 10}
     silent = made({"source": "ngram", "options": {"min_match": 3}}, target)
     assert len(silent.propose([ask(0, [1, 2, 1, 2])])[0]) == 0
-    with pytest.raises(UserError, match=r"no option 'match'; its options: min_match, floor"):
+    with pytest.raises(ValueError, match=r"match is none of source ngram; did you mean min_match\?"):
         made({"source": "ngram", "options": {"match": 3}}, target)
     with pytest.raises(UserError, match="draft source ngram: need 1 <= min_match"):
         made({"source": "ngram", "options": {"min_match": 0}}, target)
@@ -105,5 +106,5 @@ def test_of_several_sources_the_next_speaks_where_one_is_silent(target: Path, tm
     assert drafted == model.propose([new])[0]
     again = ask(0, [*repeats.tokens, 9])
     assert both.propose([again]) == model.propose([again])
-    with pytest.raises(UserError, match=r"draft.options.depth: none of ngram, model has such an option"):
+    with pytest.raises(ValueError, match=r"depth is none of source ngram or model; should be one of min_match"):
         made(section | {"source": ["ngram", "model"], "options": {"depth": 3}}, target)

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import tiny
+from tpspec.draft.head_files import PATTERNS
+from tpspec.roles.fit import _shard_bytes, draft_bytes
 from tpspec.topology.__main__ import main
+from tpspec.topology.checkpoint import HEADS
 from tpspec.topology.config import load
-from tpspec.topology.report import describe
+from tpspec.topology.report import describe, memories
+from tpspec.topology.slots import HEAD_FILES
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "topologies").glob("*.yaml"))
@@ -39,7 +44,7 @@ def test_a_mixed_world_is_described_rank_by_rank(capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "0 target shard 0-4 (5) 0-1 (2) 0-767 (768) 0-24575 (24576) 132.5 MiB 60.0 MiB 192.5 MiB" in lines
-    assert "2 dedicated drafter - - - - 256.6 MiB 90.0 MiB 346.6 MiB" in lines
+    assert "2 dedicated drafter - - - - 256.6 MiB 112.5 MiB 369.1 MiB" in lines
     assert "collectives per round: 61" in lines
 
 
@@ -66,3 +71,55 @@ def test_what_a_draft_through_the_shards_sends_is_counted(capsys: pytest.Capture
     changes = ["draft.source=early_exit", "draft.options={layer: 4}"]
     assert main(["check", str(ROOT / "topologies" / "cpu-2.yaml"), *(f"--set={change}" for change in changes)]) == 0
     assert "collectives per token drafted by early_exit: 9, of 8 of 60 sublayers" in capsys.readouterr().out
+
+
+def checked(capsys: pytest.CaptureFixture[str], *changes: str) -> tuple[int, str]:
+    code = main(["check", str(ROOT / "topologies" / "cpu-2.yaml"), *(f"--set={change}" for change in changes)])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("draft", "why"),
+    [
+        ("{source: model, model: smollm2-135m, options: {suport: 3}}", "suport is none of source model; did you mean"),
+        ("{source: [ngram, eagle], model: smollm2-135m-eagle3, options: {floor: 3, depth: 3}}", "depth is none of"),
+        ("{source: none, options: {min_match: 3}}", "should be one of choices"),
+        ("{source: eagle, model: ./no-such-head}", "no model './no-such-head': should be a folder that exists"),
+        ("{source: medusa, model: nowhere}", "no model 'nowhere'"),
+    ],
+)
+def test_what_a_run_would_refuse_of_its_draft_is_refused(
+    capsys: pytest.CaptureFixture[str], draft: str, why: str
+) -> None:
+    """Stands against a topology that checks clean and does not start: misspelt options, and a head that is nowhere."""
+    code, said = checked(capsys, f"draft={draft}")
+    assert code == 2
+    assert why in said
+    assert said.count("\n") == 1
+
+
+def test_a_head_counts_by_its_files_and_one_that_is_not_here_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stands against a check that says 0 bytes of a head, and clean of a name that may be nobody's."""
+    code, said = checked(capsys, "draft={source: eagle, model: smollm2-135m-eagle3}")
+    size = (HEADS / "smollm2-135m-eagle3" / "model.safetensors").stat().st_size
+    table = said.splitlines()[5:7]
+    lead, other = (float(line.split()[-6]) for line in table)
+    assert code == 0
+    assert lead - other == pytest.approx(size / 2**20, abs=20)  # the shards are of 5 and 4 heads
+    code, said = checked(capsys, "draft={source: eagle, model: nobody/has-this}")
+    assert code == 0
+    assert "head nobody/has-this is not here" in said
+
+
+def test_memory_is_what_the_ranks_ask_for(tmp_path: Path) -> None:
+    """Stands against a check that fits and a start that does not: whole pages, and the futures of a draft's texts."""
+    folder = tiny("smollm2", tmp_path / "model")
+    made = load(
+        ROOT / "topologies" / "cpu-2.yaml",
+        [f"target.model={folder}", f"draft={{source: model, model: {folder}}}", "cache={tokens: 100, page: 64}"],
+    )
+    asked = [draft_bytes(made, on_card=False) * made.drafts_on(rank) + _shard_bytes(made, on_card=False)[rank]
+             for rank in range(2)]  # fmt: skip
+    assert [memory.total for memory in memories(made)] == asked
+    assert HEAD_FILES == PATTERNS

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import PagePool
-from tpspec.draft.head_files import weight_files
 from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
-from tpspec.topology.checkpoint import find, read_config
+from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.slots import draft_slots as draft_slots
+from tpspec.topology.slots import head_bytes
+from tpspec.topology.slots import target_slots as target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,24 +23,10 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Topology
     from tpspec.topology.shards import Shard
 
-MOST_LAYERS = 4  # of a head's own
-FUTURES = 64  # slots of a sequence for tokens that may come
-
 
 def shape_of(folder: Path) -> ModelShape:
     """Of the model in a folder."""
     return ModelShape.of(folder)
-
-
-def target_slots(topology: Topology) -> int:
-    """Of the target's cache: whole pages."""
-    return -(-topology.cache.tokens // topology.cache.page) * topology.cache.page
-
-
-def draft_slots(topology: Topology) -> int:
-    """Of a draft model's cache: beyond what the target caches, each sequence holds the futures of its text."""
-    page = topology.cache.page
-    return target_slots(topology) + topology.serve.max_running * -(-FUTURES // page) * page
 
 
 def target_pool(topology: Topology) -> PagePool:
@@ -93,20 +81,13 @@ def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
 def draft_bytes(topology: Topology, *, on_card: bool) -> int:
     """Of the drafter's own model or head, 0 where it has none."""
     if topology.draft.head is not None:
-        return _head_bytes(find(topology.draft.head, head=True))
+        return head_bytes(find(topology.draft.head, head=True))
     if (model := topology.draft.own_model) is None:
         return 0
     shape = shape_of(find(model))
     (whole,) = split(shape, (1.0,))
     dtype = topology.draft.dtype or topology.target.dtype
     return _bytes(shape, whole, dtype, topology.draft.quantize, dtype, draft_slots(topology), on_card=on_card)
-
-
-def _head_bytes(folder: Path) -> int:
-    """Of the files of a head; heads inside a whole model's files are too few of these to count."""
-    if int(str(read_config(folder).get("num_hidden_layers") or 1)) > MOST_LAYERS:
-        return 0
-    return sum(path.stat().st_size for path in weight_files(folder))
 
 
 def _bytes(

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.roles.fit import draft_bytes, shape_of, target_slots
+from tpspec.roles.fit import draft_bytes, shape_of
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.slots import target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -35,6 +35,12 @@ def find(model: str, *, head: bool = False) -> Path:
     folder = local(model, head=head)
     if folder is not None:
         return folder
+    check_name(model)
+    return _download(model, _HEAD_FILES if head else _FILES)
+
+
+def check_name(model: str) -> None:
+    """UserError where what is not on this machine cannot be a hub id either."""
     if model in DEMO_MODELS:
         raise UserError(
             f"demo model {model} is not in {_demo_folder(model)}; make it with: python -m tpspec.model.demo {model}"
@@ -44,7 +50,6 @@ def find(model: str, *, head: bool = False) -> Path:
         raise UserError(
             f"no model {model!r}: should be a folder that exists, a demo model ({demos}), or a hub id such as org/name"
         )
-    return _download(model, _HEAD_FILES if head else _FILES)
 
 
 def local(model: str, *, head: bool = False) -> Path | None:

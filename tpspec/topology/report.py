@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from tpspec.topology.checkpoint import local
+from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import (
@@ -21,6 +21,7 @@ from tpspec.topology.shards import (
     split,
     weight_bytes,
 )
+from tpspec.topology.slots import draft_slots, head_bytes, target_slots
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")
@@ -59,29 +60,40 @@ def describe(topology: Topology) -> list[str]:
 
 
 def _rows(topology: Topology, shape: ModelShape) -> Iterator[tuple[str, ...]]:
-    target = topology.target
-    shards = split(shape, target.fixed_weights or (1.0,) * len(target.ranks))
-    holders = dict(zip(target.ranks, shards, strict=True))
-    drafter = _drafter_memory(topology)
-    for rank in range(topology.num_ranks):
-        memory = drafter if topology.drafts_on(rank) else Memory()
-        slices: tuple[str, ...] = NO_SLICES
-        if rank in holders:
-            memory += _shard_memory(topology, shape, holders[rank])
-            slices = _slices(holders[rank])
+    holders = dict(zip(topology.target.ranks, _shards(topology, shape), strict=True))
+    for rank, memory in enumerate(memories(topology)):
+        slices = _slices(holders[rank]) if rank in holders else NO_SLICES
         yield (str(rank), _role(topology, rank), *slices, *map(_size, (*astuple(memory), memory.total)))
+
+
+def memories(topology: Topology) -> list[Memory]:
+    """Of each rank: its shard, and the drafter that runs there."""
+    shape, drafter = shape_of(topology.target.model), _drafter_memory(topology)
+    shards = (_shard_memory(topology, shape, shard) for shard in _shards(topology, shape))
+    held = dict(zip(topology.target.ranks, shards, strict=True))
+    return [
+        held.get(rank, Memory()) + (drafter if topology.drafts_on(rank) else Memory())
+        for rank in range(topology.num_ranks)
+    ]
+
+
+def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
+    return split(shape, topology.target.fixed_weights or (1.0,) * len(topology.target.ranks))
 
 
 def _shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
     dtype = topology.target.dtype
     return Memory(
         weight_bytes(shape, shard, dtype, topology.target.quantize),
-        kv_bytes_per_token(shape, shard, topology.cache_dtype) * topology.cache.tokens,
+        kv_bytes_per_token(shape, shard, topology.cache_dtype) * target_slots(topology),
     )
 
 
 def _drafter_memory(topology: Topology) -> Memory:
-    """A drafter's model is whole wherever it runs, and keeps a cache as long as the target's."""
+    """A drafter's model is whole wherever it runs, and keeps a cache of its own. A head that is not here counts 0."""
+    if topology.draft.head is not None:
+        folder = local(topology.draft.head, head=True)
+        return Memory() if folder is None else Memory(head_bytes(folder))
     if topology.draft.own_model is None:
         return Memory()
     shape = shape_of(topology.draft.own_model)
@@ -89,7 +101,7 @@ def _drafter_memory(topology: Topology) -> Memory:
     dtype = topology.draft.dtype or topology.target.dtype
     return Memory(
         weight_bytes(shape, whole, dtype, topology.draft.quantize),
-        kv_bytes_per_token(shape, whole, dtype) * topology.cache.tokens,
+        kv_bytes_per_token(shape, whole, dtype) * draft_slots(topology),
     )
 
 
@@ -134,10 +146,13 @@ def _drafting(topology: Topology, shape: ModelShape) -> Iterator[str]:
         yield f"collectives per token drafted by {name}: {each}, of {kept}"
 
 
-def _notes(topology: Topology) -> list[str]:
-    if topology.target.fixed_weights is not None:
-        return []
-    return ["slices above are for equal weights; auto decides them on the machine, from its cards"]
+def _notes(topology: Topology) -> Iterator[str]:
+    if topology.target.fixed_weights is None:
+        yield "slices above are for equal weights; auto decides them on the machine, from its cards"
+    head = topology.draft.head
+    if head is not None and local(head, head=True) is None:
+        check_name(head)
+        yield f"head {head} is not here, so its memory is not counted; a run looks for it on the hub"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

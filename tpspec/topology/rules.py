@@ -9,9 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.topology.faults import Rule
+from tpspec.topology.faults import Rule, suggestion
 from tpspec.topology.links import link
-from tpspec.topology.sources import SOURCES, Kind
+from tpspec.topology.sources import OF_ANY_SOURCE, SOURCES, Kind
 
 if TYPE_CHECKING:
     from tpspec.topology.config import Placement
@@ -44,6 +44,15 @@ def _matrices_to_quantize(quantize: str | None, source: str | tuple[str, ...]) -
         return None
     able = " or ".join(name for name, kind in SOURCES.items() if kind.quantizes)
     return f"is {quantize}, but the source has no layers of its own; should be null, or source {able}"
+
+
+def _options_of_the_source(options: dict[str, object], source: str | tuple[str, ...]) -> str | None:
+    kinds = _kinds(source)
+    known = [*dict.fromkeys(name for kind in kinds.values() for name in kind.options), *OF_ANY_SOURCE]
+    unknown = [name for name in options if name not in known]
+    if not unknown:
+        return None
+    return f"{unknown[0]} is none of source {' or '.join(kinds)}; {suggestion(unknown[0], known)}"
 
 
 def _drafter_has_its_place(placement: Placement, ranks: tuple[int, ...]) -> str | None:
@@ -133,6 +142,7 @@ RULES = (
     Rule(("target.weights", "target.ranks"), _one_weight_per_rank),
     Rule(("draft.model", "draft.source"), _model_for_source),
     Rule(("draft.quantize", "draft.source"), _matrices_to_quantize),
+    Rule(("draft.options", "draft.source"), _options_of_the_source),
     Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
     Rule(("draft.placement", "draft.source"), _drafter_of_its_own_runs_a_model),
     Rule(("draft.tree", "draft.placement"), _static_where_the_target_is),

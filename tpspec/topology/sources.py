@@ -23,6 +23,7 @@ class Kind:
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
     its trees are verified whole or not at all.
+    options: their names.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
     folder (None: not here) and the number of its layers.
     """
@@ -32,6 +33,7 @@ class Kind:
     computes: bool = False
     quantizes: bool = False
     whole: bool = False
+    options: tuple[str, ...] = ()
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
 
 
@@ -46,16 +48,18 @@ def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayer
     return skipped(str(options.get("skip", "")), folder, num_layers)
 
 
+_SUPPORT = ("support",)
 SOURCES = {
     "none": Kind(),
-    "ngram": Kind(),
-    "model": Kind(loads="model", moves=True, computes=True, quantizes=True),
-    "layer_skip": Kind(thins=_skipped),
-    "early_exit": Kind(thins=_behind),
-    "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True),
-    "mtp": Kind(moves=True, computes=True, quantizes=True),
+    "ngram": Kind(options=("min_match", "floor")),
+    "model": Kind(loads="model", moves=True, computes=True, quantizes=True, options=_SUPPORT),
+    "layer_skip": Kind(thins=_skipped, options=("skip", *_SUPPORT)),
+    "early_exit": Kind(thins=_behind, options=("layer", *_SUPPORT)),
+    "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, options=_SUPPORT),
+    "mtp": Kind(moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "medusa": Kind(loads="head", computes=True),
-    "pard": Kind(loads="model", computes=True, quantizes=True),
-    "lookahead": Kind(whole=True),
-    "suffix": Kind(),
+    "pard": Kind(loads="model", computes=True, quantizes=True, options=("places", *_SUPPORT)),
+    "lookahead": Kind(whole=True, options=("window", "level", "guesses")),
+    "suffix": Kind(options=("max_depth", "min_odds", "kept_tokens")),
 }
+OF_ANY_SOURCE = ("choices",)  # the shape of a static tree

@@ -1,0 +1,39 @@
+"""What beside weights takes room: how many tokens each cache has place for, and the files of a head.
+
+Numbers and file sizes; must not open a weight, nor know how a cache is laid out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.topology.checkpoint import read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tpspec.topology.config import Topology
+
+FUTURES = 64  # slots of a sequence for tokens that may come
+MOST_LAYERS = 4  # of a head's own
+HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any, as draft/head_files.py reads
+
+
+def target_slots(topology: Topology) -> int:
+    """Of the target's cache: whole pages."""
+    return -(-topology.cache.tokens // topology.cache.page) * topology.cache.page
+
+
+def draft_slots(topology: Topology) -> int:
+    """Of a draft model's cache: beyond what the target caches, each sequence holds the futures of its text."""
+    page = topology.cache.page
+    return target_slots(topology) + topology.serve.max_running * -(-FUTURES // page) * page
+
+
+def head_bytes(folder: Path) -> int:
+    """Of the files of a head; heads inside a whole model's files are too few of these to count."""
+    num_layers = read_config(folder).get("num_hidden_layers")
+    if isinstance(num_layers, int) and num_layers > MOST_LAYERS:
+        return 0
+    found = (list(folder.glob(pattern)) for pattern in HEAD_FILES)
+    return sum(path.stat().st_size for path in next(filter(None, found), []))
