@@ -22,10 +22,10 @@ from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded
-from tpspec.roles.fit import shape_of
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.topology.report import table
+from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import DTYPE_BYTES, split, weight_bytes
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _kinds(options: argparse.Namespace) -> list[Kind]:
     """The model as it is first. Weights that are codes already are not quantized, unless that is asked for."""
-    stored = shape_of(find(options.model)).stored
+    stored = ModelShape.of(find(options.model)).stored
     is_small = stored is not None and stored.small_bits is not None
     asked: Sequence[Quantize] | None = options.quantize
     quantize = asked if asked is not None else () if is_small else KINDS
@@ -100,7 +100,7 @@ def compare(
     answers: list[Ids] = []
     for kind in kinds:
         folder = find(kind.model)
-        shape = shape_of(folder)
+        shape = ModelShape.of(folder)
         (whole,) = split(shape, (1.0,))
         decoder = load_whole(
             folder, shape, getattr(torch, dtype), device, num_slots, kind.quantize, small_cache=kind.small_cache

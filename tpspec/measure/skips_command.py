@@ -22,10 +22,10 @@ from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded, positive
-from tpspec.roles.fit import shape_of
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.topology.report import table
+from tpspec.topology.shape import ModelShape
 from tpspec.topology.sublayers import FILE, Sublayers
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def skips(arguments: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     folder = find(options.model)
     path = options.out or folder / FILE
-    text, shape = Text.load(folder), shape_of(folder)
+    text, shape = Text.load(folder), ModelShape.of(folder)
     prompts = _prompts(text, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     num_slots = MOST_ROWS + sum(len(prompt) + options.tokens for prompt in prompts)

@@ -21,8 +21,9 @@ from tpspec.grammar import Vocabulary
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, taps_elsewhere, ways_of
-from tpspec.roles.fit import shape_of, target_pool
+from tpspec.roles.fit import target_pool
 from tpspec.topology.checkpoint import find
+from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.verify import rule
 from tpspec.verify.allowed import Constraint
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from tpspec.model.decoder import Decoder
     from tpspec.request import Request
     from tpspec.topology.config import Topology
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
     from tpspec.topology.sublayers import Sublayers
 
@@ -80,7 +80,7 @@ def build_engine(
     the communicator of a rank that such a drafter runs beside.
     """
     folder = find(topology.target.model)
-    shape = shape_of(folder)
+    shape = ModelShape.of(folder)
     noise = CounterNoise()
     ledger = Ledger()
     pool = target_pool(topology)

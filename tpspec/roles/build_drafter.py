@@ -18,10 +18,12 @@ from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
 from tpspec.draft.sources import source
 from tpspec.engine.remote import Way
 from tpspec.errors import UserError
-from tpspec.roles.fit import draft_pool, draft_slots, shape_of
+from tpspec.roles.fit import draft_pool
 from tpspec.roles.tokenizers import check_same_tokenizer
 from tpspec.topology.checkpoint import find
+from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import DTYPE_BYTES
+from tpspec.topology.slots import draft_slots
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ def _given(
     return Given(
         noise=CounterNoise(),
         accept=topology.accept,
-        vocab=shape_of(target_folder).vocab,
+        vocab=ModelShape.of(target_folder).vocab,
         target=target_folder,
         folder=folder,
         dtype=DTYPES[draft.dtype or topology.target.dtype],

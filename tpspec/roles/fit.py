@@ -10,23 +10,15 @@ from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
-from tpspec.topology.slots import draft_slots as draft_slots
-from tpspec.topology.slots import head_bytes
-from tpspec.topology.slots import target_slots as target_slots
+from tpspec.topology.slots import draft_slots, head_bytes, target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import torch
 
     from tpspec.topology.config import Topology
     from tpspec.topology.shards import Shard
-
-
-def shape_of(folder: Path) -> ModelShape:
-    """Of the model in a folder."""
-    return ModelShape.of(folder)
 
 
 def target_pool(topology: Topology) -> PagePool:
@@ -68,7 +60,7 @@ def _cached(topology: Topology) -> str:
 
 def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
     """By rank of the world."""
-    target, shape, slots = topology.target, shape_of(find(topology.target.model)), target_slots(topology)
+    target, shape, slots = topology.target, ModelShape.of(find(topology.target.model)), target_slots(topology)
     assert target.fixed_weights is not None, "a seat settles auto weights first"
     shards = split(shape, target.fixed_weights)
     held = (
@@ -84,7 +76,7 @@ def draft_bytes(topology: Topology, *, on_card: bool) -> int:
         return head_bytes(find(topology.draft.head, head=True))
     if (model := topology.draft.own_model) is None:
         return 0
-    shape = shape_of(find(model))
+    shape = ModelShape.of(find(model))
     (whole,) = split(shape, (1.0,))
     dtype = topology.draft.dtype or topology.target.dtype
     return _bytes(shape, whole, dtype, topology.draft.quantize, dtype, draft_slots(topology), on_card=on_card)

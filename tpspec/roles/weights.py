@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.roles.fit import draft_bytes, shape_of
+from tpspec.roles.fit import draft_bytes
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.cards import card
@@ -44,7 +44,7 @@ def capacity(topology: Topology, rank: int, device: torch.device, on_device: Seq
 
 def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology:
     """The topology with a number for each target rank. Raises OutOfMemory where nothing would fit."""
-    shape, target = shape_of(find(topology.target.model)), topology.target
+    shape, target = ModelShape.of(find(topology.target.model)), topology.target
     (whole,) = split(shape, (1.0,))
     cached = target_slots(topology) * kv_bytes_per_token(shape, whole, topology.cache_dtype)
     parts = balanced(weight_bytes(shape, whole, target.dtype, target.quantize) + cached, capacities)
@@ -64,7 +64,7 @@ def _bytes_per_s(device: torch.device) -> float:
 def _aside(topology: Topology, draft: int, speed: float) -> float:
     """What a drafter in the gaps reads in a round beyond what it reads while its shard waits."""
     num_drafted = USUAL_DRAFT if topology.draft.tokens == "auto" else topology.draft.tokens
-    waits_s = _waits_s(topology, shape_of(find(topology.target.model)), num_drafted + 1)
+    waits_s = _waits_s(topology, ModelShape.of(find(topology.target.model)), num_drafted + 1)
     return draft if waits_s is None else max(0.0, num_drafted * draft - waits_s * speed)
 
 

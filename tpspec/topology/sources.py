@@ -22,8 +22,7 @@ class Kind:
 
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
-    its trees are verified whole or not at all.
-    options: their names.
+    its trees are verified whole or not at all. options: their names.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
     folder (None: not here) and the number of its layers.
     """
