@@ -73,3 +73,29 @@ def test_a_text_that_is_not_there_is_a_message(
 ) -> None:
     assert main(["quality", str(folder), "--text", str(tmp_path / "none")]) == 2
     assert "--text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--tokens", "0"], "--tokens: 0 is not 1 or more"),
+        (["--tokens", "-5"], "--tokens: -5 is not 1 or more"),
+        (["--text", "{tmp}/letter"], "is one token; should be two or more"),
+        (["--prompts", "{tmp}/letters"], "the prompts are of one token each"),
+        (["--also", "{tmp}/other"], "--also {tmp}/other: should be a checkpoint of the same model"),
+        (["--also", "{tmp}/small"], "263 ids in the one and 100 in the other"),
+    ],
+)
+def test_what_nothing_can_be_said_of_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], why: str
+) -> None:
+    """Stands against divisions by nothing, and a table that compares texts of two tongues."""
+    (tmp_path / "letter").write_text("a")
+    (tmp_path / "letters").write_text('{"prompt": "a"}\n')
+    tokenizer = json.loads((tiny("llama", tmp_path / "other") / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tiny("llama", tmp_path / "small", vocab_size=100)
+    assert main(["quality", str(folder), *(word.format(tmp=tmp_path) for word in given)]) == 2
+    assert why.format(tmp=tmp_path) in capsys.readouterr().err

@@ -11,6 +11,7 @@ from tests.checkpoints import tiny
 from tpspec.errors import UserError
 from tpspec.measure.__main__ import main
 from tpspec.measure.skips import Price, search
+from tpspec.text import Text
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.sublayers import NOTHING, Sublayers, skipped
 
@@ -73,3 +74,13 @@ def test_a_wrong_file_is_answered_with_a_right_one(text: str, target: Path, tmp_
 def test_a_missing_file_is_answered_with_the_command_that_makes_it(target: Path) -> None:
     with pytest.raises(UserError, match="measure skips"):
         skipped("", target, LAYERS)
+
+
+def test_prompts_that_end_their_text_are_refused(target: Path, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    """Stands against a division by the tokens of no answer."""
+    text = Text.load(target)
+    (end,) = {text.spell(one).decode() for one in text.eos_ids}
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": f"the cat{end}"}) + "\n")
+    assert main(["skips", str(target), "--prompts", str(prompts), "--out", str(tmp_path / "skip.json")]) == 2
+    assert "every prompt ends with an end of text" in capsys.readouterr().err

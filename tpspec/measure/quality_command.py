@@ -21,7 +21,8 @@ from tpspec.measure.savings import built_in_prompts
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
-from tpspec.roles.door import guarded
+from tpspec.roles.door import guarded, positive
+from tpspec.roles.tokenizers import difference
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.topology.report import table
@@ -73,11 +74,25 @@ def _run(options: argparse.Namespace) -> int:
     text = Text.load(find(options.model))
     given = read_prompts(options.prompts) if options.prompts else built_in_prompts(chat=text.has_chat_template)
     prompts = [prompt.encode(text)[-LONGEST:] for prompt in given]
-    texts = prompts if options.text is None else _pieces(text.encode(_read(options.text)))
+    texts = [ids for ids in prompts if len(ids) > 1] if options.text is None else _pieces(text, options.text)
+    if not texts:
+        raise UserError("the prompts are of one token each, and the first is not foretold; name a --text")
+    for other in options.also:
+        _check_comparable(options.model, other)
     found = list(compare(_kinds(options), options.dtype, prompts, texts, options.tokens))
     lines = [json.dumps([asdict(one) for one in found])] if options.json else _lines(found, options.tokens)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _check_comparable(model: str, other: str) -> None:
+    """UserError where the same ids are not the same text to both."""
+    first, second = find(model), find(other)
+    found = difference(first, second) if (second / "tokenizer.json").is_file() else None
+    if found is None and ModelShape.of(first).vocab > ModelShape.of(second).vocab:
+        found = f"{ModelShape.of(first).vocab} ids in the one and {ModelShape.of(second).vocab} in the other"
+    if found is not None:
+        raise UserError(f"--also {other}: should be a checkpoint of the same model as {model}: {found}")
 
 
 def _kinds(options: argparse.Namespace) -> list[Kind]:
@@ -148,10 +163,13 @@ def _logits(decoder: Decoder, ids: Ids) -> Iterator[torch.Tensor]:
         yield decoder.forward([Span(0, start, rows, ((0, start + len(rows)),), len(rows))])
 
 
-def _pieces(ids: Ids) -> list[Ids]:
+def _pieces(text: Text, path: Path) -> list[Ids]:
     """Of two tokens or more: the first of a piece is not foretold."""
+    ids = text.encode(_read(path))
     pieces = [ids[start : start + LONGEST] for start in range(0, len(ids), LONGEST)]
-    return [piece for piece in pieces if len(piece) > 1]
+    if not (found := [piece for piece in pieces if len(piece) > 1]):
+        raise UserError(f"--text {path}: is one token; should be two or more, for the first is not foretold")
+    return found
 
 
 def _read(path: Path) -> str:
@@ -194,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="other checkpoints of the same model, such as quantized ones")  # fmt: skip
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" and "kind" to answer')
     parser.add_argument("--text", type=Path, metavar="FILE", help="a text for the perplexity; the prompts' own")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer; 64")
+    parser.add_argument("--tokens", type=positive, default=64, metavar="N", help="of each answer; 64")
     parser.add_argument("--dtype", choices=list(DTYPE_BYTES), default="bfloat16", help="of the plain model; bfloat16")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     return parser

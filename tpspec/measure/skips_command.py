@@ -53,6 +53,8 @@ def _run(options: argparse.Namespace) -> int:
     answers = Answers(
         load_whole(folder, shape, torch.bfloat16, device, num_slots), prompts, options.tokens, text.eos_ids
     )
+    if not answers.num_tokens:
+        raise UserError("every prompt ends with an end of text, so nothing answers it; should be other --prompts")
     price = Price(shape, options.waiting)
     found = list(_shown(search(price, answers.agreement, options.tries), 2 * shape.num_layers))
     if not found:
@@ -76,6 +78,11 @@ class Answers:
             text = _answered(decoder, prompt, num_tokens, stop_ids, first)
             self._places += [_Place(text, first, at) for at in range(len(prompt), len(text))]
             first += len(prompt) + num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all answers."""
+        return len(self._places)
 
     def agreement(self, left_out: Sublayers) -> float:
         """Part of the answers' tokens that the model says without these sublayers, each after the true text."""

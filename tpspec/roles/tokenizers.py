@@ -29,21 +29,22 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def check_same_tokenizer(target: Path, draft: Path, target_name: str, draft_name: str) -> None:
-    """UserError, naming both models and one difference, unless both map tokens to ids alike.
+    """UserError, naming both models and one difference, unless both map tokens to ids alike."""
+    if found := difference(target, draft, ("the target", "the draft")):
+        raise UserError(
+            f"draft model {draft_name} has a different tokenizer than target {target_name}: {found}; "
+            "a draft model must share the target's tokenizer"
+        )
+
+
+def difference(first: Path, other: Path, names: tuple[str, str] = ("the one", "the other")) -> str | None:
+    """A token that two models' tokenizers give different ids, in words.
 
     Ids beyond the smaller head's rows are padding and may differ; ids that stand for tokens may not.
     """
-    ours, theirs = (load_tokenizer(folder).get_vocab(with_added_tokens=True) for folder in (target, draft))
+    ours, theirs = (load_tokenizer(folder).get_vocab(with_added_tokens=True) for folder in (first, other))
     for token, number in sorted(ours.items(), key=lambda item: item[1]):
         if theirs.get(token) != number:
-            raise UserError(
-                f"draft model {draft_name} has a different tokenizer than target {target_name}: token {token!r} is "
-                f"{number} in the target and {theirs.get(token, 'missing')} in the draft; "
-                "a draft model must share the target's tokenizer"
-            )
+            return f"token {token!r} is {number} in {names[0]} and {theirs.get(token, 'missing')} in {names[1]}"
     extra = sorted(theirs.keys() - ours.keys())
-    if extra:
-        raise UserError(
-            f"draft model {draft_name} has a different tokenizer than target {target_name}: token {extra[0]!r} "
-            "is unknown to the target; a draft model must share the target's tokenizer"
-        )
+    return f"token {extra[0]!r} is missing in {names[0]} and {theirs[extra[0]]} in {names[1]}" if extra else None
