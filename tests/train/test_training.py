@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.checkpoints import tiny
 from tpspec.text import Text
 from tpspec.train.__main__ import main
+from tpspec.train.batches import split
 from tpspec.train.prompts import Invented
 from tpspec.train.taps import Shards, Tapper, tapped_layers
 from tpspec.train.texts import TextFile, Told, read_texts
@@ -110,11 +112,11 @@ def test_taps_are_the_inputs_of_their_layers_and_padding_does_not_show(model: Pa
 def test_taps_of_other_texts_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
     """Shards that stay behind when the texts are made anew would pair tokens with another text's states."""
     texts = read_texts(data)
-    shards = Shards(tmp_path, texts)
+    shards = Shards(tmp_path, texts, "a")
     shards.write(1, Tapper(model, CPU).taps(shards.texts(1)))
     shorter = [Told(t.number, t.kind, 0.0, t.prompt, t.answer[:-1]) for t in texts]
     with pytest.raises(Exception, match="not of these texts"):
-        Shards(tmp_path, shorter).read(1)
+        Shards(tmp_path, shorter, "a").read(1)
 
 
 def eagle_shapes() -> dict[str, tuple[int, ...]]:
@@ -232,3 +234,70 @@ def test_a_checkpoint_of_other_sizes_is_not_gone_on_from(
     ]
     assert main(["medusa", str(model), *options]) == 2
     assert "other texts or sizes" in capsys.readouterr().err
+
+
+def spoilt_checkpoint(out: Path) -> None:
+    out.mkdir()
+    torch.save({"head": torch.zeros(5000)}, out / "checkpoint.pt")
+    whole = (out / "checkpoint.pt").read_bytes()
+    (out / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "options", "why"),
+    [
+        (None, ["--minutes", "0"], "--minutes: 0 is not a number above 0"),
+        (None, ["--minutes", "nan"], "--minutes: nan is not a number above 0"),
+        (None, ["--rate", "nan"], "--rate: nan is not a number above 0"),
+        (None, ["--rate", "-1"], "--rate: -1 is not a number above 0"),
+        (None, ["--rate", "fast"], "--rate: invalid amount value: 'fast'"),
+        (lambda out: out.write_text("a"), [], "should be a folder, and cannot be made one: File exists"),
+        (lambda out: out.symlink_to("/proc/nothing/there"), [], "should be a folder, and cannot be made one"),
+        (spoilt_checkpoint, [], "checkpoint.pt: not a whole checkpoint; delete it"),
+        (lambda out: (out.mkdir(), torch.save({}, out / "checkpoint.pt")), [], "not a checkpoint of a head"),
+    ],
+)
+def test_what_a_training_cannot_run_with_is_one_line(
+    spoil: Callable[[Path], object] | None,
+    options: list[str],
+    why: str,
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stands against tracebacks, some of them after hours, and a limit of nan minutes that is none."""
+    if spoil is not None:
+        spoil(tmp_path / "out")
+    given = ["medusa", str(model), "--data", str(data), "--out", str(tmp_path / "out"), "--precision", "float32"]
+    assert main([*given, *options]) == 2
+    said = capsys.readouterr().err
+    assert why in said
+    assert "Traceback" not in said
+
+
+def test_taps_of_another_target_are_refused(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stands against a head that learns another model: only how many texts a shard has was compared."""
+    for told in read_texts(data):
+        TextFile(tmp_path).add(told)
+    assert main(["taps", str(model), "--data", str(tmp_path)]) == 0
+    assert main(["taps", str(model), "--data", str(tmp_path)]) == 0
+    other = tiny("smollm2", tmp_path / "other", num_hidden_layers=5, seed=7)
+    assert main(["taps", str(other), "--data", str(tmp_path)]) == 2
+    assert f"is of another target; delete {tmp_path / 'taps'} to make it again" in capsys.readouterr().err
+
+
+def test_what_is_measured_with_has_greedy_answers(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stands against a run that measures nothing, and ends in its picture, where all that is warm comes last."""
+    for told in read_texts(data):
+        late = Told(told.number, told.kind, float(told.number >= 60), told.prompt, told.answer)
+        TextFile(tmp_path / "late").path.parent.mkdir(exist_ok=True)
+        TextFile(tmp_path / "late").add(late)
+        TextFile(tmp_path).add(Told(told.number, told.kind, 0.7, told.prompt, told.answer))
+    assert split(Shards(tmp_path, read_texts(tmp_path / "late"), ""), 0.03) == ([1], [0])
+    assert main(["medusa", str(model), "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert f"{tmp_path} holds no text with a greedy answer" in capsys.readouterr().err

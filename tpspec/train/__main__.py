@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from tpspec.errors import UserError
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.train.command import Apprenticeship, Order, tap
 from tpspec.train.eagle import EagleHead
+from tpspec.train.files import make_folder
 from tpspec.train.generate import Author, open_engine
 from tpspec.train.loop import Plan
 from tpspec.train.medusa import MedusaHeads
@@ -54,7 +57,7 @@ def _generate(options: argparse.Namespace) -> int:
     text, prompts = Text.load(folder), None if options.prompts is None else read_prompts(options.prompts)
     asked: Prompts = Invented(text, options.seed) if prompts is None else Given(text, prompts)
     wanted = options.sequences or (len(prompts) if prompts else 1000)
-    options.out.mkdir(parents=True, exist_ok=True)
+    make_folder("--out", options.out)
     file = TextFile(options.out)
     file.mend()
     done = {told.number for told in file.read()}
@@ -100,8 +103,23 @@ def _train(options: argparse.Namespace, make: Make, beside: tuple[str, ...] = ()
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong command is one line, as every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def amount(text: str) -> float:
+    """An option that measures something."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Train draft heads, or a draft model.")
+    parser = _Parser(prog=f"python -m {MODULE}", description="Train draft heads, or a draft model.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = commands.add_parser("generate", help="texts of the model itself, to train on")
     generate.set_defaults(run=_generate)
@@ -151,8 +169,8 @@ def _training_parser(
         "--out", type=Path, required=True, metavar="DIR", help="goes on from a checkpoint that is there"
     )
     parser.add_argument("--steps", type=positive, default=2000, metavar="N", help="batches at most; 2000")
-    parser.add_argument("--minutes", type=float, metavar="M", help="of training at most, whatever the steps")
-    parser.add_argument("--rate", type=float, default=1e-3, metavar="R", help="highest learning rate; 0.001")
+    parser.add_argument("--minutes", type=amount, metavar="M", help="of training at most, whatever the steps")
+    parser.add_argument("--rate", type=amount, default=1e-3, metavar="R", help="highest learning rate; 0.001")
     parser.add_argument("--rows", type=positive, default=2048, metavar="N", help="positions of a batch; 2048")
     parser.add_argument("--every", type=positive, default=100, metavar="N", help="steps between checkpoints; 100")
     parser.add_argument("--precision", choices=PRECISIONS, default="auto", help="auto: the faster one here")

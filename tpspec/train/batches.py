@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.errors import UserError
 from tpspec.train.taps import groups, padded
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.train.taps import Shards, Tapped
+    from tpspec.train.texts import Told
+
+LEAST = 2  # tokens of an answer that teach nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,23 @@ class Batch:
         return self.final_BSD.gather(1, places_BA[..., None].expand(-1, -1, self.final_BSD.shape[-1]))
 
 
-def split(num_shards: int, held_out: float) -> tuple[list[int], list[int]]:
-    """Shards to train on and shards to measure with: the last ones, one at least where there are two or more."""
-    num_held = min(max(1, round(num_shards * held_out)), num_shards - 1)
-    return [*range(num_shards - num_held)], [*range(num_shards - num_held, num_shards)]
+def split(shards: Shards, held_out: float) -> tuple[list[int], list[int]]:
+    """Shards to train on and shards to measure with: the last that have a greedy answer, one at least.
+
+    Raises UserError where there is nothing to learn from, or to measure with.
+    """
+    if len(shards) < 2:
+        raise UserError("one shard of texts; training needs two, one of them to measure with")
+    greedy = [index for index in range(len(shards)) if any(_is_met(told) for told in shards.texts(index))]
+    if not greedy:
+        raise UserError("no text with a greedy answer, to measure with; should hold some of temperature 0")
+    held = greedy[-min(max(1, round(len(shards) * held_out)), len(shards) - 1) :]
+    return [index for index in range(len(shards)) if index not in held], held
+
+
+def _is_met(told: Told) -> bool:
+    """Whether a drafter would have met this text, and had something to say."""
+    return len(told.answer) > LEAST and not told.temperature
 
 
 def shard_batches(shards: Shards, index: int, most: int, *, greedy: bool = False) -> Iterator[Batch]:
@@ -89,8 +106,8 @@ def shard_batches(shards: Shards, index: int, most: int, *, greedy: bool = False
 
     greedy: only texts that were written so, and of them the answers: what a drafter would have met.
     """
-    texts = [tapped for tapped in shards.read(index) if len(tapped.told.answer) > 2]
-    texts = [tapped for tapped in texts if not (greedy and tapped.told.temperature)]
+    texts = [tapped for tapped in shards.read(index) if len(tapped.told.answer) > LEAST]
+    texts = [tapped for tapped in texts if not greedy or _is_met(tapped.told)]
     for group in groups([len(tapped.told.ids) for tapped in texts], most):
         yield Batch.of([texts[i] for i in group], answers=greedy)
 

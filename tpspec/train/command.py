@@ -14,12 +14,12 @@ import torch
 from tpspec.errors import UserError
 from tpspec.train.batches import split
 from tpspec.train.curves import draw
-from tpspec.train.files import publish
+from tpspec.train.files import make_folder, publish
 from tpspec.train.loop import Training
 from tpspec.train.machine import bfloat16_is_faster, device
 from tpspec.train.objective import Judge
 from tpspec.train.progress import Progress
-from tpspec.train.taps import Shards, Tapper, usual_size
+from tpspec.train.taps import Shards, Tapper, fingerprint, usual_size
 from tpspec.train.target import taught
 from tpspec.train.texts import read_texts
 from tpspec.train.vocabulary import DraftVocabulary
@@ -62,7 +62,7 @@ class Order:
 
 def tap(model: Path, data: Path) -> Shards:
     """The taps of all texts in `data`; those that are missing are made."""
-    shards = Shards(data, read_texts(data))
+    shards = Shards(data, read_texts(data), fingerprint(model))
     if missing := shards.missing():
         tapper = Tapper(model, device())
         progress = Progress("shards of hidden states", len(shards), len(shards) - len(missing))
@@ -81,10 +81,12 @@ class Apprenticeship:
         if order.out.resolve() == order.model.resolve():
             raise UserError(f"--out {order.out} is the folder of the target itself; should be another")
         self._order = order
+        make_folder("--out", order.out)
         shards = tap(order.model, order.data)
-        self._learnt, held = split(len(shards), HELD_OUT)
-        if not held:
-            raise UserError(f"{order.data} holds one shard of texts; training needs two, one of them to measure with")
+        try:
+            self._learnt, held = split(shards, HELD_OUT)
+        except UserError as error:
+            raise UserError(f"{order.data} holds {error}") from error
         target = taught(order.model)
         answers = [told.answer for index in self._learnt for told in shards.texts(index)]
         self._num_tokens = sum(map(len, answers))
@@ -99,7 +101,6 @@ class Apprenticeship:
     def run(self) -> dict[str, Any]:
         """The record that is also written beside the head."""
         order, training = self._order, self._training
-        order.out.mkdir(parents=True, exist_ok=True)
         training.resume(order.out, self._made_of)
         for pattern in order.beside:
             for path in order.model.glob(pattern):

@@ -6,10 +6,13 @@ Every file appears whole or not at all. Must not know how a head is trained.
 from __future__ import annotations
 
 import json
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save
+
+from tpspec.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKPOINT = "checkpoint.pt"
+KEYS = {"head", "optimizer", "made_of", "step", "seconds", "history"}
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
@@ -29,8 +33,28 @@ def read_checkpoint(folder: Path) -> dict[str, Any] | None:
     path = folder / CHECKPOINT
     if not path.exists():
         return None
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, UnpicklingError) as error:
+        raise UserError(
+            f"{path}: not a whole checkpoint; delete it, and training begins anew ({_first(error)})"
+        ) from error
+    if not isinstance(state, dict) or not state.keys() >= KEYS:
+        raise UserError(f"{path}: not a checkpoint of a head; delete it, and training begins anew")
     return state
+
+
+def _first(error: Exception) -> str:
+    """Its first line; torch says a paragraph."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def make_folder(option: str, folder: Path) -> None:
+    """UserError where it is not there and cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{option} {folder}: should be a folder, and cannot be made one: {error.strerror}") from error
 
 
 def publish(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], record: dict[str, Any]) -> None:

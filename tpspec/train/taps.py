@@ -8,10 +8,12 @@ Shapes: B texts, S positions, D hidden of the target, T positions of all texts o
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from tpspec.errors import UserError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tpspec.train.texts import Told
 
 PER_SHARD = 64  # texts
+LOOKED_AT = 2**16  # bytes of a file of weights, at three places
 ROWS = 1024  # positions of one forward, padding included; more do not fit a CPU's cache
 
 
@@ -46,24 +49,28 @@ def tapped_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 class Shards:
-    """The taps of the texts of one folder."""
+    """The taps of the texts of one folder. target: the fingerprint of the model whose they are."""
 
-    def __init__(self, folder: Path, texts: Sequence[Told]) -> None:
-        self._folder = folder / "taps"
+    def __init__(self, folder: Path, texts: Sequence[Told], target: str) -> None:
+        self._folder, self._target = folder / "taps", target
         self._blocks = [texts[first : first + PER_SHARD] for first in range(0, len(texts), PER_SHARD)]
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def missing(self) -> list[int]:
-        return [index for index in range(len(self)) if not self._path(index).exists()]
+        """Raises UserError where one that is there is another target's."""
+        there = [index for index in range(len(self)) if self._path(index).exists()]
+        for index in there:
+            self._check_target(index)
+        return sorted(set(range(len(self))) - {*there})
 
     def write(self, index: int, taps: Sequence[tuple[Tensor, Tensor]]) -> None:
         """taps: of each text of the shard, as in Tapped. The file appears whole or not at all."""
         self._folder.mkdir(exist_ok=True)
         features, final = (torch.cat([pair[i] for pair in taps]).contiguous() for i in range(2))
         part = self._path(index).with_suffix(".part")
-        save_file({"features": features, "final": final}, part)
+        save_file({"features": features, "final": final}, part, {"target": self._target})
         part.replace(self._path(index))
 
     def texts(self, index: int) -> Sequence[Told]:
@@ -72,14 +79,40 @@ class Shards:
     def read(self, index: int) -> list[Tapped]:
         texts = self.texts(index)
         sizes = [len(told.ids) for told in texts]
+        self._check_target(index)
         tensors = load_file(self._path(index))
         if len(tensors["final"]) != sum(sizes):
             raise UserError(f"{self._path(index)}: is not of these texts; delete {self._folder} to make it again")
         parts = zip(texts, tensors["features"].split(sizes), tensors["final"].split(sizes), strict=True)
         return [Tapped(*part) for part in parts]
 
+    def _check_target(self, index: int) -> None:
+        path = self._path(index)
+        try:
+            with safe_open(path, framework="pt") as file:
+                of = (file.metadata() or {}).get("target")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: not a whole safetensors file ({error}); delete it to make it again") from error
+        if of != self._target:
+            raise UserError(
+                f"{path}: is of another target; delete {self._folder} to make it again, or use another --data"
+            )
+
     def _path(self, index: int) -> Path:
         return self._folder / f"{index:05}-{len(self._blocks[index])}.safetensors"
+
+
+def fingerprint(folder: Path) -> str:
+    """Of the model in a folder: its config.json, and the sizes, headers and ends of its weights."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for place in (0, size // 2, max(0, size - LOOKED_AT)):
+                file.seek(place)
+                digest.update(file.read(LOOKED_AT))
+    return digest.hexdigest()
 
 
 class Tapper:
