@@ -3,10 +3,14 @@ Triton's interpreter: the protocol is the real one, the speed is not."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import Any
 
 import pytest
+import torch
 
 from tests.comm.test_distributed import torchrun
 from tpspec.comm.communicator import OneRank
@@ -15,6 +19,7 @@ from tpspec.comm.shared import Unavailable, agreed
 pytest.importorskip("triton")
 from triton.runtime.errors import PTXASError
 
+from tpspec.comm import peer
 from tpspec.comm.peer_cards import SIZES, _built, largest_won
 from tpspec.comm.peer_kernel import CAPACITY
 
@@ -49,20 +54,46 @@ def test_a_rank_that_compiles_late_is_not_lost(tmp_path: Path) -> None:
     "fault",
     [
         RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+        RuntimeError("Cannot find ptxas"),
         CalledProcessError(1, ["gcc", "main.c"]),
-        PTXASError("no ptxas"),
+        PTXASError("no ptxas " + "é" * 3000),
     ],
-    ids=lambda fault: type(fault).__name__,
+    ids=["no C compiler", "no assembler", "no headers", "a log of its own"],
 )
 def test_without_a_compiler_the_ranks_go_another_way(fault: Exception) -> None:
     """Stands against a world that ends on a machine without a C compiler or Python's headers: what Triton raises there
-    is no OSError. A fault of the card's is none of these."""
+    is no OSError; and against what is longer than a note, at which one rank alone would end. A fault of the card's is
+    none of these."""
 
     def fails() -> None:
         raise fault
 
     with pytest.raises(Unavailable, match="rank 0: Triton cannot build its kernels"):
         agreed(OneRank(), lambda: _built(fails))
+
+
+def test_nothing_is_compiled_in_the_trial_that_was_not_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a size, a type or a leg of the trial for which Triton makes one kernel more, while others look."""
+    made = set()
+
+    def grid(name: str) -> defaultdict[object, Callable[..., None]]:
+        def launch(*given: Any, **constants: Any) -> None:
+            kinds = [x.dtype if isinstance(x, torch.Tensor) else (x == 1, x % 16 == 0) for x in given]
+            made.add((name, *kinds, *sorted(constants.items())))
+            if name == "exchange":
+                given[1].copy_(given[0])  # the sum of one rank, and what it gathers
+
+        return defaultdict(lambda: launch)
+
+    for name in ("exchange", "sum_by_shares"):
+        monkeypatch.setattr(peer, name, grid(name))
+    memory = torch.zeros(peer.memory_bytes(1), dtype=torch.uint8)
+    peers = peer.PeerMemory(OneRank(), [memory.data_ptr()], torch.device("cpu"))
+    peer.warm_up(peers, torch.device("cpu"))
+    warm = set(made)
+    assert len(warm) == 6
+    peer.attempt(peers, torch.device("cpu"))
+    assert made == warm
 
 
 def test_a_fault_of_the_card_is_not_taken_for_a_missing_compiler() -> None:

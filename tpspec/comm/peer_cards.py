@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from triton import TritonError
 
-from tpspec.comm.communicator import Purpose
+from tpspec.comm.communicator import NOTE_BYTES, Purpose
 from tpspec.comm.peer import PeerMemory, attempt, memory_bytes, warm_up
 from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.comm.replay_time import seconds_in_graph
@@ -29,6 +29,11 @@ HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
 LAZY_PEER_ACCESS = 1
 SIZES = (4096, 8192, 16384, 32768, 65536, 98304, CAPACITY, 2 * CAPACITY, 4 * CAPACITY, 8 * CAPACITY)
 ROUNDS = 20
+MISSING = (
+    "C compiler",
+    "Cannot find",
+)  # Triton's words for what is not installed; the second: ptxas
+MOST_SHOWN = NOTE_BYTES // 8  # characters of up to four bytes
 
 
 class _Handle(ctypes.Structure):
@@ -100,15 +105,20 @@ def share_cards(other: Communicator, host: Communicator, device: torch.device) -
 
 def _built(work: Callable[[], None]) -> None:
     """What launches kernels for the first time. Raises OSError where Triton cannot compile them, or what it loads
-    them with: that takes a C compiler, and Python's headers."""
+    them with: that takes a C compiler, Python's headers and an assembler."""
     try:
         work()
     except (CalledProcessError, TritonError) as error:
-        raise OSError(f"Triton cannot build its kernels: {error}") from error
+        raise _no_kernels(error) from error
     except RuntimeError as error:
-        if "C compiler" not in str(error):
+        if not any(words in str(error) for words in MISSING):
             raise
-        raise OSError(f"Triton cannot build its kernels: {error}") from error
+        raise _no_kernels(error) from error
+
+
+def _no_kernels(error: Exception) -> OSError:
+    """Its beginning, which says what: there follow a command, a log or a program, and ranks tell each other notes."""
+    return OSError(f"Triton cannot build its kernels: {str(error)[:MOST_SHOWN]}")
 
 
 def largest_won(once_s: Sequence[float], twice_s: Sequence[float], other_s: Sequence[float]) -> tuple[int, int]:
