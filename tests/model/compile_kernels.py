@@ -69,9 +69,12 @@ def compile_for(capability: int, x: str, dim: int) -> None:
             whole = [name for name, kind in types.items() if kind != "fp32"]
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
             options = {"num_warps": norm_warps(constants["wide"])} if kernel is card_rows.add_norm else {}
+            if "tile_outputs" in constants:
+                options = {"num_stages": card_products.STAGES[constants["tile_outputs"]]}
             source = ASTSource(kernel, signature, at, aligned)
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
+            told |= {"outputs": constants.get("tile_outputs")}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 OUTPUTS = 8  # that torch's kernel takes at a time
 TILE_ROWS, TILE_OUTPUTS = 16, 32  # of a program of ours; fewer rows than 16 no tensor core takes
 FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a processor alone reads too slowly
+# Of Triton's, by outputs of a program: one more than groups that are on their way at a time. Smaller programs, of which
+# there are as many more, ask for no more at once unless each has more groups on their way.
+STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}
 
 
 class FourBitLinear:
@@ -66,7 +69,8 @@ class EightBitLinear:
         y_TO = x_TW.new_empty(num_rows, num_outputs)
         programs = (triton.cdiv(num_outputs, self._tile_outputs), triton.cdiv(num_rows, TILE_ROWS))
         _product[programs](x_TW, self._codes_OW, self._scales_OG, y_TO, num_rows, num_outputs, self._grid.num_groups,
-                           group=self._grid.group, tile_rows=TILE_ROWS, tile_outputs=self._tile_outputs)  # fmt: skip
+                           group=self._grid.group, tile_rows=TILE_ROWS, tile_outputs=self._tile_outputs,
+                           num_stages=STAGES[self._tile_outputs])  # fmt: skip
         if self._zeros_OG is not None:
             sums_TG = x_TW.view(num_rows, -1, self._grid.group).sum(2, dtype=torch.float32)
             y_TO = (y_TO.float() + sums_TG @ self._zeros_OG.float().T).to(x_TI.dtype)
