@@ -7,12 +7,16 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from scripts.serving import ROOT, environment
+from tests.worlds import serve, topology
+from tpspec.request import Request
 
 # A rank that hangs, and takes no notice of torchrun's first signal.
 RANK = """
@@ -57,6 +61,56 @@ def test_a_section_that_hangs_leaves_no_rank_behind(script: ModuleType, tmp_path
         script.end(worker)
     assert worker.returncode is not None
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started)
+
+
+SHAPE: dict[str, Any] = {"model_type": "llama", "vocab_size": 1009, "hidden_size": 256, "intermediate_size": 512,
+                         "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2}  # fmt: skip
+SHAPES = {
+    "target": SHAPE | {"tie_word_embeddings": False},
+    "draft": SHAPE | {"num_hidden_layers": 2, "hidden_size": 128, "tie_word_embeddings": True},
+}
+
+
+def test_every_draft_for_a_model_that_repeats_is_right(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against models of unrelated random weights, whose drafts are never right: nothing could be drafted ahead
+    in gaps then, whatever the code does."""
+    monkeypatch.setattr("tpspec.topology.shape.known_models", lambda: SHAPES)
+    for name in SHAPES:
+        script.write(name, tmp_path / name, repeats=True)
+    draft = {"source": "model", "model": str(tmp_path / "draft"), "tokens": 4}
+    told = serve(topology(tmp_path / "target", draft=draft), [Request(0, (17, 900, 5, 444), 20)])
+    assert told.texts() == [[444] * 20]
+    drafted, accepted = (sum(sum(getattr(delta, what)) for delta in told.deltas) for what in ("drafted", "accepted"))
+    assert drafted >= 12
+    assert accepted == drafted
+
+
+def test_transformers_has_one_cache_for_every_text(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against a compilation in the time of the longer texts: a static cache never gets shorter, and a longer one
+    is compiled for anew."""
+    asked = []
+
+    class Model:
+        generation_config = SimpleNamespace()
+
+        def generate(self, ids: torch.Tensor, max_new_tokens: int, **_: Any) -> torch.Tensor:
+            asked.append(max_new_tokens)
+            return torch.zeros(1, ids.shape[1] + max_new_tokens)
+
+        def to(self, _: str) -> Model:
+            return self
+
+        def eval(self) -> Model:
+            return self
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: Model())
+    script.generating_s(Namespace(device="cpu", model="m", to=tmp_path, tokens=8))
+    assert asked[0] == max(asked) == 8
+    assert asked.count(2) == 5
 
 
 TELLING = """
