@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,22 @@ def test_a_slot_means_the_box_of_as_many_cards() -> None:
     assert link_for("pcie4", 3).provenance.startswith("estimated for 3 ranks from 4")
     assert link_for("pcie4", 12).provenance.startswith("estimated for 12 ranks from 8")
     assert link("pcie4").name == "rtx3090x8_gen4x16_stock/nccl"
+
+
+@pytest.mark.parametrize("family", sorted(shipped().families))
+@pytest.mark.parametrize("size", [0, 8, 1024, 10240, 16384, 70_000, 98304, 2**20, 2**24])
+def test_more_cards_on_a_bus_never_take_less_time(family: str, size: int) -> None:
+    """Stands against four cards on pcie4 planned at two thirds of what two take: their boxes are of other cards."""
+    tables = [link_for(family, num_ranks) for num_ranks in range(2, 17)]
+    for times in ([table.seconds(size) for table in tables], [table.skew_s for table in tables]):
+        assert all(more >= less * (1 - 1e-12) for less, more in pairwise(times))
+    measured = [link(box) for ranks, box in shipped().families[family].items() if ranks < 16]
+    assert all(tables[-1].seconds(size) >= box.seconds(size) for box in measured)
+
+
+def test_a_family_says_which_smaller_box_holds_it_up() -> None:
+    assert link_for("pcie4", 4).provenance.endswith("; never below rtx5070tix2_gen4x16_stock/nccl")
+    assert "never below" not in link_for("pcie4", 2).provenance + link_for("pcie3", 8).provenance
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,10 @@ def test_ngram_needs_no_model_and_no_card(capsys: pytest.CaptureFixture[str]) ->
         ({"model": "llama-70b"}, "no model 'llama-70b'"),
         ({"draft": "llama-1b"}, "no model 'llama-1b'"),
         ({"acceptance": 1.5}, "should be between 0 and 1"),
+        ({"draft": ""}, "--draft : is empty; should be a draft model's folder or hub id, or one of none, ngram, lay"),
+        ({"draft": "mtp"}, "--draft mtp: is not costed here; should be a draft model's folder"),
+        ({"draft": "medusa"}, "--draft medusa: is not costed here"),
+        ({"draft": "model"}, "--draft model: costs what its model does; should be a draft model's folder"),
     ],
 )
 def test_names_nobody_knows_are_errors_with_a_way_out(change: dict[str, object], why: str) -> None:

@@ -14,9 +14,11 @@ import torch
 
 from tests.checkpoints import tiny
 from tests.worlds import topology
-from tpspec.roles.weights import capacity, with_weights
+from tpspec.roles.weights import _waits_s, capacity, with_weights
 from tpspec.topology.balance import Capacity
 from tpspec.topology.config import Topology
+from tpspec.topology.links import link_for
+from tpspec.topology.shape import ModelShape
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -51,6 +53,14 @@ def test_a_drafter_that_does_not_fit_into_the_waits_lightens_its_shard(target: P
     found = weights(with_gaps(target, FAST))
     assert found is not None
     assert found[1] < 0.5 * found[0]
+
+
+def test_a_slot_means_the_box_of_as_many_cards_here_too(target: Path) -> None:
+    """Stands against waits of a box of eight, for the gaps of two: on pcie3 they are three times as long."""
+    made = with_gaps(target, {"table": "pcie3"})
+    waits_s = _waits_s(made, ModelShape.of(target), 5)
+    reduces, row_bytes = 2 * ModelShape.of(target).num_layers, 4 * ModelShape.of(target).hidden
+    assert waits_s == pytest.approx(reduces * link_for("pcie3", 2).seconds(5 * row_bytes))
 
 
 def test_a_drafter_that_fits_into_the_waits_costs_its_shard_nothing(target: Path) -> None:

@@ -15,7 +15,7 @@ from tpspec.measure.trace import samples_of
 from tpspec.topology.calibration import Sample, fit
 from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
-from tpspec.topology.links import LinkTable, link_for
+from tpspec.topology.links import LinkTable
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, num_params, split, weight_bytes
 from tpspec.topology.sources import SOURCES
@@ -122,7 +122,7 @@ def _link(topology: Topology) -> LinkTable | None:
     num_shards, given = len(topology.target.ranks), topology.link
     if num_shards == 1:
         return None
-    found = link_for(given.table, num_shards) if given.table is not None else given.cost
+    found = given.cost_for(num_shards)
     if found is None:
         raise UserError("link.table is missing; name the bus between the cards, for example --set link.table=pcie4")
     return found

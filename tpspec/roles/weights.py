@@ -15,6 +15,7 @@ from tpspec.roles.memory import free_bytes
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
+from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
 from tpspec.topology.slots import target_slots
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.topology.config import Topology
-    from tpspec.topology.shape import ModelShape
 
 # Ranks on the CPUs of a box count as equals; what one of them reads alone, of a server's memory. Estimated.
 CPU_BYTES_PER_S = 4e10
@@ -70,9 +70,10 @@ def _aside(topology: Topology, draft: int, speed: float) -> float:
 
 def _waits_s(topology: Topology, shape: ModelShape, num_rows: int) -> float | None:
     """Of a shard in a round; None where the topology does not say what a collective takes."""
-    cost = topology.link.cost
+    link = topology.link  # what is emulated is the box that it names, whatever the number of ranks
+    cost = link.cost if link.emulate else link.cost_for(len(topology.target.ranks))
     if cost is None:
         return None
     row_bytes = shape.hidden * DTYPE_BYTES[topology.target.dtype]
-    dilation = topology.link.dilation if topology.link.emulate else 1.0
+    dilation = link.dilation if link.emulate else 1.0
     return 2 * shape.num_layers * cost.seconds(num_rows * row_bytes) * dilation

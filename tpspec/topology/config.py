@@ -26,7 +26,7 @@ from pydantic import (
 
 from tpspec.topology.document import Document, TopologyError, parse, read
 from tpspec.topology.faults import examine
-from tpspec.topology.links import LinkTable, link, straight
+from tpspec.topology.links import LinkTable, link, link_for, straight
 from tpspec.topology.rules import RULES
 from tpspec.topology.sources import SOURCES, Kind
 
@@ -202,6 +202,10 @@ class LinkConfig(Section):
         if self.latency_us is None and self.gbytes_per_s is None:
             return None
         return straight(self.latency_us or 0.0, self.gbytes_per_s)
+
+    def cost_for(self, num_ranks: int) -> LinkTable | None:
+        """The same between so many ranks, as cards have it: a slot's box of as many, or another scaled."""
+        return self.cost if self.table is None else link_for(self.table, num_ranks)
 
 
 class CacheConfig(Section):

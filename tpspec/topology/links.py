@@ -17,6 +17,8 @@ from tpspec.topology.faults import suggestion
 from tpspec.topology.link_file import CurveData, LinksFile, read_links
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tpspec.topology.link_file import BoxData
 
 SHIPPED = Path(__file__).with_name("links.yaml")
@@ -31,14 +33,18 @@ class Curve:
     Between two points the logarithm of the time is linear in the logarithm of the size. Time itself linear in that
     logarithm is further off: 16 KiB between 9.2 us at 8 KiB and 16.5 us at 32 KiB is 12.3 us here and 12.9 there, 11.6
     on the kernel's own line. Below the first point the time falls to alpha_s in proportion to the bytes; above the last
-    it grows by bytes_per_s. Both join without a step.
+    it grows by bytes_per_s. Both join without a step. floors: curves below which it never is.
     """
 
     points: tuple[tuple[int, float], ...]
     alpha_s: float
     bytes_per_s: float = math.inf
+    floors: tuple[Curve, ...] = ()
 
     def seconds(self, num_bytes: float) -> float:
+        return max((self._own(num_bytes), *(floor.seconds(num_bytes) for floor in self.floors)))
+
+    def _own(self, num_bytes: float) -> float:
         if not self.points:
             return self.alpha_s + num_bytes / self.bytes_per_s
         above = bisect_right(self.points, num_bytes, key=lambda point: point[0])
@@ -108,6 +114,17 @@ class LinkTable:
             provenance=f"estimated for {num_ranks} ranks from {self.num_ranks}: {self.provenance}",
         )
 
+    def at_least(self, others: Sequence[LinkTable]) -> LinkTable:
+        """Never faster than other boxes, in skew either. Their gathers are not looked at."""
+        if not others:
+            return self
+        return replace(
+            self,
+            reduce=replace(self.reduce, floors=tuple(other.reduce for other in others)),
+            skew_s=max(self.skew_s, *(other.skew_s for other in others)),
+            provenance=f"{self.provenance}; never below {', '.join(other.name for other in others)}",
+        )
+
 
 def straight(latency_us: float, gbytes_per_s: float | None = None, name: str = "straight line") -> LinkTable:
     """A link by its two numbers, for any number of ranks. No gbytes_per_s: bytes are free."""
@@ -124,11 +141,14 @@ def link(name: str) -> LinkTable:
 
 
 def link_for(name: str, num_ranks: int) -> LinkTable:
-    """A table for num_ranks cards: of a family, the smallest box that has as many; scaled where none has just that."""
+    """A table for num_ranks cards: of a family, the smallest box that has as many; scaled where none has just that.
+
+    Boxes of a family are of different cards: more of them never take less time than a smaller box was measured to.
+    """
     family = shipped().families.get(name, {})
     enough = [ranks for ranks in sorted(family) if ranks >= num_ranks]
-    chosen = family[enough[0]] if enough else name
-    return link(chosen).for_ranks(num_ranks)
+    table = link(family[enough[0]] if enough else name).for_ranks(num_ranks)
+    return table.at_least([link(family[ranks]) for ranks in sorted(family) if ranks < num_ranks])
 
 
 @cache

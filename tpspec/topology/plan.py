@@ -140,6 +140,7 @@ def plan(wish: Wish) -> Ranking:
     """Raises UserError for names nobody knows, OutOfMemory when nothing fits."""
     if not 0 <= wish.acceptance <= 1:
         raise UserError(f"--acceptance {wish.acceptance}: should be between 0 and 1")
+    _check_draft(wish.draft)
     if wish.link is None and len(wish.gpus) > 1:
         raise UserError("--link is missing; should be a slot such as pcie4, a box of links.yaml, or a probe's file")
     planner = _Planner(wish)
@@ -150,6 +151,18 @@ def plan(wish: Wish) -> Ranking:
         raise OutOfMemory(_nothing_fits(wish, refusals[0]))
     ranked = sorted(plans, key=lambda one: -one.prediction.tokens_per_s)
     return Ranking(tuple(ranked), tuple(refusals))
+
+
+def _check_draft(draft: str) -> None:
+    """Refuses a source that stands for a model or a head: only its folder says what a draft costs, if anything does."""
+    kind = SOURCES.get(draft)
+    if draft and (kind is None or not kind.computes):
+        return
+    free = ", ".join(name for name, one in SOURCES.items() if not one.computes)
+    what = (
+        "is empty" if kind is None else "costs what its model does" if kind.loads == "model" else "is not costed here"
+    )
+    raise UserError(f"--draft {draft}: {what}; should be a draft model's folder or hub id, or one of {free}")
 
 
 def _nothing_fits(wish: Wish, nearest: Refusal) -> str:
