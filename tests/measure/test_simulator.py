@@ -339,6 +339,8 @@ def test_a_trace_is_simulated_and_checked(capsys: pytest.CaptureFixture[str], tm
         (("--acceptance", "0.5", *CARDS, "--set", "cache.tokens=1000000"), "GiB short"),
         (("--acceptance", "0.5", "--calibrate"), "no recorded rounds"),
         (("--acceptance", "0.5", *CARDS, "--tokens", "65"), "1 to 64"),
+        (("--acceptance", "0.5", *CARDS, "--tokens", "few"), "few is neither auto nor a number from 1 to 64"),
+        (("--acceptance", "0.5", *CARDS, "--fan-out-odds", "half"), "half is not between 0 and 1"),
         (("--acceptance", "0.5", *CARDS, "--concurrency", "0"), "1 or more"),
         (("--acceptance", "0.5", *CARDS, "--set", "draft.source=none"), "nothing to compare"),
         (("--acceptance", "0.5", *CARDS, "--set", "cache.tokens=64"), "do not fit"),

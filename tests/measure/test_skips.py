@@ -84,3 +84,16 @@ def test_prompts_that_end_their_text_are_refused(target: Path, tmp_path: Path, c
     prompts.write_text(json.dumps({"prompt": f"the cat{end}"}) + "\n")
     assert main(["skips", str(target), "--prompts", str(prompts), "--out", str(tmp_path / "skip.json")]) == 2
     assert "every prompt ends with an end of text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["skips", "m", "--waiting", "much"], "--waiting: much is not between 0 and 1"),
+        (["savings", "--max-tokens", "few"], "--max-tokens: few is not 2 or more"),
+    ],
+)
+def test_an_option_that_is_no_number_is_answered_in_words(command: list[str], why: str, capsys) -> None:  # type: ignore[no-untyped-def]
+    """Stands against `invalid _part value`: the name of a function of ours."""
+    assert main(command) == 2
+    assert why in capsys.readouterr().err

@@ -197,7 +197,10 @@ def test_a_machine_without_the_driver_says_what_to_give(
         (["--model", LLAMA70], "one of the arguments --gpus --here is required"),
         (["--gpus", "2x3090", "--here", "--model", LLAMA70], "--here: not allowed with argument --gpus"),
         (["--gpus", "2x3090", "--model", LLAMA70], "--link is missing; should be a slot such as pcie4"),
-        (["--gpus", "2x3090", "--link", "pcie4", "--model", LLAMA70, "--context", "0"], "--context: invalid"),
+        (
+            ["--gpus", "2x3090", "--link", "pcie4", "--model", LLAMA70, "--context", "0"],
+            "--context: 0 is not a whole number above 0",
+        ),
     ],
 )
 def test_a_wrong_command_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -185,6 +185,13 @@ def test_a_card_is_found_however_it_is_dressed(spelt: str) -> None:
     assert len(parse_gpus([f"3x{spelt}"])) == 3
 
 
+@pytest.mark.parametrize("context", ["0", "-1", "long"])
+def test_a_context_of_no_tokens_is_answered_in_words(context: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stands against `invalid _positive value`: the name of a function of ours."""
+    assert main(["plan", "--gpus", "8x3090", "--link", "pcie4", "--model", LLAMA70, "--context", context]) == 2
+    assert f"--context: {context} is not a whole number above 0" in capsys.readouterr().err
+
+
 def test_the_command_tells_errors_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--gpus", "8x3900", "--link", "pcie4", "--model", LLAMA70]) == 2
     assert capsys.readouterr().err == "no card '3900' is known; did you mean 3090?\n"

@@ -1,4 +1,5 @@
-"""`-m tpspec.measure savings | links | simulate`: what speculation saves on the box at hand, and what its bus costs.
+"""`-m tpspec.measure savings | links | simulate | quality | skips`: what speculation saves on the box at hand, what its
+bus costs, and what smaller weights and fewer sublayers do.
 
 A front door, run by every rank of the world; the lead alone prints. Must not know tensors, nor how a number is made.
 """
@@ -242,10 +243,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _two_or_more(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"{number} is not 2 or more (the first token is the prompt's)")
-    return number
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text} is not 2 or more (the first token is the prompt's)")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from tpspec.errors import UserError
 from tpspec.measure.savings import refuse_plain_topology
 from tpspec.measure.script import LISTED, replays_of, scripts_of
 from tpspec.measure.simulator import FAN_OUT_ODDS, Simulated, simulate
+from tpspec.measure.skips_command import part
 from tpspec.measure.time_model import TimeModel, as_recorded, on_cards
 from tpspec.measure.timeline import chrome_trace
 from tpspec.measure.trace import Recording, Round, made_up, read, unsilenced
@@ -212,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=_draft_length, metavar="K", help="draft length, or auto (the topology's)")
     parser.add_argument(
         "--fan-out-odds",
-        type=_odds,
+        type=part,
         default=FAN_OUT_ODDS,
         metavar="P",
         help=f"that one of {LISTED} alternatives to a wrong guess is right ({FAN_OUT_ODDS})",
@@ -228,12 +229,6 @@ def _parser() -> argparse.ArgumentParser:
 def _draft_length(text: str) -> int | str:
     if text == "auto":
         return text
-    if not 1 <= int(text) <= MOST_TOKENS:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_TOKENS:
         raise argparse.ArgumentTypeError(f"{text} is neither auto nor a number from 1 to {MOST_TOKENS}")
     return int(text)
-
-
-def _odds(text: str) -> float:
-    if not 0 <= float(text) <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return float(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,14 +171,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=positive, default=32, metavar="N", help="of an answer; 32")
     parser.add_argument("--tries", type=positive, default=8, metavar="N", help="sublayers tried at each turn; 8")
     parser.add_argument(
-        "--waiting", type=_part, default=0.5, metavar="PART", help="of a plain step that collectives take; 0.5"
+        "--waiting", type=part, default=0.5, metavar="PART", help="of a plain step that collectives take; 0.5"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {FILE} beside the model")
     return parser
 
 
-def _part(text: str) -> float:
-    part = float(text)
-    if not 0 <= part <= 1:
-        raise argparse.ArgumentTypeError(f"{part} is not between 0 and 1")
-    return part
+def part(text: str) -> float:
+    """An option that is a part of something, or a probability."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return number
