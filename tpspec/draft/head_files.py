@@ -10,14 +10,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tpspec.errors import UserError
+from tpspec.topology.slots import HEAD_FILES as PATTERNS
+from tpspec.topology.slots import head_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
-
-PATTERNS = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
 
 class HeadFiles:
@@ -67,9 +67,8 @@ class HeadFiles:
 
 def weight_files(folder: Path) -> list[Path]:
     """Raises UserError where there are none."""
-    for pattern in PATTERNS:
-        if files := sorted(folder.glob(pattern)):
-            return files
+    if files := head_files(folder):
+        return files
     raise UserError(f"{folder} holds no weights; should be {' or '.join(PATTERNS)}")
 
 

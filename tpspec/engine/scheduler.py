@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 
 CORRUPT = "the model computed no finite logits for this request"
-NOTHING_ALLOWED = (
-    "the grammar of this request allows no token of the model where its text has come to, or takes too much to follow"
-)
+NOTHING_ALLOWED = "the grammar of this request allows no token where its text has come to, or is too much to follow"
 
 
 @dataclass(frozen=True, slots=True)

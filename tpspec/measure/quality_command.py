@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.measure.savings import built_in_prompts
 from tpspec.model.batch import Span
@@ -197,13 +198,8 @@ def _lines(found: Sequence[Quality], num_tokens: int) -> list[str]:
     return [*table([HEADS, *rows]), f"answers of {num_tokens} tokens, each compared after the first model's own text"]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {COMMAND} --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=COMMAND, description="What smaller weights cost in quality.")
+    parser = Parser(prog=COMMAND, description="What smaller weights cost in quality.")
     parser.add_argument("model", metavar="MODEL", help="a folder, a demo model's name or a hub id")
     parser.add_argument("--quantize", nargs="*", choices=KINDS, metavar="KIND",
                         help="kinds of weights to compare with its own: int8, int4; both")  # fmt: skip

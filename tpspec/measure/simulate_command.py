@@ -9,8 +9,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.measure.savings import refuse_plain_topology
 from tpspec.measure.script import LISTED, replays_of, scripts_of
@@ -193,13 +194,8 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"--timeline {path}: cannot be written: {error.strerror}") from error
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {COMMAND} --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=COMMAND, description="Simulates a topology's rounds, plain and speculative; starts nothing.")
+    parser = Parser(prog=COMMAND, description="Simulates a topology's rounds, plain and speculative; starts nothing.")
     parser.add_argument("topology", type=Path, help="a topology file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key")
     guesses = parser.add_mutually_exclusive_group(required=True)

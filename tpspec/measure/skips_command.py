@@ -11,11 +11,12 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
 from tpspec.comm.communicator import OneRank
+from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.measure.savings import built_in_prompts
 from tpspec.measure.skips import Found, Price, search
@@ -158,13 +159,8 @@ def _write(path: Path, best: Found) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror}; --out names another file") from error
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {COMMAND} --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=COMMAND, description="Which sublayers a model can do without when it drafts for itself.")
+    parser = Parser(prog=COMMAND, description="Which sublayers a model can do without when it drafts for itself.")
     parser.add_argument("model", help="a folder, a demo model's name or a hub id such as org/name")
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines; without them, the ones built in")
     parser.add_argument("--num-prompts", type=positive, default=4, metavar="N", help="that are answered; 4")

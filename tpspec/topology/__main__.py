@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import load
@@ -81,15 +82,8 @@ def _what_if(options: argparse.Namespace) -> list[str]:
     return what_if(options.model)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A wrong command is one line, as every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m tpspec.topology", description="Looks at topologies; starts none.")
+    parser = Parser(prog="python -m tpspec.topology", description="Looks at topologies; starts none.")
     commands = parser.add_subparsers(required=True, metavar="check | plan | whatif")
     check = commands.add_parser("check", help="check a file; print ranks, roles, slices, memory and collectives")
     check.add_argument("file", help="a YAML file, for example topologies/cpu-2.yaml")

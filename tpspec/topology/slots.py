@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FUTURES = 64  # slots of a sequence for tokens that may come
 MOST_LAYERS = 4  # of a head's own
-HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any, as draft/head_files.py reads
+HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
 
 def target_slots(topology: Topology) -> int:
@@ -35,5 +35,10 @@ def head_bytes(folder: Path) -> int:
     num_layers = read_config(folder).get("num_hidden_layers")
     if isinstance(num_layers, int) and num_layers > MOST_LAYERS:
         return 0
-    found = (list(folder.glob(pattern)) for pattern in HEAD_FILES)
-    return sum(path.stat().st_size for path in next(filter(None, found), []))
+    return sum(path.stat().st_size for path in head_files(folder))
+
+
+def head_files(folder: Path) -> list[Path]:
+    """Those with the weights of a head; empty where there are none."""
+    found = (sorted(folder.glob(pattern)) for pattern in HEAD_FILES)
+    return next(filter(None, found), [])

@@ -11,11 +11,11 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.errors import UserError
+from tpspec.command import Parser
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
@@ -103,13 +103,6 @@ def _train(options: argparse.Namespace, make: Make, beside: tuple[str, ...] = ()
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """A wrong command is one line, as every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-
 def amount(text: str) -> float:
     """An option that measures something."""
     number = float(text)
@@ -119,7 +112,7 @@ def amount(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"python -m {MODULE}", description="Train draft heads, or a draft model.")
+    parser = Parser(prog=f"python -m {MODULE}", description="Train draft heads, or a draft model.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     generate = commands.add_parser("generate", help="texts of the model itself, to train on")
     generate.set_defaults(run=_generate)

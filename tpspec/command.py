@@ -1,0 +1,15 @@
+"""How the commands read their options. Knows no other room."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from tpspec.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """A wrong command is one line, as every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
