@@ -52,18 +52,31 @@ class DraftHost(Protocol):
         """Counters of drafting elsewhere; None where there is none."""
 
 
-class InlineHost:
+class _Here:
+    """What hosts share whose drafter runs between two rounds, on a rank of the target."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    def prepare(self, asks: Sequence[Ask]) -> None:
+        """The drafter reads them when it is asked: here nothing runs beside the target."""
+
+    def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
+        self._drafter.observe(verdicts, taps)
+
+    def drafting(self) -> Drafting | None:
+        return None
+
+
+class InlineHost(_Here):
     """Every target rank drafts for itself, the same on each: no message, and no collective but a source's own.
 
     For sources that look things up, and for those that draft with the target's shards; others: see LeadHost.
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        super().__init__(drafter)
         self._trees: dict[int, TokenTree] = {}
-
-    def prepare(self, asks: Sequence[Ask]) -> None:
-        """The drafter reads them when it is asked: here nothing runs beside the target."""
 
     def ask(self, asks: Sequence[Ask]) -> None:
         wanted = [ask for ask in asks if ask.num_tokens > 0]
@@ -77,18 +90,12 @@ class InlineHost:
     def gather(self, ready: Sequence[int]) -> Gathered:
         return NOTHING
 
-    def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        self._drafter.observe(verdicts, taps)
-
-    def drafting(self) -> Drafting | None:
-        return None
-
     def forget(self, seq: int) -> None:
         self._trees.pop(seq, None)
         self._drafter.forget(seq)
 
 
-class LeadHost:
+class LeadHost(_Here):
     """The lead's, of a source that computes: it alone drafts, and the others learn the trees as news.
 
     Two machines that are not alike round differently, and would not always make the same drafts. News goes out before
@@ -96,11 +103,8 @@ class LeadHost:
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+        super().__init__(drafter)
         self._asks: dict[int, Ask] = {}
-
-    def prepare(self, asks: Sequence[Ask]) -> None:
-        """The drafter reads them when it is asked: here nothing runs beside the target."""
 
     def ask(self, asks: Sequence[Ask]) -> None:
         self._asks = {ask.seq: ask for ask in asks if ask.num_tokens > 0}
@@ -114,12 +118,6 @@ class LeadHost:
         wanted = [seq for seq in ready if seq in asks]
         trees = self._drafter.propose([asks[seq] for seq in wanted]) if wanted else []
         return Gathered(dict(zip(wanted, trees, strict=True)))
-
-    def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        self._drafter.observe(verdicts, taps)
-
-    def drafting(self) -> Drafting | None:
-        return None
 
     def forget(self, seq: int) -> None:
         self._asks.pop(seq, None)
