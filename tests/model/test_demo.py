@@ -146,7 +146,7 @@ def test_the_first_call_makes_the_folder_and_the_second_asks_nobody(shop: Path, 
     assert demo.SUMS in before
 
 
-@pytest.mark.parametrize("sums", ["", "no sums\n"])
+@pytest.mark.parametrize("sums", ["", "no sums\n", "0  a\0b\n"])
 @pytest.mark.parametrize("damage", [lambda f: f.write_bytes(f.read_bytes()[:-1]), Path.unlink], ids=["cut", "lost"])
 def test_a_damaged_folder_is_made_again(
     damage: Callable[[Path], object], sums: str, shop: Path, tmp_path: Path

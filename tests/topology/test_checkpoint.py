@@ -28,6 +28,13 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_root() == Path.home() / ".cache" / "tpspec"
 
 
+def test_a_cache_of_a_user_who_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a traceback of pathlib for a slip in the environment."""
+    monkeypatch.setenv("TPSPEC_CACHE", "~nobody-here/cache")
+    with pytest.raises(UserError, match=r"TPSPEC_CACHE is '~nobody-here/cache'; should be a folder"):
+        cache_root()
+
+
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     """Against a folder called org/name being looked for on the hub."""
     assert find(str(tmp_path)) == tmp_path
@@ -39,7 +46,20 @@ def test_a_missing_demo_model_says_how_to_make_it() -> None:
         find("smollm2-135m")
 
 
-@pytest.mark.parametrize("model", ["smollm3", "/no/such/folder", "./here", "a/b/c", "", "org/"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "smollm3",
+        "/no/such/folder",
+        "./here",
+        "a/b/c",
+        "",
+        "org/",
+        "org/" + 97 * "n",
+        "org/name.git",
+        "org/a..b",
+    ],
+)
 def test_another_name_is_told_the_three_forms(model: str) -> None:
     """Against a misspelt folder sent to the hub as a repository."""
     with pytest.raises(

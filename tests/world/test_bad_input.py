@@ -99,6 +99,7 @@ def the_message(stderr: str) -> str:
         ("target={1: 2}", ["target.1", "unknown key"]),
         ("link={null: 1}", ["link.null", "unknown key"]),
         ("cache.tokens=1" + 400 * "0", ["cache.tokens", "a whole number of tokens"]),
+        ("cache.tokens=0x1" + 5000 * "0", ["cache.tokens", "thousands of digits", "a whole number of tokens"]),
         ("draft.tokens=" + 3000 * "[", ["draft.tokens", "not a YAML value"]),
         ("target.model=~nobody-here/model", ["~nobody-here/model", "should be a folder"]),
         ("target.model=" + 300 * "m", ["mmm", "should be a folder"]),
@@ -294,6 +295,7 @@ def rope(**parameters: object) -> Callable[[Path], None]:
 
 
 BIAS = "model.layers.0.self_attn.q_proj.bias"
+TABLE = "model.embed_tokens.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 263, "n_positions": 64}
 SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
@@ -330,6 +332,22 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         config_with(quantization_config={"quant_method": "bitsandbytes"}),
         ["quantization_config.quant_method", "bitsandbytes", "gptq"],
     ),
+    "a pattern of modules that is none": (
+        config_with(
+            quantization_config={
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "ignore": ["re:["],
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                    }
+                },
+            }
+        ),
+        ["quantization_config", "'re:['", "no pattern of modules"],
+    ),
     "weights cut in the header": (cut("model.safetensors", 0.001), ["model.safetensors", "not a whole"]),
     "weights cut in the data": (cut("model.safetensors", 0.7), ["model.safetensors", "not a whole"]),
     "no weights": (removed("model.safetensors"), ["model.safetensors", "missing"]),
@@ -360,9 +378,25 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a norm that is text": (config_with(rms_norm_eps="1e-5"), ["config.json", "rms_norm_eps"]),
     "no norm": (config_with(rms_norm_eps=None), ["config.json", "rms_norm_eps"]),
     "a rope that is text": (rope(rope_theta="a"), ["config.json"]),
+    "a rope of no base": (rope(rope_theta=0.0), ["config.json", "rope_parameters"]),
+    "a rope of a negative base": (rope(rope_theta=-1.0), ["config.json", "rope_parameters"]),
+    "a window of less than nothing": (
+        config_with(model_type="mistral", sliding_window=-1),
+        ["config.json", "sliding_window is -1", "1 or more"],
+    ),
     "codes without their scales": (
         tensors_with(lambda tensors: tensors.update({DOWN: tensors[DOWN].to(torch.float8_e4m3fn)})),
         [DOWN, "float8_e4m3fn", "float32, bfloat16 or float16"],
+    ),
+    "a norm in codes": (
+        tensors_with(
+            lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"].to(torch.int8)})
+        ),
+        ["model.norm.weight", "int8", "float32, bfloat16 or float16"],
+    ),
+    "an embedding in codes": (
+        tensors_with(lambda tensors: tensors.update({TABLE: tensors[TABLE].to(torch.float8_e4m3fn)})),
+        [TABLE, "float8_e4m3fn", "float32, bfloat16 or float16"],
     ),
     "whole numbers": (
         tensors_with(lambda tensors: tensors.update({DOWN: tensors[DOWN].long()})),
@@ -371,6 +405,10 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a bias that the config does not mention": (
         tensors_with(lambda tensors: tensors.update({BIAS: torch.ones(72)})),
         ["q_proj", "bias", "no such bias"],
+    ),
+    "a head with a bias": (
+        tensors_with(lambda tensors: tensors.update({"model.embed_tokens.bias": torch.ones(263)})),
+        ["bias", "no such bias"],
     ),
     "no tokenizer": (removed("tokenizer.json"), ["tokenizer", "model"]),
     "a tokenizer cut short": (cut("tokenizer.json", 0.5), ["tokenizer"]),

@@ -170,6 +170,8 @@ def _layers(config: Any, arch: Architecture, where: str) -> tuple[LayerSpec, ...
     if unknown or len(kinds) < num_layers or len(rope) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
     windows = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    if any(window is not None and window < 1 for window in windows):
+        raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
     return tuple(LayerSpec(bool(rope[i]), windows[i]) for i in range(num_layers))
 
 
@@ -187,8 +189,11 @@ def _frequencies(config: Any, where: str) -> tuple[Tensor, float]:
     try:
         if kind == "default":
             dims = torch.arange(0, _head_dim(config), 2, dtype=torch.float32)
-            return 1.0 / (float(parameters["rope_theta"]) ** (dims / _head_dim(config))), 1.0
-        inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+            inv_freq, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / _head_dim(config))), 1.0
+        else:
+            inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        if not (inv_freq > 0).logical_and(inv_freq.isfinite()).all():
+            raise ValueError("its frequencies are no positive numbers")
         return inv_freq.float(), float(scale)
     except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         right = f"the numbers that {kind} needs, of which not all are"

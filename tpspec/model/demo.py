@@ -74,7 +74,7 @@ def is_whole(folder: Path) -> bool:
         sums = [line.partition("  ") for line in (folder / SUMS).read_text(encoding="utf-8").splitlines()]
         names = {name for _, _, name in sums}
         return names >= NEEDED and all(_sha256(folder / name) == digest for digest, _, name in sums)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):  # no text; a name with a zero
         return False
 
 

@@ -99,7 +99,7 @@ class Loader:
         num_kv_heads = len(self.shard.kv_heads)
         store = KVStore(len(layers), num_kv_heads, num_slots, spec.head_dim, self.dtype, self.device, small=small_cache)
         return Decoder(
-            embedding_VD=self.checkpoint.mapped("model.embed_tokens.weight", (spec.vocab, spec.hidden)),
+            embedding_VD=self._embedding(),
             layers=layers,
             norm=self._norm("model.norm.weight", spec.hidden),
             head=head,
@@ -183,8 +183,13 @@ class Loader:
         weight = self._weight(place if self.quantize is None else replace(place, columns=whole_groups))
         return self._linear(weight, self._biases([place], biased=has_bias), grid)
 
+    def _embedding(self) -> Tensor:
+        name = "model.embed_tokens.weight"
+        return self._checked(name, self.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden)))
+
     def _head(self) -> Linear:
         place = self._rows("model.embed_tokens" if self.spec.tied else HEAD, self.shard.vocab, self.spec.vocab)
+        self._check_biases([place], biased=False)
         if (product := self._of_codes([place], biased=False)) is not None:
             return product
         return self._linear(self._weight(place), None, bits=HEAD_BITS)
@@ -196,20 +201,26 @@ class Loader:
         scheme = self._scheme(place.name)
         if scheme is not None:
             return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
-        whole = (place.num_outputs, place.num_inputs)
-        weight = self.checkpoint.read(place.name + ".weight", whole, rows=place.rows, columns=place.columns)
-        if not weight.is_floating_point() or weight.itemsize < PLAIN_BYTES:
-            kind = str(weight.dtype).removeprefix("torch.")
+        return self._read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)
+
+    def _read(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> Tensor:
+        return self._checked(name, self.checkpoint.read(name, shape, rows=rows, columns=columns))
+
+    def _checked(self, name: str, numbers: Tensor) -> Tensor:
+        if not numbers.is_floating_point() or numbers.itemsize < PLAIN_BYTES:
+            kind = str(numbers.dtype).removeprefix("torch.")
             raise UserError(
-                f"{self.checkpoint.folder}: {place.name}.weight is {kind}, for which config.json has no "
+                f"{self.checkpoint.folder}: {name} is {kind}, for which config.json has no "
                 "quantization_config; should be float32, bfloat16 or float16"
             )
-        return weight
+        return numbers
 
     def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
         if not biased:
             return None
-        read = [self.checkpoint.read(one.name + ".bias", (one.num_outputs,), rows=one.rows) for one in parts]
+        read = [self._read(one.name + ".bias", (one.num_outputs,), one.rows) for one in parts]
         return torch.cat(read).to(self.device, self.dtype)
 
     def _check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
@@ -245,7 +256,7 @@ class Loader:
         return rounded_linear(weight, bias, bits or BITS[self.quantize], grid)
 
     def _norm(self, name: str, size: int) -> Norm:
-        return Norm(self.checkpoint.read(name, (size,)).to(self.device, self.dtype), self.spec.eps)
+        return Norm(self._read(name, (size,)).to(self.device, self.dtype), self.spec.eps)
 
 
 def _trim() -> None:

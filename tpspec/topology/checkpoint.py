@@ -15,7 +15,8 @@ from tpspec.errors import UserError
 DEMO_MODELS = frozenset({"smollm2-135m"})
 DEMO_HEADS = frozenset({"smollm2-135m-eagle3"})  # these come with the package
 HEADS = Path(__file__).parents[1] / "heads"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# What huggingface_hub takes, of the ids with an owner.
+_HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{0,94}\w)?")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 _HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were never published as anything else
 
@@ -23,8 +24,8 @@ _HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were ne
 def cache_root() -> Path:
     """TPSPEC_CACHE, or tpspec under XDG_CACHE_HOME, or ~/.cache/tpspec. It may not exist yet."""
     if own := os.environ.get("TPSPEC_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tpspec"
+        return _expanded(own, "TPSPEC_CACHE")
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME") / "tpspec"
 
 
 def find(model: str, *, head: bool = False) -> Path:
@@ -76,6 +77,13 @@ def read_config(folder: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         raise UserError(f"{path} should hold a JSON object")
     return config
+
+
+def _expanded(folder: str, variable: str) -> Path:
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:  # no such user, or a user without a home
+        raise UserError(f"{variable} is {folder!r}; should be a folder ({error})") from error
 
 
 def _folder(model: str) -> Path | None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from tpspec.topology.reads import shown
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -55,7 +57,7 @@ class _Examiner:
     def section(self, model: type[BaseModel], data: object, path: KeyPath) -> None:
         if not isinstance(data, dict):
             known = ", ".join(model.model_fields)
-            self.document.fault(path, f"is {data!r}; should be a section with keys among {known}")
+            self.document.fault(path, f"is {shown(data)}; should be a section with keys among {known}")
             return
         for key in data:
             if key not in model.model_fields:
@@ -80,7 +82,7 @@ class _Examiner:
         try:
             self.values[".".join(path)] = TypeAdapter(kind).validate_python(value, strict=True)
         except ValidationError:
-            self.document.fault(path, f"is {value!r}; should be {info.description}")
+            self.document.fault(path, f"is {shown(value)}; should be {info.description}")
 
 
 def suggestion(word: str, known: Collection[str]) -> str:

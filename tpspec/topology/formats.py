@@ -19,6 +19,7 @@ Kind = Literal["gptq", "awq", "packed", "int8", "float8"]
 HEAD = "lm_head"
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
 EVERY = "Linear"  # as a target: all matrices
+PATTERN = "re:"  # before a regular expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,8 @@ def _scheme_of(stored: Stored, name: str) -> Scheme | None:
 
 def _names(entry: str, name: str) -> bool:
     """Whether an entry of a list names the module: by a pattern, or by some of the words between its dots."""
-    if entry.startswith("re:"):
-        try:
-            return re.match(entry[3:], name) is not None
-        except re.error as error:
-            raise UserError(f"quantization_config: {entry!r} is no pattern of modules: {error}") from error
+    if entry.startswith(PATTERN):
+        return re.match(entry.removeprefix(PATTERN), name) is not None
     return entry == EVERY or f".{entry}." in f".{name}."
 
 
@@ -92,7 +90,18 @@ def stored_as(config: dict[str, object], where: str) -> Stored | None:
     method = read.text("quant_method")
     if method not in METHODS:
         raise read.refusal("quant_method", f"one of {', '.join(METHODS)}, which are supported")
-    return METHODS[method](read)
+    stored = METHODS[method](read)
+    _check_patterns(stored, f"{where}: {key}")
+    return stored
+
+
+def _check_patterns(stored: Stored, where: str) -> None:
+    for entry in (*stored.plain, *(one for targets, _ in stored.schemes for one in targets)):
+        try:
+            if entry.startswith(PATTERN):
+                re.compile(entry.removeprefix(PATTERN))
+        except re.error as error:
+            raise UserError(f"{where}: {entry!r} is no pattern of modules: {error}") from error
 
 
 def check_unquantized(stored: Stored | None, quantize: str | None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config
+from tpspec.topology.reads import Reads
 
 FILE = "layer_skip.json"
 
@@ -49,8 +50,7 @@ def behind(layer: int, folder: Path | None, num_layers: int) -> Sublayers:
 
 
 def _trained_exit(folder: Path) -> int:
-    layer = read_config(folder).get("early_exit_layer")
-    return layer if isinstance(layer, int) else 0
+    return Reads(read_config(folder), f"{folder}/config.json").size_if_given("early_exit_layer") or 0
 
 
 def skipped(file: str, folder: Path | None, num_layers: int) -> Sublayers:
