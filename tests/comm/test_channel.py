@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,14 +15,16 @@ from pathlib import Path
 import pytest
 
 from tpspec.comm.channel import (
+    GONE_S,
     Channel,
-    FollowerZmqChannel,
-    LeadZmqChannel,
+    FollowerSocketChannel,
+    LeadSocketChannel,
     OneRankChannel,
     endpoint,
     thread_channels,
 )
 from tpspec.comm.messages import News
+from tpspec.comm.sockets import LENGTH
 from tpspec.errors import WorldFailure
 from tpspec.request import Request, Sampling
 
@@ -32,13 +37,13 @@ NEWS = News(
 )
 
 
-@pytest.fixture(params=["threads", "zmq"])
+@pytest.fixture(params=["threads", "sockets"])
 def channels(request: pytest.FixtureRequest) -> Iterator[list[Channel]]:
     if request.param == "threads":
         made = thread_channels(3, timeout_s=0.3)
     else:
-        lead = LeadZmqChannel(2, timeout_s=0.3)
-        made = [lead, *(FollowerZmqChannel(endpoint(lead.folder, i), 0.3, os.getpid()) for i in range(2))]
+        lead = LeadSocketChannel(2, timeout_s=0.3)
+        made = [lead, *(FollowerSocketChannel(endpoint(lead.folder, i), 0.3, os.getpid()) for i in range(2))]
     yield made
     for channel in reversed(made):
         channel.close()
@@ -75,24 +80,62 @@ def test_silence_ends_the_wait(channels: list[Channel]) -> None:
 
 def test_a_follower_that_never_came_is_noticed() -> None:
     with (
-        closing(LeadZmqChannel(1, timeout_s=0.2)) as lead,
+        closing(LeadSocketChannel(1, timeout_s=0.2)) as lead,
         pytest.raises(WorldFailure, match="follower 1 took no news"),
     ):
         lead.share(News(round=1))
 
 
 def test_a_late_follower_misses_nothing() -> None:
-    with closing(LeadZmqChannel(1, timeout_s=5)) as lead:
+    with closing(LeadSocketChannel(1, timeout_s=5)) as lead:
         sender = threading.Thread(target=lead.share, args=(NEWS,))
         sender.start()
-        with closing(FollowerZmqChannel(endpoint(lead.folder, 0), 5, os.getpid())) as follower:
+        with closing(FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid())) as follower:
             assert follower.share(None) == NEWS
         sender.join()
 
 
+def test_a_follower_that_is_gone_is_noticed() -> None:
+    """Stands against a lead that computes a round with nobody, and waits for the time limit of a collective."""
+    with closing(LeadSocketChannel(1, timeout_s=5)) as lead:
+        FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid()).close()
+        with pytest.raises(WorldFailure, match="follower 1 is gone"):
+            lead.share(NEWS)
+
+
+def test_news_longer_than_a_socket_holds_arrives() -> None:
+    """Stands against prompts that are cut where the system's buffer ends."""
+    long = News(round=1, requests=(Request(1, tuple(range(400_000)), 5),))
+    with closing(LeadSocketChannel(1, timeout_s=5)) as lead:
+        sender = threading.Thread(target=lead.share, args=(long,))
+        sender.start()
+        with closing(FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid())) as follower:
+            assert follower.share(None) == long
+        sender.join()
+
+
+@pytest.mark.parametrize("said", [b"", b"\0\0", LENGTH.pack(9) + b"half"], ids=["nothing", "half a length", "half"])
+def test_a_lead_that_has_ended_is_noticed_at_once(said: bytes, tmp_path: Path) -> None:
+    """Stands against ranks that hold their cards for the whole time limit after the lead was killed."""
+    where, lead = str(tmp_path / "news"), subprocess.Popen(["sleep", "60"])
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(where)
+        door.listen()
+        with closing(FollowerSocketChannel(where, 60, lead.pid)) as follower:
+            end, _ = door.accept()
+            end.sendall(said)
+            end.close()
+            threading.Timer(0.3, lead.kill).start()
+            begin = time.monotonic()
+            with pytest.raises(WorldFailure, match="the lead's process is gone"):
+                follower.share(None)
+            assert 0.2 < time.monotonic() - begin < GONE_S  # its own reason to end comes first
+    lead.wait()
+
+
 def test_the_folder_is_private_and_removed() -> None:
-    lead = LeadZmqChannel(1, timeout_s=1)
-    folder = Path(lead.folder)
+    lead = LeadSocketChannel(1, timeout_s=1)
+    folder = lead.folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     lead.close()
     assert not folder.exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ import zmq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tpspec.comm.channel import FollowerZmqChannel, endpoint
+from tpspec.comm.channel import FollowerSocketChannel, LeadSocketChannel, endpoint
 from tpspec.comm.draft_link import DrafterDraftLink, LeadDraftLink
 from tpspec.comm.messages import (
     MALFORMED,
@@ -59,29 +59,27 @@ Hearing = tuple[Callable[[bytes], object], Callable[[], object]]
 @pytest.fixture(params=["lead of a drafter", "drafter", "follower"])
 def hearing(request: pytest.FixtureRequest) -> Iterator[Hearing]:
     """What sends a frame to one end of a channel, and what that end then hears."""
-    context, sender, folder = zmq.Context(), None, None
+    if request.param == "follower":
+        with closing(LeadSocketChannel(1, 5)) as lead:
+            follower = FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid())
+            yield lead.send, lambda: follower.share(None)
+            follower.close()
+        return
+    context, folder = zmq.Context(), LeadDraftLink()
+    sender = context.socket(zmq.DEALER)
     if request.param == "lead of a drafter":
-        lead = LeadDraftLink()
-        sender, hear, end = context.socket(zmq.DEALER), lambda: lead.receive(5), lead
-        sender.connect(lead.endpoint)
+        end, hear = folder, lambda: folder.receive(5)
+        sender.connect(folder.endpoint)
     else:
-        folder = LeadDraftLink()  # for its private folder alone
-        place = os.path.dirname(folder.endpoint.removeprefix("ipc://"))
-        sender = context.socket(zmq.DEALER if request.param == "drafter" else zmq.PUSH)
-        where = endpoint(place, 0)
+        where = f"{folder.endpoint}-of-a-lead"  # beside it, for its private folder alone
         sender.bind(where)
-        if request.param == "drafter":
-            end = drafter = DrafterDraftLink(where)
-            hear = lambda: drafter.receive(5)  # noqa: E731
-        else:
-            end = follower = FollowerZmqChannel(where, 5, os.getpid())
-            hear = lambda: follower.share(None)  # noqa: E731
+        end = drafter = DrafterDraftLink(where)
+        hear = lambda: drafter.receive(5)  # noqa: E731
     yield sender.send, hear
     end.close()
     sender.close()
     context.destroy(linger=0)
-    if folder is not None:
-        folder.close()
+    folder.close()
 
 
 @settings(

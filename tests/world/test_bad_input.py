@@ -469,6 +469,19 @@ def test_a_tokenizer_may_have_ids_that_the_draft_pads(
     assert json.loads(capsys.readouterr().out)["rounds"] >= 1
 
 
+def test_a_folder_too_deep_for_sockets_is_named(topology_file: Callable[..., str], tmp_path: Path) -> None:
+    """Stands against `AF_UNIX path too long`, forty lines of it, in a container with a long TMPDIR."""
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    command = ["--standalone", "--nproc-per-node", "2", "-m", "tpspec.generate", topology_file(2), "--prompt", "a"]
+    world = subprocess.run([sys.executable, "-m", "tpspec.launch", *command], env=ENV | {"TMPDIR": str(deep)},
+                           capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert world.returncode == UserError.exit_code
+    message = the_message(world.stderr)
+    assert str(deep) in message
+    assert "TMPDIR" in message
+
+
 # What does not fit
 
 

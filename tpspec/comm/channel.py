@@ -1,22 +1,26 @@
 """How the lead's news reaches the other target ranks, once a round. Integers and msgspec; never a tensor, never a GPU.
 
-Must not know what the news means. The lead binds one ipc socket for each follower in a directory only this user can
-enter; a socket of one reader keeps order and loses nothing.
+Must not know what the news means. The lead listens at one socket for each follower in a directory only this user can
+enter. Plain sockets: every round waits for the news, and a thread of a message library between two processes that wait
+for each other would have to be woken, too.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-from tempfile import TemporaryDirectory
-from time import monotonic
+import select
+import socket
+from pathlib import Path
+from shutil import rmtree
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import zmq
 
 from tpspec.comm.messages import MALFORMED, News
-from tpspec.comm.process import folder_prefix, is_alive
+from tpspec.comm.process import is_alive, num_cores
+from tpspec.comm.sockets import LENGTH, framed, private_folder
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -24,9 +28,10 @@ if TYPE_CHECKING:
 
     from tpspec.comm.distributed import World
 
-LIFE_MS = 500  # how often a follower that waits looks whether the lead's process is still there
+PIECE_BYTES = 1 << 20
+SPIN_S = 0.003  # a draft head's work at the lead: who does not sleep hears in half the time, and costs the lead no call
 GONE_S = 3.0  # all followers connect before the first round: whoever takes no news for this long has gone
-LINGER_MS = 500  # how long the last news may take to leave when the lead closes
+LOOK_S = 0.02  # how often a follower looks whether a lead that says no more has ended
 
 
 class Channel(Protocol):
@@ -89,68 +94,102 @@ def thread_channels(size: int, timeout_s: float = 60.0) -> list[Channel]:
     return [LeadThreadChannel(queues), *(FollowerThreadChannel(news, timeout_s) for news in queues)]
 
 
-class LeadZmqChannel:
-    """The lead's end: one PUSH socket for each follower. Encodes once a round."""
+class LeadSocketChannel:
+    """The lead's end: one socket for each follower. Encodes once a round."""
 
     def __init__(self, num_followers: int, timeout_s: float) -> None:
         self._timeout_s = min(timeout_s, GONE_S)
-        self._folder = TemporaryDirectory(prefix=folder_prefix())  # mode 0700
-        self._context = zmq.Context()
+        self.folder = private_folder()
         self._encoder = msgspec.msgpack.Encoder()
-        self._sockets = [self._bound(endpoint(self.folder, i)) for i in range(num_followers)]
-
-    @property
-    def folder(self) -> str:
-        return self._folder.name
+        self._doors = [self._opened(endpoint(self.folder, i)) for i in range(num_followers)]
+        self._followers: list[socket.socket] = []
 
     def share(self, news: News | None) -> News:
-        frame = self._encoder.encode(_given(news))
-        for i, socket in enumerate(self._sockets):
-            try:
-                socket.send(frame)
-            except zmq.Again as error:
-                raise WorldFailure(f"follower {i + 1} took no news for {self._timeout_s:g} s") from error
+        self.send(self._encoder.encode(_given(news)))
         return _given(news)
 
+    def send(self, frame: bytes) -> None:
+        """Encoded news, to all. Raises WorldFailure."""
+        for i in range(len(self._doors)):
+            try:
+                self._follower(i).sendall(framed(frame))
+            except TimeoutError as error:
+                raise WorldFailure(f"follower {i + 1} took no news for {self._timeout_s:g} s") from error
+            except OSError as error:
+                raise WorldFailure(f"follower {i + 1} is gone: {error}") from error
+
     def close(self) -> None:
-        self._context.destroy(linger=LINGER_MS)
-        self._folder.cleanup()
+        for one in (*self._followers, *self._doors):
+            one.close()  # what was sent can still be read
+        rmtree(self.folder, ignore_errors=True)
 
-    def _bound(self, where: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PUSH)
-        socket.sndtimeo = int(self._timeout_s * 1000)
-        socket.bind(where)
-        return socket
+    def _opened(self, where: str) -> socket.socket:
+        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        door.settimeout(self._timeout_s)
+        door.bind(where)
+        door.listen(1)
+        return door
+
+    def _follower(self, i: int) -> socket.socket:
+        while len(self._followers) <= i:
+            follower, _ = self._doors[len(self._followers)].accept()
+            follower.settimeout(self._timeout_s)
+            self._followers.append(follower)
+        return self._followers[i]
 
 
-class FollowerZmqChannel:
-    """A follower's end."""
+class FollowerSocketChannel:
+    """A follower's end. spin_s: how long it looks for news before it sleeps."""
 
-    def __init__(self, where: str, timeout_s: float, lead_pid: int) -> None:
-        self._timeout_s, self._lead_pid = timeout_s, lead_pid
-        self._context = zmq.Context()
+    def __init__(self, where: str, timeout_s: float, lead_pid: int, spin_s: float = 0.0) -> None:
+        self._timeout_s, self._lead_pid, self._spin_s = timeout_s, lead_pid, spin_s
         self._decoder = msgspec.msgpack.Decoder(News)
-        self._socket = self._context.socket(zmq.PULL)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout_s)
         self._socket.connect(where)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     def share(self, news: News | None) -> News:
-        deadline = monotonic() + self._timeout_s
-        while not self._socket.poll(LIFE_MS):
-            if not is_alive(self._lead_pid):
-                raise WorldFailure("the lead's process is gone")
-            if monotonic() > deadline:
-                raise _silent(self._timeout_s)
+        self._spin()
+        (length,) = LENGTH.unpack(self._taken(LENGTH.size))
         try:
-            return self._decoder.decode(self._socket.recv())
+            return self._decoder.decode(self._taken(length))
         except MALFORMED as error:
             raise WorldFailure(f"what came from the lead is no news: {error}") from error
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._socket.close()
+
+    def _spin(self) -> None:
+        end = monotonic() + self._spin_s
+        while not self._poll.poll(0) and monotonic() < end:
+            os.sched_yield()
+
+    def _taken(self, length: int) -> bytes:
+        taken = bytearray()
+        while len(taken) < length:
+            try:
+                piece = self._socket.recv(min(length - len(taken), PIECE_BYTES))
+            except TimeoutError as error:
+                raise _silent(self._timeout_s) from error
+            except OSError as error:
+                raise WorldFailure(f"news from the lead is cut off: {error}") from error
+            if not piece:
+                self._let_lead_end()
+                raise WorldFailure("the lead's process is gone")
+            taken += piece
+        return bytes(taken)
+
+    def _let_lead_end(self) -> None:
+        """It may close before it ends; how it ends is what the world should be told first."""
+        end = monotonic() + GONE_S
+        while is_alive(self._lead_pid) and monotonic() < end:
+            sleep(LOOK_S)
 
 
-def endpoint(folder: str, follower: int) -> str:
-    return f"ipc://{folder}/news-{follower}"
+def endpoint(folder: Path, follower: int) -> str:
+    return str(folder / f"news-{follower}")
 
 
 def open_channel(world: World, ranks: Sequence[int], timeout_s: float) -> Channel | None:
@@ -159,13 +198,14 @@ def open_channel(world: World, ranks: Sequence[int], timeout_s: float) -> Channe
     if not followers:
         return OneRankChannel() if world.rank == lead else None
     if world.rank == lead:
-        channel = LeadZmqChannel(len(followers), timeout_s)
+        channel = LeadSocketChannel(len(followers), timeout_s)
         world.announce(f"{os.getpid()} {channel.folder}", lead)
         return channel
     pid, _, folder = world.announce(None, lead).partition(" ")
     if world.rank not in followers:
         return None
-    return FollowerZmqChannel(endpoint(folder, followers.index(world.rank)), timeout_s, int(pid))
+    spin_s = SPIN_S if len(ranks) <= num_cores() else 0.0  # with fewer, who spins holds up the one it waits for
+    return FollowerSocketChannel(endpoint(Path(folder), followers.index(world.rank)), timeout_s, int(pid), spin_s)
 
 
 def _given(news: News | None) -> News:

@@ -6,14 +6,14 @@ and sockets; must not know what a draft is for, nor import torch.
 
 from __future__ import annotations
 
-from tempfile import TemporaryDirectory
+from shutil import rmtree
 from typing import Protocol
 
 import msgspec
 import zmq
 
 from tpspec.comm.messages import MALFORMED, Drafts, ToDrafter
-from tpspec.comm.process import folder_prefix
+from tpspec.comm.sockets import private_folder
 from tpspec.errors import WorldFailure
 
 MOST_QUEUED = 1000  # messages to a drafter that does not read; further ones are dropped
@@ -79,8 +79,8 @@ class LeadDraftLink(_Counting):
     """The lead's end, which stays; drafters come and go. Binds in a directory that only this user can enter."""
 
     def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix=folder_prefix())  # mode 0700
-        self.endpoint = f"ipc://{self._folder.name}/drafts"
+        self._folder = private_folder()
+        self.endpoint = f"ipc://{self._folder}/drafts"
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
         socket.sndhwm = MOST_QUEUED
@@ -103,7 +103,7 @@ class LeadDraftLink(_Counting):
 
     def close(self) -> None:
         self._context.destroy(linger=LINGER_MS)
-        self._folder.cleanup()
+        rmtree(self._folder, ignore_errors=True)
 
 
 class DrafterDraftLink(_Counting):

@@ -10,21 +10,19 @@ import asyncio
 import os
 import select
 import socket
-import struct
 from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import msgspec
 
 from tpspec.comm.messages import MALFORMED, Hello, ToFrontend, ToLead
-from tpspec.comm.process import folder_prefix, is_alive
+from tpspec.comm.process import is_alive
+from tpspec.comm.sockets import LENGTH, framed, private_folder
 from tpspec.errors import WorldFailure
 
-LENGTH = struct.Struct(">I")
 MOST_BYTES = 1 << 28  # of a message; more is nonsense
 MOST_WAITING = 1 << 24  # bytes of reports that a busy frontend has not read; then the lead waits for it
 AT_ONCE = 1 << 18  # bytes of one read
@@ -65,7 +63,7 @@ class FrontendLink:
 
     def send(self, message: ToFrontend) -> None:
         """Returns at once while the frontend reads. Raises WorldFailure when it has not read for long."""
-        self._waiting += _framed(self._encoder.encode(message))
+        self._waiting += framed(self._encoder.encode(message))
         self._flush()
         if len(self._waiting) > MOST_WAITING and not self._drain(MOST_WAITING, self._timeout_s):
             raise WorldFailure(f"the frontend has read nothing for {self._timeout_s:g} s")
@@ -122,7 +120,7 @@ class LeadLink:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or Path(mkdtemp(prefix=folder_prefix()))  # mode 0700
+        self._folder = folder or private_folder()
         self.endpoint = endpoint(self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._arrived: asyncio.Queue[tuple[_Connection, ToFrontend | WorldFailure]] = asyncio.Queue()
@@ -150,7 +148,7 @@ class LeadLink:
     def send(self, message: ToLead) -> None:
         """Returns at once."""
         if self._lead is not None:
-            self._lead.write(_framed(self._encoder.encode(message)))
+            self._lead.write(framed(self._encoder.encode(message)))
 
     async def close(self) -> None:
         if self._lead is not None:
@@ -219,10 +217,6 @@ class _Inbox(Generic[M]):
 
     def _nonsense(self, reason: str) -> WorldFailure:
         return WorldFailure(f"what came from the {self._sender} is no message of ours: {reason}")
-
-
-def _framed(message: bytes) -> bytes:
-    return LENGTH.pack(len(message)) + message
 
 
 def endpoint(folder: Path) -> str:

@@ -79,6 +79,11 @@ def clear_after(pid: int) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def keep_to_own_cores(index: int, count: int) -> None:
     """This thread, and what it starts, stays on its part of the cores, where there are enough for `count` parts."""
     if not hasattr(os, "sched_setaffinity"):

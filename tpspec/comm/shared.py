@@ -21,7 +21,7 @@ import torch
 
 from tpspec import native
 from tpspec.comm.communicator import Purpose, sum_in_order, told_by_all
-from tpspec.comm.process import Peer
+from tpspec.comm.process import Peer, num_cores
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SharedMemory:
 
     def open(self, name: str, *, create: bool) -> None:
         """Maps the segment. Raises OSError."""
-        spin_us = SPIN_US if self.size <= _num_cores() else CROWDED_SPIN_US
+        spin_us = SPIN_US if self.size <= num_cores() else CROWDED_SPIN_US
         shape = (int(create), self.rank, self.size, SLOT_BYTES, int(spin_us * 1000))
         self._handle = self._library.tp_open(name.encode(), *shape)
         if self._handle is None:
@@ -202,8 +202,3 @@ def _host() -> str:
     if not (boot.exists() and ids.exists() and memory.exists()):
         return socket.gethostname()
     return f"{boot.read_text().strip()} {ids.stat().st_ino} {memory.stat().st_dev}"
-
-
-def _num_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

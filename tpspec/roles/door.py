@@ -24,6 +24,7 @@ from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import go_first, open_gap
 from tpspec.comm.messages import News, Stop
 from tpspec.comm.process import keep_to_own_cores, settle
+from tpspec.comm.sockets import check_room
 from tpspec.comm.watch import Watch
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
 from tpspec.roles.build import Built, build_engine
@@ -229,6 +230,7 @@ def open_seat(
     place = find_place()
     topology = read_topology(options, place, module)
     device = pick_device(topology, place)
+    check_room()
     if topology.draft.placement.kind == "gaps" and device.type == "cpu":
         keep_to_own_cores(place.local_rank, place.local_size)  # the drafter too: the gaps of one shard, no other's time
     with join_world(place, device, topology.engine.timeout_s) as world, _watch(topology, world) as watch:
