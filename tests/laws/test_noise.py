@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -97,7 +98,9 @@ def test_winners_follow_the_softmax() -> None:
 
 def test_wide_and_narrow_words_are_the_same() -> None:
     words = [0, 1, 2**63, 2**64 - 1, 0x0123456789ABCDEF]
-    assert _mix(torch.tensor([_signed(word) for word in words])).tolist() == [_signed(_mix_int(w)) for w in words]
+    narrow = np.array([_signed(word) for word in words])
+    for wide in (narrow, torch.from_numpy(narrow)):
+        assert _mix(wide).tolist() == [_signed(_mix_int(word)) for word in words]
 
 
 def test_noise_never_changes() -> None:
@@ -134,7 +137,7 @@ def test_the_winner_by_blocks_is_the_winner_of_all(seed, num_ids, start, spread,
     """At a spread of 1e8 float32 swallows the noise: scores tie, and the lowest id must win."""
     scores_TV = rows(seed % 1000, num_ids, spread, coarse)
     seeds = [seed, seed + 1, -seed]
-    keys = _keys(seeds, range(3), Stream.target, scores_TV.device)
+    keys = torch.from_numpy(_keys(seeds, range(3), Stream.target))
     for value, ids in (
         NOISE.best(scores_TV, seeds, range(3), Stream.target, start),
         _best_of_all(keys, scores_TV, start),  # as on a card

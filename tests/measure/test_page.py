@@ -14,7 +14,7 @@ from tpspec.measure.page import LABEL, Context, render
 from tpspec.measure.stats import ELSEWHERE, Pair, report
 from tpspec.measure.tables import print_tables
 
-CONTEXT = Context("a box", "m", "ngram", 2, 2, link="slow", emulate=True, dilation=4.4)
+CONTEXT = Context("a box", "m", "ngram", 2, 2, 0.8, link="slow", emulate=True, dilation=4.4)
 PAIRS = [pair(2.0, 1.0), pair(2.0, 0.5)]
 
 

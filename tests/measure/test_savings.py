@@ -96,6 +96,29 @@ def test_one_rank_compares_both_ways(
     assert "http" not in page.read_text()
 
 
+@pytest.mark.parametrize("sources", [[], ["--sources", "ngram"]], ids=["one source", "side by side"])
+def test_texts_drawn_at_a_temperature_are_the_same_every_way(
+    capsys: pytest.CaptureFixture[str],
+    topology_file: Callable[..., str],
+    prompts: str,
+    tmp_path: Path,
+    sources: list[str],
+) -> None:
+    """Stands against a speed-up that is measured on greedy texts, which repeat themselves, and told of all."""
+    page = tmp_path / "page.html"
+    arguments = ["savings", topology_file(), "--prompts", prompts, "--max-tokens", "24", "--json", *sources]
+    capsys.readouterr()
+    ways = []
+    for drawn in ([], ["--temperature", "1.5", "--html", str(page)]):
+        assert main([*arguments, *drawn]) == 0
+        found = json.loads(capsys.readouterr().out)
+        ways.append(found["sources"][1] if sources else found | {"rounds": found["speculative"]["rounds"]})
+    greedy, warm = ways
+    assert warm["identical"] is True
+    assert warm["rounds"] > greedy["rounds"]
+    assert "at temperature 1.5" in page.read_text()
+
+
 def test_tables_for_people(capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], prompts: str) -> None:
     """Nothing is cut off on a terminal of 80 columns."""
     assert main(["savings", topology_file(), "--prompts", prompts, "--max-tokens", "8"]) == 0
@@ -156,6 +179,8 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["savings", "--max-tokens", "1"], "2 or more"),
         (["savings", "--max-tokens", "many"], "many"),
         (["savings", "--draft", "ngram"], "--draft"),
+        (["savings", "--temperature", "hot"], "hot is no number"),
+        (["savings", "--temperature", "-1"], "temperature is -1.0; it must be from 0"),
     ],
 )
 def test_a_wrong_command_is_one_message(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:

@@ -30,6 +30,7 @@ from tpspec.measure.stats import report, source_beside_plain
 from tpspec.measure.tables import print_sources, print_tables
 from tpspec.measure.trace import write
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
+from tpspec.request import Sampling
 from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
 from tpspec.text import Text
 from tpspec.topology.config import Topology
@@ -73,7 +74,7 @@ def _savings(options: argparse.Namespace) -> int:
 
 def _lead(seat: Seat, prompts: list[Prompt] | None, options: argparse.Namespace) -> int:
     text = Text.load(seat.folder)
-    tasks = _tasks(seat, text, prompts or built_in_prompts(chat=text.has_chat_template), options.max_tokens)
+    tasks = _tasks(seat, text, prompts or built_in_prompts(chat=text.has_chat_template), options)
     inbox = Pairwise(tasks, trials([task.ids for task in tasks], seat.max_tokens), text.eos_ids)
     with progress_bar(inbox.num_turns, shown=sys.stderr.isatty()) as inbox.done:
         code = seat.lead(inbox)
@@ -83,7 +84,7 @@ def _lead(seat: Seat, prompts: list[Prompt] | None, options: argparse.Namespace)
     if options.trace is not None:
         tokens = seat.topology.draft.tokens
         write(options.trace, recordings(tasks, inbox.pairs(), MOST if tokens == "auto" else tokens))
-    context = _context(seat.topology, " then ".join(seat.topology.draft.sources), len(tasks))
+    context = _context(seat.topology, " then ".join(seat.topology.draft.sources), tasks)
     _show(found, context, options, render, print_tables)
     return code
 
@@ -111,12 +112,12 @@ def _lead_sources(
     if len(labels) == 1:
         raise UserError("; ".join(["nothing to compare", *(f"{one.label}: {one.reason}" for one in left_out)]))
     text = Text.load(seat.folder)
-    tasks = _tasks(seat, text, prompts or built_in_prompts(chat=text.has_chat_template), options.max_tokens)
+    tasks = _tasks(seat, text, prompts or built_in_prompts(chat=text.has_chat_template), options)
     recorder = side_by_side.Recorder(tasks, text.eos_ids)
     with progress_bar((1 + len(tasks)) * len(supplies), shown=sys.stderr.isatty()) as recorder.done:
         code = side_by_side.run(seat, supplies, len(tasks), recorder)
     found = _sources_found(labels, recorder, left_out) | _emulation(seat)
-    context = _context(seat.topology, ", ".join(labels[1:]), len(tasks))
+    context = _context(seat.topology, ", ".join(labels[1:]), tasks)
     _show(found, context, options, render_sources, print_sources)
     return code
 
@@ -141,9 +142,14 @@ def _emulation(seat: Seat) -> dict[str, Any]:
     return {"emulation": {"late_share": emulation.late_share, "floor_us": emulation.floor_s * 1e6}}
 
 
-def _tasks(seat: Seat, text: Text, prompts: Sequence[Prompt], max_tokens: int) -> list[Task]:
-    encoded = [(prompt.category, prompt.encode(text)) for prompt in prompts]
-    return [Task(category, ids, room_for_answer(ids, max_tokens, seat.max_tokens)) for category, ids in encoded]
+def _tasks(seat: Seat, text: Text, prompts: Sequence[Prompt], options: argparse.Namespace) -> list[Task]:
+    """Each prompt has a seed of its own, the same in every turn."""
+    tasks = []
+    for seed, prompt in enumerate(prompts):
+        ids, sampling = prompt.encode(text), Sampling(temperature=options.temperature, seed=seed)
+        room = room_for_answer(ids, options.max_tokens, seat.max_tokens)
+        tasks.append(Task(prompt.category, ids, room, sampling))
+    return tasks
 
 
 def _show(
@@ -161,14 +167,15 @@ def _show(
         tables(found)
 
 
-def _context(topology: Topology, source: str, num_prompts: int) -> Context:
+def _context(topology: Topology, source: str, tasks: Sequence[Task]) -> Context:
     link = topology.link
     return Context(
         topology=topology.name,
         model=topology.target.model,
         source=source,
         num_ranks=len(topology.target.ranks),
-        num_prompts=num_prompts,
+        num_prompts=len(tasks),
+        temperature=tasks[0].sampling.temperature,
         link=link.table or f"{link.latency_us or 0:g} us, {link.gbytes_per_s or 'any'} GB/s",
         emulate=link.emulate,
         dilation=link.dilation,
@@ -229,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     add_topology_options(savings)
     savings.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt", "kind" and "category"')
     savings.add_argument("--max-tokens", type=_two_or_more, default=64, metavar="N", help="of each answer; 64")
+    savings.add_argument("--temperature", type=_temperature, default=0.0, metavar="T", help="0 takes likeliest tokens")
     savings.add_argument(
         "--sources",
         metavar="LIST",
@@ -246,6 +254,16 @@ def _two_or_more(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text} is not 2 or more (the first token is the prompt's)")
     return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        sampling = Sampling(temperature=float(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no number") from None
+    if fault := sampling.fault():
+        raise argparse.ArgumentTypeError(fault)
+    return sampling.temperature
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class Context:
     source: str
     num_ranks: int
     num_prompts: int
+    temperature: float
     link: str
     emulate: bool
     dilation: float
@@ -147,10 +148,11 @@ def _headline(report: dict[str, Any]) -> str:
 
 
 def _what_ran(context: Context) -> str:
+    drawn = f" at temperature {context.temperature:g}" if context.temperature else ""
     link = f", link {context.link} emulated, dilation {context.dilation:g}" if context.emulate else ""
     return (
         f"{context.topology}: {context.model} over {context.num_ranks} ranks{link}, drafts from {context.source}. "
-        f"{context.num_prompts} prompts, each decoded every way in one run; counted from the first token on."
+        f"{context.num_prompts} prompts{drawn}, each decoded every way in one run; counted from the first token on."
     )
 
 

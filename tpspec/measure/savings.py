@@ -17,7 +17,7 @@ from tpspec.measure.calibrate import Timed
 from tpspec.measure.stats import Drafts, Pair, Record, elsewhere_between, tally_between
 from tpspec.measure.trace import Mark, Recording, Round, guesses_of, round_between
 from tpspec.prompts import Prompt
-from tpspec.request import Request
+from tpspec.request import Request, Sampling
 
 if TYPE_CHECKING:
     from tpspec.comm.messages import ToLead
@@ -66,11 +66,12 @@ def refuse_plain_topology(topology: Topology) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt to decode: its ids, and how many tokens the answer may have."""
+    """One prompt to decode: its ids, how many tokens the answer may have, and how they are drawn."""
 
     category: str
     ids: tuple[int, ...]
     max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
 
 
 def recordings(tasks: Sequence[Task], pairs: Sequence[Pair], asked: int) -> list[Recording]:
@@ -208,4 +209,4 @@ class Pairwise:
     def _request(self, turn: Turn) -> Request:
         task = self._tasks[turn.index or 0]
         drafts = None if turn.speculative else 0
-        return Request(self._next, task.ids, task.max_tokens, stop_ids=self._stop_ids, num_drafts=drafts)
+        return Request(self._next, task.ids, task.max_tokens, task.sampling, stop_ids=self._stop_ids, num_drafts=drafts)

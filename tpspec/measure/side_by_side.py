@@ -85,7 +85,7 @@ class Recorder:
             self._records[turn] = attempt.record(task, stats)
             self.done(self._num_turns)
 
-        return One(Request(self._num_turns, task.ids, task.max_tokens, stop_ids=stop_ids), ended)
+        return One(Request(self._num_turns, task.ids, task.max_tokens, task.sampling, stop_ids=stop_ids), ended)
 
     def records(self, way: int) -> list[Record]:
         """One for each prompt, in their order, when all turns have ended."""

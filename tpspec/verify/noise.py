@@ -10,16 +10,23 @@ Q pairs (row, id) still open.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
 
+    import numpy.typing as npt
     from torch import Tensor
+
+    Ints: TypeAlias = npt.NDArray[np.int64]
+    Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+    Numbers: TypeAlias = Any  # of numpy on the host, of torch on a card
 
 LENGTH = 64  # ids of a block; fixed, for every choice of it is another noise
 NUM_NEAR = 8  # blocks evaluated first; any number gives the same winner
@@ -84,30 +91,37 @@ class CounterNoise:
         return self.gumbels([seed], [position], stream, ids.reshape(1, -1)).reshape(ids.shape)
 
     def gumbels(self, seeds: Sequence[int], positions: Sequence[int], stream: Stream, ids_TS: Tensor) -> Tensor:
-        return _gumbel(_keys(seeds, positions, stream, ids_TS.device), ids_TS)
+        keys = _keys(seeds, positions, stream)
+        if ids_TS.is_cuda:
+            noise_TS: Tensor = _gumbel(sent(torch.from_numpy(keys), ids_TS.device), ids_TS // LENGTH, ids_TS % LENGTH)
+            return noise_TS
+        return torch.from_numpy(_gumbel(keys, *_places(ids_TS.numpy())))
 
     def best(
         self, scores_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], stream: Stream, start: int
     ) -> tuple[Tensor, Tensor]:
-        keys = _keys(seeds, positions, stream, scores_TV.device)
+        keys = _keys(seeds, positions, stream)
         if scores_TV.is_cuda:  # where all ids take less time than to learn which of them matter
-            return _best_of_all(keys, scores_TV, start)
-        scores_TBL, first = _blocked(scores_TV, start)
-        blocks = torch.arange(first, first + scores_TBL.shape[1], device=scores_TV.device)
-        most_TB = -_least(keys, blocks).log()
-        reach_TB = _reach(scores_TBL.amax(2), most_TB)
+            return _best_of_all(sent(torch.from_numpy(keys), scores_TV.device), scores_TV, start)
+        blocked_TBL, first = _blocked(scores_TV, start)
+        scores_TBL, top_TB = blocked_TBL.numpy(), blocked_TBL.amax(2).numpy()
+        most_TB = -np.log(_least(keys, np.arange(first, first + scores_TBL.shape[1])))
+        reach_TB = _reach(top_TB, most_TB)
         attained_T = _attained(keys, scores_TBL, reach_TB, first)
-        row_Q, id_Q, score_Q = _open(scores_TBL, most_TB, reach_TB, attained_T, first)
-        perturbed_Q = (score_Q.double() + _gumbel(keys[:, row_Q, 0], id_Q)).float()
-        value_T, ids_T = _best_of_rows(row_Q, id_Q, perturbed_Q, len(scores_TV), start)
-        return torch.where(attained_T.isnan(), attained_T, value_T), ids_T  # nothing is open to a NaN
+        row_Q, block_Q, within_Q, score_Q = _open(scores_TBL, most_TB, reach_TB, attained_T)
+        noise_Q = _gumbel(keys[:, row_Q, 0], block_Q + first, within_Q)
+        perturbed_Q = (score_Q.astype(np.float64) + noise_Q).astype(np.float32)
+        value_T, ids_T = _best_of_rows(row_Q, (block_Q + first) * LENGTH + within_Q, perturbed_Q, len(scores_TV), start)
+        # Nothing is open to a NaN.
+        return torch.from_numpy(np.where(np.isnan(attained_T), attained_T, value_T)), torch.from_numpy(ids_T)
 
     def best_of(self, scores_S: Tensor, ids_S: Tensor, seed: int, position: int, stream: Stream) -> int:
-        perturbed = scores_S.double() + self.gumbel(seed, position, stream, ids_S)
-        return int(ids_S[perturbed == perturbed.max()].min())
+        listed_S, keys = ids_S.numpy(), _keys([seed], [position], stream)
+        perturbed_S = scores_S.double().numpy() + _gumbel(keys[..., 0], *_places(listed_S))
+        return int(listed_S[perturbed_S == perturbed_S.max()].min())
 
     def uniform(self, seed: int, position: int, stream: Stream, index: int) -> float:
-        word = _mix_int(_key(seed, position, stream, Use.coin) + GOLDEN * index)
+        word = _mix_int(_key(_base(seed, position), stream, Use.coin) + GOLDEN * index)
         return ((word >> 12) + 0.5) * 2.0**-52
 
 
@@ -125,63 +139,79 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: torch's keeps the sign."""
+def _base(seed: int, position: int) -> int:
+    return _mix_int(_mix_int(GOLDEN + seed) + GOLDEN + position)
+
+
+def _key(base: int, stream: Stream, use: Use) -> int:
+    return _mix_int(base + GOLDEN + stream * len(Use) + use)
+
+
+def _keys(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> npt.NDArray[np.int64]:
+    """[3, T, 1]: for each of the three uses of Gumbel noise, one key a row."""
+    bases = [_base(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    keys = [[_signed(_key(base, stream, use)) for base in bases] for use in (Use.least, Use.place, Use.each)]
+    return np.array(keys, dtype=np.int64).reshape(3, len(bases), 1)
+
+
+# ---- the noise itself, of arrays or tensors ----
+
+
+def _shifted(x: Numbers, bits: int) -> Numbers:
+    """Logical shift to the right of int64, which keeps its sign by itself."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix(x: Numbers) -> Numbers:
     """`_mix_int` on int64, whose products wrap."""
     x = (x ^ _shifted(x, 30)) * _signed(FIRST)
     x = (x ^ _shifted(x, 27)) * _signed(SECOND)
     return x ^ _shifted(x, 31)
 
 
-def _key(seed: int, position: int, stream: Stream, use: Use) -> int:
-    key = 0
-    for word in (seed, position, stream * len(Use) + use):
-        key = _mix_int(key + GOLDEN + word)
-    return key
-
-
-def _keys(seeds: Sequence[int], positions: Sequence[int], stream: Stream, device: torch.device) -> Tensor:
-    """[3, T, 1] int64: for each of the three uses of Gumbel noise, one key a row. Made in one small copy."""
-    pairs = list(zip(seeds, positions, strict=True))
-    uses = (Use.least, Use.place, Use.each)
-    keys = [[_signed(_key(seed, position, stream, use)) for seed, position in pairs] for use in uses]
-    return sent(torch.tensor(keys, dtype=torch.int64).reshape(len(uses), len(pairs), 1), device)
-
-
-def _words(keys: Tensor, counters: Tensor) -> Tensor:
+def _words(keys: Numbers, counters: Numbers) -> Numbers:
     return _mix(keys + counters * _signed(GOLDEN))
 
 
-def _exponential(words: Tensor) -> Tensor:
+def _exponential(words: Numbers) -> Numbers:
     """-log u; u has 52 bits and a half, so that it is neither 0 nor 1."""
-    return -((_shifted(words, 12).double() + 0.5) * 2.0**-52).log()
+    bits = _shifted(words, 12)
+    wide = bits.double() if isinstance(bits, torch.Tensor) else bits.astype(np.float64)
+    return -_log((wide + 0.5) * 2.0**-52)
 
 
-def _least(keys: Tensor, blocks: Tensor) -> Tensor:
+def _log(x: Numbers) -> Numbers:
+    return x.log() if isinstance(x, torch.Tensor) else np.log(x)
+
+
+def _least(keys: Numbers, blocks: Numbers) -> Numbers:
     """The least exponential of each block."""
     return _exponential(_words(keys[0], blocks)) / LENGTH
 
 
-def _gumbel(keys: Tensor, ids: Tensor) -> Tensor:
-    """Gumbel noise of ids, float64; keys[i] broadcasts against ids."""
-    blocks = ids // LENGTH
+def _gumbel(keys: Numbers, blocks: Numbers, withins: Numbers) -> Numbers:
+    """Gumbel noise of ids (see `_places`), float64; keys[i], blocks and withins broadcast."""
     least = _least(keys, blocks)
     place = _shifted(_words(keys[1], blocks), 58)  # six bits: 0..63
-    own = _exponential(_words(keys[2], ids))
-    return -torch.where(ids % LENGTH == place, least, least + own).log()
+    own = _exponential(_words(keys[2], blocks * LENGTH + withins))
+    return -_log(least + own * (withins != place))
 
 
 def _best_of_all(keys: Tensor, scores_TV: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """`best` by the noise of every id: no step depends on what was found before, so that nobody waits for a device."""
     ids_V = torch.arange(start, start + scores_TV.shape[1], device=scores_TV.device)
-    perturbed_TV = (scores_TV.double() + _gumbel(keys, ids_V)).float()
+    perturbed_TV = (scores_TV.double() + _gumbel(keys, ids_V // LENGTH, ids_V % LENGTH)).float()
     value_T = perturbed_TV.amax(1)
     beaten_TV = perturbed_TV < value_T.unsqueeze(1)
     return value_T, ids_V.expand_as(beaten_TV).masked_fill(beaten_TV, torch.iinfo(torch.int64).max).amin(1)
+
+
+# ---- `best` by blocks, on the CPU: numpy, whose calls take a third of torch's time on a few hundred numbers ----
+
+
+def _places(ids: Ints) -> tuple[Ints, Ints]:
+    """The block of each id, and where it stands in it."""
+    return ids // LENGTH, ids % LENGTH
 
 
 def _blocked(scores_TV: Tensor, start: int) -> tuple[Tensor, int]:
@@ -193,35 +223,39 @@ def _blocked(scores_TV: Tensor, start: int) -> tuple[Tensor, int]:
     return scores_TV.reshape(len(scores_TV), -1, LENGTH), start // LENGTH
 
 
-def _reach(scores: Tensor, most: Tensor) -> Tensor:
+def _reach(scores: Floats, most: Floats) -> Floats:
     """What a perturbed score is never above, float32. Rounding keeps order; a `log` may not, to the last bit."""
-    return (scores.double() + (most + 1e-9)).float()
+    reach: Floats = (scores.astype(np.float64) + (most + 1e-9)).astype(np.float32)
+    return reach
 
 
-def _attained(keys: Tensor, scores_TBL: Tensor, reach_TB: Tensor, first: int) -> Tensor:
-    """A perturbed score that some id of each row has, float32 [T]: the best of the most promising blocks."""
-    near_TB = reach_TB.topk(min(NUM_NEAR, scores_TBL.shape[1])).indices
-    rows = torch.arange(len(near_TB), device=near_TB.device).unsqueeze(1)
-    ids = (near_TB + first).unsqueeze(2) * LENGTH + torch.arange(LENGTH, device=near_TB.device)
-    perturbed = scores_TBL[rows, near_TB].double() + _gumbel(keys.unsqueeze(2), ids)
-    return perturbed.float().flatten(1).amax(1)
+def _attained(keys: Ints, scores_TBL: Floats, reach_TB: Floats, first: int) -> Floats:
+    """A perturbed score that some id of each row has, float32 [T]: the best of the most promising blocks.
+
+    NaN where a score is: it is promising.
+    """
+    num_near = min(NUM_NEAR, scores_TBL.shape[1])
+    near_TB = reach_TB.argpartition(-num_near, axis=1)[:, -num_near:]
+    noise_TBL = _gumbel(keys[..., None], (near_TB + first)[..., None], np.arange(LENGTH))
+    perturbed_TBL = np.take_along_axis(scores_TBL, near_TB[..., None], 1) + noise_TBL
+    attained_T: Floats = perturbed_TBL.astype(np.float32).max((1, 2))
+    return attained_T
 
 
-def _open(
-    scores_TBL: Tensor, most_TB: Tensor, reach_TB: Tensor, attained_T: Tensor, first: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(row, id, score) of every id that may reach what its row attained: first by block, then by id."""
-    row_P, block_P = ((reach_TB >= attained_T.unsqueeze(1)) & ~reach_TB.isneginf()).nonzero(as_tuple=True)
+def _open(scores_TBL: Floats, most_TB: Floats, reach_TB: Floats, attained_T: Floats) -> tuple[Ints, Ints, Ints, Floats]:
+    """(row, block, place in it, score) of every id that may reach what its row attained: by block, then by id."""
+    row_P, block_P = ((reach_TB >= attained_T[:, None]) & (reach_TB > -np.inf)).nonzero()
     scores_PL = scores_TBL[row_P, block_P]
-    reach_PL = _reach(scores_PL, most_TB[row_P, block_P].unsqueeze(1))
-    pair_Q, within_Q = (reach_PL >= attained_T[row_P].unsqueeze(1)).nonzero(as_tuple=True)
-    return row_P[pair_Q], (block_P[pair_Q] + first) * LENGTH + within_Q, scores_PL[pair_Q, within_Q]
+    reach_PL = _reach(scores_PL, most_TB[row_P, block_P, None])
+    pair_Q, within_Q = (reach_PL >= attained_T[row_P, None]).nonzero()
+    return row_P[pair_Q], block_P[pair_Q], within_Q, scores_PL[pair_Q, within_Q]
 
 
-def _best_of_rows(row_Q: Tensor, id_Q: Tensor, perturbed_Q: Tensor, num_rows: int, start: int) -> tuple[Tensor, Tensor]:
+def _best_of_rows(row_Q: Ints, id_Q: Ints, perturbed_Q: Floats, num_rows: int, start: int) -> tuple[Floats, Ints]:
     """The largest of each row and its id, the lowest where they tie; (-inf, start) for a row without any."""
-    value_T = perturbed_Q.new_full((num_rows,), -torch.inf).scatter_reduce(0, row_Q, perturbed_Q, "amax")
-    beaten_Q = perturbed_Q < value_T[row_Q]
-    none = torch.iinfo(torch.int64).max
-    ids_T = id_Q.new_full((num_rows,), none).scatter_reduce(0, row_Q, id_Q.masked_fill(beaten_Q, none), "amin")
-    return value_T, ids_T.masked_fill(ids_T == none, start)
+    value_T = np.full(num_rows, -np.inf, dtype=np.float32)
+    np.maximum.at(value_T, row_Q, perturbed_Q)
+    none = np.iinfo(np.int64).max
+    ids_T = np.full(num_rows, none)
+    np.minimum.at(ids_T, row_Q, np.where(perturbed_Q < value_T[row_Q], none, id_Q))
+    return value_T, np.where(ids_T == none, start, ids_T)

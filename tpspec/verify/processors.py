@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tpspec.staged import sent
@@ -91,9 +92,10 @@ def _counted(logits_V: Tensor, start: int, draw: Draw) -> tuple[Tensor, Tensor]:
 
 def _counts(logits_V: Tensor, start: int, tokens: Sequence[int]) -> Tensor:
     """How often each id of the shard occurs, float32 [V]."""
-    columns = torch.tensor(tokens, dtype=torch.int64) - start
+    columns = np.array(tokens, dtype=np.int64) - start  # numpy: torch reads a list in three times its time
     held = columns[(columns >= 0) & (columns < len(logits_V))]
-    return sent(torch.bincount(held, minlength=len(logits_V)).float(), logits_V.device)
+    counts_V = np.bincount(held, minlength=len(logits_V)).astype(np.float32)
+    return sent(torch.from_numpy(counts_V), logits_V.device)
 
 
 def num_kept(scores_S: Tensor, log_total: float, complete: bool, sampling: Sampling) -> int | None:
