@@ -133,9 +133,10 @@ def _perturbed(scores_TS: Tensor, ids_TS: Tensor, draws: Sequence[Draw], noise: 
     if not warm:
         return scores_TS
     seeds, positions = [draws[i].sampling.seed for i in warm], [draws[i].position for i in warm]
-    perturbed_TS = scores_TS.double().clone()
-    perturbed_TS[warm] += noise.gumbels(seeds, positions, Stream.target, ids_TS[warm])
-    return perturbed_TS
+    noise_WS = noise.gumbels(seeds, positions, Stream.target, take(ids_TS, warm))
+    if len(warm) == len(draws):
+        return scores_TS.double() + noise_WS
+    return scores_TS.double().index_add(0, torch.tensor(warm), noise_WS)
 
 
 def _ranked(winner: int | None, ids_S: Tensor, scores_S: Tensor, width: int) -> tuple[tuple[int, ...], list[float]]:

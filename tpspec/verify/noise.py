@@ -93,7 +93,7 @@ class CounterNoise:
     def gumbels(self, seeds: Sequence[int], positions: Sequence[int], stream: Stream, ids_TS: Tensor) -> Tensor:
         keys = _keys(seeds, positions, stream)
         if ids_TS.is_cuda:
-            noise_TS: Tensor = _gumbel(sent(torch.from_numpy(keys), ids_TS.device), ids_TS // LENGTH, ids_TS % LENGTH)
+            noise_TS: Tensor = _gumbel(sent(torch.from_numpy(keys), ids_TS.device), *_places(ids_TS))
             return noise_TS
         return torch.from_numpy(_gumbel(keys, *_places(ids_TS.numpy())))
 
@@ -134,7 +134,7 @@ def _mix_int(x: int) -> int:
 
 
 def _signed(x: int) -> int:
-    """The int64 with the bits of a word, as torch wants it."""
+    """The int64 with the bits of a word."""
     x &= WORD
     return x - (1 << 64) if x >> 63 else x
 
@@ -155,6 +155,11 @@ def _keys(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> npt
 
 
 # ---- the noise itself, of arrays or tensors ----
+
+
+def _places(ids: Numbers) -> tuple[Numbers, Numbers]:
+    """The block of each id, and where it stands in it."""
+    return ids // LENGTH, ids % LENGTH
 
 
 def _shifted(x: Numbers, bits: int) -> Numbers:
@@ -200,18 +205,13 @@ def _gumbel(keys: Numbers, blocks: Numbers, withins: Numbers) -> Numbers:
 def _best_of_all(keys: Tensor, scores_TV: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """`best` by the noise of every id: no step depends on what was found before, so that nobody waits for a device."""
     ids_V = torch.arange(start, start + scores_TV.shape[1], device=scores_TV.device)
-    perturbed_TV = (scores_TV.double() + _gumbel(keys, ids_V // LENGTH, ids_V % LENGTH)).float()
+    perturbed_TV = (scores_TV.double() + _gumbel(keys, *_places(ids_V))).float()
     value_T = perturbed_TV.amax(1)
     beaten_TV = perturbed_TV < value_T.unsqueeze(1)
     return value_T, ids_V.expand_as(beaten_TV).masked_fill(beaten_TV, torch.iinfo(torch.int64).max).amin(1)
 
 
 # ---- `best` by blocks, on the CPU: numpy, whose calls take a third of torch's time on a few hundred numbers ----
-
-
-def _places(ids: Ints) -> tuple[Ints, Ints]:
-    """The block of each id, and where it stands in it."""
-    return ids // LENGTH, ids % LENGTH
 
 
 def _blocked(scores_TV: Tensor, start: int) -> tuple[Tensor, int]:

@@ -20,7 +20,7 @@ import torch
 from tpspec.staged import sent
 from tpspec.tokens import NO_TOKEN
 from tpspec.verify.processors import num_kept
-from tpspec.verify.rows import take
+from tpspec.verify.rows import take, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,8 @@ class Support:
 
 def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
     """Several tensors of 4- or 8-byte elements in one gather: [*shape] each -> [N, *shape] each, on the CPU."""
+    if rows.gather is whole and not any(part.is_cuda for part in parts):  # a drafter's, alone with its vocabulary
+        return [part.unsqueeze(0) for part in parts]
     words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
     told_NW = rows.gather(words).cpu().numpy()
     ends = accumulate(part.nbytes // 4 for part in parts)
