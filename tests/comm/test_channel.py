@@ -35,6 +35,7 @@ NEWS = News(
     stop=4,
     digest={"pages": 2**63 + 1},
 )
+LONG = News(round=1, requests=(Request(1, tuple(range(400_000)), 5),))
 
 
 @pytest.fixture(params=["threads", "sockets"])
@@ -86,12 +87,14 @@ def test_a_follower_that_never_came_is_noticed() -> None:
         lead.share(News(round=1))
 
 
-def test_a_late_follower_misses_nothing() -> None:
+@pytest.mark.parametrize("news", [NEWS, LONG], ids=["short", "longer than a socket holds"])
+def test_a_late_follower_misses_nothing(news: News) -> None:
+    """Stands against prompts that are cut where the system's buffer ends, too."""
     with closing(LeadSocketChannel(1, timeout_s=5)) as lead:
-        sender = threading.Thread(target=lead.share, args=(NEWS,))
+        sender = threading.Thread(target=lead.share, args=(news,))
         sender.start()
         with closing(FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid())) as follower:
-            assert follower.share(None) == NEWS
+            assert follower.share(None) == news
         sender.join()
 
 
@@ -101,17 +104,6 @@ def test_a_follower_that_is_gone_is_noticed() -> None:
         FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid()).close()
         with pytest.raises(WorldFailure, match="follower 1 is gone"):
             lead.share(NEWS)
-
-
-def test_news_longer_than_a_socket_holds_arrives() -> None:
-    """Stands against prompts that are cut where the system's buffer ends."""
-    long = News(round=1, requests=(Request(1, tuple(range(400_000)), 5),))
-    with closing(LeadSocketChannel(1, timeout_s=5)) as lead:
-        sender = threading.Thread(target=lead.share, args=(long,))
-        sender.start()
-        with closing(FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid())) as follower:
-            assert follower.share(None) == long
-        sender.join()
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0", LENGTH.pack(9) + b"half"], ids=["nothing", "half a length", "half"])

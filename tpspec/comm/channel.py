@@ -11,6 +11,7 @@ import os
 import queue
 import select
 import socket
+from collections import deque
 from pathlib import Path
 from shutil import rmtree
 from time import monotonic, sleep
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from tpspec.comm.messages import MALFORMED, News
+from tpspec.comm.messages import News
 from tpspec.comm.process import is_alive, num_cores
-from tpspec.comm.sockets import LENGTH, framed, private_folder
+from tpspec.comm.sockets import Inbox, framed, private_folder
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from tpspec.comm.distributed import World
 
-PIECE_BYTES = 1 << 20
+AT_ONCE = 1 << 20  # bytes of one read
 SPIN_S = 0.003  # a draft head's work at the lead: who does not sleep hears in half the time, and costs the lead no call
 GONE_S = 3.0  # all followers connect before the first round: whoever takes no news for this long has gone
 LOOK_S = 0.02  # how often a follower looks whether a lead that says no more has ended
@@ -105,14 +106,16 @@ class LeadSocketChannel:
         self._followers: list[socket.socket] = []
 
     def share(self, news: News | None) -> News:
-        self.send(self._encoder.encode(_given(news)))
-        return _given(news)
+        news = _given(news)
+        self.send(self._encoder.encode(news))
+        return news
 
-    def send(self, frame: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Encoded news, to all. Raises WorldFailure."""
+        frame = framed(message)
         for i in range(len(self._doors)):
             try:
-                self._follower(i).sendall(framed(frame))
+                self._follower(i).sendall(frame)
             except TimeoutError as error:
                 raise WorldFailure(f"follower {i + 1} took no news for {self._timeout_s:g} s") from error
             except OSError as error:
@@ -143,7 +146,8 @@ class FollowerSocketChannel:
 
     def __init__(self, where: str, timeout_s: float, lead_pid: int, spin_s: float = 0.0) -> None:
         self._timeout_s, self._lead_pid, self._spin_s = timeout_s, lead_pid, spin_s
-        self._decoder = msgspec.msgpack.Decoder(News)
+        self._inbox: Inbox[News] = Inbox(News, "lead")
+        self._heard: deque[News] = deque()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_s)
         self._socket.connect(where)
@@ -151,12 +155,11 @@ class FollowerSocketChannel:
         self._poll.register(self._socket, select.POLLIN)
 
     def share(self, news: News | None) -> News:
-        self._spin()
-        (length,) = LENGTH.unpack(self._taken(LENGTH.size))
-        try:
-            return self._decoder.decode(self._taken(length))
-        except MALFORMED as error:
-            raise WorldFailure(f"what came from the lead is no news: {error}") from error
+        if not self._heard:
+            self._spin()
+        while not self._heard:
+            self._heard.extend(self._inbox.feed(self._received()))
+        return self._heard.popleft()
 
     def close(self) -> None:
         self._socket.close()
@@ -166,20 +169,18 @@ class FollowerSocketChannel:
         while not self._poll.poll(0) and monotonic() < end:
             os.sched_yield()
 
-    def _taken(self, length: int) -> bytes:
-        taken = bytearray()
-        while len(taken) < length:
-            try:
-                piece = self._socket.recv(min(length - len(taken), PIECE_BYTES))
-            except TimeoutError as error:
-                raise _silent(self._timeout_s) from error
-            except OSError as error:
-                raise WorldFailure(f"news from the lead is cut off: {error}") from error
-            if not piece:
-                self._let_lead_end()
-                raise WorldFailure("the lead's process is gone")
-            taken += piece
-        return bytes(taken)
+    def _received(self) -> bytes:
+        """What is there, once something is."""
+        try:
+            data = self._socket.recv(AT_ONCE)
+        except TimeoutError as error:
+            raise _silent(self._timeout_s) from error
+        except OSError as error:
+            raise WorldFailure(f"news from the lead is cut off: {error}") from error
+        if not data:
+            self._let_lead_end()
+            raise WorldFailure("the lead's process is gone")
+        return data
 
     def _let_lead_end(self) -> None:
         """It may close before it ends; how it ends is what the world should be told first."""

@@ -14,24 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from time import monotonic
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import cast
 
 import msgspec
 
-from tpspec.comm.messages import MALFORMED, Hello, ToFrontend, ToLead
+from tpspec.comm.messages import Hello, ToFrontend, ToLead
 from tpspec.comm.process import is_alive
-from tpspec.comm.sockets import LENGTH, framed, private_folder
+from tpspec.comm.sockets import Inbox, framed, private_folder
 from tpspec.errors import WorldFailure
 
-MOST_BYTES = 1 << 28  # of a message; more is nonsense
 MOST_WAITING = 1 << 24  # bytes of reports that a busy frontend has not read; then the lead waits for it
 AT_ONCE = 1 << 18  # bytes of one read
 LINGER_S = 2.0  # how long the last tokens may take to leave when an end closes
 PID = "pid"  # a file
-M = TypeVar("M")
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class FrontendLink:
@@ -40,7 +35,7 @@ class FrontendLink:
     def __init__(self, endpoint: str, timeout_s: float = 60.0) -> None:
         self._timeout_s = timeout_s
         self._encoder = msgspec.msgpack.Encoder()
-        self._inbox: _Inbox[ToLead] = _Inbox(ToLead, "frontend")
+        self._inbox: Inbox[ToLead] = Inbox(ToLead, "frontend")
         self._waiting = bytearray()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.is_over = False  # the frontend has closed its end
@@ -166,7 +161,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, arrived: asyncio.Queue[tuple[_Connection, ToFrontend | WorldFailure]]) -> None:
         self._arrived = arrived
-        self._inbox: _Inbox[ToFrontend] = _Inbox(ToFrontend, "lead")
+        self._inbox: Inbox[ToFrontend] = Inbox(ToFrontend, "lead")
         self._gone = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -190,33 +185,6 @@ class _Connection(asyncio.Protocol):
         """Returns when it has been sent everything."""
         self._transport.close()
         await self._gone.wait()
-
-
-class _Inbox(Generic[M]):
-    """Bytes as they come, whole messages out. kind: of messages; sender: in words."""
-
-    def __init__(self, kind: object, sender: str) -> None:
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(cast("type[M]", kind))
-        self._sender, self._bytes = sender, bytearray()
-
-    def feed(self, data: bytes) -> Iterator[M]:
-        """Raises WorldFailure at the first that is nonsense."""
-        self._bytes += data
-        while len(self._bytes) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._bytes)[0]
-            if end > MOST_BYTES:
-                raise self._nonsense(f"it is said to have {end} bytes")
-            if end > len(self._bytes):
-                return
-            frame = bytes(self._bytes[LENGTH.size : end])
-            del self._bytes[:end]
-            try:
-                yield self._decoder.decode(frame)
-            except MALFORMED as error:
-                raise self._nonsense(str(error)) from error
-
-    def _nonsense(self, reason: str) -> WorldFailure:
-        return WorldFailure(f"what came from the {self._sender} is no message of ours: {reason}")
 
 
 def endpoint(folder: Path) -> str:
