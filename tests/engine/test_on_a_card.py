@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.checkpoints import tiny
+from tests.draft.heads.medusa import drawn, original, original_names
 from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
@@ -26,6 +27,8 @@ from tpspec.comm.distributed import Place
 from tpspec.comm.gap import go_first
 from tpspec.comm.messages import News, Reach, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
+from tpspec.draft.medusa import MedusaHeads
+from tpspec.draft.medusa_files import read_heads
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
 from tpspec.errors import UserError
@@ -125,6 +128,22 @@ def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few:
     assert told.texts() == serve(topology(target, draft=section), asks).texts()
     assert len(card.waits) <= last.rounds * (1 + STEPS[source]), card.waits
     assert card.replays > last.rounds or source not in REPLAYED  # not of the target's rounds alone
+
+
+def test_medusa_heads_of_a_few_texts_are_one_replay(folder: Path, tmp_path: Path) -> None:
+    """Stands against launches a layer and head, and against rows of an earlier call in what a replay pads with."""
+    original(tmp_path, original_names(drawn(folder, 2)))
+    weights = read_heads(tmp_path, folder)
+    on_cpu = MedusaHeads(weights, torch.float32, torch.device("cpu"))
+    with emulated_card() as card:
+        heads = MedusaHeads(weights, torch.float32, CUDA)
+        for num_rows, num_replays in ((3, 1), (8, 1), (1, 1), (9, 0)):
+            rows_BD = torch.randn(num_rows, weights.weights_LHDD.shape[-1])
+            here_BD, before = rows_BD.to(CUDA), (card.replays, card.launches)
+            logits_BHV = heads(here_BD)
+            assert card.replays - before[0] == num_replays
+            assert (card.launches - before[1] <= 2) == bool(num_replays)
+            torch.testing.assert_close(logits_BHV.cpu(), on_cpu(rows_BD))
 
 
 FEATURES: dict[str, dict[str, Any]] = {

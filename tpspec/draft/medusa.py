@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from tpspec.draft.levels import Levels
 from tpspec.draft.protocol import Needs
 from tpspec.model.decoder import FINAL
+from tpspec.model.graphs import CardRecorder, RowGraphs
 from tpspec.model.linear import linear
 from tpspec.verify.draw import Draw, rank
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -33,9 +34,14 @@ if TYPE_CHECKING:
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.noise import Noise
 
+MOST_RECORDED = 8  # sequences: a recording keeps logits of all heads for each
+
 
 class MedusaHeads:
-    """All heads, run together. ids_V: of the target, for the columns of the logits; None where they are the same."""
+    """All heads, run together; on a card they are one replay.
+
+    ids_V: of the target, for the columns of the logits; None where they are the same.
+    """
 
     def __init__(self, weights: MedusaWeights, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -45,11 +51,18 @@ class MedusaHeads:
         self._weights_LHDD = weights.weights_LHDD.to(device, dtype).transpose(2, 3)
         self._biases_LH1D = weights.biases_LHD.to(device, dtype).unsqueeze(2)
         self._outputs = [linear(output_VD.to(device, dtype)) for output_VD in weights.outputs_VD]
+        self._run: Callable[[Tensor], Tensor] = self._logits
+        if device.type == "cuda":
+            hidden = weights.weights_LHDD.shape[-1]
+            self._run = RowGraphs(self._logits, CardRecorder(), MOST_RECORDED, hidden, self._weights_LHDD)
 
     @torch.inference_mode()
     def __call__(self, hidden_BD: Tensor) -> Tensor:
-        """Logits [B, H, V]."""
-        x_HBD = hidden_BD.to(self.device, self.dtype).expand(self.num_heads, -1, -1)
+        """Logits [B, H, V]; the next call may overwrite them."""
+        return self._run(hidden_BD.to(self.device, self.dtype))
+
+    def _logits(self, hidden_BD: Tensor) -> Tensor:
+        x_HBD = hidden_BD.expand(self.num_heads, -1, -1)
         for weight_HDD, bias_H1D in zip(self._weights_LHDD, self._biases_LH1D, strict=True):
             x_HBD = x_HBD + F.silu(torch.baddbmm(bias_H1D, x_HBD, weight_HDD))
         x_BHD = x_HBD.transpose(0, 1)
