@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from scripts.serving import environment
 from tests.checkpoints import KINDS, tiny
+from tests.draft.kits import KITS, draft_section
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import News
@@ -44,6 +45,16 @@ def test_texts_are_those_of_plain_rounds(tree: str, num_asks: int, tmp_path: Pat
     told = serve(topology(folder, device="cuda", draft=draft), ASKS[:num_asks], device=CUDA)
     assert told.texts() == plain.texts()
     assert told.stats[-1].accepted > 0
+
+
+@pytest.mark.parametrize("source", KITS)
+def test_every_source_leaves_the_text_as_it_is(source: str, tmp_path: Path) -> None:
+    """Each with its own recordings. Stands against what only the emulated card has been shown to do."""
+    target = tiny("smollm2", tmp_path / "target")
+    section = draft_section(source, target, tmp_path / "head") | ({} if source == "none" else {"tokens": 3})
+    told = serve(topology(target, device="cuda", draft=section), ASKS, device=CUDA)
+    assert told.texts() == serve(topology(target, device="cuda"), ASKS, device=CUDA).texts()
+    assert told.stats[-1].drafted > 0 or source == "none"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
