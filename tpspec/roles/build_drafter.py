@@ -120,13 +120,9 @@ def _inline(topology: Topology, made: Drafter | Modelled) -> Drafter:
 
 
 def _made(topology: Topology, given: Given) -> list[Drafter | Modelled]:
-    sources = [source(name) for name in topology.draft.sources]
+    """Of each source, in order, with those options that are its own."""
     options = {name: value for name, value in topology.draft.options.items() if name != CHOICES}
-    for option in options:
-        if len(sources) > 1 and not any(option in one.options for one in sources):
-            raise UserError(f"draft.options.{option}: none of {', '.join(topology.draft.sources)} has such an option")
-    if len(sources) == 1:
-        return [sources[0].make(given, **options)]
+    sources = [source(name) for name in topology.draft.sources]
     return [
         one.make(given, **{option: value for option, value in options.items() if option in one.options})
         for one in sources

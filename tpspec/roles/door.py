@@ -23,7 +23,7 @@ from tpspec.comm.distributed import SHARING, Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import go_first, open_gap
 from tpspec.comm.messages import News, Stop
-from tpspec.comm.process import keep_to_own_cores, settle
+from tpspec.comm.process import keep_to_own_cores, num_cores, settle
 from tpspec.comm.sockets import check_room
 from tpspec.comm.watch import Watch
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
@@ -375,7 +375,7 @@ def _open_drafting(topology: Topology, world: World, device: torch.device) -> tu
     if world.rank != placement.rank:
         return link, None
     pid, _, endpoint = where.partition(" ")
-    crowded = device.type == "cpu" and (os.cpu_count() or 1) < topology.num_ranks
+    crowded = device.type == "cpu" and num_cores() < topology.num_ranks
     gaps = placement.kind == "gaps"
     gap = open_gap() if gaps and device.type == "cpu" else None
     orders = Orders(to_json(topology), endpoint, int(pid), str(device), gaps or crowded, gap.path if gap else "")
