@@ -33,16 +33,19 @@ class Curve:
     Between two points the logarithm of the time is linear in the logarithm of the size. Time itself linear in that
     logarithm is further off: 16 KiB between 9.2 us at 8 KiB and 16.5 us at 32 KiB is 12.3 us here and 12.9 there, 11.6
     on the kernel's own line. Below the first point the time falls to alpha_s in proportion to the bytes; above the last
-    it grows by bytes_per_s. Both join without a step. floors: curves below which it never is.
+    it grows by bytes_per_s. Both join without a step. floors: curves below which it is never; ceilings: above which,
+    whatever its floors.
     """
 
     points: tuple[tuple[int, float], ...]
     alpha_s: float
     bytes_per_s: float = math.inf
     floors: tuple[Curve, ...] = ()
+    ceilings: tuple[Curve, ...] = ()
 
     def seconds(self, num_bytes: float) -> float:
-        return max((self._own(num_bytes), *(floor.seconds(num_bytes) for floor in self.floors)))
+        raised = max((self._own(num_bytes), *(floor.seconds(num_bytes) for floor in self.floors)))
+        return min((raised, *(ceiling.seconds(num_bytes) for ceiling in self.ceilings)))
 
     def _own(self, num_bytes: float) -> float:
         if not self.points:
@@ -114,16 +117,27 @@ class LinkTable:
             provenance=f"estimated for {num_ranks} ranks from {self.num_ranks}: {self.provenance}",
         )
 
-    def at_least(self, others: Sequence[LinkTable]) -> LinkTable:
-        """Never faster than other boxes, in skew either. Their gathers are not looked at."""
-        if not others:
-            return self
+    def between(self, smaller: Sequence[LinkTable], larger: Sequence[LinkTable]) -> LinkTable:
+        """No faster than smaller boxes, and whatever they say no slower than larger ones, in skew either.
+
+        Their gathers are not looked at.
+        """
+        raised = max((self.skew_s, *(other.skew_s for other in smaller)))
+        reduce = replace(
+            self.reduce,
+            floors=tuple(other.reduce for other in smaller),
+            ceilings=tuple(other.reduce for other in larger),
+        )
         return replace(
             self,
-            reduce=replace(self.reduce, floors=tuple(other.reduce for other in others)),
-            skew_s=max(self.skew_s, *(other.skew_s for other in others)),
-            provenance=f"{self.provenance}; never below {', '.join(other.name for other in others)}",
+            reduce=reduce,
+            skew_s=min((raised, *(other.skew_s for other in larger))),
+            provenance=self.provenance + self._bound("below", smaller) + self._bound("above", larger),
         )
+
+    def _bound(self, side: str, others: Sequence[LinkTable]) -> str:
+        names = ", ".join(other.name for other in others if other.name != self.name)
+        return f"; never {side} {names}" if names else ""
 
 
 def straight(latency_us: float, gbytes_per_s: float | None = None, name: str = "straight line") -> LinkTable:
@@ -143,12 +157,15 @@ def link(name: str) -> LinkTable:
 def link_for(name: str, num_ranks: int) -> LinkTable:
     """A table for num_ranks cards: of a family, the smallest box that has as many; scaled where none has just that.
 
-    Boxes of a family are of different cards: more of them never take less time than a smaller box was measured to.
+    More cards never take less time than fewer. But boxes of a family are of different cards, and some that have more
+    were measured to be faster: what they do, fewer can, whatever slower cards took for it.
     """
     family = shipped().families.get(name, {})
-    enough = [ranks for ranks in sorted(family) if ranks >= num_ranks]
-    table = link(family[enough[0]] if enough else name).for_ranks(num_ranks)
-    return table.at_least([link(family[ranks]) for ranks in sorted(family) if ranks < num_ranks])
+    boxes = [(ranks, link(family[ranks])) for ranks in sorted(family)]
+    smaller = [table for ranks, table in boxes if ranks < num_ranks]
+    larger = [table for ranks, table in boxes if ranks >= num_ranks]
+    nearest = (larger or smaller[-1:] or [link(name)])[0]
+    return nearest.for_ranks(num_ranks).between(smaller[-1:], larger)
 
 
 @cache
