@@ -1,4 +1,4 @@
-/* Vectors of a length that this CPU has registers for, and bfloat16 in them. Where WIDE is defined: of 16 floats, AVX-512.
+/* Vectors of a length that this CPU has registers for, bfloat16 in them, and e^x. Where WIDE is defined: of 16 floats, AVX-512.
  *
  * VECTOR_CPU: goes before what is called from outside. RUNS_HERE: whether this CPU has the instructions for it.
  */
@@ -37,4 +37,22 @@ INLINE hvec narrow(vec values) {
     ivec bits = (ivec)values, nan = values != values;
     ivec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), hvec);
+}
+
+/* yes where mask is set, no elsewhere; the operator ?: does this in C++ only. */
+INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+/* e^x, to about 2 ulp: 2^n p(r), Cody-Waite reduction, the polynomial of Cephes' expf; x is kept within +-87. */
+INLINE vec exp_lanes(vec x) {
+    const vec zero = {0}, most = zero + 87.0f, rounder = zero + 12582912.0f; /* 1.5 * 2^23: n in the low bits */
+    x = choose(x < -most, -most, choose(x > most, most, x));
+    vec rounded = x * 1.44269504f + rounder, whole = rounded - rounder;
+    vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (vec)(((ivec)rounded - (ivec)rounder + 127) << 23);
 }

@@ -38,30 +38,12 @@ typedef struct {
 
 INLINE vec same(vec values) { return values; }
 
-/* yes where mask is set, no elsewhere; the operator ?: does this in C++ only. */
-INLINE vec choose(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
-
 INLINE float sum_lanes(vec x) {
     float lanes[LANES];
     memcpy(lanes, &x, sizeof lanes);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
     return lanes[0];
-}
-
-/* e^x, to about 2 ulp: 2^n p(r), Cody-Waite reduction, the polynomial of Cephes' expf; x is kept within +-87. */
-INLINE vec exp_lanes(vec x) {
-    const vec zero = {0}, most = zero + 87.0f, rounder = zero + 12582912.0f; /* 1.5 * 2^23: n in the low bits */
-    x = choose(x < -most, -most, choose(x > most, most, x));
-    vec rounded = x * 1.44269504f + rounder, whole = rounded - rounder;
-    vec r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (vec)(((ivec)rounded - (ivec)rounder + 127) << 23);
 }
 
 /* LANES vectors -> the vector of their sums, by halving: every sum in the same order. */

@@ -1,7 +1,7 @@
 """By which steps the rows of a forward run, and whether they are recorded. Knows devices; must not know what rows mean.
 
 Few rows take steps made for them: in C on a CPU, by kernels on a card, where they are recorded besides. The rest, and
-few rows where a machine has none for such heads, take torch's.
+few rows where a machine has none for such heads, take torch's, on a CPU but for attention (chunks.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.comm.ledger import Ledger
+from tpspec.model.attention import fused
+from tpspec.model.chunks import compiled_attend
 from tpspec.model.compiled import compiled_steps
 from tpspec.model.graphs import ROW_COUNTS, CardRecorder, Graphs
 from tpspec.model.steps import TorchSteps
@@ -31,7 +33,8 @@ class Runner:
     """Of the forwards of one decoder or head.
 
     hidden: numbers of an embedding. fixed_rows: every forward runs exactly that many, which on a card torch's steps do.
-    compiled: whether there may be steps for few rows. recorded: whether a card may record them. ledger: see `Graphs`.
+    compiled: whether there may be steps for few rows, and attention of ours for many. recorded: whether a card may
+    record them. ledger: see `Graphs`.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class Runner:
         ledger: Ledger | None = None,
     ) -> None:
         self._shape, self._hidden, self._ledger = shape, hidden, ledger or Ledger()
-        self._many: Steps = TorchSteps(shape, rope, store, fixed_rows)
+        attend = compiled_attend(shape) if compiled else None
+        self._many: Steps = TorchSteps(shape, rope, store, fixed_rows, attend or fused)
         self._graphs: Graphs | None = None
         self._is_compiled = False
         self._on_card = shape.device.type == "cuda"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.store import KVStore, Slots
+    from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
@@ -113,12 +114,17 @@ class TorchRound:
 
 
 class TorchSteps:
-    """fixed_rows: every forward has so many rows, and a row's bits may not depend on the others (deterministic)."""
+    """fixed_rows: every forward has so many rows, and a row's bits may not depend on the others (deterministic).
 
-    def __init__(self, shape: Shape, rope: Rope, store: KVStore, fixed_rows: int | None) -> None:
+    attend: in place of torch's fused kernel.
+    """
+
+    def __init__(
+        self, shape: Shape, rope: Rope, store: KVStore, fixed_rows: int | None, attend: Attend = fused
+    ) -> None:
         self._shape, self._rope, self._store = shape, rope, store
         self._folding = Folding.of(shape.kv_of, shape.device)
-        self._attend = fused if fixed_rows is None else stable
+        self._attend = attend if fixed_rows is None else stable
         self._layout = Layout(
             fold_width=self._folding.width,
             mask_dtype=shape.dtype if fixed_rows is None else torch.float32,
