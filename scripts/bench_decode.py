@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Single-stream decoding of the demo model against transformers, in one run, as ratios.
+"""Single-stream decoding and reading of the demo model against transformers, in one run, as ratios.
 
     python scripts/bench_decode.py [--pairs 3] [--tokens 96] [--json FILE]
 
-Three comparisons, each at the same dtype (bfloat16) and the same threads on both sides:
+Four comparisons, each at the same dtype (bfloat16) and the same threads on both sides:
   one rank, two threads       tpspec against transformers.generate, plain and with prompt lookup
   two ranks, a thread each    tpspec on 5 + 4 heads against transformers' tensor parallelism, which refuses 9 heads: it
                               gets a copy padded to 12 heads with zeros, which computes the same
+  prompts                     reading 512 and 2,048 tokens, in chunks as the engine does, alternating
   rows of a round             rounds that verify 2 to 8 rows against a round of one, alternating
 Processes run in turn, A B A B, never two at a time; a figure is the median over the pairs, with the smallest and the
 largest. transformers' side gets what it can: its own prompt lookup, the sdpa attention, no gradient.
@@ -23,8 +24,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from tpspec.model.decoder import Decoder
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2-135m"
@@ -34,6 +39,8 @@ PROMPTS = [
     "The first ten elements of the periodic table are hydrogen, helium,",
 ]
 ROWS = (1, 2, 4, 6, 8)
+READ = (512, 2048)  # tokens of a prompt
+CHUNK = 256  # engine.max_rows by default
 
 
 def main() -> None:
@@ -72,6 +79,10 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, li
             for side, run in runs.items():
                 results[name][side].append(run())
                 print(f"{pair + 1}/{options.pairs} {name}: {side} {results[name][side][-1]:.1f} tokens/s", flush=True)
+    for num_tokens in READ:
+        name = f"a prompt of {num_tokens} tokens, 2 threads"
+        print(name, flush=True)
+        results[name] = json.loads(worker("read", 2, [str(find_model()), "--tokens", str(num_tokens)]))
     for threads in (1, 2):
         print(f"rows of a round, {threads} threads", flush=True)
         milliseconds = json.loads(worker("rows", threads, [str(find_model())]))
@@ -182,16 +193,48 @@ def decode_with_transformers(options: argparse.Namespace) -> None:
         print(tokens / seconds)
 
 
-def time_rows(options: argparse.Namespace) -> None:
-    """Prints milliseconds of rounds of each row count behind 200 cached tokens, taken in turn."""
+def whole_decoder(options: argparse.Namespace, num_slots: int) -> Decoder:
     from tpspec.comm.communicator import OneRank
-    from tpspec.model.batch import Span
     from tpspec.model.loader import Loader
     from tpspec.topology.shape import shape_of
     from tpspec.topology.shards import split
 
     (whole,) = split(shape_of(MODEL), (1.0,))
-    decoder = Loader.open(options.model, whole, torch.bfloat16, torch.device("cpu")).decoder(OneRank(), 512)
+    return Loader.open(options.model, whole, torch.bfloat16, torch.device("cpu")).decoder(OneRank(), num_slots)
+
+
+@torch.inference_mode()
+def time_reading(options: argparse.Namespace) -> None:
+    """Prints tokens per second of both sides, in turn, over a prompt of --tokens."""
+    from transformers import AutoModelForCausalLM
+
+    from tpspec.model.batch import Span
+
+    decoder = whole_decoder(options, options.tokens)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).eval()
+    ids = torch.randint(3, 40_000, (options.tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def read() -> None:
+        for first in range(0, len(ids), CHUNK):
+            some = tuple(ids[first : first + CHUNK])
+            decoder.forward([Span(0, first, some, ((0, first + len(some)),), int(first + CHUNK >= len(ids)))])
+
+    sides = {"tpspec": read, "transformers": lambda: model(torch.tensor([ids]), use_cache=True, logits_to_keep=1)}
+    speeds: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(6):
+        for side, run_once in sides.items():
+            started = time.perf_counter()
+            run_once()
+            if turn:
+                speeds[side].append(options.tokens / (time.perf_counter() - started))
+    print(json.dumps(speeds))
+
+
+def time_rows(options: argparse.Namespace) -> None:
+    """Prints milliseconds of rounds of each row count behind 200 cached tokens, taken in turn."""
+    from tpspec.model.batch import Span
+
+    decoder = whole_decoder(options, 512)
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for turn in range(60):
         for rows in ROWS:
@@ -203,13 +246,13 @@ def time_rows(options: argparse.Namespace) -> None:
     print(json.dumps({str(rows): [1e3 * second for second in times] for rows, times in seconds.items()}))
 
 
-WORKERS = {"transformers": decode_with_transformers, "rows": time_rows}
+WORKERS = {"transformers": decode_with_transformers, "read": time_reading, "rows": time_rows}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--worker", choices=("transformers", "rows"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=tuple(WORKERS), help=argparse.SUPPRESS)
     parser.add_argument("--lookup", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens for each prompt")
