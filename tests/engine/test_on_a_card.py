@@ -138,12 +138,14 @@ def test_medusa_heads_of_a_few_texts_are_one_replay(folder: Path, tmp_path: Path
     with emulated_card() as card:
         heads = MedusaHeads(weights, torch.float32, CUDA)
         for num_rows, num_replays in ((3, 1), (8, 1), (1, 1), (9, 0)):
-            rows_BD = torch.randn(num_rows, weights.weights_LHDD.shape[-1])
+            seeded = torch.Generator().manual_seed(num_rows)
+            rows_BD = torch.randn(num_rows, weights.weights_LHDD.shape[-1], generator=seeded)
             here_BD, before = rows_BD.to(CUDA), (card.replays, card.launches)
             logits_BHV = heads(here_BD)
             assert card.replays - before[0] == num_replays
             assert (card.launches - before[1] <= 2) == bool(num_replays)
-            torch.testing.assert_close(logits_BHV.cpu(), on_cpu(rows_BD))
+            due_BHV = on_cpu(rows_BD)  # in float32, whose last bits depend on how many rows a product has
+            assert (logits_BHV.cpu() - due_BHV).abs().max() <= 2e-6 * due_BHV.abs().max()
 
 
 FEATURES: dict[str, dict[str, Any]] = {
