@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes import lives
 from tests.serve.conftest import Front, wait_until
 from tpspec.serve import grammars
 from tpspec.serve.errors import ApiError
@@ -116,10 +117,10 @@ def test_a_worker_that_is_killed_is_replaced(front: Front) -> None:
     front.complete(guided_choice=["first"])
     (worker,) = workers(front)
     worker.kill()
-    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not lives(worker))
     front.post(prompt="a", guided_choice=["second"])
     front.complete(guided_choice=["third"])
-    assert [one.pid for one in workers(front) if one.status() != psutil.STATUS_ZOMBIE] != [worker.pid]
+    assert [one.pid for one in filter(lives, workers(front))] != [worker.pid]
 
 
 def test_a_grammar_is_compiled_once(front: Front) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import pytest
 from openai import OpenAI
 
 from tests.checkpoints import tiny
+from tests.processes import lives
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -89,7 +91,7 @@ class Server:
 
     def alive(self) -> list[psutil.Process]:
         """What is left of the processes there were when it was ready."""
-        return [p for p in self.processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return list(filter(lives, self.processes))
 
     def has_ended(self, seconds: float) -> int:
         """The launcher's exit code; nothing of it may be left after `seconds`."""
@@ -118,7 +120,7 @@ class Server:
     def kill(self) -> None:
         self.client.close()
         for process in {*self.processes, self.launcher, *self._children()}:
-            if process.is_running():
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.launcher.wait(10)
         self._reader.join(5)

@@ -72,7 +72,7 @@ INLINE void multiply(const vec *rows, const float *numbers, int64_t count, int64
     for (int64_t i = 0; i < count; i++, rows += N, numbers += line) {
 #pragma GCC unroll 8
         for (int j = 0; j < TOGETHER; j++) {
-            vec number = (vec){0} + numbers[j * next];
+            vec number = EVERY(numbers[j * next]);
 #pragma GCC unroll 3
             for (int n = 0; n < N; n++) sums[j][n] += number * rows[n];
         }
@@ -89,7 +89,7 @@ INLINE void soften(vec *scores, int64_t count, int some_unseen, int N, vec *most
     for (int64_t k = 0; k < count; k++) top = choose(scores[k * N] > top, scores[k * N], top);
     for (int64_t k = 0; k < count; k++) {
         vec weight = exp_lanes(scores[k * N] - top);
-        if (some_unseen) weight = choose(scores[k * N] < (vec){0} + UNSEEN / 10, (vec){0}, weight);
+        if (some_unseen) weight = choose(scores[k * N] < EVERY(UNSEEN / 10), (vec){0}, weight);
         scores[k * N] = weight, sum += weight;
     }
     vec faded = exp_lanes(*most - top);
@@ -107,7 +107,7 @@ INLINE void rows_of(const Call *call, int64_t head, int64_t row, int64_t rows, i
         get(call, call->q, first + r * dim, dim, flat);
         for (int64_t e = 0; e < dim; e++) ((float *)q)[e * N * LANES + r] = flat[e] * call->scale;
     }
-    for (int n = 0; n < N; n++) most[n] = (vec){0} + UNSEEN, total[n] = (vec){0};
+    for (int n = 0; n < N; n++) most[n] = EVERY(UNSEEN), total[n] = (vec){0};
     for (int64_t key = 0; key < call->num_keys; key += KEYS) {
         int64_t count = call->num_keys - key < KEYS ? call->num_keys - key : KEYS;
         int64_t unseen = num_unseen(call, row, rows, key, count);

@@ -30,6 +30,10 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2)));
 
+/* A number in every lane: one broadcast. (To add it to zeros would take an addition, since they make a 0 of -0; and a
+ * function would put lane after lane.) */
+#define EVERY(number) ((number) - (vec){0})
+
 /* bfloat16 as floats; and rounded to nearest even, where a NaN stays one. */
 INLINE vec widen(hvec halves) { return (vec)(__builtin_convertvector(halves, ivec) << 16); }
 

@@ -96,10 +96,11 @@ INLINE void sum_up(const Weight *w, const Rows *rows, int64_t row, int64_t R, fl
     }
 }
 
-VECTOR_CPU void spread(const Weight *w, const Rows *rows) {
+/* Of rows [start, stop), which are whole chunks. */
+VECTOR_CPU void spread(const Weight *w, const Rows *rows, int64_t start, int64_t stop) {
     int64_t width = w->group * w->num_groups / (rows->in_pairs ? 2 : 1);
-    memset(rows->spread, 0, rows->num_rows * width * sizeof(float));
-    for (int64_t row = 0; row < rows->num_rows; row++) {
+    memset(rows->spread + start * width, 0, (stop - start) * width * sizeof(float));
+    for (int64_t row = start; row < stop; row++) {
         int64_t r = row % rows->most, first = row - r;
         int64_t R = rows->num_rows - first < rows->most ? rows->num_rows - first : rows->most;
         float *to = rows->spread + first * width + r;
@@ -141,7 +142,7 @@ INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const
                 for (int b = 0; b < num; b++) weights[b] = weights_of(from[b], i, bits);
 #pragma GCC unroll 6
                 for (int64_t r = 0; r < R; r++) {
-                    vec row = (vec){0} + x[r];
+                    vec row = EVERY(x[r]);
 #pragma GCC unroll 8
                     for (int b = 0; b < num; b++) chains[r][b] += row * weights[b];
                 }
@@ -180,7 +181,9 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *va
         char *to = (char *)rows->y + (row * w->num_outputs + out) * size;
         vec value = rows->bias ? values[b] + numbers(rows, rows->bias, out, left) : values[b];
         hvec half = narrow(value);
-        memcpy(to, rows->is_bfloat16 ? (const void *)&half : (const void *)&value, (left < LANES ? left : LANES) * size);
+        if (left < LANES) memcpy(to, rows->is_bfloat16 ? (const void *)&half : (const void *)&value, left * size);
+        else if (rows->is_bfloat16) *(hvec *)to = half;
+        else *(vec *)to = value;
     }
 }
 
@@ -288,16 +291,23 @@ int product(const Weight *w, const void *bias, const void *x, int64_t is_bfloat1
     if (!scratch && num_rows) return -1;
     /* The sums of 12 rows by a tile, in one chain, fill 24 of AVX-512's 32 registers. */
     Rows rows = {bias, x, is_bfloat16, in_pairs, in_pairs ? 12 : 6, num_rows, y, scratch, scratch + width * num_rows};
-    spread(w, &rows);
     void (*compute)(const Weight *, const Rows *, int64_t, int64_t) = in_pairs ? tiles_by_pairs : tiles;
 #ifdef _OPENMP
+    int64_t num_chunks = (num_rows + rows.most - 1) / rows.most;
+    if (num_chunks <= 1) spread(w, &rows, 0, num_rows); /* sooner done than waited for */
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         int64_t num = omp_get_num_threads(), own = omp_get_thread_num();
+        if (num_chunks > 1) {
+            int64_t stop = num_chunks * (own + 1) / num * rows.most;
+            spread(w, &rows, num_chunks * own / num * rows.most, stop < num_rows ? stop : num_rows);
+#pragma omp barrier
+        }
         compute(w, &rows, num_tiles * own / num, num_tiles * (own + 1) / num);
     }
 #else
     (void)num_threads;
+    spread(w, &rows, 0, num_rows);
     compute(w, &rows, 0, num_tiles);
 #endif
     free(scratch);
