@@ -22,4 +22,10 @@ class WorldFailure(UserError):
     exit_code = 4
 
 
+class Unread(UserError):
+    """Whoever read what is printed has gone, and wants no more: nothing is wrong, and nothing is said."""
+
+    exit_code = 141  # what a shell says of a program that wrote to nobody
+
+
 EXIT_CODES = {error.exit_code: error for error in (UserError, OutOfMemory, WorldFailure)}

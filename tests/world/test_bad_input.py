@@ -232,6 +232,22 @@ def test_a_topology_that_the_disk_has_no_room_for_is_one_line(
     assert said.startswith("--save-topology /dev/full: cannot be written: No space left on device")
 
 
+@pytest.mark.parametrize(("full", "code", "said"), [(True, 2, "No space left on device"), (False, 141, "")])
+def test_answers_that_cannot_be_printed_end_without_a_traceback(
+    topology_file: Callable[..., str], full: bool, code: int, said: str
+) -> None:
+    """A full disk is told, and `| head`, which has read what it wanted, is told nothing."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "tpspec.generate", topology_file(), "--prompt", "a", "--max-tokens", "2"]
+    with open("/dev/full" if full else os.devnull, "wb") as disk:
+        stdout = disk.fileno() if full else writes
+        done = subprocess.run(command, env=ENV, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writes)
+    assert done.returncode == code, done.stderr
+    assert done.stderr == (f"tpspec: error: standard output: cannot be written: {said}\n" if said else "")
+
+
 # What is wrong with the model
 
 

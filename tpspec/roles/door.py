@@ -27,6 +27,7 @@ from tpspec.comm.process import keep_to_own_cores, num_cores, settle
 from tpspec.comm.sockets import check_room
 from tpspec.comm.watch import Watch
 from tpspec.errors import EXIT_CODES, UserError, WorldFailure
+from tpspec.output import output_in_words
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.drafter import Orders
 from tpspec.roles.fit import check_drafter_fits, check_fits
@@ -71,9 +72,10 @@ def positive(text: str) -> int:
 def guarded(run: Callable[[], int]) -> int:
     """Runs a front door; what a user can cause ends as one line on a host's terminal instead of a traceback."""
     try:
-        return run()
+        with output_in_words():
+            return run()
     except UserError as error:
-        if str(error):  # else a process of ours has said it
+        if str(error):  # else a process of ours has said it, or nobody wants to know
             _tell(error)
         return error.exit_code
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.command import Parser
 from tpspec.errors import UserError
+from tpspec.output import output_in_words
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import load
 from tpspec.topology.here import box_here
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        options = _parser().parse_args(arguments)
-        print("\n".join(options.lines(options)))
+        with output_in_words():
+            options = _parser().parse_args(arguments)
+            print("\n".join(options.lines(options)))
     except UserError as error:
-        print(error, file=sys.stderr)
+        if str(error):
+            print(error, file=sys.stderr)
         return error.exit_code
     return 0
 
