@@ -211,11 +211,11 @@ def _schema(path: str) -> str:
     """The grammar of a schema in a file."""
     try:
         schema = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if isinstance(schema, dict):
+            return grammar.json_schema(schema)
+    except (OSError, ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(schema, dict):
-        raise argparse.ArgumentTypeError(f"{path}: the schema should be a JSON object")
-    return grammar.json_schema(schema)
+    raise argparse.ArgumentTypeError(f"{path}: the schema should be a JSON object")
 
 
 def _sampling(options: argparse.Namespace) -> Sampling:

@@ -184,6 +184,17 @@ def test_a_bad_line_of_prompts_is_named_by_its_number(
     assert said in message
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": ' * 5000 + "1" + "}" * 5000], ids=["cut", "a list", "too deep"])
+def test_a_schema_that_cannot_be_read_is_named(
+    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit):
+        main([topology_file(), "--prompt", "a", "--json-schema", str(path)])
+    assert f"argument --json-schema: {path}: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("what", ["missing", "folder", "latin-1"])
 def test_a_file_of_prompts_that_cannot_be_read(
     capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], tmp_path: Path, what: str
