@@ -104,7 +104,7 @@ class OneByOne:
         self, seat: Seat, text: Text, prompts: Sequence[Prompt], sampling: Sampling, options: argparse.Namespace
     ) -> None:
         self._seat, self._text, self._sampling, self._options = seat, text, sampling, options
-        self._left = [(number, prompt.encode(text)) for number, prompt in enumerate(prompts)][::-1]
+        self._left = [(number, *self._fitted(prompt)) for number, prompt in enumerate(prompts)][::-1]
         self._stats = seat.stats()
         self._answer: Answer | None = None
         self._stream: Detokenizer | None = None
@@ -116,8 +116,7 @@ class OneByOne:
             return []
         if not self._left:
             return [Stop(self._code)]
-        number, ids = self._left.pop()
-        num_tokens = room_for_answer(ids, self._options.max_tokens, self._seat.max_tokens)
+        number, ids, num_tokens = self._left.pop()
         bound = self._options.json_schema or ""
         request = Request(number, ids, num_tokens, self._sampling, self._stop_ids(), grammar=bound)
         self._answer, self._written = Answer(ids, self._stats), []
@@ -154,6 +153,11 @@ class OneByOne:
         else:
             print("\n", flush=True)
             _print_table(report)
+
+    def _fitted(self, prompt: Prompt) -> tuple[tuple[int, ...], int]:
+        """Its ids, and how many tokens its answer may have."""
+        ids = prompt.encode(self._text)
+        return ids, room_for_answer(ids, self._options.max_tokens, self._seat.max_tokens, prompt.where)
 
     def _stop_ids(self) -> frozenset[int]:
         return frozenset() if self._options.ignore_eos else self._text.eos_ids

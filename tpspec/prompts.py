@@ -58,12 +58,16 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def room_for_answer(prompt: tuple[int, ...], wanted: int, capacity: int) -> int:
-    """How many tokens the answer may have: `wanted`, or what is left of `capacity`. UserError when that is none."""
+def room_for_answer(prompt: tuple[int, ...], wanted: int, capacity: int, where: str = "") -> int:
+    """How many tokens the answer may have: `wanted`, or what is left of `capacity`. UserError when that is none.
+
+    where: as of a Prompt.
+    """
     room = capacity - len(prompt)
     if room < 1:
+        named = f"{where}: the prompt" if where else "the prompt"
         raise UserError(
-            f"the prompt has {len(prompt)} tokens; {capacity} can be served, prompt and output together "
+            f"{named} has {len(prompt)} tokens; {capacity} can be served, prompt and output together "
             "(the lesser of cache.tokens and the model's max_position_embeddings)"
         )
     return min(wanted, room)

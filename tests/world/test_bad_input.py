@@ -521,6 +521,16 @@ def test_a_prompt_longer_than_the_cache_names_both_lengths(
     assert "cache.tokens" in message
 
 
+def test_a_prompt_longer_than_the_cache_is_named_by_its_line_before_any_is_answered(
+    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], tmp_path: Path
+) -> None:
+    """Against an hour of answers to the lines before it, and a search for the line."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("fine", "xyzuv" * 20)))
+    message = refused(capsys, [topology_file(cache={"tokens": 32}), "--prompts", str(path)])
+    assert message.startswith(f"{path}:2: the prompt has 100 tokens; 32 can be served")
+
+
 def test_a_cache_longer_than_the_model_was_made_for_does_not_lengthen_its_texts(
     capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], model: Path
 ) -> None:

@@ -147,7 +147,7 @@ def _tasks(seat: Seat, text: Text, prompts: Sequence[Prompt], options: argparse.
     tasks = []
     for seed, prompt in enumerate(prompts):
         ids, sampling = prompt.encode(text), Sampling(temperature=options.temperature, seed=seed)
-        room = room_for_answer(ids, options.max_tokens, seat.max_tokens)
+        room = room_for_answer(ids, options.max_tokens, seat.max_tokens, prompt.where)
         tasks.append(Task(prompt.category, ids, room, sampling))
     return tasks
 
