@@ -213,6 +213,21 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
     assert str(path) in refused(capsys, ["savings", topology_file(), "--html", str(path)])
 
 
+@pytest.mark.parametrize("option", ["--html", "--trace"])
+def test_what_was_measured_is_shown_though_the_disk_has_no_room_for_a_file_of_it(
+    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], prompts: str, option: str
+) -> None:
+    """Against an hour of measuring that ends in one line about a file."""
+    capsys.readouterr()
+    assert (
+        main(["savings", topology_file(), "--prompts", prompts, "--max-tokens", "4", "--json", option, "/dev/full"])
+        == 2
+    )
+    printed = capsys.readouterr()
+    assert json.loads(printed.out).keys() >= KEYS
+    assert printed.err == f"tpspec: error: {option} /dev/full: cannot be written: No space left on device\n"
+
+
 def test_a_prompt_that_does_not_fit(
     capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], prompts: str
 ) -> None:

@@ -81,11 +81,12 @@ def _lead(seat: Seat, prompts: list[Prompt] | None, options: argparse.Namespace)
     found = report(inbox.pairs(), calibration(inbox.timed.samples(), seat.topology)) | _emulation(seat)
     if found["speedup"] is None:
         raise UserError(NOTHING)
+    _show(found, options, print_tables)
     if options.trace is not None:
         tokens = seat.topology.draft.tokens
         write(options.trace, recordings(tasks, inbox.pairs(), MOST if tokens == "auto" else tokens))
     context = _context(seat.topology, " then ".join(seat.topology.draft.sources), tasks)
-    _show(found, context, options, render, print_tables)
+    _write(options.html, lambda: render(found, context))
     return code
 
 
@@ -117,8 +118,9 @@ def _lead_sources(
     with progress_bar((1 + len(tasks)) * len(supplies), shown=sys.stderr.isatty()) as recorder.done:
         code = side_by_side.run(seat, supplies, len(tasks), recorder)
     found = _sources_found(labels, recorder, left_out) | _emulation(seat)
+    _show(found, options, print_sources)
     context = _context(seat.topology, ", ".join(labels[1:]), tasks)
-    _show(found, context, options, render_sources, print_sources)
+    _write(options.html, lambda: render_sources(found, context))
     return code
 
 
@@ -152,15 +154,8 @@ def _tasks(seat: Seat, text: Text, prompts: Sequence[Prompt], options: argparse.
     return tasks
 
 
-def _show(
-    found: dict[str, Any],
-    context: Context,
-    options: argparse.Namespace,
-    page: Callable[[dict[str, Any], Context], str],
-    tables: Callable[[dict[str, Any]], None],
-) -> None:
-    if options.html is not None:
-        _write(options.html, page(found, context))
+def _show(found: dict[str, Any], options: argparse.Namespace, tables: Callable[[dict[str, Any]], None]) -> None:
+    """First of all, as no file can fail to be written before it."""
     if options.json:
         print(json.dumps(found, ensure_ascii=False), flush=True)
     else:
@@ -206,9 +201,11 @@ def _refuse_file(option: str, path: Path | None) -> None:
         raise UserError(f"{option} {path}: should be a file in a folder that exists")
 
 
-def _write(path: Path, page: str) -> None:
+def _write(path: Path | None, page: Callable[[], str]) -> None:
+    if path is None:
+        return
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_text(page(), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--html {path}: cannot be written: {error.strerror}") from error
 
