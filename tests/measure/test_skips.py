@@ -64,6 +64,29 @@ def test_the_command_writes_what_the_source_reads(target: Path, tmp_path: Path, 
     assert 0 < json.loads(out.read_text())["agreement"] <= 1
 
 
+def test_what_was_found_is_shown_though_the_disk_has_no_room_for_it(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against minutes of search that end in one line about a file."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the cat"}\n')
+    given = ["skips", str(target), "--prompts", str(prompts), "--tokens", "4", "--tries", "1", "--out", "/dev/full"]
+    assert main(given) == 2
+    printed = capsys.readouterr()
+    assert "plain 1)" in printed.out
+    assert "No space left on device" in printed.err
+
+
+def test_a_file_in_no_folder_is_refused_before_the_search(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "nowhere" / "skip.json"
+    assert main(["skips", str(target), "--out", str(out)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"tpspec: error: --out {out}: should be a file in a folder that exists\n"
+
+
 @pytest.mark.parametrize("text", ["[]", '{"attention": [1]}', '{"attention": [6], "mlp": []}', "nonsense"])
 def test_a_wrong_file_is_answered_with_a_right_one(text: str, target: Path, tmp_path: Path) -> None:
     (tmp_path / "skip.json").write_text(text)

@@ -48,6 +48,8 @@ def skips(arguments: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     folder = find(options.model)
     path = options.out or folder / FILE
+    if path.is_dir() or not path.parent.is_dir():
+        raise UserError(f"--out {path}: should be a file in a folder that exists")
     text, shape = Text.load(folder), ModelShape.of(folder)
     prompts = _prompts(text, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,8 +64,9 @@ def _run(options: argparse.Namespace) -> int:
     if not found:
         raise UserError(f"{options.model} can do without none of its sublayers: no token of such a draft is right")
     best = max(found, key=lambda one: one.speed)
+    sys.stdout.write("\n".join(_lines(found, best)) + "\n")
     _write(path, best)
-    sys.stdout.write("\n".join(_lines(found, best, path)) + "\n")
+    sys.stdout.write(f"wrote {path}\n")
     return 0
 
 
@@ -139,7 +142,7 @@ def _shown(found: Iterator[Found], total: int) -> Iterator[Found]:
     yield from track(found, "leaving out sublayers", total, console=console, transient=True, disable=not shown)
 
 
-def _lines(found: Sequence[Found], best: Found, path: Path) -> list[str]:
+def _lines(found: Sequence[Found], best: Found) -> list[str]:
     rows = [
         (str(len(one.left_out.attention)), str(len(one.left_out.mlp)), f"{one.agreement:.0%}", f"{one.speed:.3f}")
         for one in found
@@ -148,7 +151,7 @@ def _lines(found: Sequence[Found], best: Found, path: Path) -> list[str]:
     return [
         *table([HEADS, *rows]),
         "",
-        f"{len(best.left_out)} sublayers less {verdict} (predicted speed {best.speed:.3f}, plain 1); wrote {path}",
+        f"{len(best.left_out)} sublayers less {verdict} (predicted speed {best.speed:.3f}, plain 1)",
     ]
 
 
