@@ -18,7 +18,7 @@ from tpspec.comm.messages import Stats, Stop, Submit, Tally
 from tpspec.errors import UserError
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.request import Request, Sampling
-from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat, positive
+from tpspec.roles.door import Seat, add_topology_options, find_place, guarded, open_seat, positive
 from tpspec.text import Detokenizer, Text
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _sampling(options: argparse.Namespace) -> Sampling:
 def _prompts(options: argparse.Namespace) -> list[Prompt]:
     prompts = [Prompt(text, options.chat) for text in options.prompt or ()]
     if options.prompts is not None:
-        prompts += read_prompts(options.prompts)
+        prompts += read_prompts(options.prompts, find_place().world_size)
     if not prompts:
         raise UserError("nothing to do: give --prompt TEXT or --prompts FILE")
     return prompts

@@ -43,8 +43,13 @@ class Prompt:
         return ids
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """One or more; blank lines are passed over. Raises UserError with the number of a line that is wrong."""
+def read_prompts(path: Path, num_readers: int = 1) -> list[Prompt]:
+    """One or more; blank lines are passed over. Raises UserError with the number of a line that is wrong.
+
+    num_readers: processes that read it, each from its beginning.
+    """
+    if num_readers > 1 and path.is_fifo():
+        raise UserError(f"{path}: is a pipe, which {num_readers} ranks cannot all read; should be a file")
     try:
         # Not splitlines: JSON may hold the line separators of Unicode as they are.
         lines = path.read_text(encoding="utf-8").split("\n")

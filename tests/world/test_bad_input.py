@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import tiny, write_tokenizer
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.generate import main
-from tpspec.roles import memory
+from tpspec.roles import door, memory
 from tpspec.roles.fit import check_fits
 from tpspec.topology.config import load
 
@@ -634,6 +634,31 @@ def test_a_fault_that_one_rank_sees_is_said_by_the_lead_in_its_name(
     arguments = [str(WORLDS / "short_of_memory.py"), topology_file(2), "--prompt", "a"]
     message = ends_with_one_message(2, *arguments)
     assert message.startswith(f"rank 1: shard 1 of {model} with 256 cached tokens needs 0.00 GiB on cpu")
+
+
+def test_a_fault_that_another_rank_alone_sees_before_the_world_has_met_is_said_by_it(
+    capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against a world that ends without a word, as where ranks share a pipe of prompts."""
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(door, "SPEAKING_S", 0.0)
+    message = refused(capsys, [topology_file(2), "--prompts", "/nowhere"])
+    assert message == "rank 1: /nowhere: cannot be read: No such file or directory"
+
+
+def test_prompts_in_a_pipe_are_refused_by_a_world_of_several_ranks(
+    capsys: pytest.CaptureFixture[str],
+    topology_file: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Stands against one rank that reads what is there, and others that find nothing."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    message = refused(capsys, [topology_file(2), "--prompts", str(pipe)])
+    assert message == f"{pipe}: is a pipe, which 2 ranks cannot all read; should be a file"
 
 
 def test_a_fault_that_the_lead_sees_when_rounds_run_ends_the_others_too(topology_file: Callable[..., str]) -> None:

@@ -31,7 +31,7 @@ from tpspec.measure.tables import print_sources, print_tables
 from tpspec.measure.trace import write
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.request import Sampling
-from tpspec.roles.door import Seat, add_topology_options, guarded, open_seat
+from tpspec.roles.door import Seat, add_topology_options, find_place, guarded, open_seat
 from tpspec.text import Text
 from tpspec.topology.config import Topology
 
@@ -192,7 +192,7 @@ def progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
 
 def _prompts(path: Path | None) -> list[Prompt] | None:
     """None: the built-in ones, which wait for the model's tokenizer."""
-    return None if path is None else read_prompts(path)
+    return None if path is None else read_prompts(path, find_place().world_size)
 
 
 def _refuse_file(option: str, path: Path | None) -> None:

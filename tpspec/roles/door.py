@@ -83,11 +83,13 @@ def guarded(run: Callable[[], int]) -> int:
 
 
 def _tell(error: UserError) -> None:
-    """What all ranks know is said once on every host."""
-    if isinstance(error, WorldFailure) or Place.from_env(os.environ).local_rank == 0:
+    """What all ranks know is said once on every host; what one rank alone knows, by that one."""
+    place = Place.from_env(os.environ)
+    if isinstance(error, WorldFailure) or place.local_rank == 0:
         _say(f"error: {error}")
     else:
         sleep(SPEAKING_S)  # torchrun ends all ranks as soon as one has ended: first who speaks
+        _say(f"error: rank {place.rank}: {error}")
 
 
 def _say(text: str) -> None:
