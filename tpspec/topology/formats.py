@@ -17,7 +17,7 @@ from tpspec.topology.reads import Reads
 
 Kind = Literal["gptq", "awq", "packed", "int8", "float8"]
 HEAD = "lm_head"
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", HEAD)
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
 

@@ -14,6 +14,7 @@ import yaml
 
 from tpspec.errors import UserError
 from tpspec.topology import checkpoint
+from tpspec.topology.experts import DENSE, MIXTURES, Experts, MlpNames, experts_of
 from tpspec.topology.formats import Stored, stored_as
 from tpspec.topology.reads import Reads
 
@@ -25,21 +26,26 @@ if TYPE_CHECKING:
 class Defaults:
     """What a type of model means by a key that its config.json leaves out, as transformers does; None: see from_config.
 
-    biased: queries, keys and values always have biases, whatever the config says.
+    biased: queries, keys and values always have biases, whatever the config says. normed: queries and keys have norms.
+    intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
     """
 
     num_kv_heads: int | None = None
     head_dim: int | None = None
     tied: bool = False
     biased: bool = False
+    normed: bool = False
+    intermediate: tuple[str, int | None] = ("intermediate_size", None)
 
 
 # The types that model/architectures.py declares.
 MODEL_TYPES = {
     "llama": Defaults(),
     "mistral": Defaults(num_kv_heads=8),
+    "mixtral": Defaults(num_kv_heads=8),
     "qwen2": Defaults(num_kv_heads=32, biased=True),
-    "qwen3": Defaults(num_kv_heads=32, head_dim=128),
+    "qwen3": Defaults(num_kv_heads=32, head_dim=128, normed=True),
+    "qwen3_moe": Defaults(num_kv_heads=4, normed=True, intermediate=("moe_intermediate_size", 768)),
     "smollm3": Defaults(num_kv_heads=4, tied=True),
 }
 
@@ -49,6 +55,7 @@ class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly. vocab: rows of the head and of the embedding table.
 
     tied: the head is the embedding table. qk_norm: a norm of head_dim on queries and on keys in every layer.
+    intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place.
     max_positions: the longest text it was made for, however its rope is scaled; None where the config does not say.
     stored: how a published quantized checkpoint holds its matrices; None where they are plain.
     """
@@ -66,6 +73,7 @@ class ModelShape:
     qk_norm: bool = False
     max_positions: int | None = None
     stored: Stored | None = None
+    experts: Experts | None = None
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
@@ -85,14 +93,15 @@ class ModelShape:
             num_heads=heads,
             num_kv_heads=read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
             head_dim=read.size("head_dim", usual.head_dim or hidden // heads),
-            intermediate=read.size("intermediate_size"),
+            intermediate=read.size(*usual.intermediate),
             vocab=read.size("vocab_size"),
             tied=read.flag("tie_word_embeddings", usual.tied),
             qkv_bias=read.flag("attention_bias", usual.biased) or usual.biased,
             model_type=model_type,
-            qk_norm=model_type == "qwen3",
+            qk_norm=usual.normed,
             max_positions=read.size_if_given("max_position_embeddings"),
             stored=stored_as(config, where),
+            experts=experts_of(read, model_type),
         )
 
     @classmethod
@@ -104,6 +113,10 @@ class ModelShape:
     def group(self) -> int:
         """Query heads that read one KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def mlp_names(self) -> MlpNames:
+        return MIXTURES.get(self.model_type, DENSE)
 
 
 def shape_of(model: str) -> ModelShape:

@@ -23,7 +23,7 @@ from tpspec.topology.groups import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tpspec.topology.formats import Scheme, Stored
     from tpspec.topology.groups import Bits
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tpspec.topology.sublayers import Sublayers
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ROUTER_BYTES = 4  # of a weight: float32, whatever the rest is held in
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +107,73 @@ class Fused:
 def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """Bytes of card memory for a shard's weights; the embedding table stays in host memory and is not counted.
 
-    Quantized: the matrices of the layers shrink, the head to HEAD_BITS; norms and biases do not. Those of a quantized
-    checkpoint take what they take there, as far as codes are computed with; UserError where they should shrink again.
+    Quantized: the matrices of the layers shrink, the head to HEAD_BITS; norms, biases and routers do not. Those of a
+    quantized checkpoint take what they take there, as far as codes are computed with; UserError where they should
+    shrink again.
     """
+    held = _Held(shape, dtype, quantize)
     vectors = (shape.num_layers * _layer_vectors(shape, shard) + shape.hidden) * DTYPE_BYTES[dtype]
-    if quantize is not None:
-        check_unquantized(shape.stored, quantize)
-        layer = sum(_quantized(one, BITS[quantize]) for one in _layer_matrices(shape, shard))
-        return vectors + shape.num_layers * layer + _quantized(_head(shape, shard), HEAD_BITS)
-    if shape.stored is None:
-        layer = sum(one.num_rows * len(one.columns) for one in _layer_matrices(shape, shard))
-        return vectors + (shape.num_layers * layer + len(shard.vocab) * shape.hidden) * DTYPE_BYTES[dtype]
-    layers = (_layer_matrices(shape, shard, f"model.layers.{index}.") for index in range(shape.num_layers))
-    matrices = [one for layer in layers for one in layer]
-    return vectors + sum(_stored(shape.stored, one, dtype) for one in (*matrices, _head(shape, shard)))
+    routers = 0 if shape.experts is None else shape.num_layers * shape.experts.count * shape.hidden * ROUTER_BYTES
+    attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in held.layers())
+    head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
+    return vectors + routers + attention + _mlp_bytes(shape, shard, held) + head
+
+
+def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
+    """What experts are of `weight_bytes`: of them a round reads those that its rows are sent to."""
+    return 0 if shape.experts is None else _mlp_bytes(shape, shard, _Held(shape, dtype, quantize))
 
 
 def num_params(shape: ModelShape, shard: Shard) -> int:
-    """That a shard multiplies with, however they are stored."""
-    return weight_bytes(replace(shape, stored=None), shard, "bfloat16") // 2
+    """That a shard multiplies a row with, however they are stored."""
+    plain = replace(shape, stored=None)
+    idle = 0.0 if shape.experts is None else 1 - shape.experts.share_read(1)
+    return round(weight_bytes(plain, shard, "bfloat16") - idle * expert_bytes(plain, shard, "bfloat16")) // 2
+
+
+def _mlp_bytes(shape: ModelShape, shard: Shard, held: _Held) -> int:
+    return sum(times * held.bytes_of(_mlp(shape, shard, at)) for at, times in held.mlps())
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """How the matrices of a model are held, each as its name says where that differs.
+
+    What the names of matrices begin with comes with how many layers, or MLPs, are like that one.
+    """
+
+    shape: ModelShape
+    dtype: str
+    quantize: str | None
+
+    def layers(self) -> list[tuple[str, int]]:
+        if self._stored is None:
+            return [("model.layers.0.", self.shape.num_layers)]
+        return [(f"model.layers.{index}.", 1) for index in range(self.shape.num_layers)]
+
+    def mlps(self) -> Iterator[tuple[str, int]]:
+        module, experts = self.shape.mlp_names.module, self.shape.experts
+        for layer, times in self.layers():
+            at = f"{layer}{module}."
+            if experts is None:
+                yield at, times
+            elif self._stored is None:
+                yield f"{at}experts.0.", times * experts.count
+            else:
+                yield from ((f"{at}experts.{index}.", 1) for index in range(experts.count))
+
+    def bytes_of(self, matrices: Sequence[Fused], bits: Bits | None = None) -> int:
+        """bits: of those that are quantized now, if not as asked for."""
+        if self.quantize is not None:
+            check_unquantized(self.shape.stored, self.quantize)
+            return sum(_quantized(one, bits or BITS[self.quantize]) for one in matrices)
+        if self._stored is None:
+            return sum(one.num_rows * len(one.columns) for one in matrices) * DTYPE_BYTES[self.dtype]
+        return sum(_stored(self._stored, one, self.dtype) for one in matrices)
+
+    @property
+    def _stored(self) -> Stored | None:
+        return self.shape.stored if self.quantize is None else None
 
 
 def _quantized(matrix: Fused, bits: Bits) -> int:
@@ -152,18 +201,28 @@ def _head(shape: ModelShape, shard: Shard) -> Fused:
     return Fused(((name, len(shard.vocab)),), range(shape.hidden), shape.hidden)
 
 
-def _layer_matrices(shape: ModelShape, shard: Shard, at: str = "") -> list[Fused]:
-    """Of q, k and v; of o; of gate and up; of down. at: before their names."""
+def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
+    """Of q, k and v; of o. at: before their names."""
     num_q, num_kv = len(shard.heads) * shape.head_dim, len(shard.kv_heads) * shape.head_dim
     heads = range(shard.heads.start * shape.head_dim, shard.heads.stop * shape.head_dim)
-    inputs, num_channels = range(shape.hidden), len(shard.channels)
-    attention, mlp = at + "self_attn.", at + "mlp."
-    qkv = ((attention + "q_proj", num_q), (attention + "k_proj", num_kv), (attention + "v_proj", num_kv))
+    at += "self_attn."
     return [
-        Fused(qkv, inputs, shape.hidden),
-        Fused(((attention + "o_proj", shape.hidden),), heads, shape.num_heads * shape.head_dim),
-        Fused(((mlp + "gate_proj", num_channels), (mlp + "up_proj", num_channels)), inputs, shape.hidden),
-        Fused(((mlp + "down_proj", shape.hidden),), shard.channels, shape.intermediate),
+        Fused(
+            ((at + "q_proj", num_q), (at + "k_proj", num_kv), (at + "v_proj", num_kv)),
+            range(shape.hidden),
+            shape.hidden,
+        ),
+        Fused(((at + "o_proj", shape.hidden),), heads, shape.num_heads * shape.head_dim),
+    ]
+
+
+def _mlp(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
+    """Of gate and up; of down. at: before their names."""
+    names, num_channels = shape.mlp_names, len(shard.channels)
+    gate_up = ((at + names.gate, num_channels), (at + names.up, num_channels))
+    return [
+        Fused(gate_up, range(shape.hidden), shape.hidden),
+        Fused(((at + names.down, shape.hidden),), shard.channels, shape.intermediate),
     ]
 
 
