@@ -349,7 +349,7 @@ def synchronize() -> None:
 
 def weight_bytes(decoder: Any) -> int:
     """Of the matrices that every row goes through; not the embedding, of which a row is read."""
-    products = [one for layer in decoder.layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    products = [one for layer in decoder.layers for one in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)]
     return sum(map(_bytes_of, [*products, decoder.head]))
 
 

@@ -52,8 +52,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "hidden_size": 48, "head_dim": 16, "intermediate_size": 72},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 48,
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+    },
     "smollm2": {
         "model_type": "llama",
         "hidden_size": 72,
@@ -110,10 +119,10 @@ def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
     if values.dim() == 1:
         return 0.3 * values if name.endswith("bias") else 1 + 0.3 * values
     if "embed_tokens" in name or "lm_head" in name:
-        return values * LOGIT_STD / math.sqrt(values.shape[1])
+        return values * LOGIT_STD / math.sqrt(values.shape[-1])
     # Queries and keys a little larger: attention must prefer some rows, or a wrong mask or position goes unnoticed.
     gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-    return values * gain / math.sqrt(values.shape[1])
+    return values * gain / math.sqrt(values.shape[-1])
 
 
 def _shard_bytes(model: PreTrainedModel, shards: int) -> int:

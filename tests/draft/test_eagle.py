@@ -86,8 +86,8 @@ def test_a_quantized_head_says_nearly_the_same(
     inputs = torch.randn(5, 72)
     for mine, other, width, most in (
         (small.lm_head, plain.lm_head, 72, MOST_APART["int8"]),
-        (small.layer.gate_up, plain.layer.gate_up, 72, MOST_APART[quantize]),
-        (small.layer.down, plain.layer.down, 40, MOST_APART[quantize]),
+        (small.layer.mlp.gate_up, plain.layer.mlp.gate_up, 72, MOST_APART[quantize]),
+        (small.layer.mlp.down, plain.layer.mlp.down, 40, MOST_APART[quantize]),
     ):
         wanted = other(inputs[:, :width])
         assert 0 < (mine(inputs[:, :width]) - wanted).norm() / wanted.norm() < most

@@ -188,7 +188,7 @@ def test_a_shard_takes_what_the_plan_says(folder: Path, kind: Any, weights: tupl
         decoder = Loader.open(folder, shard, torch.bfloat16, CPU, kind).decoder(OneRank(), 8)
         parts = [decoder.norm, decoder.head]
         for layer in decoder.layers:
-            parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm, layer.gate_up, layer.down]
+            parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm, layer.mlp.gate_up, layer.mlp.down]
         assert sum(map(held, parts)) == weight_bytes(shape, shard, "bfloat16", kind)
 
 

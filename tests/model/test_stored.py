@@ -173,7 +173,7 @@ def test_a_shard_takes_what_the_plan_says(written: Any, name: str) -> None:
         decoder = Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8)
         parts = [decoder.norm, decoder.head]
         for layer in decoder.layers:
-            parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm, layer.gate_up, layer.down]
+            parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm, layer.mlp.gate_up, layer.mlp.down]
         taken, planned = sum(map(_held, parts)), weight_bytes(shape, shard, "bfloat16")
         assert taken == planned or (name in SHUFFLED and 0.7 * planned < taken < planned)
 

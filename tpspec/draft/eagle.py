@@ -205,7 +205,7 @@ class EagleRun:
         x_TD, read_TX = self._head.enter(embedded_TD, feature_TD)
         delta_TD = layer.o(steps.attention(layer, layer.qkv(read_TX), round))
         x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
-        return x_TD + layer.down(steps.gate(layer.gate_up(normed_TD)))
+        return x_TD + layer.mlp(normed_TD, steps)
 
     def _out(self, made_TD: Tensor) -> Forward:
         """Logits, and what the next draft reads."""

@@ -9,6 +9,7 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.linear import linear, rounded_linear
+from tpspec.model.mlp import GatedMlp
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.groups import BITS, HEAD_BITS
@@ -49,10 +50,12 @@ class Parts:
             k_norm=self.norm(attention + "k_norm.weight", spec.head_dim) if spec.qk_norm else None,
             o=self.matrix([attention + "o_proj"], [spec.hidden], queries, biased=spec.o_bias),
             mlp_norm=mlp_norm,
-            gate_up=self.matrix(
-                [mlp + "gate_proj", mlp + "up_proj"], [spec.intermediate] * 2, spec.hidden, biased=spec.mlp_bias
+            mlp=GatedMlp(
+                self.matrix(
+                    [mlp + "gate_proj", mlp + "up_proj"], [spec.intermediate] * 2, spec.hidden, biased=spec.mlp_bias
+                ),
+                self.matrix([mlp + "down_proj"], [spec.hidden], spec.intermediate, biased=spec.mlp_bias),
             ),
-            down=self.matrix([mlp + "down_proj"], [spec.hidden], spec.intermediate, biased=spec.mlp_bias),
             rope=spec.layers[-1].rope,
             window=spec.layers[-1].window,
         )

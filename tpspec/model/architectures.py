@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config
-from tpspec.topology.shape import ModelShape
+from tpspec.topology.experts import experts_of
+from tpspec.topology.reads import Reads
+from tpspec.topology.shape import MODEL_TYPES, ModelShape
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
+    from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
 
 
@@ -41,8 +44,10 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Architecture(window="all"),
+    "mixtral": Architecture(window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
+    "qwen3_moe": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="all"),
     "smollm3": Architecture(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
@@ -66,7 +71,7 @@ class LayerSpec:
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    Source: its config.json.
+    intermediate: of each expert, where there are some. Source: its config.json.
     """
 
     model_type: str
@@ -86,6 +91,7 @@ class ModelSpec:
     inv_freq: Tensor
     rope_scale: float
     stored: Stored | None = None
+    experts: Experts | None = None
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -109,15 +115,15 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     """
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
-    arch = _declaration(config, where)
+    arch, kind = _declaration(config, where), config.model_type
     inv_freq, scale = _frequencies(config, where)
     return ModelSpec(
-        model_type=config.model_type,
+        model_type=kind,
         hidden=config.hidden_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=_head_dim(config),
-        intermediate=config.intermediate_size,
+        intermediate=getattr(config, MODEL_TYPES[kind].intermediate[0]),
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
         tied=config.tie_word_embeddings,
@@ -129,6 +135,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         inv_freq=inv_freq,
         rope_scale=scale,
         stored=stored,
+        experts=experts_of(Reads(config.to_dict(), where), kind),
     )
 
 

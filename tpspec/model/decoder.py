@@ -127,7 +127,7 @@ class Decoder:
                 delta_TD = self.comm.all_reduce(partial_TD, Purpose.attention)
             if layer.index not in self.left_out.mlp:
                 x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
-                partial_TD = layer.down(steps.gate(layer.gate_up(normed_TD)))
+                partial_TD = layer.mlp(normed_TD, steps)
                 delta_TD = self.comm.all_reduce(partial_TD, Purpose.mlp)
         x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm)
         last = {len(self.layers): x_TD, FINAL: normed_TD}

@@ -17,12 +17,15 @@ from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
+from tpspec.model.experts import Mixture, Router
 from tpspec.model.linear import Scattered, Stacked, linear, quantized_linear, rounded_linear
+from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.stored import Place, StoredMatrices
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.experts import mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 from tpspec.topology.shards import split
@@ -37,8 +40,10 @@ if TYPE_CHECKING:
     from tpspec.comm.ledger import Ledger
     from tpspec.model.architectures import LayerSpec, ModelSpec
     from tpspec.model.linear import Linear
+    from tpspec.model.mlp import Mlp
     from tpspec.model.stored import Slice
     from tpspec.topology.config import Quantize
+    from tpspec.topology.experts import MlpNames
     from tpspec.topology.formats import Scheme
     from tpspec.topology.groups import Bits, Grid
     from tpspec.topology.shape import ModelShape
@@ -91,7 +96,7 @@ class Loader:
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers = []
         for index, layer in enumerate(self.spec.layers):
-            layers.append(self._layer(index, layer))
+            layers.append(self._layer(index, layer, whole=fixed_rows is not None))
             _trim()
             if progress is not None:
                 progress(index + 1, len(self.spec.layers))
@@ -122,7 +127,8 @@ class Loader:
             windows=frozenset(layer.window for layer in self.spec.layers),
         )
 
-    def _layer(self, index: int, layer: LayerSpec) -> Layer:
+    def _layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer:
+        """whole: see Mixture."""
         spec, at = self.spec, f"model.layers.{index}."
         return Layer(
             index=index,
@@ -133,8 +139,7 @@ class Loader:
             o=self._row_parallel(at + "self_attn.o_proj", self._dims(self.shard.heads), spec.num_heads * spec.head_dim,
                                  biased=spec.o_bias),
             mlp_norm=self._norm(at + "post_attention_layernorm.weight", spec.hidden),
-            gate_up=self._gate_up(at + "mlp."),
-            down=self._row_parallel(at + "mlp.down_proj", self.shard.channels, spec.intermediate, biased=spec.mlp_bias),
+            mlp=self._mlp_or_mixture(at, whole=whole),
             rope=layer.rope,
             window=layer.window,
         )  # fmt: skip
@@ -149,10 +154,23 @@ class Loader:
                  self._rows(at + "v_proj", keys, num_kv)]  # fmt: skip
         return self._column_parallel(parts, biased=self.spec.qkv_bias)
 
-    def _gate_up(self, at: str) -> Linear:
-        channels, size = self.shard.channels, self.spec.intermediate
-        parts = [self._rows(at + "gate_proj", channels, size), self._rows(at + "up_proj", channels, size)]
-        return self._column_parallel(parts, biased=self.spec.mlp_bias)
+    def _mlp_or_mixture(self, at: str, *, whole: bool) -> Mlp:
+        names, experts = mlp_names(self.spec.model_type), self.spec.experts
+        at += names.module
+        if experts is None:
+            return self._mlp(f"{at}.", names)
+        weight_ND = self._read(f"{at}.gate.weight", (experts.count, self.spec.hidden))
+        router = Router(weight_ND.to(self.device, torch.float32), experts)
+        mlps = [self._mlp(f"{at}.experts.{index}.", names) for index in range(experts.count)]
+        return Mixture(router, mlps, whole=whole)
+
+    def _mlp(self, at: str, names: MlpNames) -> GatedMlp:
+        channels, size, biased = self.shard.channels, self.spec.intermediate, self.spec.mlp_bias
+        parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
+        return GatedMlp(
+            self._column_parallel(parts, biased=biased),
+            self._row_parallel(at + names.down, channels, size, biased=biased),
+        )
 
     def _rows(self, name: str, rows: range, size: int) -> Place:
         """Some of the `size` output rows of a matrix that reads the hidden state."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
     from tpspec.model.linear import Linear
+    from tpspec.model.mlp import Mlp
     from tpspec.model.rope import Rope
 
 
@@ -45,7 +46,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; gate_up: [D] -> [2C]; o and down give partial sums."""
+    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; o and mlp give partial sums."""
 
     index: int
     attention_norm: Norm
@@ -54,8 +55,7 @@ class Layer:
     k_norm: Norm | None
     o: Linear
     mlp_norm: Norm
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp
     rope: bool
     window: int | None
 

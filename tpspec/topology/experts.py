@@ -38,10 +38,11 @@ class Experts:
 
 
 DENSE = MlpNames("mlp")
-MIXTURES = {
-    "mixtral": MlpNames("block_sparse_moe", "w1", "w3", "w2"),
-    "qwen3_moe": DENSE,
-}
+NAMES = {"mixtral": MlpNames("block_sparse_moe", "w1", "w3", "w2")}
+
+
+def mlp_names(model_type: str) -> MlpNames:
+    return NAMES.get(model_type, DENSE)
 
 
 def experts_of(read: Reads, model_type: str) -> Experts | None:

@@ -14,7 +14,7 @@ import yaml
 
 from tpspec.errors import UserError
 from tpspec.topology import checkpoint
-from tpspec.topology.experts import DENSE, MIXTURES, Experts, MlpNames, experts_of
+from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
 from tpspec.topology.formats import Stored, stored_as
 from tpspec.topology.reads import Reads
 
@@ -116,7 +116,7 @@ class ModelShape:
 
     @property
     def mlp_names(self) -> MlpNames:
-        return MIXTURES.get(self.model_type, DENSE)
+        return mlp_names(self.model_type)
 
 
 def shape_of(model: str) -> ModelShape:

@@ -1,0 +1,62 @@
+"""A mixture of experts in place of an MLP: a router sends each row to some of them, and adds up what they make of it.
+
+Every shard has its channels of every expert and the whole router, so all shards must send a row to the same ones: the
+router computes in float32, whatever the model's dtype, where two experts hardly ever come so close that machines which
+round differently would choose differently. card_experts.py does the same on a card. Must not know ranks or names.
+
+Shapes: T rows, D hidden, N experts, K of them for each row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from tpspec.model.mlp import Mlp
+    from tpspec.model.steps import Steps
+    from tpspec.topology.experts import Experts
+
+
+class Router:
+    """weight_ND: float32."""
+
+    def __init__(self, weight_ND: Tensor, experts: Experts) -> None:
+        self.weight_ND, self.num_chosen, self._sums_to_one = weight_ND, experts.chosen, experts.sums_to_one
+
+    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts of every row, [T, K], and the weights of what they make of it, float32."""
+        logits_TN = F.linear(x_TD.float(), self.weight_ND)
+        chosen = logits_TN.topk(self.num_chosen)
+        total_T1 = (chosen.values if self._sums_to_one else logits_TN).logsumexp(1, keepdim=True)
+        return chosen.indices, (chosen.values - total_T1).exp()
+
+
+class Mixture:
+    """whole: every expert that has a row gets all of them, so that a row's bits do not depend on where others are sent
+    (deterministic); else the rows that are its own."""
+
+    def __init__(self, router: Router, experts: Sequence[Mlp], *, whole: bool) -> None:
+        self.router, self.experts, self._whole = router, experts, whole
+
+    def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
+        chosen_TK, weights_TK = self.router(x_TD)
+        weights_P, sums_TD = weights_TK.flatten(), torch.zeros(x_TD.shape, dtype=torch.float32)
+        for expert, pairs in _by_expert(chosen_TK):
+            rows, mlp = pairs // self.router.num_chosen, self.experts[expert]
+            made_RD = mlp(x_TD, steps)[rows] if self._whole else mlp(x_TD[rows], steps)
+            sums_TD.index_add_(0, rows, made_RD.float() * weights_P[pairs, None])
+        return sums_TD.to(x_TD.dtype)
+
+
+def _by_expert(chosen_TK: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each expert that has rows, and its places in the flattened T * K, ascending."""
+    chosen_P = chosen_TK.flatten()
+    places = torch.split(chosen_P.argsort(stable=True), chosen_P.bincount().tolist())
+    return ((expert, pairs) for expert, pairs in enumerate(places) if len(pairs))
