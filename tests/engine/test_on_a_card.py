@@ -177,6 +177,28 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize(
+    "keys", [{}, {"quantize": "int8"}, {"quantize": "int4"}], ids=lambda keys: "".join(keys.values())
+)
+def test_texts_of_a_mixture_of_experts_are_those_of_the_cpu(
+    kind: str, keys: dict[str, str], few: None, tmp_path: Path
+) -> None:
+    """Stands against a router that the host waits for, and rows that a recording sends where those of its rehearsal
+    went. The prompts have more rows than are recorded here."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    target = tiny(kind, tmp_path / "target", **sizes)
+    section = draft_section("ngram", target, tmp_path) | {"tokens": 3}
+    asks = [Request(0, (5, 6, 7, 8) * 3, 6), Request(1, (9, 5, 6), 6, WARM)]
+    plain = serve(topology(target, draft=section, target=keys), asks)
+    with emulated_card() as card:
+        made = topology(target, device="cuda", draft=section, target=keys)
+        told = serve(made, asks, device=CUDA, begin=lambda rank, engine: card.waits.clear())
+    assert told.texts() == plain.texts()
+    assert len(card.waits) == told.stats[-1].rounds, card.waits
+    assert card.replays > 0
+
+
 def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: Path) -> None:
     """Stands against what the target's layers made, told from a card, and read to another."""
     section = draft_section("eagle", folder, tmp_path) | {"placement": {"gaps": 0}}

@@ -101,7 +101,9 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     """Stands against sizes of gpt2 in `check`, `plan` and `whatif`, which no rank would load."""
     assert MODEL_TYPES.keys() == ARCHITECTURES.keys()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
-    with pytest.raises(UserError, match="architecture 'gpt2' is not supported; supported are llama, mistral, mixtral, qwen2"):
+    with pytest.raises(
+        UserError, match="architecture 'gpt2' is not supported; supported are llama, mistral, mixtral, qwen2"
+    ):
         shape_of(str(tmp_path))
 
 

@@ -28,14 +28,18 @@ class Router:
     """weight_ND: float32."""
 
     def __init__(self, weight_ND: Tensor, experts: Experts) -> None:
-        self.weight_ND, self.num_chosen, self._sums_to_one = weight_ND, experts.chosen, experts.sums_to_one
+        self.weight_ND, self.num_chosen, self.sums_to_one = weight_ND, experts.chosen, experts.sums_to_one
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of every row, [T, K], and the weights of what they make of it, float32."""
-        logits_TN = F.linear(x_TD.float(), self.weight_ND)
+        logits_TN = self.logits(x_TD)
         chosen = logits_TN.topk(self.num_chosen)
-        total_T1 = (chosen.values if self._sums_to_one else logits_TN).logsumexp(1, keepdim=True)
+        total_T1 = (chosen.values if self.sums_to_one else logits_TN).logsumexp(1, keepdim=True)
         return chosen.indices, (chosen.values - total_T1).exp()
+
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """[T, N] in float32."""
+        return F.linear(x_TD.float(), self.weight_ND)
 
 
 class Mixture:

@@ -101,8 +101,10 @@ def linear(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
     return PlainLinear(weight_OI, bias_O)
 
 
-def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device) -> Linear:
-    """For x of the inputs of the matrix's grid. The blocks of the matrix are on the device."""
+def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device, *, reference: bool = False) -> Linear:
+    """For x of the inputs of the matrix's grid. The blocks of the matrix are on the device. reference: in torch."""
+    if reference:
+        return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
         from tpspec.model.card_products import EightBitLinear, FourBitLinear  # Triton comes with torch for cards only
 
@@ -112,8 +114,11 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
     return DequantizedLinear(matrix, bias_O)
 
 
-def rounded_linear(weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid | None = None) -> Linear:
-    """A plain weight, quantized as it is taken. grid: where its groups lie, if not over all columns."""
+def rounded_linear(
+    weight_OW: Tensor, bias_O: Tensor | None, bits: Bits, grid: Grid | None = None, *, reference: bool = False
+) -> Linear:
+    """A plain weight, quantized as it is taken. grid: where its groups lie, if not over all columns. reference: in
+    torch."""
     num_columns = weight_OW.shape[1]
     matrix = Rounded(weight_OW, bits, grid or grid_of(range(num_columns), num_columns)[0])
-    return quantized_linear(matrix, bias_O, weight_OW.device)
+    return quantized_linear(matrix, bias_O, weight_OW.device, reference=reference)

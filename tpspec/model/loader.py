@@ -18,7 +18,7 @@ from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
 from tpspec.model.experts import Mixture, Router
-from tpspec.model.linear import Scattered, Stacked, linear, quantized_linear, rounded_linear
+from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.rope import Rope
@@ -58,7 +58,7 @@ PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its sca
 @dataclass(frozen=True, slots=True)
 class Loader:
     """Reads one shard of one checkpoint in one dtype onto one device. quantize: what its matrices are held in, if not
-    that dtype."""
+    that dtype. reference: products are the plain ones that others are made of."""
 
     spec: ModelSpec
     checkpoint: Checkpoint
@@ -66,6 +66,7 @@ class Loader:
     dtype: torch.dtype
     device: torch.device
     quantize: Quantize | None = None
+    reference: bool = False
 
     @classmethod
     def open(
@@ -161,8 +162,14 @@ class Loader:
             return self._mlp(f"{at}.", names)
         weight_ND = self._read(f"{at}.gate.weight", (experts.count, self.spec.hidden))
         router = Router(weight_ND.to(self.device, torch.float32), experts)
-        mlps = [self._mlp(f"{at}.experts.{index}.", names) for index in range(experts.count)]
-        return Mixture(router, mlps, whole=whole)
+        on_card = self.device.type == "cuda"
+        loader = replace(self, reference=on_card)
+        mlps = [loader._mlp(f"{at}.experts.{index}.", names) for index in range(experts.count)]
+        if not on_card:
+            return Mixture(router, mlps, whole=whole)
+        from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
+
+        return CardMixture(router, mlps)
 
     def _mlp(self, at: str, names: MlpNames) -> GatedMlp:
         channels, size, biased = self.shard.channels, self.spec.intermediate, self.spec.mlp_bias
@@ -261,7 +268,7 @@ class Loader:
     def _sliced(self, slices: Sequence[Slice], bias: Tensor | None) -> Linear:
         grid, places = slices[0].matrix.grid, slices[0].places_I
         made = joined([one.matrix.made for one in slices]).to(self.device)
-        product = quantized_linear(Ready(made, grid), bias, self.device)
+        product = quantized_linear(Ready(made, grid), bias, self.device, reference=self.reference)
         return product if places is None else Scattered(product, places.to(self.device), grid.width)
 
     def _linear(
@@ -270,8 +277,8 @@ class Loader:
         """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
         weight = weight.to(self.device, self.dtype)
         if self.quantize is None:
-            return linear(weight, bias)
-        return rounded_linear(weight, bias, bits or BITS[self.quantize], grid)
+            return PlainLinear(weight, bias) if self.reference else linear(weight, bias)
+        return rounded_linear(weight, bias, bits or BITS[self.quantize], grid, reference=self.reference)
 
     def _norm(self, name: str, size: int) -> Norm:
         return Norm(self._read(name, (size,)).to(self.device, self.dtype), self.spec.eps)

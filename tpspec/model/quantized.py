@@ -166,16 +166,16 @@ def unpacked_nibbles(nibbles_OY: Tensor) -> Tensor:
 
 
 class DequantizedLinear:
-    """The reference: makes the whole weight in float32 at every call."""
+    """The reference: makes the whole weight in float32 at every call. codes: those of 4 bits as packed_nibbles."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
-        self._bits, self._bias_O, self._grid = matrix.bits, bias_O, matrix.grid
-        self._codes = made.codes_OW if self._bits == 8 else packed_nibbles(made.codes_OW)
-        self._scales_OG, self._zeros_OG = made.scales_OG, made.zeros_OG
+        self.bits, self.grid, self._bias_O = matrix.bits, matrix.grid, bias_O
+        self.codes = made.codes_OW if self.bits == 8 else packed_nibbles(made.codes_OW)
+        self.scales_OG, self.zeros_OG = made.scales_OG, made.zeros_OG
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        codes_OW = self._codes if self._bits == 8 else unpacked_nibbles(self._codes)
-        weight_OW = Quantized(codes_OW, self._scales_OG, self._zeros_OG).weights()
+        codes_OW = self.codes if self.bits == 8 else unpacked_nibbles(self.codes)
+        weight_OW = Quantized(codes_OW, self.scales_OG, self.zeros_OG).weights()
         bias_O = None if self._bias_O is None else self._bias_O.float()
-        return F.linear(spread(x_TI, self._grid).float(), weight_OW, bias_O).to(x_TI.dtype)
+        return F.linear(spread(x_TI, self.grid).float(), weight_OW, bias_O).to(x_TI.dtype)

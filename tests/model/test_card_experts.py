@@ -1,0 +1,114 @@
+"""A mixture of experts as a card computes it is what experts.py makes of it. Without a card: Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpspec.errors import UserError
+from tpspec.model.experts import Mixture, Router
+from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
+from tpspec.model.mlp import GatedMlp
+from tpspec.model.steps import TorchSteps
+from tpspec.topology.experts import Experts
+from tpspec.topology.groups import Grid, grid_of
+
+pytest.importorskip("triton")
+from tpspec.model import card_experts
+from tpspec.model.card_experts import CardMixture, Stack, Tiles
+
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HIDDEN, CHANNELS, ALL_CHANNELS = 48, 40, 88  # a shard's of all, of which the first is in the middle of a group
+STEPS = TorchSteps.__new__(TorchSteps)  # of whose steps only the gate is called, which knows nothing
+
+
+def mixture(
+    count: int, chosen: int, bits: Literal[4, 8, 16], *, sums_to_one: bool = True
+) -> tuple[Router, list[GatedMlp]]:
+    noise = torch.Generator().manual_seed(count)
+    grid, read = grid_of(range(24, 24 + CHANNELS), ALL_CHANNELS)
+
+    def product(num_outputs: int, num_inputs: int, grid: Grid | None = None) -> Linear:
+        weight = (torch.randn(num_outputs, num_inputs, generator=noise) / num_inputs**0.5).to(DEVICE)
+        return PlainLinear(weight) if bits == 16 else rounded_linear(weight, None, bits, grid, reference=True)
+
+    def mlp() -> GatedMlp:
+        down = product(HIDDEN, CHANNELS) if bits == 16 else product(HIDDEN, len(read), grid)
+        return GatedMlp(product(2 * CHANNELS, HIDDEN), down)
+
+    weight_ND = (3 * torch.randn(count, HIDDEN, generator=noise) / HIDDEN**0.5).to(DEVICE)
+    return Router(weight_ND, Experts(count, chosen, sums_to_one)), [mlp() for _ in range(count)]
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(("num_rows", "count", "chosen"), [(1, 7, 3), (6, 5, 5), (50, 9, 2)])
+def test_a_mixture_is_what_the_reference_makes_of_it(
+    bits: Literal[4, 8, 16], num_rows: int, count: int, chosen: int
+) -> None:
+    """Stands against a row that goes to another's expert, a tile that ends too early, a group of a neighbour's columns,
+    and weights that sum to one where they should not. Of 50 rows an expert fills more than one tile."""
+    for sums_to_one in (True, False):
+        router, experts = mixture(count, chosen, bits, sums_to_one=sums_to_one)
+        x_TD = rows(num_rows)
+        due_TD = Mixture(router, experts, whole=False)(x_TD.cpu() if DEVICE.type == "cpu" else x_TD, STEPS)
+        assert (CardMixture(router, experts)(x_TD, STEPS) - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+
+
+def test_whole_mixtures_give_a_row_the_same_whoever_goes_with_it() -> None:
+    """Stands against a row's bits that depend on how many others its expert has (deterministic)."""
+    router, experts = mixture(5, 2, 16)
+    x_TD = rows(16)
+    other_TD = torch.cat([x_TD[:1], -x_TD[1:]])
+    whole = Mixture(router, experts, whole=True)
+    assert torch.equal(whole(x_TD, STEPS)[0], whole(other_TD, STEPS)[0])
+    apart = (whole(x_TD, STEPS) - Mixture(router, experts, whole=False)(x_TD, STEPS)).abs().max()
+    assert apart <= 1e-5
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_every_pair_is_in_one_tile_of_its_expert(data: st.DataObject) -> None:
+    """However many there are, by the one program and by torch; and there are never more tiles than are launched."""
+    count = data.draw(st.integers(1, 12))
+    chosen = data.draw(st.integers(1, count))
+    row = st.permutations(range(count)).map(lambda order: order[:chosen])
+    chosen_TK = torch.tensor(data.draw(st.lists(row, min_size=1, max_size=40)), dtype=torch.int32, device=DEVICE)
+    of_pair = chosen_TK.flatten().tolist()
+    for tiles in (card_experts.sorted_tiles(chosen_TK, count), card_experts.sorted_by_torch(chosen_TK, count)):
+        placed = [(pair, expert) for expert, pairs in _filled(tiles) for pair in pairs]
+        assert sorted(placed) == list(enumerate(of_pair))
+        assert all(pairs for _, pairs in _filled(tiles))
+
+
+def _filled(tiles: Tiles) -> list[tuple[int, list[int]]]:
+    both = zip(tiles.expert_L.tolist(), tiles.pairs_LR.tolist(), strict=True)
+    return [(expert, [pair for pair in pairs if pair >= 0]) for expert, pairs in both if expert >= 0]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, as the interpreter
+def test_a_router_of_nothing_but_nan_sends_rows_to_experts_that_exist() -> None:
+    """Stands against reads beyond the weights: a mixture's NaN must reach the verdict, which says so."""
+    router, experts = mixture(5, 2, 16)
+    x_TD = rows(3)
+    x_TD[1] = torch.nan
+    made_TD = CardMixture(router, experts)(x_TD, STEPS)
+    assert made_TD[1].isnan().all()
+    assert made_TD[[0, 2]].isfinite().all()
+
+
+def test_matrices_that_cannot_be_one_piece_are_refused() -> None:
+    """Stands against experts of another layout read as the first's."""
+    _, experts = mixture(3, 2, 16)
+    _, small = mixture(3, 2, 8)
+    for odd in (small[0].down, Scattered(experts[0].down, torch.arange(CHANNELS), CHANNELS)):
+        with pytest.raises(UserError, match=r"run on CPUs only; should be stored alike"):
+            Stack([experts[1].down, odd])

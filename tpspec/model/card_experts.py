@@ -1,0 +1,314 @@
+"""A mixture of experts on a CUDA card, in Triton: experts.py is the reference. Imported on cards only.
+
+What a row is sent to is known on the card alone, and the host never asks: rows are put into tiles of one expert each,
+of which as many are launched as there can be at most. The launches are then the same whatever the router says, so that
+they can be recorded (graphs.py), and an expert that has no row is not read. Annotations are Triton's.
+
+Shapes: T rows, N experts, K of them for each row, P = T * K pairs of both; L tiles of R pairs; O outputs and I inputs
+of a shard's matrix, W columns of the groups it touches, G groups; D hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from tpspec.errors import UserError
+from tpspec.model.linear import PlainLinear
+from tpspec.model.quantized import DequantizedLinear, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tpspec.model.experts import Router
+    from tpspec.model.linear import Linear
+    from tpspec.model.mlp import GatedMlp
+    from tpspec.model.steps import Steps
+    from tpspec.topology.groups import Grid
+
+TILE_ROWS, TILE_OUTPUTS = 16, 32  # fewer rows than 16 no tensor core takes
+COLUMNS = 64  # of a plain matrix that are read at a time
+MOST_SORTED = 1024  # pairs that one program puts into tiles
+AT_ONCE = 32  # of which it looks at so many at a time
+ADDED = 1024  # numbers of a row that a program adds up
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """expert_L: of each tile, -1: there is none. pairs_LR: -1 beyond its last."""
+
+    expert_L: Tensor
+    pairs_LR: Tensor
+
+
+class CardMixture:
+    """Of experts whose products are the references."""
+
+    def __init__(self, router: Router, experts: Sequence[GatedMlp]) -> None:
+        self._router, self._count = router, len(experts)
+        self._gate_up = Stack([one.gate_up for one in experts])
+        self._down = Stack([one.down for one in experts])
+
+    def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
+        chosen_TK, weights_TK = self._chosen(x_TD)
+        tiles = sorted_tiles(chosen_TK, self._count)
+        gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()))
+        made_PD = self._down(gated_PC, tiles, chosen_TK.numel())
+        sums_TD, dim = torch.empty_like(x_TD), x_TD.shape[1]
+        _add[(len(x_TD), triton.cdiv(dim, ADDED))](
+            made_PD, weights_TK, sums_TD, dim, num_chosen=self._router.num_chosen, wide=ADDED
+        )
+        return sums_TD
+
+    def _chosen(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """What the router says, its experts in int32."""
+        logits_TN, K = self._router.logits(x_TD), self._router.num_chosen
+        chosen_TK = logits_TN.new_empty(len(x_TD), K, dtype=torch.int32)
+        weights_TK = logits_TN.new_empty(len(x_TD), K)
+        _choose[(len(x_TD),)](
+            logits_TN, chosen_TK, weights_TK, self._count, num_chosen=K, wide=triton.next_power_of_2(self._count),
+            wide_chosen=triton.next_power_of_2(K), sums_to_one=self._router.sums_to_one,
+        )  # fmt: skip
+        return chosen_TK, weights_TK
+
+
+class Stack:
+    """The same matrix of every expert, in one piece: plain [N, O, I], or codes [N, O, W], those of 4 bits in pairs,
+    with scales and zeros [N, O, G]. Raises UserError where they cannot be."""
+
+    def __init__(self, products: Sequence[Linear]) -> None:
+        self._grid: Grid | None = None
+        self._bits = 16
+        plain = [one.weight_OI for one in products if isinstance(one, PlainLinear)]
+        coded = [one for one in products if isinstance(one, DequantizedLinear)]
+        zeros = [one.zeros_OG for one in coded if one.zeros_OG is not None]
+        layouts = {(one.bits, one.grid, one.scales_OG.dtype) for one in coded}
+        if len(plain) == len(products):
+            self._weights = torch.stack(plain)
+            self._scales = self._zeros = self._weights  # never read
+        elif len(coded) == len(products) and len(layouts) == 1 and len(zeros) in (0, len(products)):
+            ((self._bits, self._grid, _),) = layouts
+            self._weights = torch.stack([one.codes for one in coded])
+            self._scales = torch.stack([one.scales_OG for one in coded])
+            self._zeros = torch.stack(zeros) if zeros else self._scales
+        else:
+            raise UserError(
+                "experts whose matrices are quantized in different ways, or with desc_act, run on CPUs only; should be "
+                "stored alike, their columns in order"
+            )
+        self._has_zeros = bool(zeros)
+
+    def __call__(self, x: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
+        """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
+        x_XW = x if self._grid is None else spread(x, self._grid)
+        width, group = x_XW.shape[1], COLUMNS if self._grid is None else self._grid.group
+        num_outputs = self._weights.shape[1]
+        y_PO = x.new_empty(num_pairs, num_outputs)
+        _tile_product[(triton.cdiv(num_outputs, TILE_OUTPUTS), len(tiles.expert_L))](
+            x_XW.contiguous(), self._weights, self._scales, self._zeros, tiles.expert_L, tiles.pairs_LR, y_PO,
+            num_outputs, width, triton.cdiv(width, group), num_pairs // len(x), group=group, bits=self._bits,
+            has_zeros=self._has_zeros, tile_rows=TILE_ROWS, tile_outputs=TILE_OUTPUTS,
+        )  # fmt: skip
+        return y_PO
+
+
+def most_tiles(num_pairs: int, count: int) -> int:
+    """That so many pairs can fill or begin."""
+    return min(num_pairs, count + num_pairs // TILE_ROWS)
+
+
+def sorted_tiles(chosen_TK: Tensor, count: int) -> Tiles:
+    """Each pair in a tile of its expert, by one program where they are few."""
+    num_pairs = chosen_TK.numel()
+    if num_pairs > MOST_SORTED:
+        return sorted_by_torch(chosen_TK, count)
+    num_tiles = most_tiles(num_pairs, count)
+    expert_L = chosen_TK.new_empty(num_tiles)
+    pairs_LR, ranks_P = chosen_TK.new_empty(num_tiles, TILE_ROWS), chosen_TK.new_empty(2 * num_pairs)
+    _sort[(1,)](
+        chosen_TK, ranks_P, expert_L, pairs_LR, num_pairs, num_tiles, wide=triton.next_power_of_2(num_pairs),
+        wide_tiles=triton.next_power_of_2(num_tiles), at_once=AT_ONCE, tile_rows=TILE_ROWS,
+    )  # fmt: skip
+    return Tiles(expert_L, pairs_LR)
+
+
+def sorted_by_torch(chosen_TK: Tensor, count: int) -> Tiles:
+    """The reference, and for many rows."""
+    chosen_P = chosen_TK.flatten().long()
+    num_pairs, device = len(chosen_P), chosen_P.device
+    num_tiles = most_tiles(num_pairs, count)
+    sorted_P, pairs_P = chosen_P.sort(stable=True)
+    counts_N = torch.zeros(count, dtype=torch.int64, device=device).scatter_add_(0, chosen_P, torch.ones_like(chosen_P))
+    tiles_N = (counts_N + TILE_ROWS - 1) // TILE_ROWS
+    first_tile_N, first_pair_N = tiles_N.cumsum(0) - tiles_N, counts_N.cumsum(0) - counts_N
+    rank_P = torch.arange(num_pairs, device=device) - first_pair_N[sorted_P]
+    tile_P = first_tile_N[sorted_P] + rank_P // TILE_ROWS
+    expert_L = torch.full((num_tiles,), -1, dtype=torch.int32, device=device)
+    pairs_X = torch.full((num_tiles * TILE_ROWS,), -1, dtype=torch.int32, device=device)
+    expert_L.scatter_(0, tile_P, sorted_P.int())
+    pairs_X.scatter_(0, tile_P * TILE_ROWS + rank_P % TILE_ROWS, pairs_P.int())
+    return Tiles(expert_L, pairs_X.view(num_tiles, TILE_ROWS))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _choose(
+    logits_at: tl.tensor,
+    chosen_at: tl.tensor,
+    weights_at: tl.tensor,
+    count: int,
+    num_chosen: tl.constexpr,
+    wide: tl.constexpr,
+    wide_chosen: tl.constexpr,
+    sums_to_one: tl.constexpr,
+) -> None:
+    """The K largest of logits [T, N], in falling order, and their weights, both [T, K]. A program a row.
+
+    Whatever the logits are, an expert that exists: what is no number makes weights that are none.
+    """
+    row = tl.program_id(0)
+    experts, places = tl.arange(0, wide), tl.arange(0, wide_chosen)
+    logits = tl.load(logits_at + row * count + experts, mask=experts < count, other=float("-inf"))
+    most = tl.max(logits, 0)
+    total = tl.sum(tl.exp(logits - most), 0)
+    tops = tl.zeros((wide_chosen,), tl.float32)
+    for place in tl.static_range(num_chosen):
+        best = tl.max(logits, 0)
+        expert = tl.minimum(tl.argmax(logits, 0), count - 1)
+        tl.store(chosen_at + row * num_chosen + place, expert)
+        tops = tl.where(places == place, tl.exp(best - most), tops)
+        logits = tl.where(experts == expert, float("-inf"), logits)
+    if sums_to_one:
+        total = tl.sum(tops, 0)
+    tl.store(weights_at + row * num_chosen + places, tops / total, mask=places < num_chosen)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sort(
+    chosen_at: tl.tensor,
+    ranks_at: tl.tensor,
+    expert_at: tl.tensor,
+    pairs_at: tl.tensor,
+    num_pairs: int,
+    num_tiles: int,
+    wide: tl.constexpr,
+    wide_tiles: tl.constexpr,
+    at_once: tl.constexpr,
+    tile_rows: tl.constexpr,
+) -> None:
+    """Tiles [L] and [L, R] of chosen [P]; ranks [2 P] is room to work in. One program.
+
+    A pair's rank is how many before it have its expert; every R-th of an expert leads a tile, and tiles are numbered in
+    the order of their leaders.
+    """
+    pairs, tiles = tl.arange(0, wide), tl.arange(0, wide_tiles)
+    real = pairs < num_pairs
+    chosen = tl.load(chosen_at + pairs, mask=real, other=-1)
+    tl.store(expert_at + tiles, tl.full((wide_tiles,), -1, tl.int32), mask=tiles < num_tiles)
+    for slot in tl.static_range(tile_rows):
+        tl.store(pairs_at + tiles * tile_rows + slot, tl.full((wide_tiles,), -1, tl.int32), mask=tiles < num_tiles)
+    rank = tl.zeros((wide,), tl.int32)
+    for first in range(0, num_pairs, at_once):
+        others = first + tl.arange(0, at_once)
+        theirs = tl.load(chosen_at + others, mask=others < num_pairs, other=-2)
+        before = (theirs[None, :] == chosen[:, None]) & (others[None, :] < pairs[:, None])
+        rank += tl.sum(before.to(tl.int32), 1)
+    leads = real & (rank % tile_rows == 0)
+    number = tl.cumsum(leads.to(tl.int32), 0) - 1
+    tl.store(ranks_at + pairs, rank, mask=real)
+    tl.store(ranks_at + num_pairs + pairs, number, mask=real)
+    tl.debug_barrier()
+    tile = tl.zeros((wide,), tl.int32)
+    for first in range(0, num_pairs, at_once):
+        others = first + tl.arange(0, at_once)
+        inside = others < num_pairs
+        theirs = tl.load(chosen_at + others, mask=inside, other=-2)
+        ranks = tl.load(ranks_at + others, mask=inside, other=-1)
+        numbers = tl.load(ranks_at + num_pairs + others, mask=inside, other=0)
+        leader = (theirs[None, :] == chosen[:, None]) & (ranks[None, :] == (rank - rank % tile_rows)[:, None])
+        tile += tl.sum(tl.where(leader, numbers[None, :], 0), 1)
+    tl.store(expert_at + tile, chosen, mask=leads)
+    tl.store(pairs_at + tile * tile_rows + rank % tile_rows, pairs, mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile_product(
+    x_at: tl.tensor,
+    weights_at: tl.tensor,
+    scales_at: tl.tensor,
+    zeros_at: tl.tensor,
+    expert_at: tl.tensor,
+    pairs_at: tl.tensor,
+    y_at: tl.tensor,
+    num_outputs: int,
+    width: int,
+    num_groups: int,
+    fan: int,
+    group: tl.constexpr,
+    bits: tl.constexpr,
+    has_zeros: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+) -> None:
+    """Some outputs of a tile: y [P, O] from x [P / fan, W] and the matrix of the tile's expert, as Stack has it."""
+    expert = tl.load(expert_at + tl.program_id(1)).to(tl.int64)
+    if expert >= 0:
+        pairs = tl.load(pairs_at + tl.program_id(1) * tile_rows + tl.arange(0, tile_rows))
+        outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
+        real_rows, real_outputs = pairs >= 0, outputs < num_outputs
+        from_x = x_at + (pairs // fan).to(tl.int64)[:, None] * width
+        at = expert * num_outputs + outputs
+        sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
+        for index in range(num_groups):
+            if bits == 4:
+                columns = index * group + 2 * tl.arange(0, group // 2)
+                even = tl.load(from_x + columns[None, :], mask=real_rows[:, None], other=0.0)
+                odd = tl.load(from_x + columns[None, :] + 1, mask=real_rows[:, None], other=0.0)
+                from_codes = weights_at + at[None, :] * (width // 2) + (columns // 2)[:, None]
+                both = tl.load(from_codes, mask=real_outputs[None, :], other=0)
+                low, high = ((both & 15).to(tl.int8) - 8).to(even.dtype), ((both >> 4).to(tl.int8) - 8).to(even.dtype)
+                part = tl.dot(even, low, input_precision="ieee") + tl.dot(odd, high, input_precision="ieee")
+                total = tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1)
+            else:
+                columns = index * group + tl.arange(0, group)
+                inside = columns < width
+                x = tl.load(from_x + columns[None, :], mask=real_rows[:, None] & inside[None, :], other=0.0)
+                from_weights = weights_at + at[None, :] * width + columns[:, None]
+                weights = tl.load(from_weights, mask=real_outputs[None, :] & inside[:, None], other=0).to(x.dtype)
+                part = tl.dot(x, weights, input_precision="ieee")
+                total = tl.sum(x.to(tl.float32), 1)
+            if bits < 16:
+                scales = tl.load(scales_at + at * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+                part *= scales[None, :]
+            if has_zeros:
+                zeros = tl.load(zeros_at + at * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+                part += total[:, None] * zeros[None, :]
+            sums += part
+        to = y_at + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+        tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add(
+    made_at: tl.tensor,
+    weights_at: tl.tensor,
+    sums_at: tl.tensor,
+    dim: int,
+    num_chosen: tl.constexpr,
+    wide: tl.constexpr,
+) -> None:
+    """sums [T, D]: of made [T, K, D] by weights [T, K], in float32. A program for some numbers of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)
+    real = columns < dim
+    total = tl.zeros((wide,), tl.float32)
+    for place in tl.static_range(num_chosen):
+        pair = row * num_chosen + place
+        made = tl.load(made_at + pair * dim + columns, mask=real, other=0.0).to(tl.float32)
+        total += made * tl.load(weights_at + pair)
+    tl.store(sums_at + row * dim + columns, total.to(sums_at.dtype.element_ty), mask=real)
