@@ -18,6 +18,7 @@ from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
+from tpspec.model.experts import Mixture
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
@@ -127,7 +128,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     assert (total - whole).abs().max() < 1e-5 * whole.abs().max() + 1e-5
 
 
-@pytest.fixture(scope="module", params=["smollm2", "qwen2"])
+@pytest.fixture(scope="module", params=["smollm2", "qwen2", "qwen3_moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)
 
@@ -178,6 +179,18 @@ def held(part: Any) -> int:
     return size - filling
 
 
+def parts_of(decoder: Any) -> list[Any]:
+    """The norms and products of a decoder, and the routers of mixtures."""
+    parts = [decoder.norm, decoder.head]
+    for layer in decoder.layers:
+        parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm]
+        parts += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
+        mixed = isinstance(layer.mlp, Mixture)
+        parts += [layer.mlp.router] if mixed else []
+        parts += [part for mlp in (layer.mlp.experts if mixed else [layer.mlp]) for part in (mlp.gate_up, mlp.down)]
+    return parts
+
+
 @KINDS
 @pytest.mark.parametrize("weights", [(1,), (3, 1, 2)], ids=str)
 def test_a_shard_takes_what_the_plan_says(folder: Path, kind: Any, weights: tuple[int, ...]) -> None:
@@ -186,10 +199,7 @@ def test_a_shard_takes_what_the_plan_says(folder: Path, kind: Any, weights: tupl
     shape = ModelShape.from_config(checkpoint.read_config(folder), str(folder))
     for shard in split(shape, weights):
         decoder = Loader.open(folder, shard, torch.bfloat16, CPU, kind).decoder(OneRank(), 8)
-        parts = [decoder.norm, decoder.head]
-        for layer in decoder.layers:
-            parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm, layer.mlp.gate_up, layer.mlp.down]
-        assert sum(map(held, parts)) == weight_bytes(shape, shard, "bfloat16", kind)
+        assert sum(map(held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16", kind)
 
 
 LOAD = """
