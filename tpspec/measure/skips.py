@@ -33,23 +33,47 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a drafted token costs, of a plain step. waiting: the part of such a step that is spent in collectives."""
+    """What a drafted token costs, of a plain step. waiting: the part of such a step that is spent in collectives.
+
+    Of a mixture, a token costs the experts that it is sent to, and several rows those that any of them is sent to.
+    """
 
     shape: ModelShape
     waiting: float
 
     def share(self, left_out: Sublayers) -> float:
-        shape, total = self.shape, 2 * self.shape.num_layers
-        attention = 2 * shape.hidden * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-        mlp, head = 3 * shape.hidden * shape.intermediate, shape.hidden * shape.vocab
-        whole = shape.num_layers * (attention + mlp) + head
-        computed = 1 - (len(left_out.attention) * attention + len(left_out.mlp) * mlp) / whole
+        total, mlp = 2 * self.shape.num_layers, self._mlp(1)
+        computed = 1 - (len(left_out.attention) * self._attention + len(left_out.mlp) * mlp) / self._model(1)
         return self.waiting * (total - len(left_out) + 1) / (total + 1) + (1 - self.waiting) * computed
+
+    def judged(self, num_rows: int) -> float:
+        """What so many rows cost together through the whole model, of a plain step; collectives cost what they do."""
+        return self.waiting + (1 - self.waiting) * self._model(num_rows) / self._model(1)
 
     def speed(self, left_out: Sublayers, agreement: float) -> float:
         """With as many drafts as suit it best, one at least."""
         share = self.share(left_out)
-        return max(tokens_per_round(agreement, k) / (1 + k * share) for k in range(1, MOST_DRAFTED + 1))
+        return max(
+            tokens_per_round(agreement, k) / (self.judged(k + 1) + k * share) for k in range(1, MOST_DRAFTED + 1)
+        )
+
+    def _model(self, num_rows: int) -> float:
+        """Weights that so many rows read, of the whole model."""
+        shape = self.shape
+        return shape.num_layers * (self._attention + self._mlp(num_rows)) + shape.hidden * shape.vocab
+
+    @property
+    def _attention(self) -> int:
+        """Weights of one layer's."""
+        shape = self.shape
+        return 2 * shape.hidden * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+
+    def _mlp(self, num_rows: int) -> float:
+        """Weights that so many rows read of one layer's, or of its router and experts."""
+        one, experts = 3 * self.shape.hidden * self.shape.intermediate, self.shape.experts
+        if experts is None:
+            return one
+        return experts.count * (self.shape.hidden + experts.share_read(num_rows) * one)
 
 
 def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) -> Iterator[Found]:

@@ -17,7 +17,7 @@ from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, num_params, split, weight_bytes
+from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes_per_token, num_params, split, weight_bytes
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cac
         params=num_params(shape, shard),
         kv=kv_bytes_per_token(shape, shard, cache_dtype) * context,
         bits=(shape.stored and shape.stored.small_bits) or WEIGHT_BITS[quantize],
+        expert_weights=expert_bytes(shape, shard, dtype, quantize),
+        experts=shape.experts,
     )
 
 

@@ -3,8 +3,9 @@
 Pure functions of sizes, cards and links, or of constants fitted to a box (`calibration.py`); must not know a file, a
 device or why a number was chosen.
 
-    step(m) = max over ranks of [max(weights / bandwidth, m * arithmetic) + KV / bandwidth]
+    step(m) = max over ranks of [max(read(m) / bandwidth, m * arithmetic) + KV / bandwidth]
               + reduces * (link(m * row_bytes) + skew) + launches + head + host
+    read(m) = weights, of experts only the part that m rows are sent to: 1 - (1 - chosen / count)^m
     E       = (1 - a^(K+1)) / (1 - a), or 1 + the sum of the products of acceptance by position
     round   = K * draft + step(K + 1), or what drafting ahead leaves of the first term
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tpspec.topology.cards import Card
+    from tpspec.topology.experts import Experts
     from tpspec.topology.links import LinkTable
     from tpspec.topology.shape import ModelShape
 
@@ -45,33 +47,51 @@ IDEAL = Assumptions(MappingProxyType({16: 1.0, 8: 1.0, 4: 1.0}), kv=1, arithmeti
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one rank reads and computes in a step. weights, kv: bytes; kv of the whole context. params: multiplied."""
+    """What one rank holds, reads and computes in a step. weights, kv: bytes; kv of the whole context.
+
+    params: multiplied with each row. expert_weights: what of weights is for experts; experts: None where there are none.
+    """
 
     weights: float
     params: float
     kv: float
     bits: int
+    expert_weights: float = 0.0
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankCost:
-    """Seconds of one rank's part. weights_s hides arithmetic_s (of a row) where it is longer, and never row_s."""
+    """Seconds of one rank's part. What it reads hides arithmetic_s (of a row) where it is longer, and never row_s.
+
+    weights_s: of all its weights; experts_s: what of that is for experts, all of them.
+    """
 
     weights_s: float
     arithmetic_s: float = 0.0
     kv_s: float = 0.0
     row_s: float = 0.0
+    experts_s: float = 0.0
+    experts: Experts | None = None
+
+    def reading_s(self, num_rows: int) -> float:
+        """Of the weights that so many rows need."""
+        idle = 0.0 if self.experts is None else 1 - self.experts.share_read(num_rows)
+        return self.weights_s - idle * self.experts_s
 
     def seconds(self, num_rows: int) -> float:
-        return max(self.weights_s, num_rows * self.arithmetic_s) + num_rows * self.row_s + self.kv_s
+        return max(self.reading_s(num_rows), num_rows * self.arithmetic_s) + num_rows * self.row_s + self.kv_s
 
 
 def rank_cost(load: Load, card: Card, assume: Assumptions) -> RankCost:
     bytes_per_s = card.gbytes_per_s * 1e9
+    weights_per_s = bytes_per_s * assume.weights[load.bits]
     return RankCost(
-        weights_s=load.weights / (bytes_per_s * assume.weights[load.bits]),
+        weights_s=load.weights / weights_per_s,
         arithmetic_s=2 * load.params / (card.tflops * 1e12 * assume.arithmetic),
         kv_s=load.kv / (bytes_per_s * assume.kv),
+        experts_s=load.expert_weights / weights_per_s,
+        experts=load.experts,
     )
 
 

@@ -26,7 +26,7 @@ from tpspec.topology.cost import (
 )
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import kv_bytes_per_token, num_params, split, weight_bytes
+from tpspec.topology.shards import expert_bytes, kv_bytes_per_token, num_params, split, weight_bytes
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -258,11 +258,14 @@ class _Planner:
         return step_cost([load], on, self.draft.num_layers, 0, None).seconds(1)
 
     def _load(self, shape: ModelShape, shard: Shard, bits: int) -> Load:
+        quantize = widths(shape).get(bits)
         return Load(
-            weights=weight_bytes(shape, shard, "bfloat16", widths(shape).get(bits)),
+            weights=weight_bytes(shape, shard, "bfloat16", quantize),
             params=num_params(shape, shard),
             kv=kv_bytes_per_token(shape, shard, "bfloat16") * self.wish.context,
             bits=bits,
+            expert_weights=expert_bytes(shape, shard, "bfloat16", quantize),
+            experts=shape.experts,
         )
 
     def _split(self, layout: Layout) -> tuple[Shard, ...]:

@@ -125,10 +125,17 @@ def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
 
 
 def num_params(shape: ModelShape, shard: Shard) -> int:
-    """That a shard multiplies a row with, however they are stored."""
-    plain = replace(shape, stored=None)
-    idle = 0.0 if shape.experts is None else 1 - shape.experts.share_read(1)
-    return round(weight_bytes(plain, shard, "bfloat16") - idle * expert_bytes(plain, shard, "bfloat16")) // 2
+    """That a shard multiplies a row with, however they are stored: of experts, those that a row is sent to."""
+    held = weight_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
+    if shape.experts is None:
+        return held
+    idle = shape.experts.count - shape.experts.chosen
+    return held - expert_params(shape, shard) * idle // shape.experts.count
+
+
+def expert_params(shape: ModelShape, shard: Shard) -> int:
+    """That a shard holds of all experts; 0 for a model without."""
+    return expert_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
 
 
 def _mlp_bytes(shape: ModelShape, shard: Shard, held: _Held) -> int:

@@ -14,7 +14,7 @@ from tpspec.topology.cost import Load, StepCost, sequential_round_s, step_cost, 
 from tpspec.topology.links import link
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import kv_bytes_per_token, num_params, split
+from tpspec.topology.shards import expert_params, kv_bytes_per_token, num_params, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,9 +67,17 @@ def even_step(shape: ModelShape, on: Card, num_ranks: int, bits: int, over: Link
 def even_load(shape: ModelShape, num_ranks: int, bits: int) -> Load:
     """An equal share of weights and of CONTEXT tokens, as if every part could be divided."""
     (whole,) = split(shape, (1.0,))
-    params = num_params(shape, whole) / num_ranks
-    kv = kv_bytes_per_token(shape, whole, "bfloat16") * CONTEXT / num_ranks
-    return Load(weights=params * STREAMED_BITS[bits] / 8, params=params, kv=kv, bits=bits)
+    params, num_bytes = num_params(shape, whole) / num_ranks, STREAMED_BITS[bits] / 8
+    of_experts = expert_params(shape, whole) / num_ranks
+    idle = 0.0 if shape.experts is None else of_experts * (1 - shape.experts.share_read(1))
+    return Load(
+        weights=(params + idle) * num_bytes,
+        params=params,
+        kv=kv_bytes_per_token(shape, whole, "bfloat16") * CONTEXT / num_ranks,
+        bits=bits,
+        expert_weights=of_experts * num_bytes,
+        experts=shape.experts,
+    )
 
 
 def cases(shape: ModelShape, bits: int) -> Iterator[Case]:
@@ -107,7 +115,7 @@ def _row(case: Case) -> tuple[str, ...]:
     return (
         case.name,
         f"{one:.0f}/{several:.0f}",
-        f"{max(rank.weights_s for rank in step.ranks) * 1e3:.1f}",
+        f"{max(rank.reading_s(1) for rank in step.ranks) * 1e3:.1f}",
         f"{step.waiting_s(1) * 1e3:.1f}",
         f"{step.seconds(1) * 1e3:.1f}",
         f"{case.plain_tokens_per_s:.0f}",
