@@ -190,6 +190,14 @@ def test_options_that_make_no_model_are_refused_at_once(
     assert message in capsys.readouterr().err
 
 
+def test_layers_of_experts_are_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stands against a tensor that is called missing, since transformers holds experts in one piece."""
+    mixture = tiny("qwen3_moe", tmp_path / "mixture")
+    given = ["model", str(mixture), "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--layers", "2"]
+    assert main([*given, "--from-layers", "first"]) == 2
+    assert "--from-layers: the target's have experts, which are not trained here" in capsys.readouterr().err
+
+
 def test_a_target_is_not_written_over(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,7 +133,7 @@ def sorted_tiles(chosen_TK: Tensor, count: int) -> Tiles:
     pairs_LR, ranks_P = chosen_TK.new_empty(num_tiles, TILE_ROWS), chosen_TK.new_empty(2 * num_pairs)
     _sort[(1,)](
         chosen_TK, ranks_P, expert_L, pairs_LR, num_pairs, num_tiles, wide=triton.next_power_of_2(num_pairs),
-        wide_tiles=triton.next_power_of_2(num_tiles), at_once=AT_ONCE, tile_rows=TILE_ROWS,
+        wide_tiles=triton.next_power_of_2(num_tiles), at_once=AT_ONCE, tile_rows=TILE_ROWS, num_warps=8,
     )  # fmt: skip
     return Tiles(expert_L, pairs_LR)
 

@@ -28,6 +28,7 @@ class Taught:
     num_kv_heads: int
     head_dim: int
     num_layers: int
+    has_experts: bool
     vocab: int
     eps: float
     rope_theta: float
@@ -53,6 +54,7 @@ def taught(folder: Path) -> Taught:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         num_layers=len(spec.layers),
+        has_experts=spec.experts is not None,
         vocab=spec.vocab,
         eps=spec.eps,
         rope_theta=float(text.get("rope_theta") or rope.get("rope_theta") or 10000.0),
