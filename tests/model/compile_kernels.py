@@ -64,15 +64,16 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     tiles = {"expert_at": "*i32", "pairs_at": "*i32"}
     product = {"x_at": x, "zeros_at": x, "y_at": x, "num_outputs": "i32", "width": "i32", "num_groups": "i32",
                "fan": "i32"} | tiles  # fmt: skip
-    size = {"tile_rows": card_experts.TILE_ROWS, "tile_outputs": card_experts.TILE_OUTPUTS}
     return [
         (card_experts._choose, {"logits_at": "*fp32", "chosen_at": "*i32", "weights_at": "*fp32", "count": "i32"},
          {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sums_to_one": True}),
         (card_experts._sort, {"chosen_at": "*i32", "ranks_at": "*i32", "num_pairs": "i32", "num_tiles": "i32"} | tiles,
          {"wide": card_experts.MOST_SORTED, "wide_tiles": 256, "at_once": card_experts.AT_ONCE,
-          "tile_rows": card_experts.TILE_ROWS}),
+          "tile_rows": card_products.TILE_ROWS}),
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
-           size | {"bits": bits, "group": group, "has_zeros": bits == 4})
+           {"bits": bits, "group": group, "has_zeros": bits == 4, "tile_rows": card_products.TILE_ROWS,
+            "tile_outputs": outputs})
+          for outputs in card_products.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i8", "*bf16"),
                                                (4, 128, "*u8", "*fp32"))),
         (card_experts._add, {"made_at": x, "weights_at": "*fp32", "sums_at": x, "dim": "i32"},

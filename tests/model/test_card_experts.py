@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -25,6 +26,13 @@ pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN, CHANNELS, ALL_CHANNELS = 48, 40, 88  # a shard's of all, of which the first is in the middle of a group
 STEPS = TorchSteps.__new__(TorchSteps)  # of whose steps only the gate is called, which knows nothing
+
+
+@pytest.fixture(autouse=True)
+def _some_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        found = SimpleNamespace(multi_processor_count=20)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
 def mixture(

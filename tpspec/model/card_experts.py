@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
+from tpspec.model.card_products import STAGES, TILE_ROWS, tile_outputs
 from tpspec.model.linear import PlainLinear
 from tpspec.model.quantized import DequantizedLinear, spread
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Steps
     from tpspec.topology.groups import Grid
 
-TILE_ROWS, TILE_OUTPUTS = 16, 32  # fewer rows than 16 no tensor core takes
 COLUMNS = 64  # of a plain matrix that are read at a time
 MOST_SORTED = 1024  # pairs that one program puts into tiles
 AT_ONCE = 32  # of which it looks at so many at a time
@@ -108,12 +108,12 @@ class Stack:
         """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
         x_XW = x if self._grid is None else spread(x, self._grid)
         width, group = x_XW.shape[1], COLUMNS if self._grid is None else self._grid.group
-        num_outputs = self._weights.shape[1]
-        y_PO = x.new_empty(num_pairs, num_outputs)
-        _tile_product[(triton.cdiv(num_outputs, TILE_OUTPUTS), len(tiles.expert_L))](
+        num_outputs, num_tiles = self._weights.shape[1], len(tiles.expert_L)
+        y_PO, at_a_time = x.new_empty(num_pairs, num_outputs), tile_outputs(num_outputs * num_tiles, x.device)
+        _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
             x_XW.contiguous(), self._weights, self._scales, self._zeros, tiles.expert_L, tiles.pairs_LR, y_PO,
             num_outputs, width, triton.cdiv(width, group), num_pairs // len(x), group=group, bits=self._bits,
-            has_zeros=self._has_zeros, tile_rows=TILE_ROWS, tile_outputs=TILE_OUTPUTS,
+            has_zeros=self._has_zeros, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
         )  # fmt: skip
         return y_PO
 
