@@ -10,6 +10,8 @@ runs in a process of its own, one after the other:
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
                 card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
                 rounds of 2 to 16 rows against rounds of one
+  mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
+                beside each row count, what it reads if every expert is as likely as any other
   quantized     tokens/s with target.quantize int8 and int4
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
@@ -48,6 +50,7 @@ sys.path.insert(0, str(ROOT))  # python adds scripts/ to the path, not the repos
 PROMPT, TOKENS, WARM_UP = 200, 256, 16
 ROWS = (1, 2, 4, 6, 8, 12, 16)
 DRAFTS, SHARED_TOKENS = 4, 32
+MIXTURE_LAYERS = 8  # 11 GB of Qwen3-30B-A3B
 COPY_BYTES = 1 << 30
 END_S = 30.0
 SLOW = "collectives go through gloo"
@@ -75,6 +78,8 @@ def main() -> None:
         folder = options.to or Path(temporary)
         for model in {options.model, options.draft}:
             write(model, at(model, folder), repeats=True)
+        if "mixture" in options.only:
+            write(options.mixture, at(options.mixture, folder), repeats=True, num_hidden_layers=MIXTURE_LAYERS)
         if "shared" in options.only:
             write(options.draft, anything(options.draft, folder), repeats=False)
         forget()
@@ -89,7 +94,8 @@ def main() -> None:
 def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What a process of its own found; what went wrong, where it failed."""
     command = [sys.executable, __file__, "--worker", name, "--to", str(folder), "--device", options.device]
-    command += ["--model", options.model, "--draft", options.draft, "--tokens", str(options.tokens)]
+    command += ["--model", options.model, "--draft", options.draft, "--mixture", options.mixture]
+    command += ["--tokens", str(options.tokens)]
     print(f"{name} ...", file=sys.stderr, flush=True)
     worker = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -136,31 +142,47 @@ def build(temporary: Path) -> None:
 
 
 def decode(options: argparse.Namespace) -> dict[str, Any]:
-    from tpspec.model.batch import Span
-    from tpspec.model.target import ShardedTarget
+    engine = open_engine(options).engine
+    found, _ = plain_rounds(engine, options)
+    return found | {"waits of the host a round": waits(engine) if options.device == "cuda" else None}
 
-    built = open_engine(options)
-    engine = built.engine
-    assert isinstance(engine.target, ShardedTarget)
-    round_s = decoded(engine, options.tokens)
-    decoder, middle = engine.target.decoder, PROMPT + options.tokens // 2
+
+def mixture(options: argparse.Namespace) -> dict[str, Any]:
+    options.model = options.mixture
+    found, read = plain_rounds(open_engine(options).engine, options)
+    return found | {f"read by {num_rows} rows to 1": read(num_rows) / read(1) for num_rows in ROWS}
+
+
+def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[int], float]]:
+    """What they take, and the bytes that one of so many rows reads, in the middle of the text."""
+    from tpspec.model.batch import Span
+    from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import expert_bytes, kv_bytes_per_token, split, weight_bytes
+
+    shape, middle = ModelShape.of(at(options.model, options.to)), PROMPT + options.tokens // 2
+    (whole,) = split(shape, (1.0,))
+    held = weight_bytes(shape, whole, "bfloat16") + middle * kv_bytes_per_token(shape, whole, "bfloat16")
+    of_experts = expert_bytes(shape, whole, "bfloat16")
+    round_s, decoder = decoded(engine, options.tokens), engine.target.decoder
+
+    def read(num_rows: int) -> float:
+        return held - (of_experts * (1 - shape.experts.share_read(num_rows)) if shape.experts else 0)
 
     def rows_of(num_rows: int) -> Callable[[], object]:
         span = Span(0, middle, tuple(range(5, 5 + num_rows)), ((0, middle + num_rows),), num_rows)
         return lambda: decoder.forward([span])
 
     forward_s = in_turns({num_rows: rows_of(num_rows) for num_rows in ROWS})
-    read = weight_bytes(decoder) + middle * cache_bytes(decoder)
     copied = copy_bytes_per_s(torch.device(options.device))
-    return {
+    found = {
         "tokens/s": 1 / round_s,
-        "GB a round": read / 1e9,
+        "GB a round": read(1) / 1e9,
         "copy GB/s": copied / 1e9,
-        "share of the copy bandwidth": read / round_s / copied,
+        "share of the copy bandwidth": read(1) / round_s / copied,
         "host beside the card, us a round": 1e6 * (round_s - forward_s[1]),
-        "waits of the host a round": waits(engine) if options.device == "cuda" else None,
         **{f"{num_rows} rows to 1": seconds / forward_s[1] for num_rows, seconds in forward_s.items()},
     }
+    return found, read
 
 
 def quantized(options: argparse.Namespace) -> dict[str, Any]:
@@ -347,22 +369,6 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def weight_bytes(decoder: Any) -> int:
-    """Of the matrices that every row goes through; not the embedding, of which a row is read."""
-    products = [one for layer in decoder.layers for one in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)]
-    return sum(map(_bytes_of, [*products, decoder.head]))
-
-
-def _bytes_of(product: Any) -> int:
-    return sum(held.nbytes for held in vars(product).values() if isinstance(held, torch.Tensor))
-
-
-def cache_bytes(decoder: Any) -> int:
-    """Of a token."""
-    numbers = (cells.numbers_GSE for cells in (*decoder.store.keys, *decoder.store.values))
-    return sum(tensor.nbytes for tensor in numbers) // decoder.store.num_slots
-
-
 def show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -374,17 +380,25 @@ def show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
             shown = (
                 "\n".join(value) if isinstance(value, list) else f"{value:.3g}" if isinstance(value, float) else value
             )
-            table.add_row(name, what, str(shown), GOALS.get(what, ""))
+            table.add_row(name, what, str(shown), GOALS.get(what, "") if name != "mixture" else "")
     Console(width=140).print(table)
 
 
-WORKERS = {"decode": decode, "quantized": quantized, "transformers": transformers, "shared": shared, "gaps": gaps}
+WORKERS = {
+    "decode": decode,
+    "mixture": mixture,
+    "quantized": quantized,
+    "transformers": transformers,
+    "shared": shared,
+    "gaps": gaps,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B-Instruct", help="a shape of models.yaml")
     parser.add_argument("--draft", default="meta-llama/Llama-3.2-1B-Instruct", help="likewise, for gaps")
+    parser.add_argument("--mixture", default="Qwen/Qwen3-30B-A3B", help="likewise, for mixture")
     parser.add_argument("--only", nargs="+", choices=list(WORKERS), default=list(WORKERS), help="of the sections")
     parser.add_argument("--to", type=Path, metavar="DIR", help="where checkpoints are written and kept")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="decoded, each time")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 SURE = 1000  # times the usual size of an embedding: the layers do not outweigh it
 
 
-def write(model: str, place: Path, *, repeats: bool) -> None:
-    """A random checkpoint of the shape, unless it is there: transformers' own initial weights.
+def write(model: str, place: Path, *, repeats: bool, **keys: Any) -> None:
+    """A random checkpoint of the shape, unless it is there: transformers' own initial weights. keys: of the config, in
+    place of the shape's.
 
     repeats: a model that says after every token that token again, surely, so that another of the kind drafts what it
     says. No weight is nothing: products with zeros take a card less power, and less time.
@@ -24,7 +26,7 @@ def write(model: str, place: Path, *, repeats: bool) -> None:
     if place.exists():
         return
     print(f"writing random weights of {model} ...", file=sys.stderr, flush=True)
-    fields = dict(known_models()[model])
+    fields = known_models()[model] | keys
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         random = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
