@@ -139,5 +139,5 @@ def test_a_section_tells_what_it_found_or_what_went_wrong(
     fake = tmp_path / "worker.py"
     fake.write_text(worker)
     monkeypatch.setattr(script, "__file__", str(fake))
-    options = Namespace(device="cpu", model="m", draft="d", tokens=4, limit=limit)
+    options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4, limit=limit)
     assert script.section("decode", options, tmp_path) == found
