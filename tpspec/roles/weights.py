@@ -16,13 +16,14 @@ from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes_per_token, split, weight_bytes
 from tpspec.topology.slots import target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.topology.config import Topology
+    from tpspec.topology.shards import Shard
 
 # Ranks on the CPUs of a box count as equals; what one of them reads alone, of a server's memory. Estimated.
 CPU_BYTES_PER_S = 4e10
@@ -47,9 +48,22 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
     shape, target = ModelShape.of(find(topology.target.model)), topology.target
     (whole,) = split(shape, (1.0,))
     cached = target_slots(topology) * kv_bytes_per_token(shape, whole, topology.cache_dtype)
-    parts = balanced(weight_bytes(shape, whole, target.dtype, target.quantize) + cached, capacities)
+    held = weight_bytes(shape, whole, target.dtype, target.quantize) + cached
+    parts = balanced(held, capacities, 1 - _idle(topology, shape, whole) / held)
     weights = tuple(round(part / max(parts), 3) for part in parts)
     return topology.model_copy(update={"target": target.model_copy(update={"weights": weights})})
+
+
+def _idle(topology: Topology, shape: ModelShape, whole: Shard) -> float:
+    """Bytes of the experts that no row of a round is sent to."""
+    if shape.experts is None:
+        return 0.0
+    of_experts = expert_bytes(shape, whole, topology.target.dtype, topology.target.quantize)
+    return of_experts * (1 - shape.experts.share_read(_num_drafted(topology) + 1))
+
+
+def _num_drafted(topology: Topology) -> int:
+    return USUAL_DRAFT if topology.draft.tokens == "auto" else topology.draft.tokens
 
 
 def _bytes_per_s(device: torch.device) -> float:
@@ -63,7 +77,7 @@ def _bytes_per_s(device: torch.device) -> float:
 
 def _aside(topology: Topology, draft: int, speed: float) -> float:
     """What a drafter in the gaps reads in a round beyond what it reads while its shard waits."""
-    num_drafted = USUAL_DRAFT if topology.draft.tokens == "auto" else topology.draft.tokens
+    num_drafted = _num_drafted(topology)
     waits_s = _waits_s(topology, ModelShape.of(find(topology.target.model)), num_drafted + 1)
     return draft if waits_s is None else max(0.0, num_drafted * draft - waits_s * speed)
 

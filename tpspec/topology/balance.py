@@ -29,8 +29,11 @@ class Capacity:
     aside: float = 0.0
 
 
-def balanced(total: float, capacities: Sequence[Capacity]) -> tuple[float, ...]:
-    """Bytes of `total` for each rank, so that all are ready at once, as far as there is room. Raises OutOfMemory."""
+def balanced(total: float, capacities: Sequence[Capacity], read: float = 1.0) -> tuple[float, ...]:
+    """Bytes of `total` for each rank, so that all are ready at once, as far as there is room. Raises OutOfMemory.
+
+    read: the part of it that a round reads, above 0; less than 1 where experts are held that no row is sent to.
+    """
     rooms = sum(capacity.room for capacity in capacities)
     if rooms < total:
         raise OutOfMemory(
@@ -38,13 +41,13 @@ def balanced(total: float, capacities: Sequence[Capacity]) -> tuple[float, ...]:
             f"{rooms / 2**30:.2f}; use more ranks, a smaller cache.tokens or a smaller model"
         )
     least = LEAST * total / len(capacities)
-    low, high = 0.0, max((total + one.room + one.aside) / one.bytes_per_s for one in capacities)
+    low, high = 0.0, max((read * (total + one.room) + one.aside) / one.bytes_per_s for one in capacities)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if sum(_parts(middle, capacities, least)) >= total else (middle, high)
-    return tuple(_parts(high, capacities, least))
+        low, high = (low, middle) if sum(_parts(middle, capacities, least, read)) >= total else (middle, high)
+    return tuple(_parts(high, capacities, least, read))
 
 
-def _parts(seconds: float, capacities: Sequence[Capacity], least: float) -> list[float]:
-    """What each rank reads in that time."""
-    return [min(one.room, max(least, seconds * one.bytes_per_s - one.aside)) for one in capacities]
+def _parts(seconds: float, capacities: Sequence[Capacity], least: float, read: float) -> list[float]:
+    """What each rank holds if it reads its part of that in such a time."""
+    return [min(one.room, max(least, (seconds * one.bytes_per_s - one.aside) / read)) for one in capacities]

@@ -48,6 +48,7 @@ class Sample:
 class Calibration:
     """Seconds. weights_s: of a forward without rows; row_s: of a row; look_s: of a row's look at a token before it.
 
+    What more rows read of a mixture's experts is fitted as part of row_s: true for about as many rows as were measured.
     link: of the collectives, by bytes, times dilation. draft_s: of a drafted token; host_s: of a round. reduces: in a
     step; row_bytes: of one row in each.
     """

@@ -5,8 +5,10 @@ Integers only: knows no tensors, no files and no devices. Query heads are the un
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,7 @@ from tpspec.topology.groups import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tpspec.topology.formats import Scheme, Stored
     from tpspec.topology.groups import Bits
@@ -111,17 +113,17 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     quantized checkpoint take what they take there, as far as codes are computed with; UserError where they should
     shrink again.
     """
-    held = _Held(shape, dtype, quantize)
+    held = _Held.of(shape, dtype, quantize)
     vectors = (shape.num_layers * _layer_vectors(shape, shard) + shape.hidden) * DTYPE_BYTES[dtype]
     routers = 0 if shape.experts is None else shape.num_layers * shape.experts.count * shape.hidden * ROUTER_BYTES
-    attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in held.layers())
+    attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
-    return vectors + routers + attention + _mlp_bytes(shape, shard, held) + head
+    return vectors + routers + attention + _mlp_bytes(shard, held) + head
 
 
 def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """What experts are of `weight_bytes`: of them a round reads those that its rows are sent to."""
-    return 0 if shape.experts is None else _mlp_bytes(shape, shard, _Held(shape, dtype, quantize))
+    return 0 if shape.experts is None else _mlp_bytes(shard, _Held.of(shape, dtype, quantize))
 
 
 def num_params(shape: ModelShape, shard: Shard) -> int:
@@ -138,49 +140,57 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
     return expert_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
 
 
-def _mlp_bytes(shape: ModelShape, shard: Shard, held: _Held) -> int:
-    return sum(times * held.bytes_of(_mlp(shape, shard, at)) for at, times in held.mlps())
+def _mlp_bytes(shard: Shard, held: _Held) -> int:
+    return sum(times * held.bytes_of(_mlp(held.shape, shard, at)) for at, times in _mlps(held.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """How the matrices of a model are held, each as its name says where that differs.
-
-    What the names of matrices begin with comes with how many layers, or MLPs, are like that one.
-    """
+    """How the matrices of a model are held. shape: stored as it is, where it is not quantized now."""
 
     shape: ModelShape
     dtype: str
     quantize: str | None
 
-    def layers(self) -> list[tuple[str, int]]:
-        if self._stored is None:
-            return [("model.layers.0.", self.shape.num_layers)]
-        return [(f"model.layers.{index}.", 1) for index in range(self.shape.num_layers)]
-
-    def mlps(self) -> Iterator[tuple[str, int]]:
-        module, experts = self.shape.mlp_names.module, self.shape.experts
-        for layer, times in self.layers():
-            at = f"{layer}{module}."
-            if experts is None:
-                yield at, times
-            elif self._stored is None:
-                yield f"{at}experts.0.", times * experts.count
-            else:
-                yield from ((f"{at}experts.{index}.", 1) for index in range(experts.count))
+    @classmethod
+    def of(cls, shape: ModelShape, dtype: str, quantize: str | None) -> _Held:
+        """UserError where codes are to be quantized again."""
+        check_unquantized(shape.stored, quantize)
+        return cls(shape if quantize is None else replace(shape, stored=None), dtype, quantize)
 
     def bytes_of(self, matrices: Sequence[Fused], bits: Bits | None = None) -> int:
         """bits: of those that are quantized now, if not as asked for."""
         if self.quantize is not None:
-            check_unquantized(self.shape.stored, self.quantize)
             return sum(_quantized(one, bits or BITS[self.quantize]) for one in matrices)
-        if self._stored is None:
+        if self.shape.stored is None:
             return sum(one.num_rows * len(one.columns) for one in matrices) * DTYPE_BYTES[self.dtype]
-        return sum(_stored(self._stored, one, self.dtype) for one in matrices)
+        return sum(_stored(self.shape.stored, one, self.dtype) for one in matrices)
 
-    @property
-    def _stored(self) -> Stored | None:
-        return self.shape.stored if self.quantize is None else None
+
+@cache
+def _layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
+    layers = (f"model.layers.{index}." for index in range(shape.num_layers))
+    return _alike(shape.stored, layers, [f"self_attn.{name}_proj" for name in "qkvo"])
+
+
+@cache
+def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of MLPs, or experts: a mixture has thousands."""
+    names, experts = shape.mlp_names, shape.experts
+    within = [""] if experts is None else [f"experts.{index}." for index in range(experts.count)]
+    mlps = (f"model.layers.{index}.{names.module}.{one}" for index in range(shape.num_layers) for one in within)
+    return _alike(shape.stored, mlps, (names.gate, names.up, names.down))
+
+
+def _alike(stored: Stored | None, every: Iterable[str], matrices: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """The first of `every` for each way in which their matrices are stored, and how many are stored so."""
+    first: dict[tuple[Scheme | None, ...], str] = {}
+    times: Counter[str] = Counter()
+    for at in every:
+        schemes = () if stored is None else tuple(stored.scheme_of(at + name) for name in matrices)
+        times[first.setdefault(schemes, at)] += 1
+    return tuple(times.items())
 
 
 def _quantized(matrix: Fused, bits: Bits) -> int:

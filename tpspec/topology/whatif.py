@@ -1,7 +1,8 @@
 """What a model should do on well-known boxes: one table for each width of weights, as lines of text.
 
 Predictions of `cost.py` over the links shipped here; must not print. Weights are streamed as common formats pack them
-(8.25 and 4.5 bits with their scales, head included), which is more than this package's own.
+(8.25 and 4.5 bits with their scales, head included), which is more than this package's own. The column of weights is
+what one row reads: of a mixture, six read more.
 """
 
 from __future__ import annotations
