@@ -319,6 +319,20 @@ def test_drafts_through_the_shards_cost_their_layers_and_collectives() -> None:
     assert on_cards(topology(**box, link=link), cards, 4096).draft is None
 
 
+def test_rounds_of_a_mixture_cost_the_experts_that_their_rows_are_sent_to() -> None:
+    """Against a simulation that verifies six rows of Qwen3-30B-A3B as fast as one, or drafts with all its experts."""
+    box = {"target": {"model": "Qwen/Qwen3-30B-A3B", "ranks": list(range(8)), "quantize": "int4"}}
+    link, cards = {"table": "pcie4"}, parse_gpus(["8x3090"])
+    time = on_cards(topology(**box, draft={"source": "early_exit"}, link=link), cards, 4096)
+    planned = plan(Wish(cards, "pcie4", box["target"]["model"], "none")).plans
+    (same,) = [one for one in planned if one.layout == Layout(tuple(range(8)), 4, "none")]
+    rows = (1, 6, 100)
+    assert [time.target.compute_s(num) for num in rows] == pytest.approx([same.step.compute_s(num) for num in rows])
+    assert time.target.compute_s(6) - time.target.compute_s(1) > 0.5e-3
+    assert time.draft is not None
+    assert time.draft.ranks[0].reading_s(6) > 2 * time.draft.ranks[0].reading_s(1)
+
+
 def test_a_trace_is_simulated_and_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     write(path, [recorded([(4, 2), (4, 4), (0, 0), (2, 1)] * 3), recorded([(4, 0), (3, 3), (1, 0)] * 4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,27 @@ def test_a_draft_costs_what_is_left_of_the_model_and_of_its_collectives(target: 
         assert price.speed(NOTHING, 1.0) == pytest.approx(1.0)
         assert 0 < price.share(everything) < 0.5
     assert Price(shape(target), 1.0).share(everything) == pytest.approx(1 / (2 * LAYERS + 1))
+
+
+def test_an_mlp_of_a_mixture_costs_its_chosen_experts() -> None:
+    """Against a price of all experts for a drafted token, which makes every MLP seem worth leaving out."""
+    mixture = shape_of("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    dense = replace(mixture, experts=None, intermediate=2 * mixture.intermediate)
+    for left_out in (NOTHING, SPARE, Sublayers(frozenset(), frozenset(range(32)))):
+        assert Price(mixture, 0.3).share(left_out) == pytest.approx(Price(dense, 0.3).share(left_out), abs=1e-3)
+
+
+def test_judging_more_rows_of_a_mixture_costs_more() -> None:
+    """Against drafts that seem worth their while because what is judged reads no more than a token does."""
+    mixture = shape_of("Qwen/Qwen3-30B-A3B")
+    dense = replace(mixture, experts=None, intermediate=8 * mixture.intermediate)
+    judged = [Price(mixture, 0.0).judged(rows) for rows in (1, 2, 6, 10**6)]
+    assert judged[0] == 1
+    assert judged == sorted(judged)
+    assert judged[2] == pytest.approx(10.54 / 3.042, rel=0.005)
+    assert judged[3] == pytest.approx(30.22 / 3.042, rel=0.005)
+    assert Price(dense, 0.0).judged(10**6) == Price(mixture, 1.0).judged(6) == 1
+    assert Price(mixture, 0.3).speed(SPARE, 0.9) < 0.9 * Price(dense, 0.3).speed(SPARE, 0.9)
 
 
 def test_the_command_writes_what_the_source_reads(target: Path, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

@@ -34,6 +34,14 @@ def test_what_a_drafter_reads_beside_a_shard_is_taken_off_that_shard() -> None:
     assert (gap, other) == pytest.approx((12, 18))
 
 
+def test_beside_a_mixture_a_drafter_takes_off_as_many_bytes_as_are_read_of_them() -> None:
+    """Against a shard that is lighter by the drafter's bytes, of which a round reads a quarter, and still is last."""
+    cards = [Capacity(ROOMY, 1.0, aside=6.0), Capacity(ROOMY, 1.0), Capacity(ROOMY, 2.0)]
+    held = balanced(160.0, cards, 0.25)
+    assert held == pytest.approx((22, 46, 92))
+    assert balanced(160.0, cards) == pytest.approx((35.5, 41.5, 83))
+
+
 def test_a_drafter_larger_than_the_shard_leaves_its_rank_a_little() -> None:
     gap, other = balanced(30.0, [Capacity(ROOMY, 1.0, aside=600.0), Capacity(ROOMY, 1.0)])
     assert (gap, other) == pytest.approx((LEAST * 15, 30 - LEAST * 15))

@@ -26,6 +26,7 @@ from tpspec.topology.cost import (
     tokens_by_position,
     tokens_per_round,
 )
+from tpspec.topology.experts import Experts
 from tpspec.topology.links import Curve, LinkTable, link, straight
 
 LAYERS, ROW_BYTES = 80, 16384
@@ -195,6 +196,42 @@ def test_the_slowest_rank_sets_the_pace_and_arithmetic_hides_behind_weights() ->
     assert ridge == pytest.approx(76, abs=0.2)
     assert step.compute_s(75) == step.compute_s(1)
     assert step.compute_s(152) == pytest.approx(2 * step.compute_s(1), rel=0.01)
+
+
+def mixture(count: int, chosen: int) -> StepCost:
+    """Of 1 GB that every row reads and 9 GB of experts, on a card of 936 GB/s; arithmetic never shows."""
+    load = Load(10e9, 0, 0, 16, 9e9, Experts(count, chosen, sums_to_one=True))
+    return step_cost([load], [card("3090")], 0, 0, None, IDEAL)
+
+
+def test_six_rows_of_a_mixture_cost_what_they_are_sent_to() -> None:
+    """Against verifying drafts for nothing, as a dense model does, or for the reading of all experts."""
+    step = mixture(128, 8)
+    read = [1e9 + 9e9 * share for share in (1 / 16, 1 - (15 / 16) ** 2, 1 - (15 / 16) ** 6)]
+    assert [step.seconds(rows) * 936e9 for rows in (1, 2, 6)] == pytest.approx(read)
+    assert step.seconds(6) > 2.4 * step.seconds(1)
+    assert step.seconds(1000) * 936e9 == pytest.approx(10e9)
+
+
+@given(st.integers(1, 256).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count))), st.integers(1, 400))
+def test_a_mixture_costs_no_less_than_its_chosen_experts_and_no_more_than_all(
+    sizes: tuple[int, int], num_rows: int
+) -> None:
+    """Against a step that shortens with rows, and one that never stops growing."""
+    count, chosen = sizes
+    step = mixture(count, chosen)
+    one, some, more = (step.seconds(rows) * 936e9 for rows in (1, num_rows, num_rows + 1))
+    assert one == pytest.approx(1e9 + 9e9 * chosen / count)
+    assert one * (1 - 1e-9) <= some <= more * (1 + 1e-9)
+    assert more <= 10e9 * (1 + 1e-9)
+
+
+def test_arithmetic_of_a_mixture_hides_behind_what_is_read() -> None:
+    """Against a prompt whose rows are free because only a few experts are multiplied."""
+    load = Load(10e9, 1e9, 0, 16, 9e9, Experts(8, 2, sums_to_one=True))
+    step = step_cost([load], [card("3090")], 0, 0, None, IDEAL)
+    assert step.seconds(2) == mixture(8, 2).seconds(2)
+    assert step.seconds(1000) == pytest.approx(1000 * 2e9 / 71e12)
 
 
 def test_collectives_are_counted_by_token() -> None:

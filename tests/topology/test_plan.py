@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tpspec.topology.whatif import ACCEPTANCES, cases
 
 ROOT = Path(__file__).parents[2]
 LLAMA70, LLAMA1 = "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
+QWEN30 = "Qwen/Qwen3-30B-A3B"
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +90,40 @@ def test_what_does_not_fit_is_refused_with_the_missing_memory() -> None:
     )
     with pytest.raises(OutOfMemory, match=r"the nearest, 1 shards of 4 bits, is \d+\.\d GiB short on a 4090"):
         plan(wish("1x4090"))
+
+
+def test_speculation_pays_less_for_a_mixture() -> None:
+    """Against a plan of long drafts: what they read of experts is not free, as it is of a dense model as fast alone."""
+    mixture = shape_of(QWEN30)
+    dense = replace(mixture, experts=None, model_type="qwen3", intermediate=8 * mixture.intermediate)
+    for bits, at_most in ((16, 0.88), (8, 0.92), (4, 0.96)):
+        for sparse, plain in zip(cases(mixture, bits), cases(dense, bits), strict=True):
+            assert sparse.plain_tokens_per_s == pytest.approx(plain.plain_tokens_per_s, rel=0.01)
+            assert all(sparse.tokens_per_s(one) < at_most * plain.tokens_per_s(one) for one in ACCEPTANCES)
+
+
+def test_a_mixture_of_30b_on_eight_cards_by_hand() -> None:
+    """Against 30 GB that every token reads. 3.042e9 parameters of a row in 16 bits over 8 x 936 x 0.88 GB/s."""
+    own_kernel = next(one for one in cases(shape_of(QWEN30), 16) if one.name == "8x3090 gen4x16 P2P, own kernel")
+    (rank, *_) = own_kernel.step.ranks
+    per_s = 8 * 936e9 * 0.88
+    assert rank.reading_s(1) == pytest.approx(2 * 3.042e9 / per_s, rel=1e-3)
+    # 28.99e9 of experts, of which six rows read 32%.
+    assert rank.reading_s(6) == pytest.approx(2 * (30.53e9 - 0.311e9 - 0.679 * 28.99e9) / per_s, rel=1e-3)
+
+
+def test_a_mixture_is_held_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a card that was to hold the experts of one token: 30.22e9 parameters are 60 GB, 15.4 GiB in 4 bits."""
+    ranking = plan(wish(model=QWEN30, draft="Qwen/Qwen3-0.6B"))
+    assert sum(of(ranking, "none", 8, 16).memory) == pytest.approx(61.5e9, rel=0.02)
+    assert sum(of(ranking, "none", 1, 4).memory) / 2**30 == pytest.approx(15.5, abs=0.2)
+    refused = {(len(one.layout.shards), one.layout.bits) for one in ranking.refusals if one.layout.placement == "none"}
+    assert refused == {(1, 8), (1, 16), (2, 16)}
+    lengths = [one.num_drafted for one in ranking.plans if one.layout.placement == "dedicated"]
+    assert max(lengths) <= 4
+    assert main(["plan", "--gpus", "8x3090", "--link", "pcie4", "--model", QWEN30, "--draft", "Qwen/Qwen3-0.6B"]) == 0
+    assert main(["whatif", "--model", QWEN30]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_longer_context_takes_memory_and_time() -> None:

@@ -14,7 +14,7 @@ from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of
-from tpspec.topology.shards import split, weight_bytes
+from tpspec.topology.shards import num_params, split, weight_bytes
 
 # Parameters as published on each model's page, in units of 1e9.
 PUBLISHED = {
@@ -31,6 +31,19 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8.191,
     "Qwen/Qwen3-14B": 14.77,
     "Qwen/Qwen3-32B": 32.76,
+    "Qwen/Qwen3-30B-A3B": 30.53,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.53,
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.53,
+    "Qwen/Qwen3-235B-A22B": 235.09,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.70,
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.63,
+}
+# Of mixtures: for one token, the embedding table included, as exactly as it is published.
+ACTIVE = {
+    "Qwen/Qwen3-30B-A3B": (3.353, 0.001),
+    "Qwen/Qwen3-235B-A22B": (22, 0.5),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": (12.9, 0.05),
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": (39.16, 0.005),
 }
 CONFIG: dict[str, object] = {
     "model_type": "llama",
@@ -53,8 +66,16 @@ def test_known_shapes_weigh_what_their_publishers_say(model: str) -> None:
     shape = ModelShape.from_config(known_models()[model], model)
     (whole,) = split(shape, (1,))
     table = 0 if shape.tied else shape.vocab * shape.hidden  # stays in host memory, so weight_bytes leaves it out
-    params = weight_bytes(shape, whole, "bfloat16") / 2 + table
-    assert params / 1e9 == pytest.approx(PUBLISHED[model], rel=1e-3)
+    params = weight_bytes(shape, whole, "float32") / 4 + table  # as routers are always held
+    assert params / 1e9 == pytest.approx(PUBLISHED[model], rel=3e-4)
+
+
+@pytest.mark.parametrize("model", ACTIVE)
+def test_a_token_is_multiplied_with_what_the_publishers_of_mixtures_call_active(model: str) -> None:
+    """Against arithmetic of all experts, and routers counted by their bytes: twice, which is 0.4% of Qwen3-30B-A3B."""
+    shape, (active, rounding) = shape_of(model), ACTIVE[model]
+    (whole,) = split(shape, (1,))
+    assert (num_params(shape, whole) + shape.vocab * shape.hidden) / 1e9 == pytest.approx(active, abs=rounding)
 
 
 def test_a_known_shape_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:

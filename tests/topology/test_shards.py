@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpspec.errors import UserError
+from tpspec.topology.experts import Experts
 from tpspec.topology.groups import grid_of
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import (
+    ROUTER_BYTES,
     Shard,
     collectives_per_round,
+    expert_bytes,
     kv_bytes_per_token,
+    num_params,
     round_bytes,
     split,
     weight_bytes,
@@ -129,6 +133,33 @@ def test_shards_weigh_what_the_whole_weighs_and_the_norms_again() -> None:
     parts = sum(weight_bytes(LLAMA70, shard, "bfloat16") for shard in split(LLAMA70, (1,) * 8))
     norms = (2 * LLAMA70.num_layers + 1) * LLAMA70.hidden * 2
     assert parts == weight_bytes(LLAMA70, whole, "bfloat16") + 7 * norms
+
+
+@given(splits(), st.integers(1, 300))
+def test_shards_of_a_mixture_hold_its_experts_once(case: tuple[ModelShape, list[float]], count: int) -> None:
+    """Against an expert of one rank that others hold too, and routers of which each rank would hold a part."""
+    like, weights = case
+    experts = Experts(count, 1, sums_to_one=True)
+    shape = replace(like, model_type="qwen3_moe", experts=experts, qk_norm=True)
+    (whole,), shards = split(shape, (1,)), split(shape, weights)
+    assert sum(expert_bytes(shape, one, "bfloat16") for one in shards) == expert_bytes(shape, whole, "bfloat16")
+    norms = (2 * shape.hidden + 2 * shape.head_dim) * shape.num_layers + shape.hidden
+    every = 2 * norms + ROUTER_BYTES * shape.num_layers * count * shape.hidden  # held by each rank
+    shared = sum(lengths(shards, "kv_heads")) - shape.num_kv_heads  # KV heads on boundaries
+    again = (len(weights) - 1) * every + shared * 2 * 2 * shape.hidden * shape.head_dim * shape.num_layers
+    parts = sum(weight_bytes(shape, one, "bfloat16") for one in shards)
+    assert parts == weight_bytes(shape, whole, "bfloat16") + again
+
+
+@pytest.mark.parametrize("weights", [(1,), (1, 1, 1), (5, 1, 2)])
+def test_a_token_is_multiplied_with_the_chosen_experts_of_every_shard(weights: tuple[float, ...]) -> None:
+    """Against whole experts given to ranks, where one of them would do all the work of a token."""
+    shape = shape_of("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    alike = replace(shape, experts=None, model_type="llama", intermediate=2 * shape.intermediate)
+    routers = shape.num_layers * 8 * shape.hidden
+    for shard in split(shape, weights):
+        twice = replace(shard, channels=range(2 * shard.channels.start, 2 * shard.channels.stop))
+        assert num_params(shape, shard) == num_params(alike, twice) + routers
 
 
 def test_quantized_weights_shrink_and_the_head_to_eight_bits() -> None:

@@ -72,6 +72,20 @@ def test_weights_are_those_of_the_cards(target: Path) -> None:
     assert with_weights(auto(target), cards).target.fixed_weights == (1.0, 0.929)
 
 
+def test_beside_a_mixture_a_drafter_weighs_more(tmp_path: Path) -> None:
+    """Five rows read 1 - (7/8)^5 = 49% of the experts. Stands against a shard lightened by the bytes of the drafter
+    alone, to 82% of the other, when its rank then is the last in every collective."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"intermediate_size": 8192, "num_local_experts": 8, "num_experts_per_tok": 1, "vocab_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", **sizes, **experts}))
+    (tmp_path / "model.safetensors").touch()
+    made = auto(tmp_path, draft={"source": "ngram", "tokens": 4}, cache={"tokens": 16})
+    held = 2 * 8 * 3 * 64 * 8192 * 4
+    cards = [Capacity(1e12, 1e9, aside=0.1 * held), Capacity(1e12, 1e9)]
+    found = with_weights(made, cards).target.fixed_weights
+    assert found == (pytest.approx((1 - 0.1 / 0.487) / (1 + 0.1 / 0.487), abs=0.01), 1.0)
+
+
 def test_a_world_runs_with_weights_that_it_found_itself(target: Path, tmp_path: Path) -> None:
     """Against ranks that come to different slices, or a rank that is not told."""
     file = tmp_path / "box.yaml"

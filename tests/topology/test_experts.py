@@ -1,0 +1,152 @@
+"""Mixtures of experts: what their configs say, what is refused of them, and how their checkpoints are stored."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig
+
+from tpspec.errors import UserError
+from tpspec.topology.experts import Experts
+from tpspec.topology.shape import ModelShape, shape_of
+from tpspec.topology.shards import expert_bytes, split, weight_bytes
+
+SIZES: dict[str, object] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 512,
+    "vocab_size": 1024,
+}
+GPTQ: dict[str, object] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+def shape(model_type: str = "mixtral", **keys: object) -> ModelShape:
+    return ModelShape.from_config({**SIZES, "model_type": model_type, **keys}, "here")
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> Experts:
+    count = draw(st.integers(1, 256))
+    return Experts(count, draw(st.integers(1, count)), sums_to_one=True)
+
+
+@pytest.mark.parametrize(("count", "chosen", "num_rows"), [(4, 2, 2), (5, 2, 3), (6, 1, 4), (3, 3, 2)])
+def test_what_rows_read_is_the_mean_over_every_way_to_choose(count: int, chosen: int, num_rows: int) -> None:
+    """Stands against rows that never share an expert, and rows that always do."""
+    ways = product(combinations(range(count), chosen), repeat=num_rows)
+    read = sum(len(set().union(*rows)) for rows in ways)
+    share = read / count / comb(count, chosen) ** num_rows
+    assert Experts(count, chosen, sums_to_one=True).share_read(num_rows) == pytest.approx(share)
+
+
+@given(mixtures(), st.integers(0, 300))
+def test_more_rows_read_more_and_never_more_than_there_is(experts: Experts, num_rows: int) -> None:
+    """Stands against a share above 1 for a prompt's rows, and experts that are read for no row."""
+    shares = [experts.share_read(rows) for rows in (0, 1, num_rows, num_rows + 1, 10**6)]
+    assert shares[:2] == [0, pytest.approx(experts.chosen / experts.count)]
+    assert shares[2] <= shares[3] <= shares[4] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_what_is_left_out_means_what_transformers_takes_it_for(model_type: str) -> None:
+    """Stands against another number of experts, or of chosen ones, than the published weights were made for."""
+    theirs, ours = AutoConfig.for_model(model_type), shape(model_type).experts
+    count = theirs.num_local_experts if model_type == "mixtral" else theirs.num_experts
+    # Mixtral has no key for it: its weights always sum to one.
+    sums = getattr(theirs, "norm_topk_prob", True)
+    assert ours == Experts(count, theirs.num_experts_per_tok, sums_to_one=sums)
+
+
+def test_a_model_of_another_type_has_no_experts() -> None:
+    """Stands against a dense model sized by a key that its config has for another reason."""
+    assert shape("llama", num_local_experts=8, num_experts_per_tok=2).experts is None
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_both_names_of_their_number_are_read(key: str) -> None:
+    """Stands against 128 experts for a config that says 16 under the other name."""
+    assert shape("qwen3_moe", **{key: 16}).experts == Experts(16, 8, sums_to_one=False)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value", "why"),
+    [
+        ("qwen3_moe", "mlp_only_layers", [0, 1], "null: it is not supported"),
+        ("qwen3_moe", "decoder_sparse_step", 2, "1"),
+        ("qwen3_moe", "decoder_sparse_step", True, "1"),
+        ("qwen3_moe", "num_experts_per_tok", 129, r"at most num_experts \(128\)"),
+        ("mixtral", "num_experts_per_tok", 9, r"at most num_local_experts \(8\)"),
+        ("mixtral", "num_experts_per_tok", 0, "a whole number above 0"),
+        ("mixtral", "num_local_experts", "8", "a whole number above 0"),
+        ("qwen3_moe", "num_experts", 8.0, "a whole number above 0"),
+        ("qwen3_moe", "norm_topk_prob", 1, "true or false"),
+        ("qwen3_moe", "moe_intermediate_size", "768", "a whole number above 0"),
+    ],
+)
+def test_a_mixture_that_is_not_supported_is_refused_by_its_key(
+    model_type: str, key: str, value: object, why: str
+) -> None:
+    """Stands against sizes of a model whose other layers are dense, which would be wrong without a word."""
+    keys = {"num_local_experts": 8} if model_type == "mixtral" else {"num_experts": 128}
+    with pytest.raises(UserError, match=f"here: {key} is .*; should be {why}"):
+        shape(model_type, **(keys | {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stored"),
+    [
+        ("mixtral", GPTQ),
+        ("qwen3_moe", GPTQ),
+        ("mixtral", {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["gate"]}),
+    ],
+)
+def test_stored_experts_take_what_their_codes_take(model_type: str, stored: dict[str, object]) -> None:
+    """Stands against experts called w1, w2 and w3 sized as plain weights, four times what a card holds of them."""
+    plain, small = shape(model_type), shape(model_type, quantization_config=stored)
+    (whole,) = split(plain, (1,))
+    assert plain.experts is not None
+    weights = 2 * plain.experts.count * 3 * 256 * 512
+    codes = expert_bytes(small, whole, "bfloat16")
+    assert expert_bytes(plain, whole, "bfloat16") == 2 * weights
+    assert 4 / 8 < codes / weights <= 4.5 / 8  # a scale, and a zero point at most, for 128 weights
+
+
+def test_what_else_than_experts_is_stored_does_not_shrink_them() -> None:
+    """Stands against a checkpoint of coded attention alone that seems to fit, and one expert that stands for all."""
+    attention = shape(quantization_config={**GPTQ, "modules_in_block_to_quantize": [["self_attn.q_proj"]]})
+    first = shape(quantization_config={**GPTQ, "modules_in_block_to_quantize": [["block_sparse_moe.experts.0.w1"]]})
+    (whole,) = split(attention, (1,))
+    plain = 2 * 8 * 3 * 256 * 512 * 2
+    assert expert_bytes(attention, whole, "bfloat16") == plain
+    saved = plain - expert_bytes(first, whole, "bfloat16")
+    assert saved == pytest.approx(2 * 256 * 512 * (16 - 4.125) / 8, rel=0.02)  # of w1 of one expert in both layers
+
+
+def test_experts_of_float8_are_held_in_the_dtype_and_routers_in_float32() -> None:
+    """Stands against a plan by the bytes of the files, half of what a card then holds."""
+    router = [f"model.layers.{layer}.mlp.gate" for layer in range(2)]
+    stored = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", *router]}
+    plain, small = shape("qwen3_moe"), shape("qwen3_moe", quantization_config=stored)
+    (whole,) = split(plain, (1,))
+    assert weight_bytes(small, whole, "bfloat16") == weight_bytes(plain, whole, "bfloat16")
+    routers = 2 * 128 * 256
+    halves = weight_bytes(plain, whole, "float32") / 2 + 2 * routers
+    assert weight_bytes(plain, whole, "bfloat16") == halves
+
+
+def test_quantizing_a_mixture_leaves_its_routers() -> None:
+    """Stands against experts that stay in 16 bits, and against routers of 4."""
+    mixtral = shape_of("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    (whole,) = split(mixtral, (1,))
+    plain, small = (expert_bytes(mixtral, whole, "bfloat16", quantize) for quantize in (None, "int4"))
+    assert small / plain == pytest.approx(4.25 / 16, rel=1e-3)
+    with pytest.raises(UserError, match="is a GPTQ checkpoint with weights of 4 bits already"):
+        expert_bytes(shape(quantization_config=GPTQ), whole, "bfloat16", "int4")
