@@ -123,6 +123,17 @@ def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind:
     assert taken == planned or (name in SHUFFLED and 0.7 * planned < taken < planned)
 
 
+def test_a_router_in_codes_is_refused(tmp_path: Path) -> None:
+    """Some tools quantize it as well: `tensor gate.weight is missing` would send people to fetch the model again."""
+    folder = tiny("mixtral", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.block_sparse_moe.gate"
+    tensors[f"{name}.qweight"] = tensors.pop(f"{name}.weight")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=rf"router {name} is quantized \(qweight\); should be a plain weight"):
+        logits(folder, (1,))
+
+
 @settings(deadline=None, max_examples=80)
 @given(name=st.sampled_from(list(FORMATS)), data=st.data())
 def test_any_slice_is_the_slice_of_the_whole(written: Any, name: str, data: st.DataObject) -> None:

@@ -142,7 +142,10 @@ def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
         config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}/config.json: not a configuration transformers can read: {error}") from error
-    return resolve(config, f"{where}/config.json")
+    spec = resolve(config, f"{where}/config.json")
+    if spec.experts is not None:
+        raise UserError(f"{where}/config.json: model_type is {spec.model_type}; heads with experts are not supported")
+    return spec
 
 
 @dataclass(frozen=True, slots=True)

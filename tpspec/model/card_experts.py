@@ -2,7 +2,8 @@
 
 What a row is sent to is known on the card alone, and the host never asks: rows are put into tiles of one expert each,
 of which as many are launched as there can be at most. The launches are then the same whatever the router says, so that
-they can be recorded (graphs.py), and an expert that has no row is not read. Annotations are Triton's.
+they can be recorded (graphs.py), and an expert that has no row is not read. A row's bits do not depend on where others
+are sent. Annotations are Triton's.
 
 Shapes: T rows, N experts, K of them for each row, P = T * K pairs of both; L tiles of R pairs; O outputs and I inputs
 of a shard's matrix, W columns of the groups it touches, G groups; D hidden.

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tpspec.model.mlp import Mlp
     from tpspec.model.stored import Slice
     from tpspec.topology.config import Quantize
-    from tpspec.topology.experts import MlpNames
+    from tpspec.topology.experts import Experts, MlpNames
     from tpspec.topology.formats import Scheme
     from tpspec.topology.groups import Bits, Grid
     from tpspec.topology.shape import ModelShape
@@ -160,9 +160,7 @@ class Loader:
         at += names.module
         if experts is None:
             return self._mlp(f"{at}.", names)
-        weight_ND = self._read(f"{at}.gate.weight", (experts.count, self.spec.hidden))
-        router = Router(weight_ND.to(self.device, torch.float32), experts)
-        on_card = self.device.type == "cuda"
+        router, on_card = self._router(f"{at}.gate", experts), self.device.type == "cuda"
         loader = replace(self, reference=on_card)
         mlps = [loader._mlp(f"{at}.experts.{index}.", names) for index in range(experts.count)]
         if not on_card:
@@ -170,6 +168,14 @@ class Loader:
         from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
 
         return CardMixture(router, mlps)
+
+    def _router(self, name: str, experts: Experts) -> Router:
+        held = self.checkpoint.under(name)
+        if held and "weight" not in held:
+            kind = ", ".join(sorted(held))
+            raise UserError(f"{self.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight")
+        weight_ND = self._read(f"{name}.weight", (experts.count, self.spec.hidden))
+        return Router(weight_ND.to(self.device, torch.float32), experts)
 
     def _mlp(self, at: str, names: MlpNames) -> GatedMlp:
         channels, size, biased = self.shard.channels, self.spec.intermediate, self.spec.mlp_bias

@@ -37,30 +37,38 @@ class Experts:
         return 1 - (1 - self.chosen / self.count) ** num_rows
 
 
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """What a type of model means by keys that its config.json leaves out, as transformers does. sums_to_one: None where
+    norm_topk_prob says."""
+
+    names: MlpNames
+    count: int
+    chosen: int
+    sums_to_one: bool | None = None
+
+
 DENSE = MlpNames("mlp")
-NAMES = {"mixtral": MlpNames("block_sparse_moe", "w1", "w3", "w2")}
+MIXTURES = {
+    "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
+    "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
+}
 
 
 def mlp_names(model_type: str) -> MlpNames:
-    return NAMES.get(model_type, DENSE)
+    return MIXTURES[model_type].names if model_type in MIXTURES else DENSE
 
 
 def experts_of(read: Reads, model_type: str) -> Experts | None:
-    """From the keys of a config, with transformers' defaults; None for a type without experts. Raises UserError."""
-    match model_type:
-        case "mixtral":
-            return _experts(read, 8, 2, sums_to_one=True)
-        case "qwen3_moe":
-            read.one_of("decoder_sparse_step", (1,), 1)
-            read.refuse("mlp_only_layers")
-            return _experts(read, 128, 8, sums_to_one=read.flag("norm_topk_prob", False))
-    return None
-
-
-def _experts(read: Reads, count: int, chosen: int, *, sums_to_one: bool) -> Experts:
-    """count, chosen: by default."""
+    """From the keys of a config; None for a type without experts. UserError for what is no number, or not supported."""
+    if model_type not in MIXTURES:
+        return None
+    usual = MIXTURES[model_type]
+    read.one_of("decoder_sparse_step", (1,), 1)
+    read.refuse("mlp_only_layers")
     key = "num_local_experts" if "num_local_experts" in read.config else "num_experts"  # both are in use for both
-    count, chosen = read.size(key, count), read.size("num_experts_per_tok", chosen)
+    count, chosen = read.size(key, usual.count), read.size("num_experts_per_tok", usual.chosen)
     if chosen > count:
         raise read.refusal("num_experts_per_tok", f"at most {key} ({count})")
+    sums_to_one = read.flag("norm_topk_prob", False) if usual.sums_to_one is None else usual.sums_to_one
     return Experts(count, chosen, sums_to_one)
