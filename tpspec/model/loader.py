@@ -25,7 +25,7 @@ from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
 from tpspec.model.stored import Place, StoredMatrices
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.experts import mlp_names
+from tpspec.topology.experts import has_narrow_columns, mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 from tpspec.topology.shards import split
@@ -210,7 +210,7 @@ class Loader:
         self._check_biases([place], biased=biased)
         if (product := self._of_codes([place], biased=has_bias)) is not None:
             return product
-        grid, whole_groups = grid_of(columns, size)
+        grid, whole_groups = grid_of(columns, size, narrow=has_narrow_columns(name))
         weight = self._weight(place if self.quantize is None else replace(place, columns=whole_groups))
         return self._linear(weight, self._biases([place], biased=has_bias), grid)
 

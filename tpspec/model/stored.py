@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from tpspec.errors import UserError
 from tpspec.model.quantized import AT_ONCE, Quantized, Ready, unpacked_nibbles
+from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.groups import GROUPS, Grid, stored_grid
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class StoredMatrices:
 
 def _laid_in_place(codes: Codes, scheme: Scheme, place: Place) -> Slice:
     """Columns stay where they are; those of other shards in the first and last group get any code."""
-    grid = stored_grid(place.columns, place.num_inputs, scheme.group)
+    grid = stored_grid(place.columns, place.num_inputs, scheme.group, narrow=has_narrow_columns(place.name))
     first = place.columns.start - grid.before
     starts = torch.arange(first, first + grid.width, grid.group)
     groups = starts // (scheme.group or starts[-1] + 1)

@@ -53,6 +53,12 @@ MIXTURES = {
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
 }
+NAMES = {mixing.names for mixing in MIXTURES.values()}
+
+
+def has_narrow_columns(name: str) -> bool:
+    """Whether the columns of the matrix of that name are the channels of one expert."""
+    return ".experts." in name and name.endswith(tuple(names.down for names in NAMES))
 
 
 def mlp_names(model_type: str) -> MlpNames:

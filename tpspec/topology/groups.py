@@ -13,6 +13,7 @@ Bits = Literal[4, 8]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}
 HEAD_BITS: Bits = 8  # of the output head, whatever the layers have: 4 there took SmolLM2's perplexity up by an eighth
 GROUPS = (128, 64, 32)  # the first that divides the whole matrix's inputs, else the last
+NARROW_SHARDS = 8
 TILE = 32  # outputs that a CPU's product takes at a time; it fills the last tile up
 SCALE_BITS = 16
 STORED_SCALE_BITS = 32  # of a published checkpoint, whose scales are float16, bfloat16 or float32: all exact
@@ -35,28 +36,41 @@ class Grid:
         return self.num_groups * self.group
 
 
-def grid_of(columns: range, size: int) -> tuple[Grid, range]:
-    """The grid for these columns of a matrix that has `size`, and the columns to read for it: those of whole groups."""
-    group = next((group for group in GROUPS if size % group == 0), GROUPS[-1])
+def groups_of(size: int, *, narrow: bool) -> tuple[int, ...]:
+    """The groups that columns may have, the preferred first. narrow: they are few, as an expert's channels are, so that
+    what a cut group has of a neighbour's would be much of them: such as eight equal shards do not cut, if any."""
+    uncut = tuple(group for group in GROUPS if size % (NARROW_SHARDS * group) == 0)
+    return (uncut or GROUPS[-1:]) if narrow else GROUPS
+
+
+def grid_of(columns: range, size: int, *, narrow: bool = False) -> tuple[Grid, range]:
+    """The grid for these columns of a matrix that has `size`, and the columns to read for it: those of whole groups.
+
+    narrow: see groups_of.
+    """
+    group = next((group for group in groups_of(size, narrow=narrow) if size % group == 0), GROUPS[-1])
     before = columns.start % group
     grid = Grid(group, before, len(columns))
     first = columns.start - before
     return grid, range(first, min(first + grid.width, size))
 
 
-def stored_grid(columns: range, size: int, group: int | None) -> Grid:
+def stored_grid(columns: range, size: int, group: int | None, *, narrow: bool = False) -> Grid:
     """The grid for codes of a published checkpoint, which has `group` inputs to a scale (None: all of them): groups of
-    it are cut into smaller ones that have the same scale, so that no slice holds much of its neighbour's."""
+    it are cut into smaller ones that have the same scale, so that no slice holds much of its neighbour's.
+
+    narrow: see groups_of.
+    """
     if group is None:
-        return grid_of(columns, size)[0]
-    cut = next(own for own in GROUPS if group % own == 0)
+        return grid_of(columns, size, narrow=narrow)[0]
+    cut = next(own for own in groups_of(size, narrow=narrow) if group % own == 0)
     return Grid(cut, columns.start % cut, len(columns))
 
 
-def shuffled_grid(columns: range, size: int, group: int | None) -> Grid:
+def shuffled_grid(columns: range, size: int, group: int | None, *, narrow: bool = False) -> Grid:
     """The widest grid that these columns can need where a table says to which group a column belongs."""
     if group is None or (len(columns) == size and size % group == 0):
-        return stored_grid(columns, size, group)
+        return stored_grid(columns, size, group, narrow=narrow)
     num_groups = len(columns) // GROUPS[-1] + min(-(-size // group), len(columns))
     return Grid(GROUPS[-1], 0, num_groups * GROUPS[-1])
 

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
+from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import (
     BITS,
@@ -105,6 +106,10 @@ class Fused:
     def num_rows(self) -> int:
         return sum(rows for _, rows in self.parts)
 
+    @property
+    def is_narrow(self) -> bool:
+        return has_narrow_columns(self.parts[0][0])
+
 
 def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """Bytes of card memory for a shard's weights; the embedding table stays in host memory and is not counted.
@@ -194,7 +199,7 @@ def _alike(stored: Stored | None, every: Iterable[str], matrices: Sequence[str])
 
 
 def _quantized(matrix: Fused, bits: Bits) -> int:
-    return quantized_bytes(matrix.num_rows, grid_of(matrix.columns, matrix.size)[0], bits)
+    return quantized_bytes(matrix.num_rows, grid_of(matrix.columns, matrix.size, narrow=matrix.is_narrow)[0], bits)
 
 
 def _stored(stored: Stored, matrix: Fused, dtype: str) -> int:
@@ -208,7 +213,9 @@ def _stored(stored: Stored, matrix: Fused, dtype: str) -> int:
 def _stored_rows(scheme: Scheme | None, num_rows: int, matrix: Fused, dtype: str) -> int:
     if scheme is None or not scheme.is_small:
         return num_rows * len(matrix.columns) * DTYPE_BYTES[dtype]
-    grid = (shuffled_grid if scheme.shuffled else stored_grid)(matrix.columns, matrix.size, scheme.group)
+    grid = (shuffled_grid if scheme.shuffled else stored_grid)(
+        matrix.columns, matrix.size, scheme.group, narrow=matrix.is_narrow
+    )
     codes = quantized_bytes(num_rows, grid, scheme.bits, zeros=scheme.zeros, scale_bits=STORED_SCALE_BITS)
     return codes + 8 * len(matrix.columns) * scheme.shuffled
 
