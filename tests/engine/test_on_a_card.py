@@ -177,8 +177,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
-@pytest.mark.parametrize("keys", [{}, {"quantize": "int8"}], ids=["plain", "int8"])
+@pytest.mark.parametrize(("kind", "keys"), [("qwen3_moe", {}), ("mixtral", {"quantize": "int8"})])
 def test_texts_of_a_mixture_of_experts_are_those_of_the_cpu(
     kind: str, keys: dict[str, str], few: None, tmp_path: Path
 ) -> None:

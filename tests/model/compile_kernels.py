@@ -56,7 +56,7 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
                                     "num_outputs": "i32", "num_groups": "i32"},
            {"group": 128, "tile_rows": card_products.TILE_ROWS, "tile_outputs": outputs})
           for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)),
-        *mixture(x),
+        *([] if small else mixture(x)),
     ]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             "tile_outputs": outputs})
           for outputs in card_products.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i8", "*bf16"),
-                                               (4, 128, "*u8", "*fp32"))),
+                                               (4, 32, "*u8", "*fp32"))),
         (card_experts._add, {"made_at": x, "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
     ]  # fmt: skip
