@@ -71,17 +71,6 @@ def test_a_mixture_is_what_the_reference_makes_of_it(
         assert (CardMixture(router, experts)(x_TD, STEPS) - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
 
 
-def test_whole_mixtures_give_a_row_the_same_whoever_goes_with_it() -> None:
-    """Stands against a row's bits that depend on how many others its expert has (deterministic)."""
-    router, experts = mixture(5, 2, 16)
-    x_TD = rows(16)
-    other_TD = torch.cat([x_TD[:1], -x_TD[1:]])
-    whole = Mixture(router, experts, whole=True)
-    assert torch.equal(whole(x_TD, STEPS)[0], whole(other_TD, STEPS)[0])
-    apart = (whole(x_TD, STEPS) - Mixture(router, experts, whole=False)(x_TD, STEPS)).abs().max()
-    assert apart <= 1e-5
-
-
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_every_pair_is_in_one_tile_of_its_expert(data: st.DataObject) -> None:
