@@ -6,8 +6,9 @@ A slice is read alone, so a rank never holds more than its own part and the slic
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -18,14 +19,25 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MOST_MAPPED = 8 * 2**20  # bytes that are read before files are closed: until then their pages stay resident
 
 
 class Checkpoint:
-    """The tensors of a Hugging Face folder, by name. Opening reads headers only."""
+    """The tensors of a Hugging Face folder, by name. Opening reads headers only.
+
+    A file serves many reads while it is open: its header takes as long to parse as it names tensors, and a file of
+    quantized experts names ten thousands of small ones.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file_of = _tensor_files(folder)
+        self._parts: dict[str, set[str]] = {}
+        for name in self._file_of:
+            module, _, part = name.rpartition(".")
+            self._parts.setdefault(module, set()).add(part)
+        self._opened: dict[Path, Any] = {}
+        self._num_mapped = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -34,12 +46,12 @@ class Checkpoint:
         self, name: str, shape: tuple[int, ...], *, rows: range | None = None, columns: range | None = None
     ) -> Tensor:
         """Rows and columns of tensor `name`, a copy of its own; `shape` is what the whole tensor must have."""
-        with self._open(name) as file:
-            part = file.get_slice(name)
-            self._check_shape(name, tuple(part.get_shape()), shape)
-            rows = rows if rows is not None else range(shape[0])
-            taken: Tensor = part[rows.start : rows.stop] if columns is None else part[_slices(rows, columns)]
-            return taken.clone()
+        part = self._shared(name).get_slice(name)
+        self._check_shape(name, tuple(part.get_shape()), shape)
+        rows = rows if rows is not None else range(shape[0])
+        taken: Tensor = part[rows.start : rows.stop] if columns is None else part[_slices(rows, columns)]
+        self._touched(len(rows) * prod(shape[1:]) * taken.itemsize)
+        return taken.clone()
 
     def one(self, name: str) -> Tensor:
         """The only number of tensor `name`, whatever its dimensions."""
@@ -52,8 +64,8 @@ class Checkpoint:
         return tensor.clone()
 
     def under(self, module: str) -> set[str]:
-        """What the tensors of a module are called within it."""
-        return {name.removeprefix(module + ".") for name in self._file_of if name.startswith(module + ".")}
+        """What the tensors of a module, and not of modules in it, are called within it."""
+        return self._parts.get(module, set())
 
     def mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole tensor, backed by the file: only rows that are looked at take memory."""
@@ -62,11 +74,28 @@ class Checkpoint:
         self._check_shape(name, tuple(tensor.shape), shape)
         return tensor
 
+    def _shared(self, name: str) -> Any:
+        """The file of a tensor, open for others too: of slices that are copied."""
+        path = self._path(name)
+        if path not in self._opened:
+            self._opened[path] = _open_file(path)
+        return self._opened[path]
+
+    def _touched(self, num_bytes: int) -> None:
+        """Closing a file unmaps what was read of it, but for slices still in use."""
+        self._num_mapped += num_bytes
+        if self._num_mapped >= MOST_MAPPED:
+            self._opened.clear()
+            self._num_mapped = 0
+
     def _open(self, name: str) -> safe_open:
-        # A handle per tensor: closing it unmaps the file, so pages read for one slice do not stay resident.
+        """The file of a tensor, for it alone."""
+        return _open_file(self._path(name))
+
+    def _path(self, name: str) -> Path:
         if name not in self._file_of:
             raise UserError(f"{self.folder}: tensor {name} is missing; the checkpoint is incomplete")
-        return _open_file(self._file_of[name])
+        return self._file_of[name]
 
     def _check_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if found != expected:
