@@ -76,6 +76,16 @@ def test_both_names_of_their_number_are_read(key: str) -> None:
     assert shape("qwen3_moe", **{key: 16}).experts == Experts(16, 8, sums_to_one=False)
 
 
+@pytest.mark.parametrize(("local", "due"), [(8, "8"), (None, "None"), ("x" * 999, "'x{198}.*[.]{3}")])
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due: str) -> None:
+    """Stands against a plan for one of them and weights for the other: which of the two transformers reads depends on
+    the type."""
+    with pytest.raises(UserError, match=f"here: num_local_experts is {due} and num_experts is 16; should be the same"):
+        shape(model_type, num_experts=16, num_local_experts=local)
+    assert shape(model_type, num_experts=16, num_local_experts=16).experts is not None
+
+
 @pytest.mark.parametrize(
     ("model_type", "key", "value", "why"),
     [

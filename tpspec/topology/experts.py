@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpspec.errors import UserError
+from tpspec.topology.reads import shown
+
 if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
 
@@ -72,7 +75,11 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     usual = MIXTURES[model_type]
     read.one_of("decoder_sparse_step", (1,), 1)
     read.refuse("mlp_only_layers")
-    key = "num_local_experts" if "num_local_experts" in read.config else "num_experts"  # both are in use for both
+    given = [key for key in ("num_local_experts", "num_experts") if key in read.config]  # both are in use for both
+    if len({shown(read.config[key]) for key in given}) > 1:
+        said = " and ".join(f"{key} is {shown(read.config[key])}" for key in given)
+        raise UserError(f"{read.where}: {said}; should be the same")
+    key = given[0] if given else "num_experts"
     count, chosen = read.size(key, usual.count), read.size("num_experts_per_tok", usual.chosen)
     if chosen > count:
         raise read.refusal("num_experts_per_tok", f"at most {key} ({count})")
