@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import tiny
 from tests.model import published
@@ -131,6 +132,31 @@ def test_a_router_in_codes_is_refused(tmp_path: Path) -> None:
     tensors[f"{name}.qweight"] = tensors.pop(f"{name}.weight")
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=rf"router {name} is quantized \(qweight\); should be a plain weight"):
+        logits(folder, (1,))
+
+
+def test_a_router_with_a_bias_is_refused(tmp_path: Path) -> None:
+    """Stands against rows sent to other experts than its publisher's model sends them to, without a word."""
+    folder, name = tiny("qwen3_moe", tmp_path), "model.layers.1.mlp.gate"
+    tensors = load_file(folder / "model.safetensors")
+    for bias in (torch.zeros(7), torch.eye(7)[0]):
+        save_file(tensors | {f"{name}.bias": bias}, folder / "model.safetensors")
+        if not bias.any():
+            logits(folder, (1,))
+    with pytest.raises(UserError, match=rf"{name}.bias is not nothing, and the architecture has no such bias"):
+        logits(folder, (1,))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_piece_are_refused(kind: str, tmp_path: Path) -> None:
+    """Stands against `tensor experts.0.gate_proj.weight is missing`, which would send people to fetch the model
+    again."""
+    folder = tiny(kind, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.save_pretrained(folder, save_original_format=False)
+    with pytest.raises(
+        UserError, match=r"model.layers.0.mlp.experts.gate_up_proj holds all experts of a layer; should"
+    ):
         logits(folder, (1,))
 
 

@@ -157,9 +157,10 @@ class Loader:
 
     def _mlp_or_mixture(self, at: str, *, whole: bool) -> Mlp:
         names, experts = mlp_names(self.spec.model_type), self.spec.experts
-        at += names.module
+        before, at = at, at + names.module
         if experts is None:
             return self._mlp(f"{at}.", names)
+        self._check_apart(before)
         router, on_card = self._router(f"{at}.gate", experts), self.device.type == "cuda"
         loader = replace(self, reference=on_card)
         mlps = [loader._mlp(f"{at}.experts.{index}.", names) for index in range(experts.count)]
@@ -169,11 +170,21 @@ class Loader:
 
         return CardMixture(router, mlps)
 
+    def _check_apart(self, at: str) -> None:
+        """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""
+        name = f"{at}mlp.experts.gate_up_proj"
+        if name in self.checkpoint:
+            raise UserError(
+                f"{self.checkpoint.folder}: {name} holds all experts of a layer; should be a tensor for each, as "
+                "transformers' save_pretrained writes with save_original_format, which is its default"
+            )
+
     def _router(self, name: str, experts: Experts) -> Router:
         held = self.checkpoint.under(name)
         if held and "weight" not in held:
             kind = ", ".join(sorted(held))
             raise UserError(f"{self.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight")
+        self._check_biases([self._rows(name, range(experts.count), experts.count)], biased=False)
         weight_ND = self._read(f"{name}.weight", (experts.count, self.spec.hidden))
         return Router(weight_ND.to(self.device, torch.float32), experts)
 
