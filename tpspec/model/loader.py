@@ -155,24 +155,25 @@ class Loader:
                  self._rows(at + "v_proj", keys, num_kv)]  # fmt: skip
         return self._column_parallel(parts, biased=self.spec.qkv_bias)
 
-    def _mlp_or_mixture(self, at: str, *, whole: bool) -> Mlp:
+    def _mlp_or_mixture(self, layer: str, *, whole: bool) -> Mlp:
+        """layer: what the names of its modules begin with."""
         names, experts = mlp_names(self.spec.model_type), self.spec.experts
-        before, at = at, at + names.module
+        at = f"{layer}{names.module}."
         if experts is None:
-            return self._mlp(f"{at}.", names)
-        self._check_apart(before)
-        router, on_card = self._router(f"{at}.gate", experts), self.device.type == "cuda"
+            return self._mlp(at, names)
+        self._check_apart(layer)
+        router, on_card = self._router(f"{at}gate", experts), self.device.type == "cuda"
         loader = replace(self, reference=on_card)
-        mlps = [loader._mlp(f"{at}.experts.{index}.", names) for index in range(experts.count)]
+        mlps = [loader._mlp(f"{at}experts.{index}.", names) for index in range(experts.count)]
         if not on_card:
             return Mixture(router, mlps, whole=whole)
         from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
 
         return CardMixture(router, mlps)
 
-    def _check_apart(self, at: str) -> None:
+    def _check_apart(self, layer: str) -> None:
         """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""
-        name = f"{at}mlp.experts.gate_up_proj"
+        name = f"{layer}mlp.experts.gate_up_proj"
         if name in self.checkpoint:
             raise UserError(
                 f"{self.checkpoint.folder}: {name} holds all experts of a layer; should be a tensor for each, as "
