@@ -65,8 +65,9 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     product = {"x_at": x, "zeros_at": x, "y_at": x, "num_outputs": "i32", "width": "i32", "num_groups": "i32",
                "fan": "i32"} | tiles  # fmt: skip
     return [
-        (card_experts._choose, {"logits_at": "*fp32", "chosen_at": "*i32", "weights_at": "*fp32", "count": "i32"},
-         {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sums_to_one": True}),
+        (card_experts._choose, {"logits_at": "*fp32", "slots_at": "*i64", "chosen_at": "*i32",
+                                 "weights_at": "*fp32", "count": "i32"},
+         {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sums_to_one": True, "padded": True}),
         (card_experts._sort, {"chosen_at": "*i32", "ranks_at": "*i32", "num_pairs": "i32", "num_tiles": "i32"} | tiles,
          {"wide": card_experts.MOST_SORTED, "wide_tiles": 256, "at_once": card_experts.AT_ONCE,
           "tile_rows": card_products.TILE_ROWS}),
@@ -76,7 +77,7 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
           for outputs in card_products.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i8", "*bf16"),
                                                (4, 32, "*u8", "*fp32"))),
-        (card_experts._add, {"made_at": x, "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
+        (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
     ]  # fmt: skip
 

@@ -91,6 +91,29 @@ def _filled(tiles: Tiles) -> list[tuple[int, list[int]]]:
     return [(expert, [pair for pair in pairs if pair >= 0]) for expert, pairs in both if expert >= 0]
 
 
+class Padded(TorchSteps):
+    """Of rows whose slots are given."""
+
+    def __init__(self, slots: list[int]) -> None:
+        self._slots_T = torch.tensor(slots, device=DEVICE)
+
+    def slots(self, num_rows: int) -> torch.Tensor:  # type: ignore[override]
+        return self._slots_T[:num_rows]
+
+
+def test_padding_is_sent_to_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against experts read for rows that are none: of three rows and one of padding up to a quarter more."""
+    router, experts = mixture(9, 2, 16)
+    x_TD, real = rows(6), [0, 2, 5]
+    sorted_tiles, made = card_experts.sorted_tiles, []
+    monkeypatch.setattr(card_experts, "sorted_tiles", lambda *given: made.append(sorted_tiles(*given)) or made[-1])
+    padded_TD = CardMixture(router, experts)(x_TD, Padded([7, -1, 3, -1, -1, 0]))
+    assert (padded_TD[real] - CardMixture(router, experts)(x_TD[real], STEPS)).abs().max() <= 1e-5
+    assert not padded_TD[[1, 3, 4]].any()
+    chosen_TK, _ = router(x_TD)
+    assert {expert for expert, _ in _filled(made[0])} == set(chosen_TK[real].flatten().tolist())
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, as the interpreter
 def test_a_router_of_nothing_but_nan_sends_rows_to_experts_that_exist() -> None:
     """Stands against reads beyond the weights: a mixture's NaN must reach the verdict, which says so."""

@@ -2,8 +2,8 @@
 
 What a row is sent to is known on the card alone, and the host never asks: rows are put into tiles of one expert each,
 of which as many are launched as there can be at most. The launches are then the same whatever the router says, so that
-they can be recorded (graphs.py), and an expert that has no row is not read. A row's bits do not depend on where others
-are sent. Annotations are Triton's.
+they can be recorded (graphs.py), and an expert that has no row is not read; rows that are padding are sent to none. A
+row's bits do not depend on where others are sent. Annotations are Triton's.
 
 Shapes: T rows, N experts, K of them for each row, P = T * K pairs of both; L tiles of R pairs; O outputs and I inputs
 of a shard's matrix, W columns of the groups it touches, G groups; D hidden.
@@ -57,24 +57,26 @@ class CardMixture:
         self._down = Stack([one.down for one in experts])
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        chosen_TK, weights_TK = self._chosen(x_TD)
+        is_few = len(x_TD) * self._router.num_chosen <= MOST_SORTED
+        chosen_TK, weights_TK = self._chosen(x_TD, steps.slots(len(x_TD)) if is_few else None)
         tiles = sorted_tiles(chosen_TK, self._count)
         gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()))
         made_PD = self._down(gated_PC, tiles, chosen_TK.numel())
         sums_TD, dim = torch.empty_like(x_TD), x_TD.shape[1]
         _add[(len(x_TD), triton.cdiv(dim, ADDED))](
-            made_PD, weights_TK, sums_TD, dim, num_chosen=self._router.num_chosen, wide=ADDED
+            made_PD, chosen_TK, weights_TK, sums_TD, dim, num_chosen=self._router.num_chosen, wide=ADDED
         )
         return sums_TD
 
-    def _chosen(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """What the router says, its experts in int32."""
+    def _chosen(self, x_TD: Tensor, slots_T: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the router says, its experts in int32, -1 for rows whose slot is below 0."""
         logits_TN, K = self._router.logits(x_TD), self._router.num_chosen
         chosen_TK = logits_TN.new_empty(len(x_TD), K, dtype=torch.int32)
         weights_TK = logits_TN.new_empty(len(x_TD), K)
         _choose[(len(x_TD),)](
-            logits_TN, chosen_TK, weights_TK, self._count, num_chosen=K, wide=triton.next_power_of_2(self._count),
-            wide_chosen=triton.next_power_of_2(K), sums_to_one=self._router.sums_to_one,
+            logits_TN, chosen_TK if slots_T is None else slots_T, chosen_TK, weights_TK, self._count, num_chosen=K,
+            wide=triton.next_power_of_2(self._count), wide_chosen=triton.next_power_of_2(K),
+            sums_to_one=self._router.sums_to_one, padded=slots_T is not None,
         )  # fmt: skip
         return chosen_TK, weights_TK
 
@@ -125,7 +127,7 @@ def most_tiles(num_pairs: int, count: int) -> int:
 
 
 def sorted_tiles(chosen_TK: Tensor, count: int) -> Tiles:
-    """Each pair in a tile of its expert, by one program where they are few."""
+    """Each pair in a tile of its expert, by one program where they are few; those of expert -1 in none."""
     num_pairs = chosen_TK.numel()
     if num_pairs > MOST_SORTED:
         return sorted_by_torch(chosen_TK, count)
@@ -140,7 +142,7 @@ def sorted_tiles(chosen_TK: Tensor, count: int) -> Tiles:
 
 
 def sorted_by_torch(chosen_TK: Tensor, count: int) -> Tiles:
-    """The reference, and for many rows."""
+    """The reference, and for many rows, of which none may be padding."""
     chosen_P = chosen_TK.flatten().long()
     num_pairs, device = len(chosen_P), chosen_P.device
     num_tiles = most_tiles(num_pairs, count)
@@ -160,6 +162,7 @@ def sorted_by_torch(chosen_TK: Tensor, count: int) -> Tiles:
 @triton.jit  # type: ignore[untyped-decorator]
 def _choose(
     logits_at: tl.tensor,
+    slots_at: tl.tensor,
     chosen_at: tl.tensor,
     weights_at: tl.tensor,
     count: int,
@@ -167,10 +170,12 @@ def _choose(
     wide: tl.constexpr,
     wide_chosen: tl.constexpr,
     sums_to_one: tl.constexpr,
+    padded: tl.constexpr,
 ) -> None:
     """The K largest of logits [T, N], in falling order, and their weights, both [T, K]. A program a row.
 
-    Whatever the logits are, an expert that exists: what is no number makes weights that are none.
+    Whatever the logits are, an expert that exists: what is no number makes weights that are none. padded: rows whose
+    slot is below 0 get experts -1.
     """
     row = tl.program_id(0)
     experts, places = tl.arange(0, wide), tl.arange(0, wide_chosen)
@@ -181,7 +186,8 @@ def _choose(
     for place in tl.static_range(num_chosen):
         best = tl.max(logits, 0)
         expert = tl.minimum(tl.argmax(logits, 0), count - 1)
-        tl.store(chosen_at + row * num_chosen + place, expert)
+        sent = tl.where(tl.load(slots_at + row) >= 0, expert, -1) if padded else expert
+        tl.store(chosen_at + row * num_chosen + place, sent)
         tops = tl.where(places == place, tl.exp(best - most), tops)
         logits = tl.where(experts == expert, float("-inf"), logits)
     if sums_to_one:
@@ -208,8 +214,8 @@ def _sort(
     the order of their leaders.
     """
     pairs, tiles = tl.arange(0, wide), tl.arange(0, wide_tiles)
-    real = pairs < num_pairs
-    chosen = tl.load(chosen_at + pairs, mask=real, other=-1)
+    chosen = tl.load(chosen_at + pairs, mask=pairs < num_pairs, other=-1)
+    real = chosen >= 0
     tl.store(expert_at + tiles, tl.full((wide_tiles,), -1, tl.int32), mask=tiles < num_tiles)
     for slot in tl.static_range(tile_rows):
         tl.store(pairs_at + tiles * tile_rows + slot, tl.full((wide_tiles,), -1, tl.int32), mask=tiles < num_tiles)
@@ -221,8 +227,8 @@ def _sort(
         rank += tl.sum(before.to(tl.int32), 1)
     leads = real & (rank % tile_rows == 0)
     number = tl.cumsum(leads.to(tl.int32), 0) - 1
-    tl.store(ranks_at + pairs, rank, mask=real)
-    tl.store(ranks_at + num_pairs + pairs, number, mask=real)
+    tl.store(ranks_at + pairs, rank, mask=pairs < num_pairs)
+    tl.store(ranks_at + num_pairs + pairs, number, mask=pairs < num_pairs)
     tl.debug_barrier()
     tile = tl.zeros((wide,), tl.int32)
     for first in range(0, num_pairs, at_once):
@@ -267,10 +273,10 @@ def _tile_product(
         sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
         for index in range(num_groups):
             if bits == 4:
-                columns = index * group + 2 * tl.arange(0, group // 2)
-                even = tl.load(from_x + columns[None, :], mask=real_rows[:, None], other=0.0)
-                odd = tl.load(from_x + columns[None, :] + 1, mask=real_rows[:, None], other=0.0)
-                from_codes = weights_at + at[None, :] * (width // 2) + (columns // 2)[:, None]
+                halves = index * (group // 2) + tl.arange(0, group // 2)
+                even = tl.load(from_x + 2 * halves[None, :], mask=real_rows[:, None], other=0.0)
+                odd = tl.load(from_x + 2 * halves[None, :] + 1, mask=real_rows[:, None], other=0.0)
+                from_codes = weights_at + at[None, :] * (width // 2) + halves[:, None]
                 both = tl.load(from_codes, mask=real_outputs[None, :], other=0)
                 low, high = ((both & 15).to(tl.int8) - 8).to(even.dtype), ((both >> 4).to(tl.int8) - 8).to(even.dtype)
                 part = tl.dot(even, low, input_precision="ieee") + tl.dot(odd, high, input_precision="ieee")
@@ -297,19 +303,22 @@ def _tile_product(
 @triton.jit  # type: ignore[untyped-decorator]
 def _add(
     made_at: tl.tensor,
+    chosen_at: tl.tensor,
     weights_at: tl.tensor,
     sums_at: tl.tensor,
     dim: int,
     num_chosen: tl.constexpr,
     wide: tl.constexpr,
 ) -> None:
-    """sums [T, D]: of made [T, K, D] by weights [T, K], in float32. A program for some numbers of a row."""
+    """sums [T, D]: of made [T, K, D] by weights [T, K], in float32, where chosen [T, K] names an expert. A program for
+    some numbers of a row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < dim
     total = tl.zeros((wide,), tl.float32)
     for place in tl.static_range(num_chosen):
         pair = row * num_chosen + place
-        made = tl.load(made_at + pair * dim + columns, mask=real, other=0.0).to(tl.float32)
+        sent = tl.load(chosen_at + pair) >= 0
+        made = tl.load(made_at + pair * dim + columns, mask=real & sent, other=0.0).to(tl.float32)
         total += made * tl.load(weights_at + pair)
     tl.store(sums_at + row * dim + columns, total.to(sums_at.dtype.element_ty), mask=real)

@@ -119,6 +119,10 @@ class CardSteps:
         kernels.gate[(num_rows, triton.cdiv(both // 2, GATE_WIDTH))](gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH)
         return out_TC
 
+    def slots(self, num_rows: int) -> Tensor:
+        first = kernels.ROW_SLOT * MOST_ROWS
+        return self._table.there[first : first + num_rows]
+
     def _placed(self, layer: Layer, qkv_TX: Tensor, cells: Sequence[Tensor | None], *, small: bool) -> Tensor:
         """Queries, [T, H * E]; keys and values are then in the cache."""
         shape, normed = self._shape, layer.q_norm is not None and layer.k_norm is not None

@@ -146,6 +146,9 @@ class CompiledSteps:
         self._gate(gate_up_TC.data_ptr(), buffers.gated.data_ptr(), num_rows, width // 2)
         return buffers.gated
 
+    def slots(self, num_rows: int) -> None:
+        return None
+
     def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, q: int, cache: int) -> None:
         q_weight = k_weight = cos = sin = None
         eps = 0.0

@@ -94,6 +94,9 @@ class Steps(Protocol):
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         """silu(gate) * up: [T, 2C] -> [T, C]."""
 
+    def slots(self, num_rows: int) -> Tensor | None:
+        """Of the round's rows, on a card that knows them alone, below 0 where a row is padding; else None."""
+
 
 class FewSteps(Steps, Protocol):
     """Steps made for few rows."""
@@ -168,6 +171,9 @@ class TorchSteps:
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
         return F.silu(gate_TC) * up_TC
+
+    def slots(self, num_rows: int) -> None:
+        return None
 
     def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
         keys, values = self._store.keys[layer.index], self._store.values[layer.index]
