@@ -21,7 +21,7 @@ import triton.language as tl
 from tpspec.errors import UserError
 from tpspec.model.card_products import STAGES, TILE_ROWS, tile_outputs
 from tpspec.model.linear import PlainLinear
-from tpspec.model.quantized import DequantizedLinear, spread
+from tpspec.model.quantized import DequantizedLinear, spread, unpacked_nibbles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,8 +82,8 @@ class CardMixture:
 
 
 class Stack:
-    """The same matrix of every expert, in one piece: plain [N, O, I], or codes [N, O, W], those of 4 bits in pairs,
-    with scales and zeros [N, O, G]. Raises UserError where they cannot be."""
+    """The same matrix of every expert, in one piece: plain [N, O, I], or codes [N, O, W], scales and zeros [N, O, G].
+    Codes of 4 bits are in pairs, one of each half of their group. Raises UserError where they cannot be one piece."""
 
     def __init__(self, products: Sequence[Linear]) -> None:
         self._grid: Grid | None = None
@@ -97,7 +97,8 @@ class Stack:
             self._scales = self._zeros = self._weights  # never read
         elif len(coded) == len(products) and len(layouts) == 1 and len(zeros) in (0, len(products)):
             ((self._bits, self._grid, _),) = layouts
-            self._weights = torch.stack([one.codes for one in coded])
+            whole = [one.codes if self._bits == 8 else _paired(one.codes, self._grid.group) for one in coded]
+            self._weights = torch.stack(whole)
             self._scales = torch.stack([one.scales_OG for one in coded])
             self._zeros = torch.stack(zeros) if zeros else self._scales
         else:
@@ -119,6 +120,12 @@ class Stack:
             has_zeros=self._has_zeros, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
         )  # fmt: skip
         return y_PO
+
+
+def _paired(nibbles: Tensor, group: int) -> Tensor:
+    """From columns in pairs side by side, [O, W / 2]: the columns that a product reads at a time then are."""
+    low_OGH, high_OGH = unpacked_nibbles(nibbles).view(len(nibbles), -1, 2, group // 2).unbind(2)
+    return (low_OGH | high_OGH << 4).flatten(1)
 
 
 def most_tiles(num_pairs: int, count: int) -> int:
@@ -273,14 +280,16 @@ def _tile_product(
         sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
         for index in range(num_groups):
             if bits == 4:
-                halves = index * (group // 2) + tl.arange(0, group // 2)
-                even = tl.load(from_x + 2 * halves[None, :], mask=real_rows[:, None], other=0.0)
-                odd = tl.load(from_x + 2 * halves[None, :] + 1, mask=real_rows[:, None], other=0.0)
-                from_codes = weights_at + at[None, :] * (width // 2) + halves[:, None]
+                half = tl.arange(0, group // 2)
+                first = tl.load(from_x + (index * group + half)[None, :], mask=real_rows[:, None], other=0.0)
+                last = tl.load(
+                    from_x + (index * group + group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0
+                )
+                from_codes = weights_at + at[None, :] * (width // 2) + (index * (group // 2) + half)[:, None]
                 both = tl.load(from_codes, mask=real_outputs[None, :], other=0)
-                low, high = ((both & 15).to(tl.int8) - 8).to(even.dtype), ((both >> 4).to(tl.int8) - 8).to(even.dtype)
-                part = tl.dot(even, low, input_precision="ieee") + tl.dot(odd, high, input_precision="ieee")
-                total = tl.sum(even.to(tl.float32), 1) + tl.sum(odd.to(tl.float32), 1)
+                low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
+                part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
+                total = tl.sum(first.to(tl.float32), 1) + tl.sum(last.to(tl.float32), 1)
             else:
                 columns = index * group + tl.arange(0, group)
                 inside = columns < width
