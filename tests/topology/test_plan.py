@@ -113,10 +113,11 @@ def test_a_mixture_of_30b_on_eight_cards_by_hand() -> None:
 
 
 def test_a_mixture_is_held_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    """Against a card that was to hold the experts of one token: 30.22e9 parameters are 60 GB, 15.4 GiB in 4 bits."""
+    """Against a card that was to hold the experts of one token: 30.22e9 parameters are 60 GB, 15.5 GiB in 4 bits, and
+    0.85 for the scales of a third of the experts, which have groups of 32 instead of 128."""
     ranking = plan(wish(model=QWEN30, draft="Qwen/Qwen3-0.6B"))
     assert sum(of(ranking, "none", 8, 16).memory) == pytest.approx(61.5e9, rel=0.02)
-    assert sum(of(ranking, "none", 1, 4).memory) / 2**30 == pytest.approx(15.5, abs=0.2)
+    assert sum(of(ranking, "none", 1, 4).memory) / 2**30 == pytest.approx(16.35, abs=0.1)
     refused = {(len(one.layout.shards), one.layout.bits) for one in ranking.refusals if one.layout.placement == "none"}
     assert refused == {(1, 8), (1, 16), (2, 16)}
     lengths = [one.num_drafted for one in ranking.plans if one.layout.placement == "dedicated"]
