@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MOST_MAPPED = 8 * 2**20  # bytes that are read before files are closed: until then their pages stay resident
+MOST_MAPPED = 2 * 2**20  # bytes that are read before files are closed: until then their pages stay resident
 
 
 class Checkpoint:
