@@ -49,6 +49,19 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,  # small, so that scaling already changes the first hundred positions
 }
 KINDS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "hidden_size": 48,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "tie_word_embeddings": True,
+    },
     "llama": {"model_type": "llama"},
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
@@ -72,6 +85,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
 }
+ONE_MORE = ("gemma3_text",)  # whose norms multiply by 1 + weight
 
 
 def tiny(
@@ -110,14 +124,22 @@ def tiny_draft(folder: Path, target: Path) -> Path:
 @torch.no_grad()
 def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     """Make every parameter random, also those that start as zeros or ones; logits get a std near LOGIT_STD."""
+    one_more = model.config.get_text_config().model_type in ONE_MORE
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
-        parameter.copy_(_scaled(name, values))
+        parameter.copy_(_scaled(name, values) if values.dim() > 1 else _vector(name, values, one_more))
+
+
+def _vector(name: str, values: torch.Tensor, one_more: bool) -> torch.Tensor:
+    if name.endswith("bias"):
+        return 0.3 * values
+    if not one_more:
+        return 1 + 0.3 * values
+    # A norm after a sublayer makes its part as large as the embedding, whose token would be every row's answer.
+    return (2 if "post_" in name else 0) + 0.3 * values
 
 
 def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
-    if values.dim() == 1:
-        return 0.3 * values if name.endswith("bias") else 1 + 0.3 * values
     if "embed_tokens" in name or "lm_head" in name:
         return values * LOGIT_STD / math.sqrt(values.shape[-1])
     # Queries and keys a little larger: attention must prefer some rows, or a wrong mask or position goes unnoticed.

@@ -191,7 +191,7 @@ REFUSED = {
     "bias unsaid": (first, _say(bias=False), "does not have: fc.bias"),
     "d2t of ids": (third, _have("d2t", torch.arange(101) * 2 + 1), "d2t does not lead to 101 ids of the target's 263"),
     "layers": (third, _say(**{IDS: [2, 5, 10]}), r"is \[2, 5, 10\]; should be of the 9 layers of the target"),
-    "experts": (third, _say(model_type="qwen3_moe"), "model_type is qwen3_moe; heads with experts are not supported"),
+    "experts": (third, _say(model_type="qwen3_moe"), "model_type is qwen3_moe; heads of such layers are not supported"),
     "two layers": (third, _say(num_hidden_layers=2), "num_hidden_layers is 2; heads of 1 layer are supported"),
     "quantized": (third, _say(quantization_config={"bits": 4}), "quantized checkpoints are not supported"),
     "other speculator": (third, _say(speculators_model_type="dflash"), "'dflash' is not supported"),

@@ -32,12 +32,22 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
         "num_slots": "i32",
     }
     partial = {"sums_at": "*fp32", "tops_at": "*fp32", "masses_at": "*fp32"}
-    place = {"qkv_at": x, "q_weight_at": x, "k_weight_at": x, "eps": "fp32", "cos_at": x, "sin_at": x, "q_at": x}
+    place = {
+        "qkv_at": x,
+        "q_weight_at": "*fp32",
+        "k_weight_at": "*fp32",
+        "eps": "fp32",
+        "cos_at": x,
+        "sin_at": x,
+        "q_at": x,
+    }
     attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"}
     return [
-        (card_rows.add_norm, {"x_at": x, "delta_at": x, "weight_at": x, "out_at": x, "eps": "fp32"},
-         {"dim": 4096, "wide": 4096, "adds": True}),
-        (card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024}),
+        *((card_rows.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
+                                "weight_at": "*fp32", "eps": "fp32", "out_at": x},
+           {"dim": 4096, "wide": 4096, "adds": True, "norms_delta": norms_delta}) for norms_delta in (False, True)),
+        *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "gelu": gelu})
+          for gelu in (False, True)),
         (card_rows.place, place | cache | TABLE,
          heads | {"num_kv_heads": 8, "normed": True, "turned": True, "small": small}),
         *((card_rows.attend, attend | cache | partial | TABLE,

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpspec.cache.store import KVStore
 from tpspec.errors import UserError
 from tpspec.model.experts import Mixture, Router
 from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.steps import TorchSteps
+from tpspec.model.steps import Shape, TorchSteps
 from tpspec.topology.experts import Experts
 from tpspec.topology.groups import Grid, grid_of
 
@@ -25,7 +26,9 @@ from tpspec.model.card_experts import CardMixture, Stack, Tiles
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN, CHANNELS, ALL_CHANNELS = 48, 40, 88  # a shard's of all, of which the first is in the middle of a group
-STEPS = TorchSteps.__new__(TorchSteps)  # of whose steps only the gate is called, which knows nothing
+SHAPE = Shape((0,), 16, torch.float32, DEVICE, frozenset({None}), 1.0, "silu")
+GIVEN = (SHAPE, [], KVStore(1, 1, 16, 16, torch.float32, DEVICE), None)
+STEPS = TorchSteps(*GIVEN)  # only their gate is called
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +98,7 @@ class Padded(TorchSteps):
     """Of rows whose slots are given."""
 
     def __init__(self, slots: list[int]) -> None:
+        super().__init__(*GIVEN)
         self._slots_T = torch.tensor(slots, device=DEVICE)
 
     def slots(self, num_rows: int) -> torch.Tensor:  # type: ignore[override]

@@ -33,7 +33,7 @@ def pair(folder: Path, parts: tuple[float, ...] = (1.0,), **more: Any) -> tuple[
     shard = split(ModelShape.of(folder), parts)[0]
     loader = Loader.open(folder, shard, torch.float32, DEVICE)
     torchs, cards = (loader.decoder(OneRank(), 512, compiled=False, **more) for _ in range(2))
-    cards._runner.few = card_steps.CardSteps(cards.shape, cards.rope, cards.store, 4)
+    cards._runner.few = card_steps.CardSteps(cards.shape, cards.ropes, cards.store, 4)
     return torchs, cards
 
 

@@ -178,7 +178,7 @@ def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
     def begin(rank: int, engine: Engine) -> None:
         assert isinstance(engine.target, ShardedTarget)
         decoder, recorders[rank] = engine.target.decoder, Again(engine.ledger)
-        decoder.record(Steps(decoder.shape, decoder.rope, decoder.store, 2), recorders[rank])
+        decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 2), recorders[rank])
 
     plain = serve(topology(folder), asks)
     told = serve(topology(folder, 2, draft={"source": "ngram", "tokens": 3, "tree": tree}), asks, begin=begin)

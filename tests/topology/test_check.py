@@ -43,7 +43,7 @@ def test_a_mixed_world_is_described_rank_by_rank(capsys: pytest.CaptureFixture[s
     assert main(["check", str(ROOT / "topologies" / "cpu-2+1.yaml"), "--set", "cache.tokens=4096"]) == 0
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert "0 target shard 0-4 (5) 0-1 (2) 0-767 (768) 0-24575 (24576) 132.5 MiB 60.0 MiB 192.5 MiB" in lines
+    assert "0 target shard 0-4 (5) 0-1 (2) 0-767 (768) 0-24575 (24576) 132.6 MiB 60.0 MiB 192.6 MiB" in lines
     assert "2 dedicated drafter - - - - 256.6 MiB 112.5 MiB 369.1 MiB" in lines
     assert "collectives per round: 61" in lines
 

@@ -147,8 +147,8 @@ def test_experts_of_float8_are_held_in_the_dtype_and_routers_in_float32() -> Non
     plain, small = shape("qwen3_moe"), shape("qwen3_moe", quantization_config=stored)
     (whole,) = split(plain, (1,))
     assert weight_bytes(small, whole, "bfloat16") == weight_bytes(plain, whole, "bfloat16")
-    routers = 2 * 128 * 256
-    halves = weight_bytes(plain, whole, "float32") / 2 + 2 * routers
+    wide = 2 * (128 * 256 + 2 * 256 + 2 * 64) + 256  # routers and norms
+    halves = weight_bytes(plain, whole, "float32") / 2 + 2 * wide
     assert weight_bytes(plain, whole, "bfloat16") == halves
 
 

@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import ARCHITECTURES, resolve
+from tpspec.model.architectures import ARCHITECTURES, LayerSpec, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of
 from tpspec.topology.shards import num_params, split, weight_bytes
@@ -35,6 +35,12 @@ PUBLISHED = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.53,
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.53,
     "Qwen/Qwen3-235B-A22B": 235.09,
+    "google/gemma-3-1b-it": 0.99989,
+    "google/gemma-3-4b-it": 4.30008 - 0.41982,  # less what sees, and what leads from there
+    "google/gemma-3-12b-it": 12.18733 - 0.42129,
+    "google/gemma-3-27b-it": 27.43241 - 0.42306,
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 23.5724,
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": 23.5724,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.70,
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.63,
 }
@@ -123,7 +129,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     assert MODEL_TYPES.keys() == ARCHITECTURES.keys()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
-        UserError, match="architecture 'gpt2' is not supported; supported are llama, mistral, mixtral, qwen2"
+        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, llama, mistral, mixtral"
     ):
         shape_of(str(tmp_path))
 
@@ -163,3 +169,38 @@ def test_what_a_config_lacks_is_named(key: str, value: object, why: str) -> None
     """Against a KeyError, or a default that hides another kind of model."""
     with pytest.raises(UserError, match=f"here: {key} .*{why}"):
         ModelShape.from_config({**CONFIG, key: value}, "here")
+
+
+GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported for gemma3_text"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
+        ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'gelu_pytorch_tanh' is"),
+    ],
+)
+def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, object], why: str) -> None:
+    """Stands against Gemma 2's caps on scores and logits left out: other texts, without a word."""
+    with pytest.raises(UserError, match=why):
+        resolve(AutoConfig.for_model(**GEMMA, **said), "there")
+
+
+def test_a_dtype_that_a_models_numbers_do_not_fit_is_refused_before_anything_is_read() -> None:
+    """Stands against Gemma 3 in float16, on cards without bfloat16: infinities, and texts of nothing."""
+    shape = ModelShape.from_config(GEMMA, "here")
+    (whole,) = split(shape, (1.0,))
+    with pytest.raises(UserError, match=r"float16: hidden states of gemma3_text .*; should be bfloat16 or float32"):
+        weight_bytes(shape, whole, "float16")
+    assert weight_bytes(shape, whole, "bfloat16")
+
+
+def test_each_kind_of_layer_has_its_own_rope() -> None:
+    """Stands against the frequencies of one kind in layers of the other, and a window in layers without."""
+    spec = resolve(AutoConfig.for_model(**GEMMA | {"num_hidden_layers": 7, "sliding_window": 4}), "there")
+    sliding, full = (LayerSpec(1, 4), LayerSpec(0, None))
+    assert spec.layers == (sliding,) * 5 + (full, sliding)
+    assert [float(rope.inverse[1]) for rope in spec.ropes] == pytest.approx([1e6 ** (-1 / 128), 1e4 ** (-1 / 128)])

@@ -13,7 +13,7 @@ from tpspec.topology.experts import Experts
 from tpspec.topology.groups import grid_of
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import (
-    ROUTER_BYTES,
+    WIDE_BYTES,
     Shard,
     collectives_per_round,
     expert_bytes,
@@ -131,7 +131,7 @@ def test_shards_weigh_what_the_whole_weighs_and_the_norms_again() -> None:
     """Against memory plans that double-count a matrix or forget one."""
     (whole,) = split(LLAMA70, (1,))
     parts = sum(weight_bytes(LLAMA70, shard, "bfloat16") for shard in split(LLAMA70, (1,) * 8))
-    norms = (2 * LLAMA70.num_layers + 1) * LLAMA70.hidden * 2
+    norms = (2 * LLAMA70.num_layers + 1) * LLAMA70.hidden * WIDE_BYTES
     assert parts == weight_bytes(LLAMA70, whole, "bfloat16") + 7 * norms
 
 
@@ -144,7 +144,7 @@ def test_shards_of_a_mixture_hold_its_experts_once(case: tuple[ModelShape, list[
     (whole,), shards = split(shape, (1,)), split(shape, weights)
     assert sum(expert_bytes(shape, one, "bfloat16") for one in shards) == expert_bytes(shape, whole, "bfloat16")
     norms = (2 * shape.hidden + 2 * shape.head_dim) * shape.num_layers + shape.hidden
-    every = 2 * norms + ROUTER_BYTES * shape.num_layers * count * shape.hidden  # held by each rank
+    every = WIDE_BYTES * (norms + shape.num_layers * count * shape.hidden)  # held by each rank
     shared = sum(lengths(shards, "kv_heads")) - shape.num_kv_heads  # KV heads on boundaries
     again = (len(weights) - 1) * every + shared * 2 * 2 * shape.hidden * shape.head_dim * shape.num_layers
     parts = sum(weight_bytes(shape, one, "bfloat16") for one in shards)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Taps
+    from tpspec.model.architectures import Frequencies
     from tpspec.model.graphs import Graphs
     from tpspec.model.linear import Linear
     from tpspec.model.steps import Layer, Norm, Shape, Steps
@@ -77,7 +78,7 @@ class Head:
 
     taps: layers of the target, as in `Needs`. project: [n, W] -> [n, D], features of text. ids: the target's id of each
     logit; None where they are 0, 1, 2 and so on. norm: before the logits; feeds_normed: whether the next draft reads
-    what comes after it. inv_freq, rope_scale: see `Rope`.
+    what comes after it.
     """
 
     taps: tuple[int, ...]
@@ -90,8 +91,7 @@ class Head:
     lm_head: Linear
     ids: Tensor | None
     shape: Shape
-    inv_freq: Tensor
-    rope_scale: float
+    ropes: tuple[Frequencies, ...]
     max_positions: int | None
 
 
@@ -133,9 +133,9 @@ class EagleRun:
         shape = head.shape
         self._head = head
         self._store = KVStore(1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device)
-        rope = Rope(head.inv_freq, head.rope_scale, num_slots, shape.dtype, shape.device)
+        ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
         width = head.embedding_VD.shape[1]
-        self._runner = Runner(shape, rope, self._store, width)
+        self._runner = Runner(shape, ropes, self._store, width)
         self._feature_TD = torch.zeros(ROW_COUNTS[-1], width, dtype=shape.dtype, device=shape.device)  # of a replay
         self._texts: dict[int, Text] = {}
 

@@ -16,7 +16,7 @@ from tpspec.draft.eagle import Fused, Head, SideBySide
 from tpspec.draft.head_files import HeadFiles
 from tpspec.draft.head_parts import Parts, as_it_is
 from tpspec.errors import UserError
-from tpspec.model.architectures import ModelSpec, resolve
+from tpspec.model.architectures import ModelSpec, NormNames, resolve
 from tpspec.model.decoder import FINAL
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.shape import ModelShape
@@ -143,8 +143,8 @@ def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where}/config.json: not a configuration transformers can read: {error}") from error
     spec = resolve(config, f"{where}/config.json")
-    if spec.experts is not None:
-        raise UserError(f"{where}/config.json: model_type is {spec.model_type}; heads with experts are not supported")
+    if spec.experts is not None or spec.norms != NormNames():
+        raise UserError(f"{where}/config.json: model_type is {spec.model_type}; heads of such layers are not supported")
     return spec
 
 
@@ -170,8 +170,7 @@ class _Loader:
             ids=self._ids(),
             lm_head=parts.lm_head(self._num_ids()),
             shape=parts.shape(),
-            inv_freq=spec.inv_freq,
-            rope_scale=spec.rope_scale,
+            ropes=spec.ropes,
             max_positions=form.layer.get("max_position_embeddings"),
         )
         files.check_all_taken(form.unused if form.norms_output else (*form.unused, "norm.weight"))

@@ -49,6 +49,7 @@ class Parts:
             q_norm=self.norm(attention + "q_norm.weight", spec.head_dim) if spec.qk_norm else None,
             k_norm=self.norm(attention + "k_norm.weight", spec.head_dim) if spec.qk_norm else None,
             o=self.matrix([attention + "o_proj"], [spec.hidden], queries, biased=spec.o_bias),
+            attention_out_norm=None,
             mlp_norm=mlp_norm,
             mlp=GatedMlp(
                 self.matrix(
@@ -56,6 +57,7 @@ class Parts:
                 ),
                 self.matrix([mlp + "down_proj"], [spec.hidden], spec.intermediate, biased=spec.mlp_bias),
             ),
+            mlp_out_norm=None,
             rope=spec.layers[-1].rope,
             window=spec.layers[-1].window,
         )
@@ -64,7 +66,8 @@ class Parts:
         spec, given = self.spec, self.given
         group = spec.num_heads // spec.num_kv_heads
         kv_of = tuple(head // group for head in range(spec.num_heads))
-        return Shape(kv_of, spec.head_dim, given.dtype, given.device, frozenset({spec.layers[-1].window}))
+        windows = frozenset({spec.layers[-1].window})
+        return Shape(kv_of, spec.head_dim, given.dtype, given.device, windows, spec.score_scale, spec.gate)
 
     def embedding(self) -> Tensor:
         """The head's own where it has one, else the target's, which stays in its file."""
@@ -100,7 +103,7 @@ class Parts:
 
     def norm(self, name: str, size: int | None = None) -> Norm:
         weight = self.files.take(name, self.spec.hidden if size is None else size)
-        return Norm(weight.to(self.given.device, self.given.dtype), self.spec.eps)
+        return Norm(weight.to(self.given.device, torch.float32), self.spec.eps)
 
 
 def as_it_is(taps_TW: Tensor) -> Tensor:

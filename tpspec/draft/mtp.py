@@ -78,8 +78,7 @@ def _head(parts: Parts, *, feeds_normed: bool) -> Head:
         ids=None,
         lm_head=parts.lm_head(parts.target.vocab),
         shape=parts.shape(),
-        inv_freq=spec.inv_freq,
-        rope_scale=spec.rope_scale,
+        ropes=spec.ropes,
         max_positions=parts.target.max_positions,
     )
     files.check_all_taken(("rotary_emb.inv_freq",))

@@ -20,8 +20,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.model.steps import Gate
     from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Of a layer: of what attention and the MLP read, and of what they give before it is added, if that is normed."""
+
+    attention: str = "input_layernorm"
+    attention_out: str | None = None
+    mlp: str = "post_attention_layernorm"
+    mlp_out: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,9 @@ class Architecture:
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never).
     qk_norm: RMSNorm over each query and key head before rope. window: "all" layers share config.sliding_window,
     "layer_types" says which layers do, or None. nope: the config list that says which layers skip rope, or None.
+    norms: what a layer's are called. one_more: norms multiply by 1 + weight. gate: what its config calls it and must
+    say. scaled_embeddings: by the root of their size. score_scale: the config's number that scores are divided by the
+    root of, if not head_dim. apart: options that would change what it computes, and are not supported.
     """
 
     qkv_bias: bool | str = False
@@ -39,9 +53,31 @@ class Architecture:
     qk_norm: bool = False
     window: str | None = None
     nope: str | None = None
+    norms: NormNames = NormNames()
+    one_more: bool = False
+    gate: tuple[str, str] = ("hidden_act", "silu")
+    scaled_embeddings: bool = False
+    score_scale: str | None = None
+    apart: tuple[str, ...] = ()
 
 
 ARCHITECTURES = {
+    "gemma3_text": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        window="layer_types",
+        norms=NormNames(
+            attention_out="post_attention_layernorm",
+            mlp="pre_feedforward_layernorm",
+            mlp_out="post_feedforward_layernorm",
+        ),
+        one_more=True,
+        gate=("hidden_activation", "gelu_pytorch_tanh"),
+        scaled_embeddings=True,
+        score_scale="query_pre_attn_scalar",
+        apart=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+    ),
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Architecture(window="all"),
     "mixtral": Architecture(window="all"),
@@ -57,13 +93,23 @@ ARCHITECTURES = {
     ),
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies that do not change with the length of the text
+GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """Of rope, for heads of E numbers. inverse: [E / 2], float32. scale: of cosines and sines."""
+
+    inverse: Tensor
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """rope: whether positions turn queries and keys here. window: how many last positions a row sees, or None."""
+    """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
+    sees, or None."""
 
-    rope: bool
+    rope: int | None
     window: int | None
 
 
@@ -71,7 +117,8 @@ class LayerSpec:
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    intermediate: of each expert, where there are some. Source: its config.json.
+    intermediate: of each expert, where there are some. score_scale: of products of queries and keys. embedding_scale:
+    None is 1. Source: its config.json.
     """
 
     model_type: str
@@ -87,9 +134,13 @@ class ModelSpec:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    norms: NormNames
+    one_more: bool
+    gate: Gate
+    score_scale: float
+    embedding_scale: float | None
     layers: tuple[LayerSpec, ...]
-    inv_freq: Tensor
-    rope_scale: float
+    ropes: tuple[Frequencies, ...]
     stored: Stored | None = None
     experts: Experts | None = None
 
@@ -97,15 +148,22 @@ class ModelSpec:
 def read_spec(folder: Path) -> ModelSpec:
     """The architecture of the checkpoint in `folder`, through transformers' own configuration classes."""
     from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
-    from transformers import AutoConfig
 
     where = f"{folder}/config.json"
-    stored = ModelShape.from_config(read_config(folder), where).stored  # which refuses by name what is no size
+    stored = ModelShape.of(folder).stored  # which refuses by name what is no size
     try:
-        return resolve(AutoConfig.from_pretrained(folder, trust_remote_code=False), where, stored)
+        return resolve(transformers_config(folder), where, stored)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: not a configuration transformers can read: {reason}") from error
+
+
+def transformers_config(folder: Path) -> Any:
+    """Its class for the model in `folder`; of one that sees besides reading, for its text model."""
+    from transformers import AutoConfig
+
+    fields = read_config(folder)
+    return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
 def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
@@ -116,13 +174,13 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
     arch, kind = _declaration(config, where), config.model_type
-    inv_freq, scale = _frequencies(config, where)
+    head_dim, ropes = _head_dim(config), _ropes(config, where)
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
-        head_dim=_head_dim(config),
+        head_dim=head_dim,
         intermediate=getattr(config, MODEL_TYPES[kind].intermediate[0]),
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
@@ -131,9 +189,13 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         o_bias=_flag(config, arch.o_bias),
         mlp_bias=_flag(config, arch.mlp_bias),
         qk_norm=arch.qk_norm,
-        layers=_layers(config, arch, where),
-        inv_freq=inv_freq,
-        rope_scale=scale,
+        norms=arch.norms,
+        one_more=arch.one_more,
+        gate=GATES[arch.gate[1]],
+        score_scale=(head_dim if arch.score_scale is None else getattr(config, arch.score_scale)) ** -0.5,
+        embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
+        layers=_layers(config, arch, list(ropes), where),
+        ropes=tuple(_frequencies(config, kind, parameters, where) for kind, parameters in ropes.items()),
         stored=stored,
         experts=experts_of(Reads(config.to_dict(), where), kind),
     )
@@ -149,8 +211,12 @@ def declared(model_type: object, where: str) -> Architecture:
 
 def _declaration(config: Any, where: str) -> Architecture:
     arch = declared(config.model_type, where)
-    if config.hidden_act != "silu":
-        raise UserError(f"{where}: hidden_act {config.hidden_act!r} is not supported; only 'silu' is")
+    key, act = arch.gate
+    if getattr(config, key) != act:
+        raise UserError(f"{where}: {key} {getattr(config, key)!r} is not supported; only {act!r} is")
+    for option in arch.apart:
+        if getattr(config, option, None):
+            raise UserError(f"{where}: {option}: {getattr(config, option)} is not supported for {config.model_type}")
     for option in ("attention_bias", "mlp_bias"):
         covered = (arch.qkv_bias, arch.o_bias, arch.mlp_bias, "attention_bias" if arch.qkv_bias is True else None)
         if getattr(config, option, False) and option not in covered:
@@ -166,7 +232,8 @@ def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _layers(config: Any, arch: Architecture, where: str) -> tuple[LayerSpec, ...]:
+def _layers(config: Any, arch: Architecture, ropes: list[str | None], where: str) -> tuple[LayerSpec, ...]:
+    """ropes: the types of layers that each is for; None alone: all."""
     num_layers = config.num_hidden_layers
     rope = getattr(config, arch.nope) if arch.nope else [True] * num_layers
     kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
@@ -179,15 +246,26 @@ def _layers(config: Any, arch: Architecture, where: str) -> tuple[LayerSpec, ...
     windows = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
     if any(window is not None and window < 1 for window in windows):
         raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
-    return tuple(LayerSpec(bool(rope[i]), windows[i]) for i in range(num_layers))
+    which = [ropes.index(kind if kind in ropes else None) for kind in kinds]
+    return tuple(LayerSpec(which[i] if rope[i] else None, windows[i]) for i in range(num_layers))
 
 
-def _frequencies(config: Any, where: str) -> tuple[Tensor, float]:
-    """Rope's inverse frequencies [head_dim / 2], float32, and the scale of cos and sin, from transformers."""
+def _ropes(config: Any, where: str) -> dict[str | None, dict[str, Any]]:
+    """Rope's parameters, for each type of layers that has its own; of None where all have the same."""
+    parameters = config.rope_parameters
+    types = sorted(set(getattr(config, "layer_types", None) or ()))
+    if not set(types) & set(parameters):
+        return {None: parameters}
+    if missing := set(types) - set(parameters):
+        raise UserError(f"{where}: rope_parameters has nothing for {', '.join(missing)}; should for each layer type")
+    return {kind: parameters[kind] for kind in types}
+
+
+def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], where: str) -> Frequencies:
+    """From transformers. layers: the type that the parameters are for, or None."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = config.rope_parameters
     kind = parameters.get("rope_type", "default")
     if kind not in ROPE_TYPES:
         raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
@@ -198,10 +276,10 @@ def _frequencies(config: Any, where: str) -> tuple[Tensor, float]:
             dims = torch.arange(0, _head_dim(config), 2, dtype=torch.float32)
             inv_freq, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / _head_dim(config))), 1.0
         else:
-            inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+            inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), layer_type=layers)
         if not (inv_freq > 0).logical_and(inv_freq.isfinite()).all():
             raise ValueError("its frequencies are no positive numbers")
-        return inv_freq.float(), float(scale)
+        return Frequencies(inv_freq.float(), float(scale))
     except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         right = f"the numbers that {kind} needs, of which not all are"
         raise UserError(f"{where}: rope_parameters is {parameters}; should hold {right} ({error!r})") from error

@@ -99,10 +99,10 @@ class View:
     mask_RS: Tensor | None
     padding: int  # empty rows added below, so that R is the same in every round
 
-    def attend(self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding) -> Tensor:
+    def attend(self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float) -> Tensor:
         """Rows of this span, [T, H * E]; q_THE holds all rows of the round."""
         q_THE = q_THE[self.rows]
-        num_rows, scale = q_THE.shape[0], q_THE.shape[-1] ** -0.5
+        num_rows = q_THE.shape[0]
         if self.padding:
             q_THE = F.pad(q_THE, (0, 0, 0, 0, 0, self.padding))
         out = attend(fold.fold(q_THE), keys.read(self.keys), values.read(self.keys), self.mask_RS, scale)

@@ -33,37 +33,49 @@ _HALF_EVEN = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it ro
 def add_norm(
     x_at: tl.tensor,
     delta_at: tl.tensor,
+    delta_weight_at: tl.tensor,
+    delta_eps: float,
     weight_at: tl.tensor,
-    out_at: tl.tensor,
     eps: float,
+    out_at: tl.tensor,
     dim: tl.constexpr,
     wide: tl.constexpr,
     adds: tl.constexpr,
+    norms_delta: tl.constexpr,
 ) -> None:
-    """x [T, D] += delta, and out its RMSNorm, from what x was rounded to. A program a row."""
+    """x [T, D] += delta, or its RMSNorm, and out the RMSNorm of what x was rounded to. A program a row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, wide)
     real = columns < dim
     x = tl.load(x_at + row * dim + columns, mask=real, other=0.0)
     if adds:
         delta = tl.load(delta_at + row * dim + columns, mask=real, other=0.0)
+        if norms_delta:
+            delta = _normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
         x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
         tl.store(x_at + row * dim + columns, x, mask=real)
-    x = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x * x) / dim + eps)
-    weight = tl.load(weight_at + columns, mask=real, other=0.0).to(tl.float32)
-    tl.store(out_at + row * dim + columns, (x * scale * weight).to(out_at.dtype.element_ty), mask=real)
+    normed = _normed(x, weight_at, eps, columns, dim)
+    tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gate(gate_up_at: tl.tensor, out_at: tl.tensor, width: int, wide: tl.constexpr) -> None:
-    """silu(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row."""
+def _normed(x: tl.tensor, weight_at: tl.tensor, eps: float, columns: tl.tensor, dim: tl.constexpr) -> tl.tensor:
+    """Of a whole row, which is 0 beyond its numbers; float32."""
+    x = x.to(tl.float32)
+    weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
+    return x * tl.rsqrt(tl.sum(x * x) / dim + eps) * weight
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gate(gate_up_at: tl.tensor, out_at: tl.tensor, width: int, wide: tl.constexpr, gelu: tl.constexpr) -> None:
+    """act(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row. See rows.inc for act."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < width
     x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
-    y = x / (1 + tl.exp(-x)) * up
+    z = 1.5957691216 * (x + 0.044715 * x * x * x) if gelu else x
+    y = x / (1 + tl.exp(-z)) * up
     tl.store(out_at + row * width + columns, y.to(out_at.dtype.element_ty), mask=real)
 
 
@@ -82,7 +94,7 @@ def _head(
     if normed:
         all_columns = tl.arange(0, wide)
         whole = tl.load(head_at + all_columns, mask=all_columns < dim, other=0.0).to(tl.float32)
-        weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
         x = (x.to(tl.float32) * tl.rsqrt(tl.sum(whole * whole) / dim + eps) * weight).to(x.dtype)
     return x.to(tl.float32)
 

@@ -41,8 +41,8 @@ OLD_CARDS = (8, 0)  # compute capability; below it there is less to share
 class CardSteps:
     """Of one model and cache. splits: programs that share the keys of a row and kv head; a power of two."""
 
-    def __init__(self, shape: Shape, rope: Rope, store: KVStore, splits: int) -> None:
-        self._shape, self._rope, self._store, self._splits = shape, rope, store, splits
+    def __init__(self, shape: Shape, ropes: Sequence[Rope], store: KVStore, splits: int) -> None:
+        self._shape, self._ropes, self._store, self._splits = shape, ropes, store, splits
         counts = [shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)]
         self._fold, self._wide = max(counts), triton.next_power_of_2(shape.head_dim)
         self._most_folded = most_folded(shape)
@@ -79,13 +79,16 @@ class CardSteps:
         self._table.send(used)
         return tile_rows
 
-    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    def add_norm(
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+    ) -> tuple[Tensor, Tensor]:
         """x is overwritten by x + delta."""
         num_rows, dim = x_TD.shape
-        normed_TD, wide = torch.empty_like(x_TD), triton.next_power_of_2(dim)
+        normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
         kernels.add_norm[(num_rows,)](
-            x_TD, x_TD if delta_TD is None else delta_TD, norm.weight, normed_TD, norm.eps, dim=dim,
-            wide=wide, adds=delta_TD is not None, num_warps=norm_warps(wide),
+            x_TD, x_TD if delta_TD is None else delta_TD, first.weight, first.eps, norm.weight, norm.eps, normed_TD,
+            dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
+            num_warps=norm_warps(wide),
         )  # fmt: skip
         return x_TD, normed_TD
 
@@ -102,7 +105,7 @@ class CardSteps:
         folded = max(16, triton.next_power_of_2(round * self._fold))  # fewer than 16 rows no tensor core takes
         kernels.attend[(num_rows, shape.num_kv_heads, self._splits)](
             q_THE, *cells, self._table.there, self._heads, sums, tops, masses, self._store.num_slots,
-            layer.window or 0, shape.head_dim**-0.5, num_heads=shape.num_heads, dim=shape.head_dim,
+            layer.window or 0, shape.score_scale, num_heads=shape.num_heads, dim=shape.head_dim,
             wide=max(16, self._wide), fold=self._fold, tile_rows=folded, splits=self._splits,
             windowed=layer.window is not None, small=small,
         )  # fmt: skip
@@ -116,7 +119,9 @@ class CardSteps:
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         num_rows, both = gate_up_TC.shape
         out_TC = gate_up_TC.new_empty(num_rows, both // 2)
-        kernels.gate[(num_rows, triton.cdiv(both // 2, GATE_WIDTH))](gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH)
+        kernels.gate[(num_rows, triton.cdiv(both // 2, GATE_WIDTH))](
+            gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH, gelu=self._shape.gate == "gelu"
+        )
         return out_TC
 
     def slots(self, num_rows: int) -> Tensor:
@@ -128,10 +133,12 @@ class CardSteps:
         shape, normed = self._shape, layer.q_norm is not None and layer.k_norm is not None
         q_TX = qkv_TX.new_empty(len(qkv_TX), shape.num_heads * shape.head_dim)
         weights = [norm.weight if norm is not None else qkv_TX for norm in (layer.q_norm, layer.k_norm)]
+        rope = self._ropes[layer.rope or 0]
         kernels.place[(len(qkv_TX), shape.num_heads + 2 * shape.num_kv_heads)](
-            qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, self._rope.cos_PE,
-            self._rope.sin_PE, self._table.there, q_TX, *cells, self._store.num_slots, num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads, dim=shape.head_dim, wide=self._wide, normed=normed, turned=layer.rope,
+            qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, rope.cos_PE,
+            rope.sin_PE, self._table.there, q_TX, *cells, self._store.num_slots, num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads, dim=shape.head_dim, wide=self._wide, normed=normed,
+            turned=layer.rope is not None,
             small=small,
         )  # fmt: skip
         return q_TX
@@ -156,14 +163,14 @@ def head_bytes(shape: Shape) -> int:
     return wide * shape.dtype.itemsize
 
 
-def card_steps(shape: Shape, rope: Rope, store: KVStore) -> CardSteps | None:
+def card_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> CardSteps | None:
     """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
     most_bytes = HEAD_BYTES if torch.cuda.get_device_capability(shape.device) < OLD_CARDS else MOST_HEAD_BYTES
     if head_bytes(shape) > most_bytes:
         return None
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
     wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)
-    return CardSteps(shape, rope, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)))
+    return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)))
 
 
 def _num_blocks(span: Span) -> int:

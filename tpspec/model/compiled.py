@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Layer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 3  # of rows.c
+VERSION = 4  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 256
 LANES = 16  # of the longest vectors
@@ -85,8 +85,8 @@ class Buffers:
 class CompiledSteps:
     """Only for shapes that `fits` accepts."""
 
-    def __init__(self, loaded: ctypes.CDLL, shape: Shape, rope: Rope, store: KVStore) -> None:
-        self._shape, self._rope = shape, rope
+    def __init__(self, loaded: ctypes.CDLL, shape: Shape, ropes: Sequence[Rope], store: KVStore) -> None:
+        self._shape, self._ropes = shape, ropes
         self._store = store  # whose memory the caches point at
         self._kv_of = torch.tensor(shape.kv_of)
         self._heads = _Heads(
@@ -95,12 +95,13 @@ class CompiledSteps:
         self._heads_at = ctypes.addressof(self._heads)
         self._caches = [_Cache.of(keys, values) for keys, values in zip(store.keys, store.values, strict=True)]
         self._buffers: dict[int, Buffers] = {}
-        self._scale = shape.head_dim**-0.5
         kind = SUFFIX[shape.dtype]
-        self._add_norm = _verb(loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT] + [POINTER] * 2 + [INT] * 2)
+        self._add_norm = _verb(
+            loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT, POINTER, FLOAT] + [POINTER] * 2 + [INT] * 2
+        )
         self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 6 + [INT])
         self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, POINTER])
-        self._gate = _verb(loaded, f"gate_{kind}", None, [POINTER] * 2 + [INT] * 2)
+        self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         return num_rows <= MOST_ROWS
@@ -117,15 +118,18 @@ class CompiledSteps:
         addresses = [ctypes.addressof(span) for span in made]
         return CompiledRound(addresses, positions.data_ptr(), slots.data_ptr(), first, num_rows, kept)
 
-    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    def add_norm(
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+    ) -> tuple[Tensor, Tensor]:
         """x is overwritten by x + delta."""
         num_rows, dim = x_TD.shape
         buffers = self._of(num_rows)
         if buffers.normed is None:
             buffers.normed = torch.empty_like(x_TD)
-        delta = None if delta_TD is None else delta_TD.data_ptr()
-        at = x_TD.data_ptr()
-        self._add_norm(at, delta, norm.weight.data_ptr(), norm.eps, at, buffers.normed.data_ptr(), num_rows, dim)
+        at, delta = x_TD.data_ptr(), None if delta_TD is None else delta_TD.data_ptr()
+        first = (None, 0.0) if delta_norm is None else (delta_norm.weight.data_ptr(), delta_norm.eps)
+        out = buffers.normed.data_ptr()
+        self._add_norm(at, delta, *first, norm.weight.data_ptr(), norm.eps, at, out, num_rows, dim)
         return x_TD, buffers.normed
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
@@ -134,7 +138,7 @@ class CompiledSteps:
         cache = ctypes.addressof(self._caches[layer.index])
         self._place_rows(layer, qkv_TX.data_ptr(), round, q, cache)
         for span in round.spans:
-            if self._attend(self._heads_at, span, q, cache, layer.window or 0, self._scale, out):
+            if self._attend(self._heads_at, span, q, cache, layer.window or 0, self._shape.score_scale, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return buffers.attended
 
@@ -154,8 +158,9 @@ class CompiledSteps:
         eps = 0.0
         if layer.q_norm is not None and layer.k_norm is not None:
             q_weight, k_weight, eps = layer.q_norm.weight.data_ptr(), layer.k_norm.weight.data_ptr(), layer.q_norm.eps
-        if layer.rope:
-            cos, sin = self._rope.cos_PE.data_ptr(), self._rope.sin_PE.data_ptr()
+        if layer.rope is not None:
+            rope = self._ropes[layer.rope]
+            cos, sin = rope.cos_PE.data_ptr(), rope.sin_PE.data_ptr()
         self._place(
             self._heads_at, qkv, q_weight, k_weight, eps, cos, sin, round.positions, round.slots, q, cache,
             round.num_real,
@@ -168,14 +173,14 @@ class CompiledSteps:
         return buffers
 
 
-def compiled_steps(shape: Shape, rope: Rope, store: KVStore) -> CompiledSteps | None:
+def compiled_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> CompiledSteps | None:
     """The compiled steps, where there is a library for this machine and the shape is one of theirs."""
     if shape.device.type != "cpu" or shape.dtype not in SUFFIX:
         return None
     if shape.head_dim % LANES or shape.head_dim > MOST_DIM:
         return None
     loaded = compiled_rows()
-    return None if loaded is None else CompiledSteps(loaded, shape, rope, store)
+    return None if loaded is None else CompiledSteps(loaded, shape, ropes, store)
 
 
 def compiled_rows() -> ctypes.CDLL | None:

@@ -41,6 +41,7 @@ class Decoder:
 
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
     compiled: whether few rows may take steps made for them (where there are some). ledger: where `comm` is counted.
+    embedding_scale: what rows of the table are multiplied by, as the model's dtype holds it.
     """
 
     def __init__(
@@ -50,18 +51,19 @@ class Decoder:
         layers: Sequence[Layer],
         norm: Norm,
         head: Linear,
-        rope: Rope,
+        ropes: Sequence[Rope],
         shape: Shape,
         comm: Communicator,
         store: KVStore,
         fixed_rows: int | None = None,
         compiled: bool = True,
         ledger: Ledger | None = None,
+        embedding_scale: float | None = None,
     ) -> None:
         self.embedding_VD, self.layers, self.norm, self.head = embedding_VD, layers, norm, head
-        self.shape, self.comm, self.store, self.rope, self.fixed_rows = shape, comm, store, rope, fixed_rows
-        self.left_out = NOTHING
-        self._runner = Runner(shape, rope, store, embedding_VD.shape[1], fixed_rows=fixed_rows, compiled=compiled,
+        self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
+        self.left_out, self._embedding_scale = NOTHING, embedding_scale
+        self._runner = Runner(shape, ropes, store, embedding_VD.shape[1], fixed_rows=fixed_rows, compiled=compiled,
                               recorded=comm.is_queued, ledger=ledger)  # fmt: skip
 
     def record(self, steps: FewSteps, recorder: Recorder) -> None:
@@ -117,25 +119,30 @@ class Decoder:
     def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
         """What leaves the final norm, and what was tapped; x may be overwritten."""
         delta_TD: Tensor | None = None
+        delta_norm: Norm | None = None
         tapped: dict[int, Tensor] = {}
         for layer in self.layers:
             if layer.index not in self.left_out.attention:
-                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.attention_norm)
+                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.attention_norm, delta_norm)
                 if layer.index in taps:
                     tapped[layer.index] = x_TD.clone()
                 partial_TD = layer.o(steps.attention(layer, layer.qkv(normed_TD), round))
                 delta_TD = self.comm.all_reduce(partial_TD, Purpose.attention)
+                delta_norm = layer.attention_out_norm
             if layer.index not in self.left_out.mlp:
-                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
+                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm, delta_norm)
                 partial_TD = layer.mlp(normed_TD, steps)
                 delta_TD = self.comm.all_reduce(partial_TD, Purpose.mlp)
-        x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm)
+                delta_norm = layer.mlp_out_norm
+        x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm, delta_norm)
         last = {len(self.layers): x_TD, FINAL: normed_TD}
         return normed_TD, tapped | {tap: last[tap].clone() for tap in taps if tap in last}
 
     def _embedded(self, spans: Sequence[Span]) -> Tensor:
         """Rows of the table, which stays in host memory: no collective, no card memory."""
         rows_TD = self.embedding_VD[torch.tensor([token for span in spans for token in span.tokens])]
+        if self._embedding_scale is not None:
+            rows_TD = rows_TD.to(self.shape.dtype) * self._embedding_scale
         padding = 0 if self.fixed_rows is None else self.fixed_rows - len(rows_TD)
         return F.pad(rows_TD, (0, 0, 0, padding)) if padding else rows_TD
 

@@ -28,6 +28,7 @@ from tpspec.model.weights import Checkpoint
 from tpspec.topology.experts import has_narrow_columns, mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
+from tpspec.topology.shape import check_dtype
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Loader:
         cls, folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device, quantize: Quantize | None = None
     ) -> Loader:
         spec, checkpoint = read_spec(folder), Checkpoint(folder)
+        check_dtype(spec.model_type, str(dtype).removeprefix("torch."))
         check_unquantized(spec.stored, quantize)
         if shard.index == 0 and spec.stored is not None:
             _tell(folder, spec, dtype, quantize)
@@ -101,7 +103,7 @@ class Loader:
             _trim()
             if progress is not None:
                 progress(index + 1, len(self.spec.layers))
-        spec = self.spec
+        spec, scale = self.spec, self.spec.embedding_scale
         num_kv_heads = len(self.shard.kv_heads)
         store = KVStore(len(layers), num_kv_heads, num_slots, spec.head_dim, self.dtype, self.device, small=small_cache)
         return Decoder(
@@ -109,13 +111,14 @@ class Loader:
             layers=layers,
             norm=self._norm("model.norm.weight", spec.hidden),
             head=head,
-            rope=Rope(spec.inv_freq, spec.rope_scale, num_slots, self.dtype, self.device),
+            ropes=[Rope(frequencies, num_slots, self.dtype, self.device) for frequencies in spec.ropes],
             shape=self._shape(),
             comm=comm,
             store=store,
             fixed_rows=fixed_rows,
             compiled=compiled,
             ledger=ledger,
+            embedding_scale=None if scale is None else torch.tensor(scale, dtype=self.dtype).item(),
         )
 
     def _shape(self) -> Shape:
@@ -126,21 +129,29 @@ class Loader:
             dtype=self.dtype,
             device=self.device,
             windows=frozenset(layer.window for layer in self.spec.layers),
+            score_scale=self.spec.score_scale,
+            gate=self.spec.gate,
         )
 
     def _layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer:
         """whole: see Mixture."""
-        spec, at = self.spec, f"model.layers.{index}."
+        spec, norms, at = self.spec, self.spec.norms, f"model.layers.{index}."
+
+        def norm(name: str) -> Norm:
+            return self._norm(f"{at}{name}.weight", spec.hidden)
+
         return Layer(
             index=index,
-            attention_norm=self._norm(at + "input_layernorm.weight", spec.hidden),
+            attention_norm=norm(norms.attention),
             qkv=self._qkv(at + "self_attn."),
             q_norm=self._norm(at + "self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
             k_norm=self._norm(at + "self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
             o=self._row_parallel(at + "self_attn.o_proj", self._dims(self.shard.heads), spec.num_heads * spec.head_dim,
                                  biased=spec.o_bias),
-            mlp_norm=self._norm(at + "post_attention_layernorm.weight", spec.hidden),
+            attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
+            mlp_norm=norm(norms.mlp),
             mlp=self._mlp_or_mixture(at, whole=whole),
+            mlp_out_norm=None if norms.mlp_out is None else norm(norms.mlp_out),
             rope=layer.rope,
             window=layer.window,
         )  # fmt: skip
@@ -299,7 +310,8 @@ class Loader:
         return rounded_linear(weight, bias, bits or BITS[self.quantize], grid, reference=self.reference)
 
     def _norm(self, name: str, size: int) -> Norm:
-        return Norm(self._read(name, (size,)).to(self.device, self.dtype), self.spec.eps)
+        weight = self._read(name, (size,)).to(self.device, torch.float32)
+        return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
 
 
 def _trim() -> None:

@@ -12,15 +12,15 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tpspec.model.architectures import Frequencies
+
 
 class Rope:
     """Cosines and signed sines of every position, in the model's dtype as transformers rounds them."""
 
-    def __init__(
-        self, inv_freq: Tensor, scale: float, num_positions: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), inv_freq.float())
-        cos, sin = angles.cos() * scale, angles.sin() * scale
+    def __init__(self, frequencies: Frequencies, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies.inverse)
+        cos, sin = angles.cos() * frequencies.scale, angles.sin() * frequencies.scale
         self.cos_PE = torch.cat([cos, cos], -1).to(device, dtype)
         self.sin_PE = torch.cat([-sin, sin], -1).to(device, dtype)
 

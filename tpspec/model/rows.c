@@ -38,6 +38,14 @@ typedef struct {
 
 INLINE vec same(vec values) { return values; }
 
+/* LANES numbers, or the first `count` of them and zeros. */
+INLINE vec floats(const float *from, int64_t count) {
+    if (count >= LANES) return *(const vec *)from;
+    float some[LANES] = {0};
+    memcpy(some, from, count * sizeof *some);
+    return *(const vec *)some;
+}
+
 INLINE float sum_lanes(vec x) {
     float lanes[LANES];
     memcpy(lanes, &x, sizeof lanes);
@@ -119,7 +127,7 @@ INLINE float soften(float *scores, int64_t count) {
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 3 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 4 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec

@@ -40,7 +40,7 @@ class Runner:
     def __init__(
         self,
         shape: Shape,
-        rope: Rope,
+        ropes: Sequence[Rope],
         store: KVStore,
         hidden: int,
         *,
@@ -51,14 +51,14 @@ class Runner:
     ) -> None:
         self._shape, self._hidden, self._ledger = shape, hidden, ledger or Ledger()
         attend = compiled_attend(shape) if compiled else None
-        self._many: Steps = TorchSteps(shape, rope, store, fixed_rows, attend or fused)
+        self._many: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused)
         self._graphs: Graphs | None = None
         self._is_compiled = False
         self._on_card = shape.device.type == "cuda"
         if self._on_card:
             torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new number of keys
         compiled = compiled and not (self._on_card and fixed_rows is not None)
-        self.few: FewSteps | None = _few_steps(shape, rope, store) if compiled else None
+        self.few: FewSteps | None = _few_steps(shape, ropes, store) if compiled else None
         if self.few is not None and self._on_card and recorded:
             self.record(self.few, CardRecorder())
 
@@ -102,9 +102,9 @@ class Runner:
             self._ledger.aside(partial(run, x_TD, few, few.begin((), num_rows), taps))
 
 
-def _few_steps(shape: Shape, rope: Rope, store: KVStore) -> FewSteps | None:
+def _few_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> FewSteps | None:
     if shape.device.type != "cuda":
-        return compiled_steps(shape, rope, store)
+        return compiled_steps(shape, ropes, store)
     from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
 
-    return card_steps(shape, rope, store)
+    return card_steps(shape, ropes, store)

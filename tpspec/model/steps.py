@@ -10,7 +10,7 @@ Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,21 +32,27 @@ if TYPE_CHECKING:
     from tpspec.model.mlp import Mlp
     from tpspec.model.rope import Rope
 
+Gate = Literal["silu", "gelu"]  # the second as tanh approximates it
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm over the last dimension."""
+    """RMSNorm over the last dimension. weight: float32, for some are 1 + w and would lose most of w."""
 
     weight: Tensor
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, tuple(self.weight.shape), self.weight, self.eps)
+        return F.rms_norm(x.float(), tuple(self.weight.shape), self.weight, self.eps).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; o and mlp give partial sums."""
+    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; o and mlp give partial sums.
+
+    attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give, before they are added; or None.
+    rope: which of the model's ropes turns queries and keys, or None.
+    """
 
     index: int
     attention_norm: Norm
@@ -54,21 +60,28 @@ class Layer:
     q_norm: Norm | None
     k_norm: Norm | None
     o: Linear
+    attention_out_norm: Norm | None
     mlp_norm: Norm
     mlp: Mlp
-    rope: bool
+    mlp_out_norm: Norm | None
+    rope: int | None
     window: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the steps must know of a shard. kv_of: the local kv head each local query head reads, ascending."""
+    """What the steps must know of a shard. kv_of: the local kv head each local query head reads, ascending.
+
+    score_scale: of the products of queries and keys. gate: what the gate of an MLP goes through.
+    """
 
     kv_of: tuple[int, ...]
     head_dim: int
     dtype: torch.dtype
     device: torch.device
     windows: frozenset[int | None]
+    score_scale: float
+    gate: Gate
 
     @property
     def num_heads(self) -> int:
@@ -85,14 +98,16 @@ class Steps(Protocol):
     def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
         """The rows of one forward; num_rows counts padding below the last span's."""
 
-    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-        """(x + delta, norm of that); may overwrite x."""
+    def add_norm(
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(x + delta, norm of that); may overwrite x. delta_norm: of delta, before it is added."""
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         """Writes the rows' keys and values, then attends: [T, H * E]."""
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
-        """silu(gate) * up: [T, 2C] -> [T, C]."""
+        """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]."""
 
     def slots(self, num_rows: int) -> Tensor | None:
         """Of the round's rows, on a card that knows them alone, below 0 where a row is padding; else None."""
@@ -109,7 +124,7 @@ class FewSteps(Steps, Protocol):
 class TorchRound:
     """The rows of one forward, ready for every layer."""
 
-    turns: tuple[Tensor, Tensor]
+    turns: list[tuple[Tensor, Tensor]]
     slots: Slots
     views: dict[int | None, list[View]]
     num_real: int
@@ -117,15 +132,14 @@ class TorchRound:
 
 
 class TorchSteps:
-    """fixed_rows: every forward has so many rows, and a row's bits may not depend on the others (deterministic).
-
-    attend: in place of torch's fused kernel.
+    """ropes: of the model. fixed_rows: every forward has so many rows, and a row's bits may not depend on the others
+    (deterministic). attend: in place of torch's fused kernel.
     """
 
     def __init__(
-        self, shape: Shape, rope: Rope, store: KVStore, fixed_rows: int | None, attend: Attend = fused
+        self, shape: Shape, ropes: Sequence[Rope], store: KVStore, fixed_rows: int | None, attend: Attend = fused
     ) -> None:
-        self._shape, self._rope, self._store = shape, rope, store
+        self._shape, self._ropes, self._store = shape, ropes, store
         self._folding = Folding.of(shape.kv_of, shape.device)
         self._attend = attend if fixed_rows is None else stable
         self._layout = Layout(
@@ -140,9 +154,9 @@ class TorchSteps:
         firsts = [0]
         for span in spans:
             firsts.append(firsts[-1] + len(span.tokens))
-        padded = positions + [0] * (num_rows - len(positions))
+        padded_T = sent(positions + [0] * (num_rows - len(positions)), self._shape.device)
         return TorchRound(
-            turns=self._rope.at(sent(padded, self._shape.device)),
+            turns=[rope.at(padded_T) for rope in self._ropes],
             slots=as_slots([slot for span in spans for slot in span.own_slots()], self._shape.device),
             views={
                 window: [self._layout.view(span, first, window) for span, first in zip(spans, firsts, strict=False)]
@@ -152,9 +166,11 @@ class TorchSteps:
             num_rows=num_rows,
         )
 
-    def add_norm(self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    def add_norm(
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+    ) -> tuple[Tensor, Tensor]:
         if delta_TD is not None:
-            x_TD = x_TD + delta_TD
+            x_TD = x_TD + (delta_TD if delta_norm is None else delta_norm(delta_TD))
         return x_TD, norm(x_TD)
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
@@ -163,21 +179,24 @@ class TorchSteps:
         qk_TXE, v_TGE = qkv_TXE[:, : H + G], qkv_TXE[: round.num_real, H + G :]
         if layer.q_norm is not None and layer.k_norm is not None:
             qk_TXE = torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)
-        if layer.rope:
-            qk_TXE = turn(qk_TXE, round.turns)
+        if layer.rope is not None:
+            qk_TXE = turn(qk_TXE, round.turns[layer.rope])
         self._store.write(layer.index, round.slots, qk_TXE[: round.num_real, H:], v_TGE)
         return self._attended(layer, qk_TXE[:, :H], round)
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
-        return F.silu(gate_TC) * up_TC
+        return (F.silu(gate_TC) if self._shape.gate == "silu" else F.gelu(gate_TC, approximate="tanh")) * up_TC
 
     def slots(self, num_rows: int) -> None:
         return None
 
     def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
         keys, values = self._store.keys[layer.index], self._store.values[layer.index]
-        parts = [view.attend(self._attend, q_THE, keys, values, self._folding) for view in round.views[layer.window]]
+        scale = self._shape.score_scale
+        parts = [
+            view.attend(self._attend, q_THE, keys, values, self._folding, scale) for view in round.views[layer.window]
+        ]
         if num_padding := round.num_rows - round.num_real:
             parts.append(parts[0].new_zeros(num_padding, parts[0].shape[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

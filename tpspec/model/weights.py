@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from tpspec.errors import UserError
+from tpspec.topology.multimodal import text_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,8 @@ MOST_MAPPED = 2 * 2**20  # bytes that are read before files are closed: until th
 
 
 class Checkpoint:
-    """The tensors of a Hugging Face folder, by name. Opening reads headers only.
+    """The tensors of a Hugging Face folder, by name; of one that sees besides reading, as its text model alone names
+    them. Opening reads headers only.
 
     A file serves many reads while it is open: its header takes as long to parse as it names tensors, and a file of
     quantized experts names ten thousands of small ones.
@@ -31,7 +33,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._file_of = _tensor_files(folder)
+        self._file_of, self._stored_as = _tensor_files(folder)
         self._parts: dict[str, set[str]] = {}
         for name in self._file_of:
             module, _, part = name.rpartition(".")
@@ -46,7 +48,7 @@ class Checkpoint:
         self, name: str, shape: tuple[int, ...], *, rows: range | None = None, columns: range | None = None
     ) -> Tensor:
         """Rows and columns of tensor `name`, a copy of its own; `shape` is what the whole tensor must have."""
-        part = self._shared(name).get_slice(name)
+        part = self._shared(name).get_slice(self._stored_as[name])
         self._check_shape(name, tuple(part.get_shape()), shape)
         rows = rows if rows is not None else range(shape[0])
         taken: Tensor = part[rows.start : rows.stop] if columns is None else part[_slices(rows, columns)]
@@ -56,7 +58,7 @@ class Checkpoint:
     def one(self, name: str) -> Tensor:
         """The only number of tensor `name`, whatever its dimensions."""
         with self._open(name) as file:
-            tensor: Tensor = file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(self._stored_as[name])
         if tensor.numel() != 1:
             raise UserError(
                 f"{self._file_of[name]}: tensor {name} has shape {list(tensor.shape)}; should be one number"
@@ -70,7 +72,7 @@ class Checkpoint:
     def mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole tensor, backed by the file: only rows that are looked at take memory."""
         with self._open(name) as file:
-            tensor: Tensor = file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(self._stored_as[name])
         self._check_shape(name, tuple(tensor.shape), shape)
         return tensor
 
@@ -115,17 +117,21 @@ def _open_file(path: Path) -> safe_open:
         raise UserError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file, every file opened once so that a truncated one is found before anything else is done."""
+def _tensor_files(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Tensor name -> file, and -> its name there. Every file is opened once, so that a truncated one is found before
+    anything else is done."""
     index = folder / INDEX
     files = _indexed_files(index) if index.exists() else [folder / SINGLE]
     file_of: dict[str, Path] = {}
+    stored_as: dict[str, str] = {}
     for path in files:
         if not path.exists():
             raise UserError(f"{path}: file is missing; weights must be {SINGLE} or files listed in {INDEX}")
         with _open_file(path) as file:
-            file_of.update(dict.fromkeys(file.keys(), path))
-    return file_of
+            named = {text_name(name): name for name in file.keys()}  # noqa: SIM118 (a file is no mapping)
+        file_of |= dict.fromkeys(named, path)
+        stored_as |= named
+    return file_of, stored_as
 
 
 def _indexed_files(index: Path) -> list[Path]:

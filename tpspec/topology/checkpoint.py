@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from tpspec.errors import UserError
+from tpspec.topology.multimodal import text_config
 
 DEMO_MODELS = frozenset({"smollm2-135m"})
 DEMO_HEADS = frozenset({"smollm2-135m-eagle3"})  # these come with the package
@@ -66,7 +67,7 @@ def local(model: str, *, head: bool = False) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """config.json of a model's folder."""
+    """config.json of a model's folder; of one that sees besides reading, what it says of the text model."""
     path = folder / "config.json"
     try:
         config: object = json.loads(path.read_text(encoding="utf-8"))
@@ -76,7 +77,7 @@ def read_config(folder: Path) -> dict[str, object]:
         raise UserError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{path} should hold a JSON object")
-    return config
+    return text_config(config)
 
 
 def _expanded(folder: str, variable: str) -> Path:

@@ -13,6 +13,7 @@ from typing import Literal, cast
 
 from tpspec.errors import UserError
 from tpspec.topology.groups import GROUPS, Bits
+from tpspec.topology.multimodal import spellings, text_name
 from tpspec.topology.reads import Reads
 
 Kind = Literal["gptq", "awq", "packed", "int8", "float8"]
@@ -77,8 +78,8 @@ def _scheme_of(stored: Stored, name: str) -> Scheme | None:
 def _names(entry: str, name: str) -> bool:
     """Whether an entry of a list names the module: by a pattern, or by some of the words between its dots."""
     if entry.startswith(PATTERN):
-        return re.match(entry.removeprefix(PATTERN), name) is not None
-    return entry == EVERY or f".{entry}." in f".{name}."
+        return any(re.match(entry.removeprefix(PATTERN), spelling) for spelling in spellings(name))
+    return entry == EVERY or f".{text_name(entry)}." in f".{name}."
 
 
 def stored_as(config: dict[str, object], where: str) -> Stored | None:

@@ -24,22 +24,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a type of model means by a key that its config.json leaves out, as transformers does; None: see from_config.
+    """What a type of model means by a key that its config.json leaves out, as transformers does; None: see from_config,
+    which refuses a config that has to say it.
 
     biased: queries, keys and values always have biases, whatever the config says. normed: queries and keys have norms.
+    layer_norms: of the hidden state, in each layer. float16: whether its numbers stay within those.
     intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
     """
 
+    hidden: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    vocab: int | None = None
     tied: bool = False
     biased: bool = False
     normed: bool = False
+    layer_norms: int = 2
+    float16: bool = True
     intermediate: tuple[str, int | None] = ("intermediate_size", None)
 
 
 # The types that model/architectures.py declares.
 MODEL_TYPES = {
+    "gemma3_text": Defaults(
+        hidden=2304,
+        num_layers=26,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        vocab=262208,
+        tied=True,
+        normed=True,
+        layer_norms=4,
+        float16=False,
+        intermediate=("intermediate_size", 9216),
+    ),
     "llama": Defaults(),
     "mistral": Defaults(num_kv_heads=8),
     "mixtral": Defaults(num_kv_heads=8),
@@ -55,6 +76,7 @@ class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly. vocab: rows of the head and of the embedding table.
 
     tied: the head is the embedding table. qk_norm: a norm of head_dim on queries and on keys in every layer.
+    layer_norms: of the hidden state, in each layer.
     intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place.
     max_positions: the longest text it was made for, however its rope is scaled; None where the config does not say.
     stored: how a published quantized checkpoint holds its matrices; None where they are plain.
@@ -71,6 +93,7 @@ class ModelShape:
     qkv_bias: bool
     model_type: str
     qk_norm: bool = False
+    layer_norms: int = 2
     max_positions: int | None = None
     stored: Stored | None = None
     experts: Experts | None = None
@@ -86,19 +109,21 @@ class ModelShape:
         if model_type not in MODEL_TYPES:
             known = ", ".join(sorted(MODEL_TYPES))
             raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
-        usual, hidden, heads = MODEL_TYPES[model_type], read.size("hidden_size"), read.size("num_attention_heads")
+        usual = MODEL_TYPES[model_type]
+        hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         return cls(
-            num_layers=read.size("num_hidden_layers"),
+            num_layers=read.size("num_hidden_layers", usual.num_layers),
             hidden=hidden,
             num_heads=heads,
             num_kv_heads=read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
             head_dim=read.size("head_dim", usual.head_dim or hidden // heads),
             intermediate=read.size(*usual.intermediate),
-            vocab=read.size("vocab_size"),
+            vocab=read.size("vocab_size", usual.vocab),
             tied=read.flag("tie_word_embeddings", usual.tied),
             qkv_bias=read.flag("attention_bias", usual.biased) or usual.biased,
             model_type=model_type,
             qk_norm=usual.normed,
+            layer_norms=usual.layer_norms,
             max_positions=read.size_if_given("max_position_embeddings"),
             stored=stored_as(config, where),
             experts=experts_of(read, model_type),
@@ -117,6 +142,14 @@ class ModelShape:
     @property
     def mlp_names(self) -> MlpNames:
         return mlp_names(self.model_type)
+
+
+def check_dtype(model_type: str, dtype: str) -> None:
+    """UserError where the hidden states of a type of model are too large for a dtype."""
+    if dtype == "float16" and not MODEL_TYPES[model_type].float16:
+        raise UserError(
+            f"dtype: float16: hidden states of {model_type} grow beyond its 65,504; should be bfloat16 or float32"
+        )
 
 
 def shape_of(model: str) -> ModelShape:

@@ -24,6 +24,7 @@ from tpspec.topology.groups import (
     shuffled_grid,
     stored_grid,
 )
+from tpspec.topology.shape import check_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tpspec.topology.sublayers import Sublayers
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ROUTER_BYTES = 4  # of a weight: float32, whatever the rest is held in
+WIDE_BYTES = 4  # of a weight of a norm or router: float32, whatever the rest is held in
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,11 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     shrink again.
     """
     held = _Held.of(shape, dtype, quantize)
-    vectors = (shape.num_layers * _layer_vectors(shape, shard) + shape.hidden) * DTYPE_BYTES[dtype]
-    routers = 0 if shape.experts is None else shape.num_layers * shape.experts.count * shape.hidden * ROUTER_BYTES
+    biases = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias * DTYPE_BYTES[dtype]
+    vectors = shape.num_layers * (biases + _layer_wide(shape) * WIDE_BYTES) + shape.hidden * WIDE_BYTES
     attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
-    return vectors + routers + attention + _mlp_bytes(shard, held) + head
+    return vectors + attention + _mlp_bytes(shard, held) + head
 
 
 def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
@@ -159,7 +160,8 @@ class _Held:
 
     @classmethod
     def of(cls, shape: ModelShape, dtype: str, quantize: str | None) -> _Held:
-        """UserError where codes are to be quantized again."""
+        """UserError where codes are to be quantized again, or a dtype is too small."""
+        check_dtype(shape.model_type, dtype)
         check_unquantized(shape.stored, quantize)
         return cls(shape if quantize is None else replace(shape, stored=None), dtype, quantize)
 
@@ -250,10 +252,10 @@ def _mlp(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     ]
 
 
-def _layer_vectors(shape: ModelShape, shard: Shard) -> int:
-    """Elements of the two norms, which every rank holds, and of biases and head norms where the model has them."""
-    biases = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias
-    return 2 * shape.hidden + biases + 2 * shape.head_dim * shape.qk_norm
+def _layer_wide(shape: ModelShape) -> int:
+    """Numbers of the norms and of the router, where there is one, which every rank holds."""
+    router = 0 if shape.experts is None else shape.experts.count * shape.hidden
+    return shape.layer_norms * shape.hidden + 2 * shape.head_dim * shape.qk_norm + router
 
 
 def kv_bytes_per_token(shape: ModelShape, shard: Shard, dtype: str) -> int:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tpspec.errors import UserError
+from tpspec.model.architectures import transformers_config
 from tpspec.model.weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
         raise UserError(f"--layers {num_layers} is more than the target's own {target.num_layers}")
     step = (target.num_layers - 1) / max(1, num_layers - 1) if spread else 1
     layers = tuple(round(i * step) for i in range(num_layers))
-    fields = AutoConfig.from_pretrained(target.folder).to_dict()
+    fields = transformers_config(target.folder).to_dict()
     lists = {name: [fields[name][i] for i in layers] for name in PER_LAYER if fields.get(name)}
     return Design(AutoConfig.for_model(**fields | lists | {"num_hidden_layers": num_layers}), layers)
 

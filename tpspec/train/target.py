@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A target as its heads see it. config: its config.json. embedding_VD, head_VD, norm_D: its own tensors."""
+    """A target as its heads see it. config: its config.json. embedding_VD, head_VD: its own tensors. norm_D: what its
+    last norm multiplies by."""
 
     folder: Path
     config: dict[str, Any]
@@ -39,15 +40,15 @@ class Taught:
 
 def taught(folder: Path) -> Taught:
     """Raises UserError for a folder that is no model of ours."""
-    config, spec, checkpoint = read_config(folder), read_spec(folder), Checkpoint(folder)
-    text: dict[str, Any] = dict(config) | dict(config.get("text_config") or {})  # type: ignore[call-overload]
-    eos = text.get("eos_token_id")
-    rope = text.get("rope_parameters") or {}
+    config: dict[str, Any] = read_config(folder)
+    spec, checkpoint = read_spec(folder), Checkpoint(folder)
+    eos = config.get("eos_token_id")
+    rope = config.get("rope_parameters") or {}
     shape = (spec.vocab, spec.hidden)
     embedding_VD = checkpoint.mapped("model.embed_tokens.weight", shape)
     return Taught(
         folder=folder,
-        config=text,
+        config=config,
         eos_ids=tuple(eos if isinstance(eos, list) else [] if eos is None else [eos]),
         hidden=spec.hidden,
         num_heads=spec.num_heads,
@@ -57,8 +58,8 @@ def taught(folder: Path) -> Taught:
         has_experts=spec.experts is not None,
         vocab=spec.vocab,
         eps=spec.eps,
-        rope_theta=float(text.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+        rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
         embedding_VD=embedding_VD,
         head_VD=embedding_VD if spec.tied else checkpoint.mapped("lm_head.weight", shape),
-        norm_D=checkpoint.read("model.norm.weight", (spec.hidden,)),
+        norm_D=checkpoint.read("model.norm.weight", (spec.hidden,)) + (1 if spec.one_more else 0),
     )

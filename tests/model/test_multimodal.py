@@ -1,0 +1,103 @@
+"""Models that see besides reading run as their text model does, whatever their tensors and modules are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from tests.checkpoints import BASE, KINDS, randomise, write_tokenizer
+from tpspec.comm.communicator import OneRank
+from tpspec.model.batch import Span
+from tpspec.model.loader import Loader
+from tpspec.model.weights import SINGLE
+from tpspec.text import Text
+from tpspec.topology.formats import Scheme, Stored
+from tpspec.topology.multimodal import spellings, text_name
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split
+
+IDS = tuple(torch.randint(3, 263, (30,), generator=torch.Generator().manual_seed(0)).tolist())
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+          "image_size": 28, "patch_size": 14}  # fmt: skip
+WHOLE = {
+    "gemma3": ("gemma3", {"mm_tokens_per_image": 4, "image_token_index": 262, "boi_token_index": 261}),
+    "mistral": ("mistral3", {"image_token_index": 262}),
+}
+
+
+def seeing(folder: Path, text: str) -> torch.Tensor:
+    """Writes a model of a text kind and eyes; the logits it has for IDS."""
+    model_type, more = WHOLE[text]
+    fields = BASE | KINDS[text]
+    config = AutoConfig.for_model(model_type, text_config=fields, vision_config=VISION | _eyes(model_type), **more,
+                                  tie_word_embeddings=fields["tie_word_embeddings"])  # fmt: skip
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    randomise(model, torch.Generator().manual_seed(0))
+    model.save_pretrained(folder)
+    write_tokenizer(folder, 263)
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([IDS])).logits[0]
+
+
+def _eyes(model_type: str) -> dict[str, str]:
+    return {"model_type": "pixtral" if model_type == "mistral3" else "siglip_vision_model"}
+
+
+def rename(folder: Path, old: str, new: str) -> None:
+    tensors = load_file(folder / SINGLE)
+    assert any(name.startswith(old) for name in tensors)
+    save_file({name.replace(old, new, 1) if name.startswith(old) else name: x for name, x in tensors.items()},
+              folder / SINGLE)  # fmt: skip
+
+
+def logits(folder: Path) -> torch.Tensor:
+    (whole,) = split(ModelShape.of(folder), (1.0,))
+    decoder = Loader.open(folder, whole, torch.float32, torch.device("cpu")).decoder(OneRank(), 64)
+    return decoder.forward([Span(0, 0, IDS, ((0, len(IDS)),), len(IDS))])
+
+
+@pytest.mark.parametrize("text", WHOLE)
+def test_the_text_model_of_one_that_sees_computes_what_transformers_does(text: str, tmp_path: Path) -> None:
+    """Stands against tensors not found under the names of either of transformers' ways to write them, and against a
+    section of config.json that is not read: the sizes outside of it are another's, or missing."""
+    expected = seeing(tmp_path, text)
+    assert (logits(tmp_path) - expected).abs().max() < 1e-4
+    names = set(load_file(tmp_path / SINGLE))
+    old, new = "language_model.model.", "model.language_model."
+    old, new = (old, new) if any(name.startswith(old) for name in names) else (new, old)
+    rename(tmp_path, old, new)
+    assert (logits(tmp_path) - expected).abs().max() < 1e-4
+    assert Text.load(tmp_path).vocab_size == 263
+
+
+def test_what_a_config_leaves_out_of_its_text_section_is_what_transformers_takes_it_for(tmp_path: Path) -> None:
+    """Stands against a published Gemma 3 of 4B that is refused: its config.json has neither heads nor vocabulary."""
+    said = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    config = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": said, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = ModelShape.of(tmp_path)
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab) == (8, 4, 256, 262208)
+    assert shape.tied
+
+
+def test_a_module_is_stored_as_its_publishers_lists_say_in_their_own_names() -> None:
+    """Stands against a quantized model whose lists name modules as the whole model does: a head read as codes."""
+    scheme = Scheme("packed", 4, 128)
+    lists = ("language_model.lm_head", r"re:model\.language_model\.layers\.0\..*", "language_model.model.layers.1.mlp")
+    stored = Stored("test", ((("Linear",), scheme),), lists)
+    assert stored.scheme_of("lm_head") is None
+    assert stored.scheme_of("model.layers.0.self_attn.q_proj") is None
+    assert stored.scheme_of("model.layers.1.mlp.up_proj") is None
+    assert stored.scheme_of("model.layers.1.self_attn.q_proj") == scheme
+
+
+@pytest.mark.parametrize("name", ["model.layers.3.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"])
+def test_every_spelling_of_a_name_is_read_back(name: str) -> None:
+    """Stands against a prefix that is taken off one way and put on another."""
+    assert {text_name(spelling) for spelling in spellings(name)} == {name}
+    assert text_name("vision_tower.encoder.layers.0.weight") == "vision_tower.encoder.layers.0.weight"

@@ -1,0 +1,35 @@
+"""Models that see besides reading: their text model alone runs. Where that stands in a config.json and among tensors.
+
+Knows keys and names; must not know what they mean.
+"""
+
+from __future__ import annotations
+
+TEXT_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # of the text model, where its section does not say
+SECTION = "text_config"
+STORAGE = ("quantization_config", "compression_config")  # of the whole model, text model included
+PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
+
+
+def text_config(config: dict[str, object]) -> dict[str, object]:
+    """A config.json as its text model alone would have it; any other as it is."""
+    kind, text = config.get("model_type"), config.get(SECTION)
+    if not isinstance(kind, str) or kind not in TEXT_TYPES or not isinstance(text, dict):
+        return config
+    whole = {key: value for key, value in config.items() if not key.endswith("_config") or key in STORAGE}
+    return whole | {"model_type": TEXT_TYPES[kind]} | text
+
+
+def text_name(name: str) -> str:
+    """What a tensor or module of the text model would be called in that model alone; any other as it is."""
+    whole, old = PREFIXES
+    if name.startswith(whole):
+        return "model." + name.removeprefix(whole)
+    return name.removeprefix(old)
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """A name in a text model, and what it is called where that is part of another."""
+    whole, old = PREFIXES
+    inner = (whole + name.removeprefix("model."),) if name.startswith("model.") else ()
+    return (name, old + name, *inner)
