@@ -49,13 +49,27 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,  # small, so that scaling already changes the first hundred positions
 }
 KINDS: dict[str, dict[str, Any]] = {
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "num_nextn_predict_layers": 0,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "hidden_size": 48,
         "head_dim": 16,
         "query_pre_attn_scalar": 24,
         "sliding_window": 8,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window_pattern": 2,  # the second of every two layers has none
         "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -128,6 +142,9 @@ def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
         parameter.copy_(_scaled(name, values) if values.dim() > 1 else _vector(name, values, one_more))
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
 
 
 def _vector(name: str, values: torch.Tensor, one_more: bool) -> torch.Tensor:
@@ -148,7 +165,7 @@ def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
 
 
 def _shard_bytes(model: PreTrainedModel, shards: int) -> int:
-    sizes: list[int] = [p.numel() * p.element_size() for p in model.parameters()]
+    sizes: list[int] = [x.numel() * x.element_size() for x in model.state_dict().values()]
     return sum(sizes) + 1 if shards == 1 else max(max(sizes), sum(sizes) // shards)
 
 

@@ -178,12 +178,14 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # in rows that are padding
-@pytest.mark.parametrize(("kind", "keys"), [("qwen3_moe", {}), ("mixtral", {"quantize": "int8"})])
-def test_texts_of_a_mixture_of_experts_are_those_of_the_cpu(
+@pytest.mark.parametrize(
+    ("kind", "keys"), [("qwen3_moe", {}), ("mixtral", {"quantize": "int8"}), ("glm4_moe", {}), ("gemma3", {})]
+)
+def test_texts_of_any_architecture_are_those_of_the_cpu(
     kind: str, keys: dict[str, str], few: None, tmp_path: Path
 ) -> None:
     """Stands against a router that the host waits for, and rows that a recording sends where those of its rehearsal
-    went. The prompts have more rows than are recorded here."""
+    went; and against norms, ropes or gates of another layer. The prompts have more rows than are recorded here."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     target = tiny(kind, tmp_path / "target", **sizes)
     section = draft_section("ngram", target, tmp_path) | {"tokens": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Literal
 
@@ -39,7 +40,7 @@ def _some_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mixture(
-    count: int, chosen: int, bits: Literal[4, 8, 16], *, sums_to_one: bool = True
+    count: int, chosen: int, bits: Literal[4, 8, 16], *, sums_to_one: bool = True, sigmoid: bool = False
 ) -> tuple[Router, list[GatedMlp]]:
     noise = torch.Generator().manual_seed(count)
     grid, read = grid_of(range(24, 24 + CHANNELS), ALL_CHANNELS)
@@ -53,7 +54,9 @@ def mixture(
         return GatedMlp(product(2 * CHANNELS, HIDDEN), down)
 
     weight_ND = (3 * torch.randn(count, HIDDEN, generator=noise) / HIDDEN**0.5).to(DEVICE)
-    return Router(weight_ND, Experts(count, chosen, sums_to_one)), [mlp() for _ in range(count)]
+    experts = Experts(count, chosen, sums_to_one, sigmoid=sigmoid, scale=2.5 if sigmoid else 1.0)
+    bias_N = torch.randn(count, generator=noise).to(DEVICE) if sigmoid else None
+    return Router(weight_ND, experts, bias_N), [mlp() for _ in range(count)]
 
 
 def rows(count: int) -> torch.Tensor:
@@ -67,8 +70,8 @@ def test_a_mixture_is_what_the_reference_makes_of_it(
 ) -> None:
     """Stands against a row that goes to another's expert, a tile that ends too early, a group of a neighbour's columns,
     and weights that sum to one where they should not. Of 50 rows an expert fills more than one tile."""
-    for sums_to_one in (True, False):
-        router, experts = mixture(count, chosen, bits, sums_to_one=sums_to_one)
+    for sums_to_one, sigmoid in product((True, False), repeat=2):
+        router, experts = mixture(count, chosen, bits, sums_to_one=sums_to_one, sigmoid=sigmoid)
         x_TD = rows(num_rows)
         due_TD = Mixture(router, experts, whole=False)(x_TD.cpu() if DEVICE.type == "cpu" else x_TD, STEPS)
         assert (CardMixture(router, experts)(x_TD, STEPS) - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()

@@ -18,7 +18,7 @@ from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
-from tpspec.model.experts import Mixture
+from tpspec.model.experts import Mixture, Shared
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
@@ -184,10 +184,13 @@ def parts_of(decoder: Any) -> list[Any]:
     parts = [decoder.norm, decoder.head]
     for layer in decoder.layers:
         parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm]
-        parts += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
-        mixed = isinstance(layer.mlp, Mixture)
-        parts += [layer.mlp.router] if mixed else []
-        parts += [part for mlp in (layer.mlp.experts if mixed else [layer.mlp]) for part in (mlp.gate_up, mlp.down)]
+        norms = (layer.q_norm, layer.k_norm, layer.attention_out_norm, layer.mlp_out_norm)
+        parts += [norm for norm in norms if norm is not None]
+        mlps = [layer.mlp.mixture, layer.mlp.shared] if isinstance(layer.mlp, Shared) else [layer.mlp]
+        mixtures = [mlp for mlp in mlps if isinstance(mlp, Mixture)]
+        experts = [expert for mixture in mixtures for expert in mixture.experts]
+        parts += [mixture.router for mixture in mixtures]
+        parts += [part for mlp in mlps + experts if mlp not in mixtures for part in (mlp.gate_up, mlp.down)]
     return parts
 
 

@@ -71,7 +71,8 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in ("llama", "qwen2", "mixtral", "qwen3_moe")}
+    kinds = ("llama", "qwen2", "mixtral", "qwen3_moe", "glm4_moe")
+    plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 
     @cache
     def write(name: str, kind: str = "llama") -> tuple[Path, Path]:
@@ -110,7 +111,7 @@ def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) ->
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "glm4_moe"])
 @pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "awq", "packed", "fp8"])
 def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind: str) -> None:
     """Stands against codes of an expert taken for a plain weight because of its name (w1), and a router, which nobody

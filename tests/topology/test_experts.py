@@ -65,6 +65,24 @@ def test_what_is_left_out_means_what_transformers_takes_it_for(model_type: str) 
     assert ours == Experts(count, theirs.num_experts_per_tok, sums_to_one=sums)
 
 
+def test_what_stands_before_and_beside_experts_is_what_transformers_takes_it_for() -> None:
+    """Stands against the first layers of GLM-4.5 taken for mixtures, and MLPs of another width."""
+    theirs = AutoConfig.for_model("glm4_moe")
+    sizes = {key: SIZES[key] for key in ("num_hidden_layers", "hidden_size")}
+    ours = ModelShape.from_config({"model_type": "glm4_moe", **sizes, "num_hidden_layers": 5}, "here")
+    assert ours.experts == Experts(
+        theirs.n_routed_experts,
+        theirs.num_experts_per_tok,
+        sums_to_one=theirs.norm_topk_prob,
+        sigmoid=True,
+        scale=theirs.routed_scaling_factor,
+        first_layer=theirs.first_k_dense_replace,
+        dense=theirs.intermediate_size,
+        shared=theirs.n_shared_experts * theirs.moe_intermediate_size,
+    )
+    assert (ours.intermediate, ours.num_heads, ours.vocab) == (1408, theirs.num_attention_heads, theirs.vocab_size)
+
+
 def test_a_model_of_another_type_has_no_experts() -> None:
     """Stands against a dense model sized by a key that its config has for another reason."""
     assert shape("llama", num_local_experts=8, num_experts_per_tok=2).experts is None
@@ -99,6 +117,10 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("qwen3_moe", "num_experts", 8.0, "a whole number above 0"),
         ("qwen3_moe", "norm_topk_prob", 1, "true or false"),
         ("qwen3_moe", "moe_intermediate_size", "768", "a whole number above 0"),
+        ("glm4_moe", "n_group", 2, "1"),
+        ("glm4_moe", "first_k_dense_replace", -1, "a whole number above -1"),
+        ("glm4_moe", "routed_scaling_factor", 0, "a number above 0"),
+        ("glm4_moe", "use_qk_norm", 1, "true or false"),
     ],
 )
 def test_a_mixture_that_is_not_supported_is_refused_by_its_key(

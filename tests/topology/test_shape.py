@@ -41,6 +41,9 @@ PUBLISHED = {
     "google/gemma-3-27b-it": 27.43241 - 0.42306,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 23.5724,
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": 23.5724,
+    "zai-org/GLM-4.5-Air": 110.46882 - 3.61656,  # less the layer for multi-token prediction, tables and all
+    "zai-org/GLM-4.5": 358.33779 - 5.5400,
+    "zai-org/GLM-4.6": 358.33779 - 5.5400,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.70,
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.63,
 }
@@ -129,7 +132,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     assert MODEL_TYPES.keys() == ARCHITECTURES.keys()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
-        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, llama, mistral, mixtral"
+        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, glm4_moe, llama, mistral"
     ):
         shape_of(str(tmp_path))
 

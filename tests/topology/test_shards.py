@@ -135,20 +135,34 @@ def test_shards_weigh_what_the_whole_weighs_and_the_norms_again() -> None:
     assert parts == weight_bytes(LLAMA70, whole, "bfloat16") + 7 * norms
 
 
-@given(splits(), st.integers(1, 300))
-def test_shards_of_a_mixture_hold_its_experts_once(case: tuple[ModelShape, list[float]], count: int) -> None:
-    """Against an expert of one rank that others hold too, and routers of which each rank would hold a part."""
+@given(splits(), st.integers(1, 300), st.booleans())
+def test_shards_of_a_mixture_hold_its_experts_once(
+    case: tuple[ModelShape, list[float]], count: int, beside: bool
+) -> None:
+    """Against an expert of one rank that others hold too, routers of which each rank would hold a part, and MLPs before
+    and beside experts that are held by all or none."""
     like, weights = case
     experts = Experts(count, 1, sums_to_one=True)
+    if beside:
+        experts = replace(
+            experts, sigmoid=True, first_layer=1, dense=3 * like.intermediate, shared=2 * like.intermediate
+        )
     shape = replace(like, model_type="qwen3_moe", experts=experts, qk_norm=True)
     (whole,), shards = split(shape, (1,)), split(shape, weights)
     assert sum(expert_bytes(shape, one, "bfloat16") for one in shards) == expert_bytes(shape, whole, "bfloat16")
     norms = (2 * shape.hidden + 2 * shape.head_dim) * shape.num_layers + shape.hidden
-    every = WIDE_BYTES * (norms + shape.num_layers * count * shape.hidden)  # held by each rank
+    every = WIDE_BYTES * (norms + (shape.num_layers - beside) * count * (shape.hidden + beside))  # held by each rank
     shared = sum(lengths(shards, "kv_heads")) - shape.num_kv_heads  # KV heads on boundaries
     again = (len(weights) - 1) * every + shared * 2 * 2 * shape.hidden * shape.head_dim * shape.num_layers
     parts = sum(weight_bytes(shape, one, "bfloat16") for one in shards)
     assert parts == weight_bytes(shape, whole, "bfloat16") + again
+    of_experts = expert_bytes(shape, whole, "bfloat16")
+    one, mixed = 2 * 3 * shape.hidden * shape.intermediate, shape.num_layers - beside
+    assert of_experts == mixed * count * one
+    alike = weight_bytes(replace(shape, experts=None), whole, "bfloat16") - shape.num_layers * one
+    others = (3 + 2 * mixed) * one if beside else 0
+    routers = WIDE_BYTES * mixed * count * (shape.hidden + beside)
+    assert weight_bytes(shape, whole, "bfloat16") == alike + of_experts + others + routers
 
 
 @pytest.mark.parametrize("weights", [(1,), (1, 1, 1), (5, 1, 2)])

@@ -69,11 +69,14 @@ class Price:
         return 2 * shape.hidden * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
 
     def _mlp(self, num_rows: int) -> float:
-        """Weights that so many rows read of one layer's, or of its router and experts."""
-        one, experts = 3 * self.shape.hidden * self.shape.intermediate, self.shape.experts
+        """Weights that so many rows read of one layer's, or of its router and experts; of unlike layers the mean."""
+        shape, experts = self.shape, self.shape.experts
+        channel = 3 * shape.hidden
         if experts is None:
-            return one
-        return experts.count * (self.shape.hidden + experts.share_read(num_rows) * one)
+            return channel * shape.intermediate
+        routed = experts.count * (shape.hidden + experts.share_read(num_rows) * channel * shape.intermediate)
+        mixed = routed + channel * experts.shared
+        return mixed + min(1.0, experts.first_layer / shape.num_layers) * (channel * experts.dense - mixed)
 
 
 def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) -> Iterator[Found]:

@@ -40,7 +40,8 @@ class Architecture:
     """What a family of checkpoints may do.
 
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never).
-    qk_norm: RMSNorm over each query and key head before rope. window: "all" layers share config.sliding_window,
+    qk_norm: RMSNorm over each query and key head before rope; likewise. partial_rope: whether the config may say that
+    rope turns but the first part of a head. window: "all" layers share config.sliding_window,
     "layer_types" says which layers do, or None. nope: the config list that says which layers skip rope, or None.
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gate: what its config calls it and must
     say. scaled_embeddings: by the root of their size. score_scale: the config's number that scores are divided by the
@@ -50,7 +51,8 @@ class Architecture:
     qkv_bias: bool | str = False
     o_bias: str | None = None
     mlp_bias: str | None = None
-    qk_norm: bool = False
+    qk_norm: bool | str = False
+    partial_rope: bool = False
     window: str | None = None
     nope: str | None = None
     norms: NormNames = NormNames()
@@ -78,6 +80,7 @@ ARCHITECTURES = {
         score_scale="query_pre_attn_scalar",
         apart=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     ),
+    "glm4_moe": Architecture(qkv_bias="attention_bias", qk_norm="use_qk_norm", partial_rope=True),
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Architecture(window="all"),
     "mixtral": Architecture(window="all"),
@@ -98,7 +101,8 @@ GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 @dataclass(frozen=True, slots=True)
 class Frequencies:
-    """Of rope, for heads of E numbers. inverse: [E / 2], float32. scale: of cosines and sines."""
+    """Of rope, for heads of E numbers. inverse: [E / 2], float32; 0: two numbers that stay as they are. scale: of the
+    others' cosines and sines."""
 
     inverse: Tensor
     scale: float
@@ -118,7 +122,8 @@ class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
     intermediate: of each expert, where there are some. score_scale: of products of queries and keys. embedding_scale:
-    None is 1. Source: its config.json.
+    None is 1. head_order: of the numbers of queries' and keys' heads, such that rope turns a number with the one half a
+    head away; None: as they are stored. Source: its config.json.
     """
 
     model_type: str
@@ -141,6 +146,7 @@ class ModelSpec:
     embedding_scale: float | None
     layers: tuple[LayerSpec, ...]
     ropes: tuple[Frequencies, ...]
+    head_order: tuple[int, ...] | None
     stored: Stored | None = None
     experts: Experts | None = None
 
@@ -188,7 +194,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
         mlp_bias=_flag(config, arch.mlp_bias),
-        qk_norm=arch.qk_norm,
+        qk_norm=_flag(config, arch.qk_norm),
         norms=arch.norms,
         one_more=arch.one_more,
         gate=GATES[arch.gate[1]],
@@ -196,6 +202,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
         layers=_layers(config, arch, list(ropes), where),
         ropes=tuple(_frequencies(config, kind, parameters, where) for kind, parameters in ropes.items()),
+        head_order=_head_order(config, arch, where),
         stored=stored,
         experts=experts_of(Reads(config.to_dict(), where), kind),
     )
@@ -261,6 +268,26 @@ def _ropes(config: Any, where: str) -> dict[str | None, dict[str, Any]]:
     return {kind: parameters[kind] for kind in types}
 
 
+def _num_turned(config: Any, parameters: dict[str, Any]) -> int:
+    """Of a head's numbers, how many rope turns."""
+    return int(_head_dim(config) * parameters.get("partial_rotary_factor", 1.0))
+
+
+def _head_order(config: Any, arch: Architecture, where: str) -> tuple[int, ...] | None:
+    """Rope turns the two halves of the first part of a head with each other: those stand in our two halves' beginnings,
+    and what it leaves as it is behind them."""
+    size, part = _head_dim(config), config.rope_parameters.get("partial_rotary_factor", 1.0)
+    if part == 1.0:
+        return None
+    turned = _num_turned(config, config.rope_parameters)
+    if not arch.partial_rope or turned % 2 or not 0 < turned < size:
+        right = "a part of head_dim, even" if arch.partial_rope else f"1: it is not supported for {config.model_type}"
+        raise UserError(f"{where}: partial_rotary_factor is {part}; should be {right}")
+    halves = range(turned // 2), range(turned // 2, turned)
+    left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
+    return (*halves[0], *left[0], *halves[1], *left[1])
+
+
 def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], where: str) -> Frequencies:
     """From transformers. layers: the type that the parameters are for, or None."""
     import torch
@@ -269,17 +296,17 @@ def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], wh
     kind = parameters.get("rope_type", "default")
     if kind not in ROPE_TYPES:
         raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"{where}: partial_rotary_factor is not supported")
     try:
         if kind == "default":
-            dims = torch.arange(0, _head_dim(config), 2, dtype=torch.float32)
-            inv_freq, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / _head_dim(config))), 1.0
+            num_turned = _num_turned(config, parameters)
+            dims = torch.arange(0, num_turned, 2, dtype=torch.float32)
+            inv_freq, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / num_turned)), 1.0
         else:
             inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), layer_type=layers)
         if not (inv_freq > 0).logical_and(inv_freq.isfinite()).all():
             raise ValueError("its frequencies are no positive numbers")
-        return Frequencies(inv_freq.float(), float(scale))
+        missing = _head_dim(config) // 2 - len(inv_freq)
+        return Frequencies(torch.nn.functional.pad(inv_freq.float(), (0, missing)), float(scale))
     except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         right = f"the numbers that {kind} needs, of which not all are"
         raise UserError(f"{where}: rope_parameters is {parameters}; should hold {right} ({error!r})") from error

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from tpspec.errors import UserError
 from tpspec.model.card_products import STAGES, TILE_ROWS, tile_outputs
+from tpspec.model.experts import LEAST
 from tpspec.model.linear import PlainLinear
 from tpspec.model.quantized import DequantizedLinear, spread, unpacked_nibbles
 
@@ -38,6 +39,7 @@ COLUMNS = 64  # of a plain matrix that are read at a time
 MOST_SORTED = 1024  # pairs that one program puts into tiles
 AT_ONCE = 32  # of which it looks at so many at a time
 ADDED = 1024  # numbers of a row that a program adds up
+_LEAST = tl.constexpr(LEAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +59,28 @@ class CardMixture:
         self._down = Stack([one.down for one in experts])
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        is_few = len(x_TD) * self._router.num_chosen <= MOST_SORTED
+        is_few = len(x_TD) * self._router.experts.chosen <= MOST_SORTED
         chosen_TK, weights_TK = self._chosen(x_TD, steps.slots(len(x_TD)) if is_few else None)
         tiles = sorted_tiles(chosen_TK, self._count)
         gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()))
         made_PD = self._down(gated_PC, tiles, chosen_TK.numel())
         sums_TD, dim = torch.empty_like(x_TD), x_TD.shape[1]
         _add[(len(x_TD), triton.cdiv(dim, ADDED))](
-            made_PD, chosen_TK, weights_TK, sums_TD, dim, num_chosen=self._router.num_chosen, wide=ADDED
+            made_PD, chosen_TK, weights_TK, sums_TD, dim, num_chosen=chosen_TK.shape[1], wide=ADDED
         )
         return sums_TD
 
     def _chosen(self, x_TD: Tensor, slots_T: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the router says, its experts in int32, -1 for rows whose slot is below 0."""
-        logits_TN, K = self._router.logits(x_TD), self._router.num_chosen
+        logits_TN, bias_N, experts = self._router.logits(x_TD), self._router.bias_N, self._router.experts
+        K = experts.chosen
         chosen_TK = logits_TN.new_empty(len(x_TD), K, dtype=torch.int32)
         weights_TK = logits_TN.new_empty(len(x_TD), K)
         _choose[(len(x_TD),)](
-            logits_TN, chosen_TK if slots_T is None else slots_T, chosen_TK, weights_TK, self._count, num_chosen=K,
-            wide=triton.next_power_of_2(self._count), wide_chosen=triton.next_power_of_2(K),
-            sums_to_one=self._router.sums_to_one, padded=slots_T is not None,
+            logits_TN, logits_TN if bias_N is None else bias_N, chosen_TK if slots_T is None else slots_T, chosen_TK,
+            weights_TK, self._count, experts.scale, num_chosen=K, wide=triton.next_power_of_2(self._count),
+            wide_chosen=triton.next_power_of_2(K), sigmoid=bias_N is not None, sums_to_one=experts.sums_to_one,
+            padded=slots_T is not None,
         )  # fmt: skip
         return chosen_TK, weights_TK
 
@@ -169,17 +173,20 @@ def sorted_by_torch(chosen_TK: Tensor, count: int) -> Tiles:
 @triton.jit  # type: ignore[untyped-decorator]
 def _choose(
     logits_at: tl.tensor,
+    bias_at: tl.tensor,
     slots_at: tl.tensor,
     chosen_at: tl.tensor,
     weights_at: tl.tensor,
     count: int,
+    scale: float,
     num_chosen: tl.constexpr,
     wide: tl.constexpr,
     wide_chosen: tl.constexpr,
+    sigmoid: tl.constexpr,
     sums_to_one: tl.constexpr,
     padded: tl.constexpr,
 ) -> None:
-    """The K largest of logits [T, N], in falling order, and their weights, both [T, K]. A program a row.
+    """The K largest of logits [T, N], in falling order, and their weights, both [T, K]. A program a row. See Router.
 
     Whatever the logits are, an expert that exists: what is no number makes weights that are none. padded: rows whose
     slot is below 0 get experts -1.
@@ -187,19 +194,25 @@ def _choose(
     row = tl.program_id(0)
     experts, places = tl.arange(0, wide), tl.arange(0, wide_chosen)
     logits = tl.load(logits_at + row * count + experts, mask=experts < count, other=float("-inf"))
-    most = tl.max(logits, 0)
-    total = tl.sum(tl.exp(logits - most), 0)
+    if sigmoid:
+        scores = 1 / (1 + tl.exp(-logits))
+        ranked = scores + tl.load(bias_at + experts, mask=experts < count, other=float("-inf"))
+    else:
+        scores = tl.exp(logits - tl.max(logits, 0))
+        ranked = logits
+    total = tl.sum(scores, 0)
     tops = tl.zeros((wide_chosen,), tl.float32)
     for place in tl.static_range(num_chosen):
-        best = tl.max(logits, 0)
-        expert = tl.minimum(tl.argmax(logits, 0), count - 1)
+        expert = tl.minimum(tl.argmax(ranked, 0), count - 1)
         sent = tl.where(tl.load(slots_at + row) >= 0, expert, -1) if padded else expert
         tl.store(chosen_at + row * num_chosen + place, sent)
-        tops = tl.where(places == place, tl.exp(best - most), tops)
-        logits = tl.where(experts == expert, float("-inf"), logits)
+        tops = tl.where(places == place, tl.sum(tl.where(experts == expert, scores, 0.0), 0), tops)
+        ranked = tl.where(experts == expert, float("-inf"), ranked)
     if sums_to_one:
-        total = tl.sum(tops, 0)
-    tl.store(weights_at + row * num_chosen + places, tops / total, mask=places < num_chosen)
+        total = tl.sum(tops, 0) + (_LEAST if sigmoid else 0.0)
+    elif sigmoid:
+        total = 1.0
+    tl.store(weights_at + row * num_chosen + places, tops / total * scale, mask=places < num_chosen)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

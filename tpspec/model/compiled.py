@@ -79,7 +79,7 @@ class Buffers:
         self.q = torch.zeros(num_rows, width, dtype=shape.dtype)
         self.attended = torch.zeros(num_rows, width, dtype=shape.dtype)
         self.normed: Tensor | None = None
-        self.gated: Tensor | None = None
+        self.gated: dict[int, Tensor] = {}  # by channels: not all MLPs of a model have as many
 
 
 class CompiledSteps:
@@ -143,12 +143,12 @@ class CompiledSteps:
         return buffers.attended
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
-        num_rows, width = gate_up_TC.shape
-        buffers = self._of(num_rows)
-        if buffers.gated is None:
-            buffers.gated = gate_up_TC.new_empty(num_rows, width // 2)
-        self._gate(gate_up_TC.data_ptr(), buffers.gated.data_ptr(), num_rows, width // 2)
-        return buffers.gated
+        num_rows, channels = gate_up_TC.shape[0], gate_up_TC.shape[1] // 2
+        gated = self._of(num_rows).gated
+        if channels not in gated:
+            gated[channels] = gate_up_TC.new_empty(num_rows, channels)
+        self._gate(gate_up_TC.data_ptr(), gated[channels].data_ptr(), num_rows, channels)
+        return gated[channels]
 
     def slots(self, num_rows: int) -> None:
         return None

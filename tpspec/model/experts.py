@@ -24,18 +24,28 @@ if TYPE_CHECKING:
     from tpspec.topology.experts import Experts
 
 
-class Router:
-    """weight_ND: float32."""
+LEAST = 1e-20  # as transformers: what no sum of sigmoids is below
 
-    def __init__(self, weight_ND: Tensor, experts: Experts) -> None:
-        self.weight_ND, self.num_chosen, self.sums_to_one = weight_ND, experts.chosen, experts.sums_to_one
+
+class Router:
+    """weight_ND, bias_N: float32; the second where `experts` are chosen by sigmoids, else None."""
+
+    def __init__(self, weight_ND: Tensor, experts: Experts, bias_N: Tensor | None = None) -> None:
+        self.weight_ND, self.bias_N, self.experts = weight_ND, bias_N, experts
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of every row, [T, K], and the weights of what they make of it, float32."""
-        logits_TN = self.logits(x_TD)
-        chosen = logits_TN.topk(self.num_chosen)
-        total_T1 = (chosen.values if self.sums_to_one else logits_TN).logsumexp(1, keepdim=True)
-        return chosen.indices, (chosen.values - total_T1).exp()
+        logits_TN, experts = self.logits(x_TD), self.experts
+        if self.bias_N is not None:
+            scores_TN = logits_TN.sigmoid()
+            chosen_TK = (scores_TN + self.bias_N).topk(experts.chosen).indices
+            weights_TK = scores_TN.gather(1, chosen_TK)
+            if experts.sums_to_one:
+                weights_TK /= weights_TK.sum(1, keepdim=True) + LEAST
+            return chosen_TK, weights_TK * experts.scale
+        chosen = logits_TN.topk(experts.chosen)
+        total_T1 = (chosen.values if experts.sums_to_one else logits_TN).logsumexp(1, keepdim=True)
+        return chosen.indices, (chosen.values - total_T1).exp() * experts.scale
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, N] in float32."""
@@ -53,10 +63,20 @@ class Mixture:
         chosen_TK, weights_TK = self.router(x_TD)
         weights_P, sums_TD = weights_TK.flatten(), torch.zeros(x_TD.shape, dtype=torch.float32)
         for expert, pairs in _by_expert(chosen_TK):
-            rows, mlp = pairs // self.router.num_chosen, self.experts[expert]
+            rows, mlp = pairs // chosen_TK.shape[1], self.experts[expert]
             made_RD = mlp(x_TD, steps)[rows] if self._whole else mlp(x_TD[rows], steps)
             sums_TD.index_add_(0, rows, made_RD.float() * weights_P[pairs, None])
         return sums_TD.to(x_TD.dtype)
+
+
+class Shared:
+    """A mixture, and beside it an MLP that every row goes through."""
+
+    def __init__(self, mixture: Mlp, shared: Mlp) -> None:
+        self.mixture, self.shared = mixture, shared
+
+    def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
+        return self.mixture(x_TD, steps) + self.shared(x_TD, steps)
 
 
 def _by_expert(chosen_TK: Tensor) -> Iterator[tuple[int, Tensor]]:

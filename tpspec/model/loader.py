@@ -17,7 +17,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.experts import Mixture, Router
+from tpspec.model.experts import Mixture, Router, Shared
 from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import Ready, joined
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CORRECTION = "e_score_correction_bias"
 PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
 
 
@@ -144,13 +145,13 @@ class Loader:
             index=index,
             attention_norm=norm(norms.attention),
             qkv=self._qkv(at + "self_attn."),
-            q_norm=self._norm(at + "self_attn.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            k_norm=self._norm(at + "self_attn.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            q_norm=self._head_norm(at + "self_attn.q_norm.weight") if spec.qk_norm else None,
+            k_norm=self._head_norm(at + "self_attn.k_norm.weight") if spec.qk_norm else None,
             o=self._row_parallel(at + "self_attn.o_proj", self._dims(self.shard.heads), spec.num_heads * spec.head_dim,
                                  biased=spec.o_bias),
             attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
             mlp_norm=norm(norms.mlp),
-            mlp=self._mlp_or_mixture(at, whole=whole),
+            mlp=self._mlp_or_mixture(index, at, whole=whole),
             mlp_out_norm=None if norms.mlp_out is None else norm(norms.mlp_out),
             rope=layer.rope,
             window=layer.window,
@@ -162,20 +163,29 @@ class Loader:
     def _qkv(self, at: str) -> Linear:
         queries, keys = self._dims(self.shard.heads), self._dims(self.shard.kv_heads)
         num_q, num_kv = self.spec.num_heads * self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
-        parts = [self._rows(at + "q_proj", queries, num_q), self._rows(at + "k_proj", keys, num_kv),
+        order = self.spec.head_order
+        parts = [self._rows(at + "q_proj", queries, num_q, order), self._rows(at + "k_proj", keys, num_kv, order),
                  self._rows(at + "v_proj", keys, num_kv)]  # fmt: skip
         return self._column_parallel(parts, biased=self.spec.qkv_bias)
 
-    def _mlp_or_mixture(self, layer: str, *, whole: bool) -> Mlp:
+    def _mlp_or_mixture(self, index: int, layer: str, *, whole: bool) -> Mlp:
         """layer: what the names of its modules begin with."""
-        names, experts = mlp_names(self.spec.model_type), self.spec.experts
+        spec, shard, names, experts = self.spec, self.shard, mlp_names(self.spec.model_type), self.spec.experts
         at = f"{layer}{names.module}."
         if experts is None:
-            return self._mlp(at, names)
+            return self._mlp(at, names, shard.channels, spec.intermediate)
+        if index < experts.first_layer:
+            return self._mlp(at, names, shard.dense, experts.dense)
         self._check_apart(layer)
+        mixture = self._mixture(at, names, experts, whole=whole)
+        if not experts.shared:
+            return mixture
+        return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared))
+
+    def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool) -> Mlp:
         router, on_card = self._router(f"{at}gate", experts), self.device.type == "cuda"
-        loader = replace(self, reference=on_card)
-        mlps = [loader._mlp(f"{at}experts.{index}.", names) for index in range(experts.count)]
+        loader, channels, size = replace(self, reference=on_card), self.shard.channels, self.spec.intermediate
+        mlps = [loader._mlp(f"{at}experts.{index}.", names, channels, size) for index in range(experts.count)]
         if not on_card:
             return Mixture(router, mlps, whole=whole)
         from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
@@ -194,23 +204,27 @@ class Loader:
     def _router(self, name: str, experts: Experts) -> Router:
         held = self.checkpoint.under(name)
         if held and "weight" not in held:
-            kind = ", ".join(sorted(held))
+            kind = ", ".join(sorted(held - {CORRECTION}))
             raise UserError(f"{self.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight")
         self._check_biases([self._rows(name, range(experts.count), experts.count)], biased=False)
-        weight_ND = self._read(f"{name}.weight", (experts.count, self.spec.hidden))
-        return Router(weight_ND.to(self.device, torch.float32), experts)
+        weight_ND = self._read(f"{name}.weight", (experts.count, self.spec.hidden)).to(self.device, torch.float32)
+        if not experts.sigmoid:
+            return Router(weight_ND, experts)
+        bias_N = self._read(f"{name}.{CORRECTION}", (experts.count,)).to(self.device, torch.float32)
+        return Router(weight_ND, experts, bias_N)
 
-    def _mlp(self, at: str, names: MlpNames) -> GatedMlp:
-        channels, size, biased = self.shard.channels, self.spec.intermediate, self.spec.mlp_bias
+    def _mlp(self, at: str, names: MlpNames, channels: range, size: int) -> GatedMlp:
+        """channels: of so many, those of this shard."""
+        biased = self.spec.mlp_bias
         parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
         return GatedMlp(
             self._column_parallel(parts, biased=biased),
             self._row_parallel(at + names.down, channels, size, biased=biased),
         )
 
-    def _rows(self, name: str, rows: range, size: int) -> Place:
+    def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
         """Some of the `size` output rows of a matrix that reads the hidden state."""
-        return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden))
+        return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden), head_order)
 
     def _column_parallel(self, parts: Sequence[Place], *, biased: bool) -> Linear:
         """Some output rows of several matrices, fused into one: [sum of rows, D]."""
@@ -222,7 +236,7 @@ class Loader:
         weight = torch.empty(sum(len(part.rows) for part in parts), self.spec.hidden, dtype=self.dtype)
         first = 0
         for part in parts:
-            weight[first : first + len(part.rows)] = self._weight(part)
+            weight[first : first + len(part.rows)] = self._weight(part)[part.ordered()]
             first += len(part.rows)
         return self._linear(weight, self._biases(parts, biased=biased))
 
@@ -274,7 +288,7 @@ class Loader:
     def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
         if not biased:
             return None
-        read = [self._read(one.name + ".bias", (one.num_outputs,), one.rows) for one in parts]
+        read = [self._read(one.name + ".bias", (one.num_outputs,), one.rows)[one.ordered()] for one in parts]
         return torch.cat(read).to(self.device, self.dtype)
 
     def _check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
@@ -308,6 +322,10 @@ class Loader:
         if self.quantize is None:
             return PlainLinear(weight, bias) if self.reference else linear(weight, bias)
         return rounded_linear(weight, bias, bits or BITS[self.quantize], grid, reference=self.reference)
+
+    def _head_norm(self, name: str) -> Norm:
+        norm, order = self._norm(name, self.spec.head_dim), self.spec.head_order
+        return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
     def _norm(self, name: str, size: int) -> Norm:
         weight = self._read(name, (size,)).to(self.device, torch.float32)

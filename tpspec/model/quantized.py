@@ -53,9 +53,9 @@ class Quantized:
         zeros = None if self.zeros_OG is None else self.zeros_OG.to(device)
         return Quantized(self.codes_OW.to(device), self.scales_OG.to(device), zeros)
 
-    def rows(self, first: int, last: int) -> Quantized:
-        zeros = None if self.zeros_OG is None else self.zeros_OG[first:last]
-        return Quantized(self.codes_OW[first:last], self.scales_OG[first:last], zeros)
+    def rows(self, which: slice | Tensor) -> Quantized:
+        zeros = None if self.zeros_OG is None else self.zeros_OG[which]
+        return Quantized(self.codes_OW[which], self.scales_OG[which], zeros)
 
 
 def joined(parts: Sequence[Quantized]) -> Quantized:
@@ -112,7 +112,7 @@ class Ready:
 
     def blocks(self, step: int) -> Iterator[tuple[int, Quantized]]:
         for first, last in _spans(self.made.codes_OW, step):
-            yield first, self.made.rows(first, last)
+            yield first, self.made.rows(slice(first, last))
 
 
 def _spans(rows_OW: Tensor, step: int) -> Iterator[tuple[int, int]]:

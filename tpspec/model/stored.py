@@ -43,13 +43,24 @@ TENSORS: dict[Kind, set[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slice of a matrix: its module's name, the whole sizes, and which rows and columns."""
+    """A slice of a matrix: its module's name, the whole sizes, and which rows and columns.
+
+    head_order: the rows are those of heads, each of which is to be put in this order; None: they stay as they are.
+    """
 
     name: str
     num_outputs: int
     num_inputs: int
     rows: range
     columns: range
+    head_order: tuple[int, ...] | None = None
+
+    def ordered(self) -> Tensor | slice:
+        """Which of the rows that were read stands where."""
+        if self.head_order is None:
+            return slice(None)
+        starts = torch.arange(0, len(self.rows), len(self.head_order))
+        return (starts[:, None] + torch.tensor(self.head_order)).flatten()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +103,9 @@ class StoredMatrices:
     def small(self, scheme: Scheme, place: Place) -> Slice:
         """Of a scheme whose codes are computed with."""
         codes = self._codes(scheme, place)
-        if torch.equal(codes.groups_I, _in_order(scheme, place)):
-            return _laid_in_place(codes, scheme, place)
-        return _laid_by_group(codes)
+        in_order = torch.equal(codes.groups_I, _in_order(scheme, place))
+        laid = _laid_in_place(codes, scheme, place) if in_order else _laid_by_group(codes)
+        return Slice(Ready(laid.matrix.made.rows(place.ordered()), laid.matrix.grid), laid.places_I)
 
     def plain(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
         """[O, I] in a dtype, for any scheme; some rows at a time."""

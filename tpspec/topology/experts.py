@@ -6,7 +6,7 @@ Knows keys and names; must not know tensors or shards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
@@ -18,22 +18,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """module: of the MLP, or the mixture, within its layer; the others within that, or within an expert."""
+    """module: of the MLP, or the mixture, within its layer; shared: of an MLP beside a mixture's experts, within that;
+    the others within an MLP or expert."""
 
     module: str
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_experts"
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """count: in each layer. chosen: how many of them a token is sent to. sums_to_one: whether the weights of those are
-    scaled to, or stay parts of a softmax over all."""
+    scaled to, or stay parts of a softmax over all.
+
+    sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; to choose experts, a bias is added to
+    it (DeepSeek-V3, arXiv 2412.19437). scale: of all weights, after that.
+    first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
+    through which every row goes; 0: there is none.
+    """
 
     count: int
     chosen: int
     sums_to_one: bool
+    sigmoid: bool = False
+    scale: float = 1.0
+    first_layer: int = 0
+    dense: int = 0
+    shared: int = 0
 
     def share_read(self, num_rows: int) -> float:
         """The part of all that so many rows are sent to, if each expert is as likely as any other."""
@@ -43,25 +56,30 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class Mixing:
     """What a type of model means by keys that its config.json leaves out, as transformers does. sums_to_one: None where
-    norm_topk_prob says."""
+    norm_topk_prob says, of which `norms` is the default. dense: channels of the first layers, in types that mix as
+    DeepSeek-V3 does; None: others."""
 
     names: MlpNames
     count: int
     chosen: int
     sums_to_one: bool | None = None
+    norms: bool = False
+    dense: int | None = None
 
 
 DENSE = MlpNames("mlp")
 MIXTURES = {
+    "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, dense=10944),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
 }
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are in use for the same
 NAMES = {mixing.names for mixing in MIXTURES.values()}
 
 
 def has_narrow_columns(name: str) -> bool:
     """Whether the columns of the matrix of that name are the channels of one expert."""
-    return ".experts." in name and name.endswith(tuple(names.down for names in NAMES))
+    return "experts." in name and name.endswith(tuple(names.down for names in NAMES))
 
 
 def mlp_names(model_type: str) -> MlpNames:
@@ -75,7 +93,7 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     usual = MIXTURES[model_type]
     read.one_of("decoder_sparse_step", (1,), 1)
     read.refuse("mlp_only_layers")
-    given = [key for key in ("num_local_experts", "num_experts") if key in read.config]  # both are in use for both
+    given = [key for key in COUNTS if key in read.config]
     if len({shown(read.config[key]) for key in given}) > 1:
         said = " and ".join(f"{key} is {shown(read.config[key])}" for key in given)
         raise UserError(f"{read.where}: {said}; should be the same")
@@ -83,5 +101,20 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     count, chosen = read.size(key, usual.count), read.size("num_experts_per_tok", usual.chosen)
     if chosen > count:
         raise read.refusal("num_experts_per_tok", f"at most {key} ({count})")
-    sums_to_one = read.flag("norm_topk_prob", False) if usual.sums_to_one is None else usual.sums_to_one
-    return Experts(count, chosen, sums_to_one)
+    sums_to_one = read.flag("norm_topk_prob", usual.norms) if usual.sums_to_one is None else usual.sums_to_one
+    experts = Experts(count, chosen, sums_to_one)
+    return experts if usual.dense is None else _as_deepseek(experts, read, usual.dense)
+
+
+def _as_deepseek(experts: Experts, read: Reads, dense: int) -> Experts:
+    """Experts in groups, of which some are chosen before the experts are, are refused."""
+    read.one_of("n_group", (1,), 1)
+    read.one_of("topk_group", (1,), 1)
+    return replace(
+        experts,
+        sigmoid=True,
+        scale=read.number("routed_scaling_factor", 1.0),
+        first_layer=read.size("first_k_dense_replace", 1, least=0),
+        dense=read.size("intermediate_size", dense),
+        shared=read.size("n_shared_experts", 1) * read.size("moe_intermediate_size", 1408),
+    )

@@ -30,11 +30,17 @@ class Reads:
     where: str
     within: str = ""
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value = self._given(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < MOST:
-            raise self.refusal(key, f"a whole number above 0 and below {MOST}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < MOST:
+            raise self.refusal(key, f"a whole number above {least - 1} and below {MOST}")
         return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self._given(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MOST:
+            raise self.refusal(key, f"a number above 0 and below {MOST}")
+        return float(value)
 
     def size_if_given(self, key: str) -> int | None:
         return None if self.config.get(key) is None else self.size(key)

@@ -27,7 +27,8 @@ class Defaults:
     """What a type of model means by a key that its config.json leaves out, as transformers does; None: see from_config,
     which refuses a config that has to say it.
 
-    biased: queries, keys and values always have biases, whatever the config says. normed: queries and keys have norms.
+    biased: queries, keys and values always have biases, whatever the config says. normed: queries and keys have norms,
+    always or where the flag of that name says so.
     layer_norms: of the hidden state, in each layer. float16: whether its numbers stay within those.
     intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
     """
@@ -40,7 +41,7 @@ class Defaults:
     vocab: int | None = None
     tied: bool = False
     biased: bool = False
-    normed: bool = False
+    normed: bool | str = False
     layer_norms: int = 2
     float16: bool = True
     intermediate: tuple[str, int | None] = ("intermediate_size", None)
@@ -60,6 +61,15 @@ MODEL_TYPES = {
         layer_norms=4,
         float16=False,
         intermediate=("intermediate_size", 9216),
+    ),
+    "glm4_moe": Defaults(
+        hidden=4096,
+        num_layers=46,
+        num_heads=96,
+        num_kv_heads=8,
+        vocab=151552,
+        normed="use_qk_norm",
+        intermediate=("moe_intermediate_size", 1408),
     ),
     "llama": Defaults(),
     "mistral": Defaults(num_kv_heads=8),
@@ -122,7 +132,7 @@ class ModelShape:
             tied=read.flag("tie_word_embeddings", usual.tied),
             qkv_bias=read.flag("attention_bias", usual.biased) or usual.biased,
             model_type=model_type,
-            qk_norm=usual.normed,
+            qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
             layer_norms=usual.layer_norms,
             max_positions=read.size_if_given("max_position_embeddings"),
             stored=stored_as(config, where),

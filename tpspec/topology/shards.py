@@ -40,13 +40,18 @@ WIDE_BYTES = 4  # of a weight of a norm or router: float32, whatever the rest is
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One target rank's part: query heads, the KV heads these read, MLP channels, and rows of the head."""
+    """One target rank's part: query heads, the KV heads these read, MLP channels, and rows of the head.
+
+    dense, shared: channels of MLPs that are no experts in a model with experts, whose `channels` are an expert's.
+    """
 
     index: int
     heads: range
     kv_heads: range
     channels: range
     vocab: range
+    dense: range = range(0)
+    shared: range = range(0)
 
 
 def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
@@ -58,7 +63,11 @@ def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
     channels = _aligned_ranges(shape.intermediate, weights, "MLP channels")
     vocab = _aligned_ranges(shape.vocab, weights, "vocabulary rows")
     read = [range(own.start // shape.group, (own.stop - 1) // shape.group + 1) for own in heads]
-    return tuple(Shard(i, *parts) for i, parts in enumerate(zip(heads, read, channels, vocab, strict=True)))
+    experts, none = shape.experts, [range(0)] * len(weights)
+    dense = _aligned_ranges(experts.dense, weights, "MLP channels") if experts and experts.dense else none
+    shared = _aligned_ranges(experts.shared, weights, "MLP channels") if experts and experts.shared else none
+    parts = zip(heads, read, channels, vocab, dense, shared, strict=True)
+    return tuple(Shard(index, *part) for index, part in enumerate(parts))
 
 
 def _ranges(total: int, weights: Sequence[float], what: str) -> list[range]:
@@ -121,15 +130,16 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     """
     held = _Held.of(shape, dtype, quantize)
     biases = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias * DTYPE_BYTES[dtype]
-    vectors = shape.num_layers * (biases + _layer_wide(shape) * WIDE_BYTES) + shape.hidden * WIDE_BYTES
+    norms = shape.num_layers * (shape.layer_norms * shape.hidden + 2 * shape.head_dim * shape.qk_norm) + shape.hidden
+    vectors = shape.num_layers * biases + (norms + _routers(shape)) * WIDE_BYTES
     attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
-    return vectors + attention + _mlp_bytes(shard, held) + head
+    return vectors + attention + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
 
 
 def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """What experts are of `weight_bytes`: of them a round reads those that its rows are sent to."""
-    return 0 if shape.experts is None else _mlp_bytes(shard, _Held.of(shape, dtype, quantize))
+    return _expert_bytes(shard, _Held.of(shape, dtype, quantize))
 
 
 def num_params(shape: ModelShape, shard: Shard) -> int:
@@ -147,7 +157,21 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
 
 
 def _mlp_bytes(shard: Shard, held: _Held) -> int:
-    return sum(times * held.bytes_of(_mlp(held.shape, shard, at)) for at, times in _mlps(held.shape))
+    """Of what every row goes through."""
+    shape, experts = held.shape, held.shape.experts
+    if experts is None:
+        return _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
+    dense = _bytes_of(_mlps(shape), shard.dense, experts.dense, held)
+    return dense + _bytes_of(_shared(shape), shard.shared, experts.shared, held)
+
+
+def _expert_bytes(shard: Shard, held: _Held) -> int:
+    return _bytes_of(_experts(held.shape), shard.channels, held.shape.intermediate, held)
+
+
+def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held: _Held) -> int:
+    """mlps: what the names in one begin with, and how many are stored as it is."""
+    return sum(times * held.bytes_of(_mlp(held.shape, at, channels, size)) for at, times in mlps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +207,34 @@ def _layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 
 @cache
 def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of MLPs, or experts: a mixture has thousands."""
-    names, experts = shape.mlp_names, shape.experts
-    within = [""] if experts is None else [f"experts.{index}." for index in range(experts.count)]
-    mlps = (f"model.layers.{index}.{names.module}.{one}" for index in range(shape.num_layers) for one in within)
+    """The same of layers that have an MLP."""
+    return _mlps_alike(shape, range(shape.num_layers - len(_mixed(shape))), [""])
+
+
+@cache
+def _shared(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of MLPs beside experts."""
+    experts = shape.experts
+    within = [f"{shape.mlp_names.shared}."] if experts is not None and experts.shared else []
+    return _mlps_alike(shape, _mixed(shape), within)
+
+
+@cache
+def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of experts: a mixture has thousands."""
+    count = 0 if shape.experts is None else shape.experts.count
+    return _mlps_alike(shape, _mixed(shape), [f"experts.{index}." for index in range(count)])
+
+
+def _mixed(shape: ModelShape) -> range:
+    """Layers with experts."""
+    return range(0) if shape.experts is None else range(shape.experts.first_layer, shape.num_layers)
+
+
+def _mlps_alike(shape: ModelShape, layers: range, within: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """within: what stands between the name of a layer's module and those of the matrices."""
+    names = shape.mlp_names
+    mlps = (f"model.layers.{index}.{names.module}.{one}" for index in layers for one in within)
     return _alike(shape.stored, mlps, (names.gate, names.up, names.down))
 
 
@@ -242,20 +290,20 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     ]
 
 
-def _mlp(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
-    """Of gate and up; of down. at: before their names."""
-    names, num_channels = shape.mlp_names, len(shard.channels)
-    gate_up = ((at + names.gate, num_channels), (at + names.up, num_channels))
+def _mlp(shape: ModelShape, at: str, channels: range, size: int) -> list[Fused]:
+    """Of gate and up; of down. at: before their names. channels: of so many, those of a shard."""
+    names = shape.mlp_names
+    gate_up = ((at + names.gate, len(channels)), (at + names.up, len(channels)))
     return [
         Fused(gate_up, range(shape.hidden), shape.hidden),
-        Fused(((at + names.down, shape.hidden),), shard.channels, shape.intermediate),
+        Fused(((at + names.down, shape.hidden),), channels, size),
     ]
 
 
-def _layer_wide(shape: ModelShape) -> int:
-    """Numbers of the norms and of the router, where there is one, which every rank holds."""
-    router = 0 if shape.experts is None else shape.experts.count * shape.hidden
-    return shape.layer_norms * shape.hidden + 2 * shape.head_dim * shape.qk_norm + router
+def _routers(shape: ModelShape) -> int:
+    """Numbers of all routers, which every rank holds."""
+    experts = shape.experts
+    return 0 if experts is None else len(_mixed(shape)) * experts.count * (shape.hidden + experts.sigmoid)
 
 
 def kv_bytes_per_token(shape: ModelShape, shard: Shard, dtype: str) -> int:
