@@ -57,9 +57,15 @@ def test_every_source_leaves_the_text_as_it_is(source: str, tmp_path: Path) -> N
     assert told.stats[-1].drafted > 0 or source == "none"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+# Of a mixture the last bit of what its router reads may send a row elsewhere: tests/model/test_card_experts.py has what
+# experts make of rows in fewer bits.
+IN_HALVES = [kind for kind in KINDS if kind not in ("mixtral", "qwen3_moe", "glm4_moe")]
+CASES = [(kind, torch.float32) for kind in KINDS] + [(kind, torch.bfloat16) for kind in IN_HALVES]
+CASES += [(kind, torch.float16) for kind in IN_HALVES if kind != "gemma3"]
+
+
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2."""
     (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))

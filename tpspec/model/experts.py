@@ -61,7 +61,7 @@ class Mixture:
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         chosen_TK, weights_TK = self.router(x_TD)
-        weights_P, sums_TD = weights_TK.flatten(), torch.zeros(x_TD.shape, dtype=torch.float32)
+        weights_P, sums_TD = weights_TK.flatten(), x_TD.new_zeros(x_TD.shape, dtype=torch.float32)
         for expert, pairs in _by_expert(chosen_TK):
             rows, mlp = pairs // chosen_TK.shape[1], self.experts[expert]
             made_RD = mlp(x_TD, steps)[rows] if self._whole else mlp(x_TD[rows], steps)
