@@ -183,6 +183,11 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported for gemma3_text"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be above 0"),
+        (
+            {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor is not supported for gemma3_text",
+        ),
         ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'gelu_pytorch_tanh' is"),
     ],
 )
@@ -207,3 +212,11 @@ def test_each_kind_of_layer_has_its_own_rope() -> None:
     sliding, full = (LayerSpec(1, 4), LayerSpec(0, None))
     assert spec.layers == (sliding,) * 5 + (full, sliding)
     assert [float(rope.inverse[1]) for rope in spec.ropes] == pytest.approx([1e6 ** (-1 / 128), 1e4 ** (-1 / 128)])
+
+
+@pytest.mark.parametrize("part", [0.0, 0.2, 1.5])
+def test_a_rope_over_no_even_part_of_a_head_is_refused(part: float) -> None:
+    """Stands against halves of unlike size, and a head of which nothing turns."""
+    config = {**CONFIG, "model_type": "glm4_moe", "head_dim": 16, "partial_rotary_factor": part}
+    with pytest.raises(UserError, match=f"partial_rotary_factor is {part}; should leave an even part of 16"):
+        resolve(AutoConfig.for_model(**config, num_key_value_heads=2), "there")

@@ -41,8 +41,9 @@ class Architecture:
 
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never).
     qk_norm: RMSNorm over each query and key head before rope; likewise. partial_rope: whether the config may say that
-    rope turns but the first part of a head. window: "all" layers share config.sliding_window,
-    "layer_types" says which layers do, or None. nope: the config list that says which layers skip rope, or None.
+    rope turns the first part of a head alone. window: "all" layers share config.sliding_window, "layer_types" says
+    which layers do, or None. nope: the config list that says which layers skip rope, or None.
+
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gate: what its config calls it and must
     say. scaled_embeddings: by the root of their size. score_scale: the config's number that scores are divided by the
     root of, if not head_dim. apart: options that would change what it computes, and are not supported.
@@ -180,13 +181,13 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
     arch, kind = _declaration(config, where), config.model_type
-    head_dim, ropes = _head_dim(config), _ropes(config, where)
+    ropes = _ropes(config, where)
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
-        head_dim=head_dim,
+        head_dim=_head_dim(config),
         intermediate=getattr(config, MODEL_TYPES[kind].intermediate[0]),
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
@@ -198,11 +199,11 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         norms=arch.norms,
         one_more=arch.one_more,
         gate=GATES[arch.gate[1]],
-        score_scale=(head_dim if arch.score_scale is None else getattr(config, arch.score_scale)) ** -0.5,
+        score_scale=_score_scale(config, arch, where),
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
         layers=_layers(config, arch, list(ropes), where),
-        ropes=tuple(_frequencies(config, kind, parameters, where) for kind, parameters in ropes.items()),
-        head_order=_head_order(config, arch, where),
+        ropes=tuple(_frequencies(config, layers, parameters, where) for layers, parameters in ropes.items()),
+        head_order=_head_order(config, arch, list(ropes.values()), where),
         stored=stored,
         experts=experts_of(Reads(config.to_dict(), where), kind),
     )
@@ -239,6 +240,14 @@ def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def _score_scale(config: Any, arch: Architecture, where: str) -> float:
+    if arch.score_scale is None:
+        return float(_head_dim(config) ** -0.5)
+    if not (number := getattr(config, arch.score_scale)) > 0:
+        raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
+    return float(number**-0.5)
+
+
 def _layers(config: Any, arch: Architecture, ropes: list[str | None], where: str) -> tuple[LayerSpec, ...]:
     """ropes: the types of layers that each is for; None alone: all."""
     num_layers = config.num_hidden_layers
@@ -273,16 +282,17 @@ def _num_turned(config: Any, parameters: dict[str, Any]) -> int:
     return int(_head_dim(config) * parameters.get("partial_rotary_factor", 1.0))
 
 
-def _head_order(config: Any, arch: Architecture, where: str) -> tuple[int, ...] | None:
-    """Rope turns the two halves of the first part of a head with each other: those stand in our two halves' beginnings,
-    and what it leaves as it is behind them."""
-    size, part = _head_dim(config), config.rope_parameters.get("partial_rotary_factor", 1.0)
-    if part == 1.0:
+def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], where: str) -> tuple[int, ...] | None:
+    """Rope turns the two halves of the first part of a head with each other: those go where our two halves begin, and
+    what it leaves as it is behind them."""
+    size, part = _head_dim(config), ropes[0].get("partial_rotary_factor", 1.0)
+    if all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in ropes):
         return None
-    turned = _num_turned(config, config.rope_parameters)
-    if not arch.partial_rope or turned % 2 or not 0 < turned < size:
-        right = "a part of head_dim, even" if arch.partial_rope else f"1: it is not supported for {config.model_type}"
-        raise UserError(f"{where}: partial_rotary_factor is {part}; should be {right}")
+    if not arch.partial_rope or len(ropes) > 1:
+        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
+    turned = _num_turned(config, ropes[0])
+    if turned % 2 or size % 2 or not 0 < turned < size:
+        raise UserError(f"{where}: partial_rotary_factor is {part}; should leave an even part of {size}, the head_dim")
     halves = range(turned // 2), range(turned // 2, turned)
     left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
     return (*halves[0], *left[0], *halves[1], *left[1])
