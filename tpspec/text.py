@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.topology.shape import ModelShape
+from tpspec.topology.shape import vocab_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class Text:
         """Raises UserError when the folder has no readable tokenizer."""
         tokenizer = _tokenizer(folder)
         config = _read_json(folder / "config.json")
-        vocab_size = ModelShape.of(folder).vocab
+        vocab_size = vocab_of(config, str(folder / "config.json")) or len(tokenizer)
         if (num_ids := tokenizer.backend_tokenizer.get_vocab_size(with_added_tokens=False)) > vocab_size:
             raise UserError(
                 f"{folder / 'tokenizer.json'} has {num_ids} tokens, the model's config.json {vocab_size}; "

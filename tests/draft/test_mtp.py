@@ -32,6 +32,14 @@ def test_what_a_layer_says_is_what_its_formulas_say(layout: str, kind: str, bran
     exercise(Told(LAYOUTS[layout](tmp_path), load_mtp(given(tmp_path, tmp_path)), branches), branches)
 
 
+@pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])
+def test_a_layer_with_experts_is_what_transformers_makes_of_it(branches: int, tmp_path: Path) -> None:
+    """GLM-4.5's. Stands against a router without its bias, and heads put in another order than their rope's."""
+    folder = tiny("glm4_moe", tmp_path / "target", num_hidden_layers=2)
+    written = mtp.glm(folder, tmp_path / "alone")
+    exercise(Told(written, load_mtp(given(folder, folder)), branches), branches)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

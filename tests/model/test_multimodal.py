@@ -18,7 +18,7 @@ from tpspec.model.weights import SINGLE
 from tpspec.text import Text
 from tpspec.topology.formats import Scheme, Stored
 from tpspec.topology.multimodal import spellings, text_name
-from tpspec.topology.shape import ModelShape
+from tpspec.topology.shape import ModelShape, vocab_of
 from tpspec.topology.shards import split
 
 IDS = tuple(torch.randint(3, 263, (30,), generator=torch.Generator().manual_seed(0)).tolist())
@@ -83,6 +83,7 @@ def test_what_a_config_leaves_out_of_its_text_section_is_what_transformers_takes
     shape = ModelShape.of(tmp_path)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab) == (8, 4, 256, 262208)
     assert shape.tied
+    assert vocab_of(config, "here") == 262208
 
 
 def test_a_module_is_stored_as_its_publishers_lists_say_in_their_own_names() -> None:

@@ -18,6 +18,7 @@ from tpspec.topology.shards import (
     collectives_per_round,
     expert_bytes,
     kv_bytes_per_token,
+    layer_bytes,
     num_params,
     round_bytes,
     split,
@@ -194,3 +195,12 @@ def test_groups_of_slices_are_groups_of_the_whole(size: int, data: st.DataObject
     assert (read.start % grid.group, columns.start - read.start) == (0, grid.before)
     assert read.stop == size or read.stop % grid.group == 0
     assert columns.stop <= read.stop <= read.start + grid.width < columns.stop + grid.group
+
+
+def test_a_layer_that_drafts_weighs_what_its_publisher_says() -> None:
+    """Against a lead that loads gigabytes which no plan counted: the layer for multi-token prediction has experts.
+    It is published with copies of both tables, of which the embeddings stay on the host."""
+    shape = shape_of("zai-org/GLM-4.5-Air")
+    published = 3.61656e9 - shape.vocab * shape.hidden
+    assert layer_bytes(shape, "float32") / 4 == pytest.approx(published, rel=1e-4)
+    assert layer_bytes(shape, "bfloat16", "int4") < 0.4 * layer_bytes(shape, "bfloat16")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.linear import linear, rounded_linear
+from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
+from tpspec.model.linear import PlainLinear, linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.steps import Layer, Norm, Shape
+from tpspec.model.stored import in_heads
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.experts import mlp_names
 from tpspec.topology.groups import BITS, HEAD_BITS
 
 if TYPE_CHECKING:
@@ -23,43 +26,64 @@ if TYPE_CHECKING:
     from tpspec.draft.protocol import Given
     from tpspec.model.architectures import ModelSpec
     from tpspec.model.linear import Linear
+    from tpspec.model.mlp import Mlp
+    from tpspec.topology.experts import MlpNames
     from tpspec.topology.groups import Bits
     from tpspec.topology.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """spec: of the head's own layer, whose index is 0 whichever it has in the files."""
+    """spec: of the head's own layer, whose index is 0 whichever it has in the files. reference: see Loader."""
 
     given: Given
     spec: ModelSpec
     target: ModelShape
     files: HeadFiles
+    reference: bool = False
 
     def layer(self, at: str, width: int) -> Layer:
         """The layer whose names begin with `at`; width: of what attention reads, which the head has normed."""
-        spec, attention, mlp = self.spec, at + "self_attn.", at + "mlp."
+        spec, attention = self.spec, at + "self_attn."
         mlp_norm = self.norm(at + "post_attention_layernorm.weight")
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         names = [attention + "q_proj", attention + "k_proj", attention + "v_proj"]
+        orders = [spec.head_order, spec.head_order, None]
         return Layer(
             index=0,
             attention_norm=mlp_norm,  # never called
-            qkv=self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias),
-            q_norm=self.norm(attention + "q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            k_norm=self.norm(attention + "k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            qkv=self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=orders),
+            q_norm=self._head_norm(attention + "q_norm.weight") if spec.qk_norm else None,
+            k_norm=self._head_norm(attention + "k_norm.weight") if spec.qk_norm else None,
             o=self.matrix([attention + "o_proj"], [spec.hidden], queries, biased=spec.o_bias),
             attention_out_norm=None,
             mlp_norm=mlp_norm,
-            mlp=GatedMlp(
-                self.matrix(
-                    [mlp + "gate_proj", mlp + "up_proj"], [spec.intermediate] * 2, spec.hidden, biased=spec.mlp_bias
-                ),
-                self.matrix([mlp + "down_proj"], [spec.hidden], spec.intermediate, biased=spec.mlp_bias),
-            ),
+            mlp=self._mlp_or_mixture(at),
             mlp_out_norm=None,
             rope=spec.layers[-1].rope,
             window=spec.layers[-1].window,
+        )
+
+    def _mlp_or_mixture(self, layer: str) -> Mlp:
+        spec, names, experts = self.spec, mlp_names(self.spec.model_type), self.spec.experts
+        at = f"{layer}{names.module}."
+        if experts is None:
+            return self._mlp(at, names, spec.intermediate)
+        weight_ND = self._wide(f"{at}gate.weight", experts.count, spec.hidden)
+        bias_N = self._wide(f"{at}gate.{CORRECTION}", experts.count) if experts.sigmoid else None
+        router, on_card = Router(weight_ND, experts, bias_N), self.given.device.type == "cuda"
+        parts = replace(self, reference=on_card)
+        mlps = [parts._mlp(f"{at}experts.{index}.", names, spec.intermediate) for index in range(experts.count)]
+        mixture = mixture_of(router, mlps, on_card=on_card)
+        if not experts.shared:
+            return mixture
+        return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, experts.shared))
+
+    def _mlp(self, at: str, names: MlpNames, channels: int) -> GatedMlp:
+        spec = self.spec
+        return GatedMlp(
+            self.matrix([at + names.gate, at + names.up], [channels] * 2, spec.hidden, biased=spec.mlp_bias),
+            self.matrix([at + names.down], [spec.hidden], channels, biased=spec.mlp_bias),
         )
 
     def shape(self) -> Shape:
@@ -86,24 +110,43 @@ class Parts:
         name = "model.embed_tokens.weight" if self.target.tied else name
         return self.linear(Checkpoint(self.given.target).read(name, (num_ids, self.spec.hidden)), bits=HEAD_BITS)
 
-    def matrix(self, names: Sequence[str], sizes: Sequence[int], width: int, *, biased: bool = False) -> Linear:
-        """Several matrices as one: [sum of sizes, width]."""
-        named = list(zip(names, sizes, strict=True))
-        weight_OI = torch.cat([self.files.take(f"{name}.weight", size, width) for name, size in named])
-        bias_O = torch.cat([self.files.take(f"{name}.bias", size) for name, size in named]) if biased else None
-        return self.linear(weight_OI, bias_O)
+    def matrix(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        width: int,
+        *,
+        biased: bool = False,
+        orders: Sequence[tuple[int, ...] | None] | None = None,
+    ) -> Linear:
+        """Several matrices as one: [sum of sizes, width]. orders: of the heads that the rows of each are; None: as they
+        are."""
+
+        def taken(part: str, *columns: int) -> Tensor:
+            read = [self.files.take(f"{name}.{part}", size, *columns) for name, size in zip(names, sizes, strict=True)]
+            each = zip(read, orders or [None] * len(read), strict=True)
+            return torch.cat([x if order is None else x[in_heads(len(x), order)] for x, order in each])
+
+        return self.linear(taken("weight", width), taken("bias") if biased else None)
 
     def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None, bits: Bits | None = None) -> Linear:
         """bits: of a quantized matrix, if not as asked for."""
         device, dtype, quantize = self.given.device, self.given.dtype, self.given.quantize
         bias_O, weight_OI = None if bias_O is None else bias_O.to(device, dtype), weight_OI.to(device, dtype)
         if quantize is None:
-            return linear(weight_OI, bias_O)
-        return rounded_linear(weight_OI, bias_O, bits or BITS[quantize])
+            return PlainLinear(weight_OI, bias_O) if self.reference else linear(weight_OI, bias_O)
+        return rounded_linear(weight_OI, bias_O, bits or BITS[quantize], reference=self.reference)
 
     def norm(self, name: str, size: int | None = None) -> Norm:
-        weight = self.files.take(name, self.spec.hidden if size is None else size)
-        return Norm(weight.to(self.given.device, torch.float32), self.spec.eps)
+        return Norm(self._wide(name, self.spec.hidden if size is None else size), self.spec.eps)
+
+    def _head_norm(self, name: str) -> Norm:
+        norm, order = self.norm(name, self.spec.head_dim), self.spec.head_order
+        return norm if order is None else replace(norm, weight=norm.weight[list(order)])
+
+    def _wide(self, name: str, *shape: int) -> Tensor:
+        """What is held in float32 whatever the rest is."""
+        return self.files.take(name, *shape).to(self.given.device, torch.float32)
 
 
 def as_it_is(taps_TW: Tensor) -> Tensor:

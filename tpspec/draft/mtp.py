@@ -59,7 +59,7 @@ def _renamed(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], s
 
 def _head(parts: Parts, *, feeds_normed: bool) -> Head:
     spec, files, hidden = parts.spec, parts.files, parts.spec.hidden
-    if experts := files.like(EXPERTS):
+    if spec.experts is None and (experts := files.like(EXPERTS)):
         raise UserError(f"{files.folder}: the layer for multi-token prediction has experts ({experts}); none run here")
     enter = Fused(
         parts.matrix(["fc"], [hidden], 2 * hidden),

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.model.mlp import Mlp
+    from tpspec.model.mlp import GatedMlp, Mlp
     from tpspec.model.steps import Steps
     from tpspec.topology.experts import Experts
 
 
+CORRECTION = "e_score_correction_bias"  # of a router, what its bias is called
 LEAST = 1e-20  # as transformers: what no sum of sigmoids is below
 
 
@@ -67,6 +68,15 @@ class Mixture:
             made_RD = mlp(x_TD, steps)[rows] if self._whole else mlp(x_TD[rows], steps)
             sums_TD.index_add_(0, rows, made_RD.float() * weights_P[pairs, None])
         return sums_TD.to(x_TD.dtype)
+
+
+def mixture_of(router: Router, experts: Sequence[GatedMlp], *, on_card: bool, whole: bool = False) -> Mlp:
+    """For where the experts are: on a card, their products are the references. whole: see Mixture."""
+    if not on_card:
+        return Mixture(router, experts, whole=whole)
+    from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
+
+    return CardMixture(router, experts)
 
 
 class Shared:

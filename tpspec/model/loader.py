@@ -17,7 +17,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.experts import Mixture, Router, Shared
+from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import Ready, joined
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CORRECTION = "e_score_correction_bias"
 PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
 
 
@@ -186,11 +185,7 @@ class Loader:
         router, on_card = self._router(f"{at}gate", experts), self.device.type == "cuda"
         loader, channels, size = replace(self, reference=on_card), self.shard.channels, self.spec.intermediate
         mlps = [loader._mlp(f"{at}experts.{index}.", names, channels, size) for index in range(experts.count)]
-        if not on_card:
-            return Mixture(router, mlps, whole=whole)
-        from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
-
-        return CardMixture(router, mlps)
+        return mixture_of(router, mlps, on_card=on_card, whole=whole)
 
     def _check_apart(self, layer: str) -> None:
         """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""

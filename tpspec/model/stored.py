@@ -57,10 +57,13 @@ class Place:
 
     def ordered(self) -> Tensor | slice:
         """Which of the rows that were read stands where."""
-        if self.head_order is None:
-            return slice(None)
-        starts = torch.arange(0, len(self.rows), len(self.head_order))
-        return (starts[:, None] + torch.tensor(self.head_order)).flatten()
+        return slice(None) if self.head_order is None else in_heads(len(self.rows), self.head_order)
+
+
+def in_heads(num_rows: int, head_order: tuple[int, ...]) -> Tensor:
+    """Which of so many rows of heads stands where, if each head is put in that order."""
+    starts = torch.arange(0, num_rows, len(head_order))
+    return (starts[:, None] + torch.tensor(head_order)).flatten()
 
 
 @dataclass(frozen=True, slots=True)

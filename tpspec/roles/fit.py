@@ -9,7 +9,7 @@ from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, split, weight_bytes
+from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, layer_bytes, split, weight_bytes
 from tpspec.topology.slots import draft_slots, head_bytes, target_slots
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ def check_drafter_fits(
     draft = draft_bytes(topology, on_card=device.type == "cuda")
     if draft and topology.drafts_on(rank):
         drafting = draft * sum(topology.drafts_on(other) for other in on_device)
-        drafter = topology.draft.own_model or topology.draft.head
-        check_memory(draft, device, f"draft model {drafter} {_cached(topology)}", held + drafting - draft)
+        model = topology.draft.own_model or topology.draft.head
+        drafter = f"the layer of {topology.target.model} that drafts" if model is None else f"draft model {model}"
+        check_memory(draft, device, f"{drafter} {_cached(topology)}", held + drafting - draft)
 
 
 def _cached(topology: Topology) -> str:
@@ -71,15 +72,17 @@ def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
 
 
 def draft_bytes(topology: Topology, *, on_card: bool) -> int:
-    """Of the drafter's own model or head, 0 where it has none."""
+    """Of the drafter's own model, head or layer, 0 where it has none."""
     if topology.draft.head is not None:
         return head_bytes(find(topology.draft.head, head=True))
+    dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
+    if topology.draft.has_own_layer:
+        return layer_bytes(ModelShape.of(find(topology.target.model)), dtype, quantize)
     if (model := topology.draft.own_model) is None:
         return 0
     shape = ModelShape.of(find(model))
     (whole,) = split(shape, (1.0,))
-    dtype = topology.draft.dtype or topology.target.dtype
-    return _bytes(shape, whole, dtype, topology.draft.quantize, dtype, draft_slots(topology), on_card=on_card)
+    return _bytes(shape, whole, dtype, quantize, dtype, draft_slots(topology), on_card=on_card)
 
 
 def _bytes(

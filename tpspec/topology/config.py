@@ -170,6 +170,11 @@ class DraftConfig(Section):
         return self.model if any(kind.loads == "model" for kind in self.kinds) else None
 
     @property
+    def has_own_layer(self) -> bool:
+        """Whether the drafter loads a layer out of the target's files."""
+        return any(kind.behind for kind in self.kinds)
+
+    @property
     def head(self) -> str | None:
         """The head that the drafter puts on the target's layers; None when its source has no use for one."""
         return self.model if any(kind.loads == "head" for kind in self.kinds) else None

@@ -17,6 +17,7 @@ from tpspec.topology.shards import (
     collectives_per_draft,
     collectives_per_round,
     kv_bytes_per_token,
+    layer_bytes,
     round_bytes,
     split,
     weight_bytes,
@@ -94,13 +95,15 @@ def _drafter_memory(topology: Topology) -> Memory:
     if topology.draft.head is not None:
         folder = local(topology.draft.head, head=True)
         return Memory() if folder is None else Memory(head_bytes(folder))
+    dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
+    if topology.draft.has_own_layer:
+        return Memory(layer_bytes(shape_of(topology.target.model), dtype, quantize))
     if topology.draft.own_model is None:
         return Memory()
     shape = shape_of(topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
-    dtype = topology.draft.dtype or topology.target.dtype
     return Memory(
-        weight_bytes(shape, whole, dtype, topology.draft.quantize),
+        weight_bytes(shape, whole, dtype, quantize),
         kv_bytes_per_token(shape, whole, dtype) * draft_slots(topology),
     )
 

@@ -16,6 +16,7 @@ from tpspec.errors import UserError
 from tpspec.topology import checkpoint
 from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
 from tpspec.topology.formats import Stored, stored_as
+from tpspec.topology.multimodal import text_config
 from tpspec.topology.reads import Reads
 
 if TYPE_CHECKING:
@@ -152,6 +153,14 @@ class ModelShape:
     @property
     def mlp_names(self) -> MlpNames:
         return mlp_names(self.model_type)
+
+
+def vocab_of(config: dict[str, object], where: str) -> int | None:
+    """How many ids the model of a config.json has; None where that does not say. For who needs no other size."""
+    text = text_config(config)
+    model_type = text.get("model_type")
+    usual = MODEL_TYPES[model_type].vocab if isinstance(model_type, str) and model_type in MODEL_TYPES else None
+    return Reads(text, where).size_if_given("vocab_size") or usual
 
 
 def check_dtype(model_type: str, dtype: str) -> None:

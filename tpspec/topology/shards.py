@@ -137,6 +137,16 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     return vectors + attention + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
 
 
+def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
+    """Of one more layer like a model's last, whole, that drafts for it: with a head, and what joins a token's embedding
+    with the feature before it."""
+    experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
+    one = replace(shape, num_layers=1, experts=experts, stored=None)
+    (whole,) = split(one, (1.0,))
+    joins = [Fused((("fc", shape.hidden),), range(2 * shape.hidden), 2 * shape.hidden)]
+    return weight_bytes(one, whole, dtype, quantize) + _Held.of(one, dtype, quantize).bytes_of(joins)
+
+
 def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """What experts are of `weight_bytes`: of them a round reads those that its rows are sent to."""
     return _expert_bytes(shard, _Held.of(shape, dtype, quantize))

@@ -20,6 +20,7 @@ Options = Mapping[str, int | float | str]
 class Kind:
     """loads: what draft.model names: nothing, a whole model, or a head that goes on from the target's own layers.
 
+    behind: whether it has weights of its own in the target's files, a layer behind the last.
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
     its trees are verified whole or not at all. options: their names.
@@ -28,6 +29,7 @@ class Kind:
     """
 
     loads: Literal["nothing", "model", "head"] = "nothing"
+    behind: bool = False
     moves: bool = False
     computes: bool = False
     quantizes: bool = False
@@ -55,7 +57,7 @@ SOURCES = {
     "layer_skip": Kind(thins=_skipped, options=("skip", *_SUPPORT)),
     "early_exit": Kind(thins=_behind, options=("layer", *_SUPPORT)),
     "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, options=_SUPPORT),
-    "mtp": Kind(moves=True, computes=True, quantizes=True, options=_SUPPORT),
+    "mtp": Kind(behind=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "medusa": Kind(loads="head", computes=True),
     "pard": Kind(loads="model", computes=True, quantizes=True, options=("places", *_SUPPORT)),
     "lookahead": Kind(whole=True, options=("window", "level", "guesses")),

@@ -6,12 +6,17 @@ Must not know tpspec, which is what it is compared with.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from tests.checkpoints import tiny
 from tests.draft.heads.eagle import Target, Weights, Written, rms
 
 QWEN = {"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "eh_proj": "mtp.fc",
@@ -20,11 +25,10 @@ QWEN = {"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
 
 def deepseek(folder: Path, seed: int = 5, *, own_tables: bool = False) -> Written:
     """DeepSeek-V3 and GLM-4.5: the layer after the last. own_tables: with copies of the tables that they share."""
-    target = Target.read(folder)
-    at = f"model.layers.{target.num_layers}"
-    names = {part: f"{at}.{part}" for part in ("enorm", "hnorm", "eh_proj")} | {"norm": f"{at}.shared_head.norm"}
+    target, names = Target.read(folder), _deepseek_names(folder)
+    at = names["layers.0"]
     shared = {f"{at}.embed_tokens.weight": target.embedding, f"{at}.shared_head.head.weight": target.lm_head}
-    return _written(folder, target, seed, names | {"layers.0": at}, shared if own_tables else {}, feeds_normed=False)
+    return _written(folder, target, seed, names, shared if own_tables else {}, feeds_normed=False)
 
 
 def qwen(folder: Path, seed: int = 5) -> Written:
@@ -32,15 +36,55 @@ def qwen(folder: Path, seed: int = 5) -> Written:
     return _written(folder, Target.read(folder), seed, QWEN, {}, feeds_normed=True)
 
 
+@dataclass(frozen=True)
+class Mixed(Written):
+    """Its layer by transformers: of a model that has no other."""
+
+    model: Any = None
+
+    @torch.inference_mode()
+    def _layer(self, rows: Sequence[tuple[int, Tensor]]) -> Tensor:
+        entered = torch.stack([self.enter(self.embedding[token], feature)[0] for token, feature in rows])
+        left: list[Tensor] = []
+        hook = self.model.model.layers[0].register_forward_hook(lambda _, given, made: left.append(made))
+        self.model(inputs_embeds=entered[None])
+        hook.remove()
+        return left[0][0, -1]
+
+
+def glm(folder: Path, alone: Path, seed: int = 5) -> Written:
+    """GLM-4.5, whose layer has experts. alone: for a model that has no other."""
+    tiny("glm4_moe", alone, seed=seed, num_hidden_layers=1, first_k_dense_replace=0)
+    tensors = load_file(alone / "model.safetensors").items()
+    layer = {name.removeprefix("model."): tensor for name, tensor in tensors if ".layers." in name}
+    written = _written(folder, Target.read(folder), seed, _deepseek_names(folder), {}, layer, feeds_normed=False)
+    plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float64, **plainly).eval()
+    return Mixed(**{one.name: getattr(written, one.name) for one in fields(written)}, model=model)
+
+
+def _deepseek_names(folder: Path) -> dict[str, str]:
+    at = f"model.layers.{Target.read(folder).num_layers}"
+    names = {part: f"{at}.{part}" for part in ("enorm", "hnorm", "eh_proj")} | {"norm": f"{at}.shared_head.norm"}
+    return names | {"layers.0": at}
+
+
 def _written(
-    folder: Path, target: Target, seed: int, names: dict[str, str], shared: dict[str, Tensor], *, feeds_normed: bool
+    folder: Path,
+    target: Target,
+    seed: int,
+    names: dict[str, str],
+    shared: dict[str, Tensor],
+    layer: dict[str, Tensor] | None = None,
+    *,
+    feeds_normed: bool,
 ) -> Written:
     config, random, hidden = json.loads((folder / "config.json").read_text()), Weights(seed), target.hidden
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     dim = config.get("head_dim") or hidden // heads
     sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
-    tensors = random.layer(hidden, hidden, channels=config["intermediate_size"], **sizes) | {
-        "layers.0.input_layernorm.weight": random.norm(hidden),
+    dense = random.layer(hidden, hidden, channels=config["intermediate_size"], **sizes)
+    tensors = (layer or dense | {"layers.0.input_layernorm.weight": random.norm(hidden)}) | {
         "enorm.weight": random.norm(hidden),
         "hnorm.weight": random.norm(hidden),
         "eh_proj.weight": random.matrix(hidden, 2 * hidden),
