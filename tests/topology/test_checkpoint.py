@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 import httpx
@@ -106,9 +107,11 @@ def test_a_download_cut_short_is_not_a_model(tmp_path: Path, monkeypatch: pytest
 def test_a_head_may_be_in_a_file_of_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a download without its weights: most Medusa heads and many EAGLE heads are nothing else."""
     asked: list[list[str]] = []
+    copies: list[list[str]] = []
 
-    def download(model: str, allow_patterns: list[str]) -> str:
+    def download(model: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked.append(allow_patterns)
+        copies.append(ignore_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
@@ -117,6 +120,9 @@ def test_a_head_may_be_in_a_file_of_torchs(tmp_path: Path, monkeypatch: pytest.M
     find("org/model")
     assert "*.pt" in asked[0]
     assert "*.pt" not in asked[1]  # a model is there as safetensors: its other copies would be fetched for nothing
+    for copy in ("consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "original/model.safetensors"):
+        assert all(any(fnmatch(copy, pattern) for pattern in ignored) for ignored in copies)
+    assert not any(fnmatch("model-00001-of-00002.safetensors", pattern) for pattern in copies[1])
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "medusa_lm_head.pt").touch()
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))

@@ -19,6 +19,7 @@ HEADS = Path(__file__).parents[1] / "heads"
 # What huggingface_hub takes, of the ids with an owner.
 _HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{0,94}\w)?")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
+_COPIES = ["consolidated*", "original/*"]  # of the same weights, by other names: Mistral's, Llama's
 _HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were never published as anything else
 
 
@@ -127,7 +128,7 @@ def _download(model: str, files: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=files))
+        return Path(snapshot_download(model, allow_patterns=files, ignore_patterns=_COPIES))
     except (OSError, ValueError, HTTPError) as error:
         raise UserError(f"model {model} cannot be had from the Hugging Face hub: {_reason(error)}") from error
 
