@@ -76,6 +76,22 @@ KINDS: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": True,
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "sliding_window": 8,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "llama": {"model_type": "llama"},
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
@@ -141,7 +157,8 @@ def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     one_more = model.config.get_text_config().model_type in ONE_MORE
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
-        parameter.copy_(_scaled(name, values) if values.dim() > 1 else _vector(name, values, one_more))
+        is_matrix = values.dim() > 1 and not name.endswith("bias")
+        parameter.copy_(_scaled(name, values) if is_matrix else _vector(name, values, one_more))
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))

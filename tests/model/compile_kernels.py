@@ -46,8 +46,8 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
         *((card_rows.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "out_at": x},
            {"dim": 4096, "wide": 4096, "adds": True, "norms_delta": norms_delta}) for norms_delta in (False, True)),
-        *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "gelu": gelu})
-          for gelu in (False, True)),
+        *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "kind": kind})
+          for kind in ("silu", "gelu", "clamped")),
         (card_rows.place, place | cache | TABLE,
          heads | {"num_kv_heads": 8, "normed": True, "turned": True, "small": small}),
         *((card_rows.attend, attend | cache | partial | TABLE,

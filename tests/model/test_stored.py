@@ -215,6 +215,27 @@ def test_the_compiled_product_takes_what_others_quantized(
     assert (y - expected).abs().max() <= EPS[dtype] * expected.abs().max() + 1e-6 * summed
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 4), st.integers(1, 14)),
+    group=st.sampled_from([32, 64]),
+    dtype=st.sampled_from(list(EPS)),
+)
+def test_the_compiled_product_takes_codes_that_are_floats(
+    sizes: tuple[int, int, int], group: int, dtype: torch.dtype
+) -> None:
+    """Stands against a table of floats in another order, a sign that is lost, and exponents read as scales."""
+    num_outputs, num_groups, num_rows = sizes
+    numbers = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (num_outputs, num_groups * group), generator=numbers).to(torch.uint8)
+    scales = torch.randint(118, 130, (num_outputs, num_groups), generator=numbers).to(torch.uint8)
+    made = Ready(Quantized(codes, scales, None), Grid(group, 0, num_groups * group))
+    x = noise(num_rows, num_groups * group, seed=3).to(dtype)
+    y, expected = compiled(made, None)(x), DequantizedLinear(made, None)(x)
+    summed = (x.float().abs() @ made.made.weights().abs().T).max()
+    assert (y - expected).abs().max() <= EPS[dtype] * expected.abs().max() + 1e-6 * summed
+
+
 @EVERY
 def test_a_shard_takes_what_the_plan_says(written: Any, name: str) -> None:
     """Stands against a plan that counts codes as bfloat16, or forgets scales, zero points or the head. Where a table

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
+from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.experts import experts_of
 from tpspec.topology.reads import Reads
@@ -39,19 +40,22 @@ class NormNames:
 class Architecture:
     """What a family of checkpoints may do.
 
-    qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never).
-    qk_norm: RMSNorm over each query and key head before rope; likewise. partial_rope: whether the config may say that
-    rope turns the first part of a head alone. window: "all" layers share config.sliding_window, "layer_types" says
-    which layers do, or None. nope: the config list that says which layers skip rope, or None.
+    qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). sinks:
+    query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope; likewise.
+    partial_rope: whether the config may say that rope turns the first part of a head alone. window: "all" layers share
+    config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which layers
+    skip rope, or None.
 
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gate: what its config calls it and must
-    say. scaled_embeddings: by the root of their size. score_scale: the config's number that scores are divided by the
-    root of, if not head_dim. apart: options that would change what it computes, and are not supported.
+    say. clamped: see rows.inc. scaled_embeddings: by the root of their size. score_scale: the config's number that
+    scores are divided by the root of, if not head_dim. apart: options that would change what it computes, and are not
+    supported.
     """
 
     qkv_bias: bool | str = False
     o_bias: str | None = None
     mlp_bias: str | None = None
+    sinks: bool = False
     qk_norm: bool | str = False
     partial_rope: bool = False
     window: str | None = None
@@ -59,6 +63,7 @@ class Architecture:
     norms: NormNames = NormNames()
     one_more: bool = False
     gate: tuple[str, str] = ("hidden_act", "silu")
+    clamped: bool = False
     scaled_embeddings: bool = False
     score_scale: str | None = None
     apart: tuple[str, ...] = ()
@@ -82,6 +87,9 @@ ARCHITECTURES = {
         apart=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     ),
     "glm4_moe": Architecture(qkv_bias="attention_bias", qk_norm="use_qk_norm", partial_rope=True),
+    "gpt_oss": Architecture(
+        qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
+    ),
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Architecture(window="all"),
     "mixtral": Architecture(window="all"),
@@ -139,6 +147,7 @@ class ModelSpec:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
+    sinks: bool
     qk_norm: bool
     norms: NormNames
     one_more: bool
@@ -195,10 +204,11 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
         mlp_bias=_flag(config, arch.mlp_bias),
+        sinks=arch.sinks,
         qk_norm=_flag(config, arch.qk_norm),
         norms=arch.norms,
         one_more=arch.one_more,
-        gate=GATES[arch.gate[1]],
+        gate="clamped" if arch.clamped else GATES[arch.gate[1]],
         score_scale=_score_scale(config, arch, where),
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
         layers=_layers(config, arch, list(ropes), where),
@@ -222,6 +232,9 @@ def _declaration(config: Any, where: str) -> Architecture:
     key, act = arch.gate
     if getattr(config, key) != act:
         raise UserError(f"{where}: {key} {getattr(config, key)!r} is not supported; only {act!r} is")
+    for option, number in (("swiglu_alpha", GAIN), ("swiglu_limit", MOST)) if arch.clamped else ():
+        if getattr(config, option, number) != number:
+            raise UserError(f"{where}: {option} {getattr(config, option)} is not supported; only {number} is")
     for option in arch.apart:
         if getattr(config, option, None):
             raise UserError(f"{where}: {option}: {getattr(config, option)} is not supported for {config.model_type}")

@@ -3,6 +3,9 @@
 A row sees the cached tokens of its sequence and, among the rows beside it, its ancestors and itself: a tree of rows is
 a mask. The query heads that share a kv head are folded into rows, so uneven groups need no copy of keys or values.
 
+A head may have a sink: a score that belongs to no key and takes its part of the softmax (Xiao et al., arXiv
+2309.17453).
+
 Shapes: T rows of a span, G kv heads, F query heads folded onto each (the widest group), E head dim, S keys in view.
 """
 
@@ -24,29 +27,56 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells, Slots
     from tpspec.model.batch import Span
 
+MORE_NUMBERS = 8  # of a head that has a sink; kernels like multiples of 8
 KEY_BLOCK = 64  # `stable` reads whole blocks of keys, so that sums are split the same way at every length
 
 
 class Attend(Protocol):
     """How queries meet keys; `fused` and `stable` are the two ways."""
 
-    def __call__(self, q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float) -> Tensor:
-        """R = T x F folded rows; mask is added to the scores (0 or -inf), None sees all. Returns [G, R, E]."""
+    def __call__(
+        self, q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float,
+        sinks_GR: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """R = T x F folded rows; mask is added to the scores (0 or -inf), None sees all. sinks: float32. Returns
+        [G, R, E]."""
 
 
-def fused(q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float) -> Tensor:
+def fused(
+    q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float, sinks_GR: Tensor | None = None
+) -> Tensor:
     """torch's fused kernel; a row's last bits may depend on the rows beside it."""
+    dim = q_GRE.shape[2]
+    if sinks_GR is not None:
+        q_GRE, k_GSE, v_GSE = _with_sinks(q_GRE, k_GSE, v_GSE, sinks_GR / scale)
+        mask_RS = None if mask_RS is None else F.pad(mask_RS, (1, 0))
     return F.scaled_dot_product_attention(
         q_GRE.unsqueeze(0), k_GSE.unsqueeze(0), v_GSE.unsqueeze(0), attn_mask=mask_RS, scale=scale
-    ).squeeze(0)
+    ).squeeze(0)[..., :dim]
 
 
-def stable(q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float) -> Tensor:
+def _with_sinks(q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, sinks_GR: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A key before the others whose only number meets a number of the query's that no other key has; its value is
+    nothing."""
+    q_GRX, k_GSX, v_GSX = (F.pad(x, (0, MORE_NUMBERS)) for x in (q_GRE, k_GSE, v_GSE))
+    q_GRX[..., -1] = sinks_GR
+    k_GSX, v_GSX = F.pad(k_GSX, (0, 0, 1, 0)), F.pad(v_GSX, (0, 0, 1, 0))
+    k_GSX[:, 0, -1] = 1
+    return q_GRX, k_GSX, v_GSX
+
+
+def stable(
+    q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float, sinks_GR: Tensor | None = None
+) -> Tensor:
     """Two products and a float32 softmax; the same bits for a row at any length, given one R and whole key blocks."""
     scores_GRS = torch.bmm(q_GRE, k_GSE.transpose(1, 2)).float() * scale
     if mask_RS is not None:
         scores_GRS += mask_RS
-    return torch.bmm(torch.softmax(scores_GRS, -1).to(q_GRE.dtype), v_GSE)
+    num_keys = scores_GRS.shape[2]
+    if sinks_GR is not None:  # a whole block before the keys', for the sake of their places
+        sinks_GR1 = sinks_GR.unsqueeze(2)
+        scores_GRS = torch.cat([F.pad(sinks_GR1, (0, KEY_BLOCK - 1), value=float("-inf")), scores_GRS], 2)
+    return torch.bmm(torch.softmax(scores_GRS, -1)[..., -num_keys:].to(q_GRE.dtype), v_GSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +129,17 @@ class View:
     mask_RS: Tensor | None
     padding: int  # empty rows added below, so that R is the same in every round
 
-    def attend(self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float) -> Tensor:
+    def attend(
+        self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float,
+        sinks_H: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """Rows of this span, [T, H * E]; q_THE holds all rows of the round."""
         q_THE = q_THE[self.rows]
         num_rows = q_THE.shape[0]
         if self.padding:
             q_THE = F.pad(q_THE, (0, 0, 0, 0, 0, self.padding))
-        out = attend(fold.fold(q_THE), keys.read(self.keys), values.read(self.keys), self.mask_RS, scale)
+        sinks_GR = None if sinks_H is None else fold.fold(sinks_H.expand(len(q_THE), -1).unsqueeze(2)).squeeze(2)
+        out = attend(fold.fold(q_THE), keys.read(self.keys), values.read(self.keys), self.mask_RS, scale, sinks_GR)
         return fold.unfold(out)[:num_rows]
 
 

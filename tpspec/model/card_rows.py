@@ -67,14 +67,20 @@ def _normed(x: tl.tensor, weight_at: tl.tensor, eps: float, columns: tl.tensor, 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gate(gate_up_at: tl.tensor, out_at: tl.tensor, width: int, wide: tl.constexpr, gelu: tl.constexpr) -> None:
-    """act(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row. See rows.inc for act."""
+def gate(gate_up_at: tl.tensor, out_at: tl.tensor, width: int, wide: tl.constexpr, kind: tl.constexpr) -> None:
+    """act(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row. See rows.inc for kinds of act."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < width
     x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
-    z = 1.5957691216 * (x + 0.044715 * x * x * x) if gelu else x
+    z = x
+    if kind == "gelu":
+        z = 1.5957691216 * (x + 0.044715 * x * x * x)
+    elif kind == "clamped":
+        x = tl.where(x > 7.0, 7.0, x)  # what is no number stays none
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1
+        z = 1.702 * x
     y = x / (1 + tl.exp(-z)) * up
     tl.store(out_at + row * width + columns, y.to(out_at.dtype.element_ty), mask=real)
 
@@ -260,21 +266,29 @@ def join(
     tops_at: tl.tensor,
     masses_at: tl.tensor,
     table_at: tl.tensor,
+    sinks_at: tl.tensor,
     out_at: tl.tensor,
     num_heads: tl.constexpr,
     dim: tl.constexpr,
     wide: tl.constexpr,
     splits: tl.constexpr,
+    sinks: tl.constexpr,
 ) -> None:
-    """out [T, H, E] of the splits that had blocks; 0 for padding. Programs: T x H."""
+    """out [T, H, E] of the splits that had blocks; 0 for padding. Programs: T x H. sinks: there are some, [H], scores
+    beside those of the keys."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns, split = tl.arange(0, wide), tl.arange(0, splits)
     used = split < tl.load(table_at + _BLOCKS + row)
     at = (row * num_heads + head) * splits + split
     tops = tl.load(tops_at + at, mask=used, other=-float("inf"))
     top = tl.max(tops, 0)
+    if sinks:
+        sink = tl.load(sinks_at + head)
+        top = tl.maximum(top, sink)
     weights = tl.where(used, tl.exp(tops - tl.where(top == -float("inf"), 0.0, top)), 0.0)
     mass = tl.sum(weights * tl.load(masses_at + at, mask=used, other=0.0), 0)
+    if sinks:
+        mass += tl.exp(sink - top)
     seen = used[:, None] & (columns < dim)[None, :]
     sums = tl.load(sums_at + at[:, None] * dim + columns[None, :], mask=seen, other=0.0)
     out = tl.sum(sums * weights[:, None], 0) / tl.where(mass == 0, 1.0, mass)

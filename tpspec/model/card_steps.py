@@ -111,8 +111,9 @@ class CardSteps:
         )  # fmt: skip
         out_TX = torch.empty_like(q_THE)
         kernels.join[(num_rows, shape.num_heads)](
-            sums, tops, masses, self._table.there, out_TX, num_heads=shape.num_heads, dim=shape.head_dim,
-            wide=self._wide, splits=self._splits,
+            sums, tops, masses, self._table.there, tops if layer.sinks is None else layer.sinks, out_TX,
+            num_heads=shape.num_heads, dim=shape.head_dim, wide=self._wide, splits=self._splits,
+            sinks=layer.sinks is not None,
         )  # fmt: skip
         return out_TX
 
@@ -120,7 +121,7 @@ class CardSteps:
         num_rows, both = gate_up_TC.shape
         out_TC = gate_up_TC.new_empty(num_rows, both // 2)
         kernels.gate[(num_rows, triton.cdiv(both // 2, GATE_WIDTH))](
-            gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH, gelu=self._shape.gate == "gelu"
+            gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH, kind=self._shape.gate
         )
         return out_TC
 

@@ -19,10 +19,12 @@
 #define UNSEEN -1e30f /* the score of a key that a row does not see */
 
 /* One layer's attention. q, out: [heads, rows, dim]; keys, values: [heads, keys, dim], so many numbers from head to head;
- * mask, which may be NULL: [rows, keys], 0 where a row sees a key. All are bfloat16 or all float. */
+ * mask, which may be NULL: [rows, keys], 0 where a row sees a key. All are bfloat16 or all float. sinks, which may be NULL:
+ * [heads, rows], a score beside those of the keys. */
 typedef struct {
     int64_t is_bfloat16, num_heads, num_rows, num_keys, dim, key_stride, value_stride;
     const void *q, *keys, *values, *mask;
+    const float *sinks;
     void *out;
     float scale;
 } Call;
@@ -108,6 +110,8 @@ INLINE void rows_of(const Call *call, int64_t head, int64_t row, int64_t rows, i
         for (int64_t e = 0; e < dim; e++) ((float *)q)[e * N * LANES + r] = flat[e] * call->scale;
     }
     for (int n = 0; n < N; n++) most[n] = EVERY(UNSEEN), total[n] = (vec){0};
+    for (int64_t r = 0; call->sinks && r < rows; r++)
+        ((float *)most)[r] = call->sinks[head * call->num_rows + row + r], ((float *)total)[r] = 1;
     for (int64_t key = 0; key < call->num_keys; key += KEYS) {
         int64_t count = call->num_keys - key < KEYS ? call->num_keys - key : KEYS;
         int64_t unseen = num_unseen(call, row, rows, key, count);
@@ -156,4 +160,4 @@ void attend(const Call *call, int64_t num_threads) {
 
 /* What chunks.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t chunks_version(void) { return RUNS_HERE ? 1 : 0; }
+int64_t chunks_version(void) { return RUNS_HERE ? 2 : 0; }

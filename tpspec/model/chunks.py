@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Shape
 
 LIBRARY = "tpspec.model._chunks"
-VERSION = 1  # of chunks.c
+VERSION = 2  # of chunks.c
 LANES = 16
 MOST_DIM = 256
 DTYPES = (torch.bfloat16, torch.float32)
@@ -33,7 +33,7 @@ class _Call(ctypes.Structure):
 
     _fields_ = [("is_bfloat16", INT), ("num_heads", INT), ("num_rows", INT), ("num_keys", INT), ("dim", INT),
                 ("key_stride", INT), ("value_stride", INT), ("q", POINTER), ("keys", POINTER), ("values", POINTER),
-                ("mask", POINTER), ("out", POINTER), ("scale", FLOAT)]  # fmt: skip
+                ("mask", POINTER), ("sinks", POINTER), ("out", POINTER), ("scale", FLOAT)]  # fmt: skip
 
 
 class CompiledAttend:
@@ -43,16 +43,21 @@ class CompiledAttend:
         self._attend = loaded.attend
         self._attend.restype, self._attend.argtypes = None, [POINTER, INT]
 
-    def __call__(self, q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float) -> Tensor:
+    def __call__(
+        self, q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float,
+        sinks_GR: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         q_GRE, k_GSE, v_GSE = q_GRE.contiguous(), _in_lines(k_GSE), _in_lines(v_GSE)
         if mask_RS is not None:
             mask_RS = mask_RS.to(q_GRE.dtype).contiguous()
+        if sinks_GR is not None:
+            sinks_GR = sinks_GR.contiguous()
         G, R, E = q_GRE.shape
         out_GRE = torch.empty_like(q_GRE)
         call = _Call(
             q_GRE.dtype == torch.bfloat16, G, R, k_GSE.shape[1], E, k_GSE.stride(0), v_GSE.stride(0), q_GRE.data_ptr(),
-            k_GSE.data_ptr(), v_GSE.data_ptr(), None if mask_RS is None else mask_RS.data_ptr(), out_GRE.data_ptr(),
-            scale,
+            k_GSE.data_ptr(), v_GSE.data_ptr(), None if mask_RS is None else mask_RS.data_ptr(),
+            None if sinks_GR is None else sinks_GR.data_ptr(), out_GRE.data_ptr(), scale,
         )  # fmt: skip
         self._attend(ctypes.addressof(call), torch.get_num_threads())
         return out_GRE

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Layer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 4  # of rows.c
+VERSION = 5  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 256
 LANES = 16  # of the longest vectors
@@ -100,7 +100,7 @@ class CompiledSteps:
             loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT, POINTER, FLOAT] + [POINTER] * 2 + [INT] * 2
         )
         self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 6 + [INT])
-        self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, POINTER])
+        self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT] + [POINTER] * 2)
         self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
@@ -136,9 +136,10 @@ class CompiledSteps:
         buffers = self._of(round.num_rows)
         q, out = buffers.q.data_ptr(), buffers.attended.data_ptr()
         cache = ctypes.addressof(self._caches[layer.index])
+        sinks = None if layer.sinks is None else layer.sinks.data_ptr()
         self._place_rows(layer, qkv_TX.data_ptr(), round, q, cache)
         for span in round.spans:
-            if self._attend(self._heads_at, span, q, cache, layer.window or 0, self._shape.score_scale, out):
+            if self._attend(self._heads_at, span, q, cache, layer.window or 0, self._shape.score_scale, sinks, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return buffers.attended
 

@@ -29,7 +29,8 @@ LEAST = 1e-20  # as transformers: what no sum of sigmoids is below
 
 
 class Router:
-    """weight_ND, bias_N: float32; the second where `experts` are chosen by sigmoids, else None."""
+    """weight_ND, bias_N: float32. The second is added to the logits; where `experts` are chosen by sigmoids, to those,
+    and only to choose."""
 
     def __init__(self, weight_ND: Tensor, experts: Experts, bias_N: Tensor | None = None) -> None:
         self.weight_ND, self.bias_N, self.experts = weight_ND, bias_N, experts
@@ -37,9 +38,10 @@ class Router:
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of every row, [T, K], and the weights of what they make of it, float32."""
         logits_TN, experts = self.logits(x_TD), self.experts
-        if self.bias_N is not None:
+        if experts.sigmoid:
             scores_TN = logits_TN.sigmoid()
-            chosen_TK = (scores_TN + self.bias_N).topk(experts.chosen).indices
+            ranked_TN = scores_TN if self.bias_N is None else scores_TN + self.bias_N
+            chosen_TK = ranked_TN.topk(experts.chosen).indices
             weights_TK = scores_TN.gather(1, chosen_TK)
             if experts.sums_to_one:
                 weights_TK /= weights_TK.sum(1, keepdim=True) + LEAST
@@ -50,7 +52,7 @@ class Router:
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, N] in float32."""
-        return F.linear(x_TD.float(), self.weight_ND)
+        return F.linear(x_TD.float(), self.weight_ND, None if self.experts.sigmoid else self.bias_N)
 
 
 class Mixture:

@@ -146,15 +146,18 @@ class Loader:
             qkv=self._qkv(at + "self_attn."),
             q_norm=self._head_norm(at + "self_attn.q_norm.weight") if spec.qk_norm else None,
             k_norm=self._head_norm(at + "self_attn.k_norm.weight") if spec.qk_norm else None,
-            o=self._row_parallel(at + "self_attn.o_proj", self._dims(self.shard.heads), spec.num_heads * spec.head_dim,
-                                 biased=spec.o_bias),
+            o=self._o(at + "self_attn.o_proj"),
             attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
             mlp_norm=norm(norms.mlp),
             mlp=self._mlp_or_mixture(index, at, whole=whole),
             mlp_out_norm=None if norms.mlp_out is None else norm(norms.mlp_out),
             rope=layer.rope,
             window=layer.window,
+            sinks=self._sinks(at + "self_attn.sinks") if spec.sinks else None,
         )  # fmt: skip
+
+    def _sinks(self, name: str) -> Tensor:
+        return self._read(name, (self.spec.num_heads,), self.shard.heads).to(self.device, torch.float32)
 
     def _dims(self, heads: range) -> range:
         return range(heads.start * self.spec.head_dim, heads.stop * self.spec.head_dim)
@@ -167,6 +170,11 @@ class Loader:
                  self._rows(at + "v_proj", keys, num_kv)]  # fmt: skip
         return self._column_parallel(parts, biased=self.spec.qkv_bias)
 
+    def _o(self, name: str) -> Linear:
+        hidden, width = range(self.spec.hidden), self.spec.num_heads * self.spec.head_dim
+        place = Place(name, len(hidden), width, hidden, self._dims(self.shard.heads))
+        return self._row_parallel(place, biased=self.spec.o_bias)
+
     def _mlp_or_mixture(self, index: int, layer: str, *, whole: bool) -> Mlp:
         """layer: what the names of its modules begin with."""
         spec, shard, names, experts = self.spec, self.shard, mlp_names(self.spec.model_type), self.spec.experts
@@ -175,17 +183,28 @@ class Loader:
             return self._mlp(at, names, shard.channels, spec.intermediate)
         if index < experts.first_layer:
             return self._mlp(at, names, shard.dense, experts.dense)
-        self._check_apart(layer)
+        if names.together is None:
+            self._check_apart(layer)
         mixture = self._mixture(at, names, experts, whole=whole)
         if not experts.shared:
             return mixture
         return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared))
 
     def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool) -> Mlp:
-        router, on_card = self._router(f"{at}gate", experts), self.device.type == "cuda"
-        loader, channels, size = replace(self, reference=on_card), self.shard.channels, self.spec.intermediate
-        mlps = [loader._mlp(f"{at}experts.{index}.", names, channels, size) for index in range(experts.count)]
+        router, on_card = self._router(f"{at}{names.router}", experts), self.device.type == "cuda"
+        loader = replace(self, reference=on_card)
+        mlps = [loader._expert(f"{at}experts.", names, experts, index) for index in range(experts.count)]
         return mixture_of(router, mlps, on_card=on_card, whole=whole)
+
+    def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
+        channels, size = self.shard.channels, self.spec.intermediate
+        if names.together is None:
+            return self._mlp(f"{at}{index}.", names, channels, size)
+        hidden, one, biased = range(self.spec.hidden), (index, experts.count), experts.biased
+        rows = range(2 * channels.start, 2 * channels.stop)
+        gate_up = Place(at + names.together, 2 * size, len(hidden), rows, hidden, expert=one, alternate=True)
+        down = Place(at + names.down, len(hidden), size, hidden, channels, expert=one)
+        return GatedMlp(self._column_parallel([gate_up], biased=biased), self._row_parallel(down, biased=biased))
 
     def _check_apart(self, layer: str) -> None:
         """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""
@@ -201,20 +220,22 @@ class Loader:
         if held and "weight" not in held:
             kind = ", ".join(sorted(held - {CORRECTION}))
             raise UserError(f"{self.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight")
-        self._check_biases([self._rows(name, range(experts.count), experts.count)], biased=False)
+        place = self._rows(name, range(experts.count), experts.count)
+        self._check_biases([place], biased=experts.biased)
         weight_ND = self._read(f"{name}.weight", (experts.count, self.spec.hidden)).to(self.device, torch.float32)
-        if not experts.sigmoid:
+        if not (experts.sigmoid or experts.biased):
             return Router(weight_ND, experts)
-        bias_N = self._read(f"{name}.{CORRECTION}", (experts.count,)).to(self.device, torch.float32)
+        kind = CORRECTION if experts.sigmoid else "bias"
+        bias_N = self._read(f"{name}.{kind}", (experts.count,)).to(self.device, torch.float32)
         return Router(weight_ND, experts, bias_N)
 
     def _mlp(self, at: str, names: MlpNames, channels: range, size: int) -> GatedMlp:
         """channels: of so many, those of this shard."""
-        biased = self.spec.mlp_bias
+        biased, hidden = self.spec.mlp_bias, range(self.spec.hidden)
         parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
         return GatedMlp(
             self._column_parallel(parts, biased=biased),
-            self._row_parallel(at + names.down, channels, size, biased=biased),
+            self._row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
         )
 
     def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
@@ -235,14 +256,13 @@ class Loader:
             first += len(part.rows)
         return self._linear(weight, self._biases(parts, biased=biased))
 
-    def _row_parallel(self, name: str, columns: range, size: int, *, biased: bool) -> Linear:
+    def _row_parallel(self, place: Place, *, biased: bool) -> Linear:
         """Some input columns of a matrix. Its outputs are summed over shards, so only shard 0 adds the bias."""
-        hidden = range(self.spec.hidden)
-        has_bias, place = biased and self.shard.index == 0, Place(name, len(hidden), size, hidden, columns)
+        has_bias = biased and self.shard.index == 0
         self._check_biases([place], biased=biased)
         if (product := self._of_codes([place], biased=has_bias)) is not None:
             return product
-        grid, whole_groups = grid_of(columns, size, narrow=has_narrow_columns(name))
+        grid, whole_groups = grid_of(place.columns, place.num_inputs, narrow=has_narrow_columns(place.name))
         weight = self._weight(place if self.quantize is None else replace(place, columns=whole_groups))
         return self._linear(weight, self._biases([place], biased=has_bias), grid)
 
@@ -264,6 +284,10 @@ class Loader:
         scheme = self._scheme(place.name)
         if scheme is not None:
             return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
+        if place.expert is not None:
+            (index, count), whole = place.expert, (place.num_inputs, place.num_outputs)
+            read = self.checkpoint.read_one(place.name, (count, *whole), index, place.columns, place.rows)
+            return self._checked(place.name, read).T
         return self._read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)
 
     def _read(
@@ -283,8 +307,13 @@ class Loader:
     def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
         if not biased:
             return None
-        read = [self._read(one.name + ".bias", (one.num_outputs,), one.rows)[one.ordered()] for one in parts]
-        return torch.cat(read).to(self.device, self.dtype)
+        return torch.cat([self._bias(part)[part.ordered()] for part in parts]).to(self.device, self.dtype)
+
+    def _bias(self, place: Place) -> Tensor:
+        if place.expert is None:
+            return self._read(place.name + ".bias", (place.num_outputs,), place.rows)
+        (index, count), name = place.expert, place.name + "_bias"
+        return self._checked(name, self.checkpoint.read_one(name, (count, place.num_outputs), index, place.rows))
 
     def _check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
         for part in parts:

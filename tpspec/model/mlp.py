@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.steps import Steps
 
+GAIN, MOST = 1.702, 7.0  # of a clamped gate: of what goes into its sigmoid, and of what comes in; see rows.inc
+
 
 class Mlp(Protocol):
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:

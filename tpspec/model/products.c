@@ -13,9 +13,13 @@
 #include "lanes.h"
 
 #define TILE 32
+/* What a weight is made of: see Weight. */
+enum codes { FOURS, FLOATS, EIGHTS, HALVES };
+#define EACH(codes) ((codes) <= FLOATS ? 8 : (codes) == EIGHTS ? 4 : 2) /* in a word */
+
 /* Bytes that are fetched in advance. Memory that is slow to answer wants many, or rows cost all that they compute: with
  * 8192 six rows in bfloat16 take 1.12 of the time of one here, with 1024 1.33. */
-#define AHEAD(bits) ((bits) == 4 ? 4096 : 8192)
+#define AHEAD(codes) ((codes) <= FLOATS ? 4096 : 8192)
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
@@ -26,13 +30,16 @@
 #endif
 #define VECTORS (TILE / LANES)
 
+typedef uint8_t bvec __attribute__((vector_size(LANES), aligned(1)));
+
 /* Of 16 bits: bfloat16 as it is, without scales, in one group of an even number of inputs; for bfloat16 rows. Else a
  * weight is scale * code + zero (8 bits: -128 to 127), or scale * (code - 8) + zero (4 bits: 0 to 15); a scale, and a zero,
  * serve `group` inputs of one output. `before`: inputs of the first group that another shard holds.
  * words: [tile][word][TILE], codes of 2, 4 or 8 consecutive inputs, the first lowest; of 4 bits the even inputs in the
- * lower half. scales, zeros: [tile][group][TILE], bfloat16, or float where `is_wide`; zeros may be NULL. */
+ * lower half. scales, zeros: [tile][group][TILE], of so many scale_bits: bfloat16 or float; zeros may be NULL.
+ * With scale_bits of 8 scales are exponents of powers of two, and codes floats of 4 bits: quantized.py says which. */
 typedef struct {
-    int64_t bits, group, num_groups, num_outputs, num_inputs, before, is_wide;
+    int64_t bits, group, num_groups, num_outputs, num_inputs, before, scale_bits;
     const int32_t *words;
     const void *scales, *zeros;
 } Weight;
@@ -48,9 +55,14 @@ typedef struct {
     float *spread, *sums;
 } Rows;
 
+INLINE enum codes codes_of(const Weight *w) {
+    return w->bits == 16 ? HALVES : w->bits == 8 ? EIGHTS : w->scale_bits == 8 ? FLOATS : FOURS;
+}
+
 /* LANES scales or zeros. */
 INLINE vec steps(const Weight *w, const void *from, int64_t at) {
-    if (w->is_wide) return *(const vec *)((const float *)from + at);
+    if (w->scale_bits == 32) return *(const vec *)((const float *)from + at);
+    if (w->scale_bits == 8) return (vec)(__builtin_convertvector(*(const bvec *)((const uint8_t *)from + at), ivec) << 23);
     return widen(*(const hvec *)((const uint16_t *)from + at));
 }
 
@@ -106,21 +118,34 @@ VECTOR_CPU void spread(const Weight *w, const Rows *rows, int64_t start, int64_t
         float *to = rows->spread + first * width + r;
         if (rows->in_pairs) spread_pairs(w, (const uint16_t *)rows->x + row * w->num_inputs, R, (int32_t *)to);
         else spread_numbers(w, rows, row, R, to);
-        if (w->bits == 4 || w->zeros) sum_up(w, rows, row, R, rows->sums + first * w->num_groups + r);
+        if (codes_of(w) == FOURS || w->zeros) sum_up(w, rows, row, R, rows->sums + first * w->num_groups + r);
     }
 }
 
-/* Code i of 32 / bits in a word, less what the sums over a group make up for. */
-INLINE vec weights_of(ivec word, int i, int bits) {
-    if (bits == 16) return (vec)(i ? word & (int32_t)0xffff0000 : word << 16);
-    if (bits == 8) return __builtin_convertvector((word << (24 - 8 * i)) >> 24, vec);
-    return __builtin_convertvector((word >> (4 * (i / 2) + 16 * (i % 2))) & 15, vec);
+/* The floats that codes stand for, by the lowest three bits of each; the fourth is the sign. */
+INLINE vec floats_of(ivec code) {
+#if LANES == 8
+    const vec sizes = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    vec size = __builtin_shuffle(sizes, code);
+#else
+    const vec low = {0, 0.5f, 1, 1.5f}, high = {2, 3, 4, 6};
+    vec size = __builtin_shuffle(low, high, code);
+#endif
+    return (vec)((ivec)size | (code & 8) << 28);
+}
+
+/* A code of a word, less what the sums over a group make up for. */
+INLINE vec weights_of(ivec word, int i, enum codes codes) {
+    if (codes == HALVES) return (vec)(i ? word & (int32_t)0xffff0000 : word << 16);
+    if (codes == EIGHTS) return __builtin_convertvector((word << (24 - 8 * i)) >> 24, vec);
+    ivec code = word >> (4 * (i / 2) + 16 * (i % 2));
+    return codes == FLOATS ? floats_of(code) : __builtin_convertvector(code & 15, vec);
 }
 
 /* R rows by vectors [first, first + num) of a tile: out [R][VECTORS]. */
-INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R, int bits,
-                            int first, int num, vec (*out)[VECTORS]) {
-    const int each = 32 / bits;
+INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R,
+                            enum codes codes, int first, int num, vec (*out)[VECTORS]) {
+    const int each = EACH(codes);
     const ivec *from = (const ivec *)(w->words + tile * TILE * (w->group / each) * w->num_groups) + first;
     int64_t step = tile * TILE * w->num_groups + first * LANES;
     vec result[6][VECTORS];
@@ -131,15 +156,15 @@ INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const
 #pragma GCC unroll 6
         for (int64_t r = 0; r < R; r++)
 #pragma GCC unroll 8
-            for (int b = 0; b < num; b++) chains[r][b] = (vec){0} - (bits == 4 ? 8 * sums[r] : 0);
+            for (int b = 0; b < num; b++) chains[r][b] = (vec){0} - (codes == FOURS ? 8 * sums[r] : 0);
         for (int64_t k = 0; k < w->group; k += each, from += VECTORS) {
 #pragma GCC unroll 2
-            for (int line = 0; line < num * LANES; line += 16) __builtin_prefetch((const char *)from + 4 * line + AHEAD(bits));
+            for (int line = 0; line < num * LANES; line += 16) __builtin_prefetch((const char *)from + 4 * line + AHEAD(codes));
 #pragma GCC unroll 1 /* or all of a word's codes are in registers at once, and sums are not */
             for (int i = 0; i < each; i++, x += R) {
                 vec weights[VECTORS];
 #pragma GCC unroll 8
-                for (int b = 0; b < num; b++) weights[b] = weights_of(from[b], i, bits);
+                for (int b = 0; b < num; b++) weights[b] = weights_of(from[b], i, codes);
 #pragma GCC unroll 6
                 for (int64_t r = 0; r < R; r++) {
                     vec row = EVERY(x[r]);
@@ -151,11 +176,11 @@ INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const
 #pragma GCC unroll 8
         for (int b = 0; b < num; b++) {
             vec scale = {0}, zero = {0};
-            if (bits != 16) scale = steps(w, w->scales, step + b * LANES);
+            if (codes != HALVES) scale = steps(w, w->scales, step + b * LANES);
             if (w->zeros) zero = steps(w, w->zeros, step + b * LANES);
 #pragma GCC unroll 6
             for (int64_t r = 0; r < R; r++) {
-                if (bits == 16) result[r][b] = chains[r][b];
+                if (codes == HALVES) result[r][b] = chains[r][b];
                 else result[r][b] += chains[r][b] * scale;
                 if (w->zeros) result[r][b] += sums[r] * zero;
             }
@@ -167,11 +192,11 @@ INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const
 
 /* By half a tile: the sums of 6 rows fill 12 of AVX2's 16 registers, or 24 of NEON's 32. One row has too few of them to
  * keep a CPU busy, and takes a whole tile. */
-INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R, int bits,
-                         vec (*out)[VECTORS]) {
+INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R,
+                         enum codes codes, vec (*out)[VECTORS]) {
     const int num = R == 1 ? VECTORS : VECTORS / 2;
-    vectors_by_rows(w, tile, x, sums, R, bits, 0, num, out);
-    if (R > 1) vectors_by_rows(w, tile, x, sums, R, bits, num, num, out);
+    vectors_by_rows(w, tile, x, sums, R, codes, 0, num, out);
+    if (R > 1) vectors_by_rows(w, tile, x, sums, R, codes, num, num, out);
 }
 
 INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *values, int64_t row) {
@@ -188,13 +213,15 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *va
 }
 
 /* One case for each number of rows, so that it is a literal and the sums stay in registers. */
-#define BY(R, VERB)                                                  \
-    case R:                                                          \
-        if (w->bits == 8) VERB(w, tile, x, sums, R, 8, out);         \
-        else if (w->bits == 4) VERB(w, tile, x, sums, R, 4, out);    \
-        else VERB(w, tile, x, sums, R, 16, out);                     \
+#define BY(R, VERB)                                                            \
+    case R:                                                                    \
+        if (codes == EIGHTS) VERB(w, tile, x, sums, R, EIGHTS, out);           \
+        else if (codes == FOURS) VERB(w, tile, x, sums, R, FOURS, out);        \
+        else if (codes == FLOATS) VERB(w, tile, x, sums, R, FLOATS, out);      \
+        else VERB(w, tile, x, sums, R, HALVES, out);                           \
         break;
 #define EACH_CHUNK(CASES)                                                                                          \
+    const enum codes codes = codes_of(w);                                                                          \
     for (int64_t tile = first; tile < last; tile++)                                                                \
         for (int64_t row = 0; row < rows->num_rows; row += rows->most) {                                           \
             int64_t R = rows->num_rows - row < rows->most ? rows->num_rows - row : rows->most;                     \
@@ -213,26 +240,36 @@ VECTOR_CPU void tiles(const Weight *w, const Rows *rows, int64_t first, int64_t 
 
 #ifdef PAIRS
 /* The same for bfloat16 rows where the CPU multiplies pairs of them: codes are exact in bfloat16, products in float.
- * A code of 4 bits is put into the fraction of a number of 16 to 31: 24 times the sum of x is taken off. */
+ * A code of 4 bits is put into the fraction of a number of 16 to 31: 24 times the sum of x is taken off; one that is a
+ * float is looked up. */
 PAIRS INLINE __m512i code_of(__m512i word, int i) {
     return (__m512i)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 8 * i), 24));
 }
 
-PAIRS INLINE __m512bh pair_of(__m512i word, int i, int bits) {
-    if (bits == 16) return (__m512bh)word;
-    if (bits == 8) return (__m512bh)(code_of(word, 2 * i + 1) | _mm512_srli_epi32(code_of(word, 2 * i), 16));
-    __m512i codes = i ? _mm512_srli_epi32(word, 4 * i - 3) : _mm512_slli_epi32(word, 3);
-    return (__m512bh)((codes & _mm512_set1_epi32(0x00780078)) | _mm512_set1_epi32(0x41804180));
+PAIRS INLINE __m512bh floats_pair_of(__m512i word, int i) {
+    const __m512i low = _mm512_set4_epi32(0x40c04080, 0x40404000, 0x3fc03f80, 0x3f000000); /* 6 4, 3 2, 1.5 1, 0.5 0 */
+    const __m512i signs = _mm512_broadcast_i64x4(_mm256_set_epi64x(0x8000800080008000, 0x8000800080008000, 0, 0));
+    return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(word, 4 * i), _mm512_or_si512(low, signs));
+}
+
+PAIRS INLINE __m512bh pair_of(__m512i word, int i, enum codes codes) {
+    if (codes == HALVES) return (__m512bh)word;
+    if (codes == FLOATS) return floats_pair_of(word, i);
+    if (codes == EIGHTS) return (__m512bh)(code_of(word, 2 * i + 1) | _mm512_srli_epi32(code_of(word, 2 * i), 16));
+    __m512i fours = i ? _mm512_srli_epi32(word, 4 * i - 3) : _mm512_slli_epi32(word, 3);
+    return (__m512bh)((fours & _mm512_set1_epi32(0x00780078)) | _mm512_set1_epi32(0x41804180));
 }
 
 PAIRS INLINE __m512 wide_steps(const Weight *w, const void *from, int64_t at) {
-    if (w->is_wide) return _mm512_loadu_ps((const float *)from + at);
+    if (w->scale_bits == 32) return _mm512_loadu_ps((const float *)from + at);
+    if (w->scale_bits == 8)
+        return (__m512)_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)((const uint8_t *)from + at))), 23);
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)((const uint16_t *)from + at))), 16);
 }
 
-PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R, int bits,
-                                vec (*out)[VECTORS]) {
-    const int each = 32 / bits;
+PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R,
+                                enum codes codes, vec (*out)[VECTORS]) {
+    const int each = EACH(codes);
     const __m512i *from = (const __m512i *)(w->words + tile * TILE * (w->group / each) * w->num_groups);
     int64_t step = tile * TILE * w->num_groups;
     const int32_t *pairs = (const int32_t *)x;
@@ -241,14 +278,14 @@ PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, c
     for (int64_t g = 0; g < w->num_groups; g++, step += TILE, sums += R) {
         __m512 chains[12][2];
 #pragma GCC unroll 12
-        for (int64_t r = 0; r < R; r++) chains[r][0] = chains[r][1] = _mm512_set1_ps(bits == 4 ? -24 * sums[r] : 0);
+        for (int64_t r = 0; r < R; r++) chains[r][0] = chains[r][1] = _mm512_set1_ps(codes == FOURS ? -24 * sums[r] : 0);
         for (int64_t k = 0; k < w->group; k += each, from += 2) {
             __m512i low = _mm512_loadu_si512(from), high = _mm512_loadu_si512(from + 1);
-            __builtin_prefetch((const char *)from + AHEAD(bits));
-            __builtin_prefetch((const char *)from + AHEAD(bits) + sizeof *from);
+            __builtin_prefetch((const char *)from + AHEAD(codes));
+            __builtin_prefetch((const char *)from + AHEAD(codes) + sizeof *from);
 #pragma GCC unroll 4
             for (int i = 0; i < each / 2; i++, pairs += R) {
-                __m512bh first = pair_of(low, i, bits), second = pair_of(high, i, bits);
+                __m512bh first = pair_of(low, i, codes), second = pair_of(high, i, codes);
 #pragma GCC unroll 12
                 for (int64_t r = 0; r < R; r++) {
                     __m512bh row = (__m512bh)_mm512_set1_epi32(pairs[r]);
@@ -260,11 +297,11 @@ PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, c
 #pragma GCC unroll 2
         for (int b = 0; b < 2; b++) {
             __m512 scale = _mm512_setzero_ps(), zero = _mm512_setzero_ps();
-            if (bits != 16) scale = wide_steps(w, w->scales, step + b * 16);
+            if (codes != HALVES) scale = wide_steps(w, w->scales, step + b * 16);
             if (w->zeros) zero = wide_steps(w, w->zeros, step + b * 16);
 #pragma GCC unroll 12
             for (int64_t r = 0; r < R; r++) {
-                if (bits == 16) result[r][b] = chains[r][b];
+                if (codes == HALVES) result[r][b] = chains[r][b];
                 else result[r][b] += chains[r][b] * scale;
                 if (w->zeros) result[r][b] += sums[r] * zero;
             }
@@ -319,4 +356,4 @@ int multiplies_pairs(void) { return HAS_PAIRS; }
 
 /* What products.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t products_version(void) { return RUNS_HERE ? 4 : 0; }
+int64_t products_version(void) { return RUNS_HERE ? 5 : 0; }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 4  # of products.c
+VERSION = 5  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 BLOCK = 64 * TILE  # outputs that are put into tiles at a time
@@ -39,7 +39,7 @@ class _Weight(ctypes.Structure):
     """`Weight` of products.c."""
 
     _fields_ = [("bits", INT), ("group", INT), ("num_groups", INT), ("num_outputs", INT), ("num_inputs", INT),
-                ("before", INT), ("is_wide", INT), ("words", POINTER), ("scales", POINTER),
+                ("before", INT), ("scale_bits", INT), ("words", POINTER), ("scales", POINTER),
                 ("zeros", POINTER)]  # fmt: skip
 
 
@@ -66,7 +66,8 @@ class _Product:
 
 
 class CompiledLinear(_Product):
-    """A quantized matrix, with scales in bfloat16 or float32, in tiles of 32 outputs. float16 goes through float32."""
+    """A quantized matrix, with scales in bfloat16, float32 or exponents alone, in tiles of 32 outputs. float16 goes
+    through float32."""
 
     def __init__(self, loaded: ctypes.CDLL, matrix: Matrix, bias_O: Tensor | None) -> None:
         bits, grid = matrix.bits, matrix.grid
@@ -84,7 +85,7 @@ class CompiledLinear(_Product):
                 _tile(zeros[at:], part.zeros_OG)
         assert scales is not None, "a matrix has rows"
         weight = _Weight(bits, grid.group, grid.num_groups, matrix.num_outputs, grid.inputs, grid.before,
-                         scales.dtype == torch.float32, words.data_ptr(), scales.data_ptr(),
+                         8 * scales.itemsize, words.data_ptr(), scales.data_ptr(),
                          None if zeros is None else zeros.data_ptr())  # fmt: skip
         bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
         super().__init__(loaded, weight, (words, scales, zeros), bias_O)
@@ -103,7 +104,7 @@ class TiledLinear(_Product):
         for first in range(0, num_outputs, BLOCK):
             block = F.pad(weight_OI[first : first + BLOCK], (0, width - num_inputs)).contiguous()
             _tile(words[first // TILE :], block.view(torch.int32))
-        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, False, words.data_ptr(), None, None)
+        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, 0, words.data_ptr(), None, None)
         super().__init__(loaded, weight, (words,), bias_O)
 
 

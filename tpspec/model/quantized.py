@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits, Grid
 
 MIDDLE = 8  # the code of four bits that zeros are given for, as torch's own kernels want them
+FLOATS = [sign * number for sign in (1, -1) for number in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]  # of codes that are such
 AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside them in float32
 
 
@@ -30,6 +31,10 @@ class Quantized:
     """Some rows of a matrix. Of 8 bits: codes of int8, weight = scale * code + zero.
 
     Of 4 bits: codes of uint8 from 0 to 15, weight = scale * (code - 8) + zero. zeros_OG None: all of them nothing.
+
+    Where scales are uint8, they are the exponents of powers of two, as a float32 has them, and codes are floats of 4
+    bits: sign, two of exponent, one of fraction (OCP Microscaling Formats 1.0: E8M0 and E2M1, together MXFP4). Of
+    exponents, 0 then makes nothing and 255 infinity; nobody writes either.
     """
 
     codes_OW: Tensor
@@ -42,6 +47,10 @@ class Quantized:
 
     def weights(self) -> Tensor:
         """[O, W] in float32."""
+        if self.scales_OG.dtype == torch.uint8:
+            numbers_OW = torch.tensor(FLOATS, device=self.codes_OW.device)[self.codes_OW.long()]
+            scales_OG = (self.scales_OG.int() << 23).view(torch.float32)
+            return (numbers_OW.view(*scales_OG.shape, -1) * scales_OG[..., None]).flatten(1)
         middle = 0 if self.bits == 8 else MIDDLE
         codes_OGX = self.codes_OW.view(*self.scales_OG.shape, -1).float() - middle
         weight_OGX = codes_OGX * self.scales_OG.float()[..., None]

@@ -36,6 +36,8 @@ typedef struct {
     float *key_scales, *value_scales;
 } Cache;
 
+enum gate { SILU, GELU, CLAMPED };
+
 INLINE vec same(vec values) { return values; }
 
 /* LANES numbers, or the first `count` of them and zeros. */
@@ -110,24 +112,26 @@ INLINE int64_t lineage(const Span *span, int64_t row, const int64_t *own, int64_
     return depth;
 }
 
-/* Scores -> weights in place; what pads them to whole vectors becomes 0. Returns the sum of the weights. */
-INLINE float soften(float *scores, int64_t count) {
+/* Scores -> weights in place; what pads them to whole vectors becomes 0. Returns the sum of the weights, and of that of
+ * `sink`, a score beside the others, which may be NULL. */
+INLINE float soften(float *scores, int64_t count, const float *sink) {
     for (int64_t i = count; i % LANES; i++) scores[i] = scores[0];
     vec most = *(vec *)scores, sums = {0};
     for (int64_t i = LANES; i < count; i += LANES) most = choose(*(vec *)&scores[i] > most, *(vec *)&scores[i], most);
     float peak = most[0];
     for (int64_t j = 1; j < LANES; j++) peak = most[j] > peak ? most[j] : peak;
+    if (sink && *sink > peak) peak = *sink;
     for (int64_t i = 0; i < count; i += LANES) {
         *(vec *)&scores[i] = exp_lanes(*(vec *)&scores[i] - peak);
         for (int64_t j = i + LANES > count ? count - i : LANES; j < LANES; j++) scores[i + j] = 0;
         sums += *(vec *)&scores[i];
     }
-    return sum_lanes(sums);
+    return sum_lanes(sums) + (sink ? exp_lanes(EVERY(*sink - peak))[0] : 0);
 }
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 4 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 5 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from tpspec.cache.store import as_slots
 from tpspec.model.attention import Folding, Layout, View, fused, stable
+from tpspec.model.mlp import GAIN, MOST
 from tpspec.model.rope import turn
 from tpspec.staged import sent
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tpspec.model.mlp import Mlp
     from tpspec.model.rope import Rope
 
-Gate = Literal["silu", "gelu"]  # the second as tanh approximates it
+Gate = Literal["silu", "gelu", "clamped"]  # gelu as tanh approximates it; clamped: see rows.inc
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Layer:
     """One layer of one shard. qkv: [D] -> [(H + 2G) E]; o and mlp give partial sums.
 
     attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give, before they are added; or None.
-    rope: which of the model's ropes turns queries and keys, or None.
+    rope: which of the model's ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None.
     """
 
     index: int
@@ -66,6 +67,7 @@ class Layer:
     mlp_out_norm: Norm | None
     rope: int | None
     window: int | None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,9 @@ class TorchSteps:
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
+        if self._shape.gate == "clamped":
+            gate_TC = gate_TC.clamp(max=MOST)
+            return gate_TC * torch.sigmoid(GAIN * gate_TC) * (up_TC.clamp(-MOST, MOST) + 1)
         return (F.silu(gate_TC) if self._shape.gate == "silu" else F.gelu(gate_TC, approximate="tanh")) * up_TC
 
     def slots(self, num_rows: int) -> None:
@@ -195,7 +200,8 @@ class TorchSteps:
         keys, values = self._store.keys[layer.index], self._store.values[layer.index]
         scale = self._shape.score_scale
         parts = [
-            view.attend(self._attend, q_THE, keys, values, self._folding, scale) for view in round.views[layer.window]
+            view.attend(self._attend, q_THE, keys, values, self._folding, scale, layer.sinks)
+            for view in round.views[layer.window]
         ]
         if num_padding := round.num_rows - round.num_real:
             parts.append(parts[0].new_zeros(num_padding, parts[0].shape[1]))

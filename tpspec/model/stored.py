@@ -1,4 +1,4 @@
-"""Reads slices of the matrices of a published quantized checkpoint: GPTQ, AWQ, compressed-tensors, FP8.
+"""Reads slices of the matrices of a published quantized checkpoint: GPTQ, AWQ, compressed-tensors, FP8, MXFP4.
 
 A slice may begin and end anywhere: what is packed in words is read in whole words and trimmed. Knows tensors' names and
 layouts (formats.py says which); must not know shards, layers or what is computed.
@@ -38,6 +38,7 @@ TENSORS: dict[Kind, set[str]] = {
     "packed": {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"},
     "int8": {"weight", "weight_scale", "weight_zero_point"},
     "float8": {"weight", "weight_scale", "weight_scale_inv"},
+    "mxfp4": set(),  # of all experts together, beside which nothing has a name
 }
 
 
@@ -46,6 +47,8 @@ class Place:
     """A slice of a matrix: its module's name, the whole sizes, and which rows and columns.
 
     head_order: the rows are those of heads, each of which is to be put in this order; None: they stay as they are.
+    expert: the name is that of one tensor with the matrices of all experts; this one, of so many; None: of one matrix.
+    alternate: rows are of two matrices in turn; those of the first are to be put before those of the second.
     """
 
     name: str
@@ -54,9 +57,13 @@ class Place:
     rows: range
     columns: range
     head_order: tuple[int, ...] | None = None
+    expert: tuple[int, int] | None = None
+    alternate: bool = False
 
     def ordered(self) -> Tensor | slice:
         """Which of the rows that were read stands where."""
+        if self.alternate:
+            return torch.arange(len(self.rows)).view(-1, 2).T.flatten()
         return slice(None) if self.head_order is None else in_heads(len(self.rows), self.head_order)
 
 
@@ -68,7 +75,8 @@ def in_heads(num_rows: int, head_order: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A slice as it is stored: weight = scale * (code - middle - point), with scale and point of the column's group.
+    """A slice as it is stored: weight = scale * (code - middle - point), with scale and point of the column's group; or
+    as `Quantized` says of codes that are floats.
 
     points_OG: whole numbers, None: all nothing. groups_I: the group of each column.
     """
@@ -111,7 +119,7 @@ class StoredMatrices:
         return Slice(Ready(laid.matrix.made.rows(place.ordered()), laid.matrix.grid), laid.places_I)
 
     def plain(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
-        """[O, I] in a dtype, for any scheme; some rows at a time."""
+        """[O, I] in a dtype, for any scheme but mxfp4, whose codes are always computed with; some rows at a time."""
         if scheme.kind == "float8":
             return self._plain_floats(scheme, place, dtype)
         codes = self._codes(scheme, place)
@@ -133,7 +141,7 @@ class StoredMatrices:
     def _codes(self, scheme: Scheme, place: Place) -> Codes:
         self._check_names(scheme, place.name)
         read: dict[Kind, Callable[[Scheme, Place], tuple[Tensor, Tensor, Tensor | None]]] = {
-            "gptq": self._gptq, "awq": self._awq, "packed": self._packed, "int8": self._int8,
+            "gptq": self._gptq, "awq": self._awq, "packed": self._packed, "int8": self._int8, "mxfp4": self._mxfp4,
         }  # fmt: skip
         codes_OI, scales_OG, points_OG = read[scheme.kind](scheme, place)
         if not scheme.zeros and points_OG is not None:
@@ -198,6 +206,26 @@ class StoredMatrices:
             shape = (place.num_outputs, num_groups)
             points = self._take(place, "weight_zero_point", shape, place.rows, range(num_groups), (torch.int8,)).float()
         return codes_OI, self._scales(scheme, place), points
+
+    def _mxfp4(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, None]:
+        """Of an expert: codes in blocks of a group, [N, O, G, bytes], and exponents, [N, O, G]."""
+        if place.expert is None or scheme.group is None or place.num_inputs % scheme.group:
+            right = f"should be of experts in one tensor, their inputs in whole groups of {scheme.group}"
+            raise self._refusal(place.name, "blocks", right)
+        (expert, count), num_groups = place.expert, _num_groups(scheme, place)
+        groups, skipped = _words(place.columns, scheme.group)
+        shape = (count, place.num_outputs, num_groups, scheme.group // 2)
+        blocks = self._of_bytes(place, "blocks", shape, expert, groups)
+        codes_OI = unpacked_nibbles(blocks.flatten(1))[:, skipped : skipped + len(place.columns)]
+        return codes_OI, self._of_bytes(place, "scales", shape[:3], expert, range(num_groups)), None
+
+    def _of_bytes(self, place: Place, part: str, shape: tuple[int, ...], expert: int, groups: range) -> Tensor:
+        name = f"{place.name}_{part}"
+        taken = self._checkpoint.read_one(name, shape, expert, place.rows, groups)
+        if taken.dtype != torch.uint8:
+            kind = str(taken.dtype).removeprefix("torch.")
+            raise UserError(f"{self._checkpoint.folder}: tensor {name} is of {kind}, not uint8")
+        return taken
 
     def _scales(self, scheme: Scheme, place: Place) -> Tensor:
         num_groups = _num_groups(scheme, place)

@@ -48,12 +48,14 @@ class Checkpoint:
         self, name: str, shape: tuple[int, ...], *, rows: range | None = None, columns: range | None = None
     ) -> Tensor:
         """Rows and columns of tensor `name`, a copy of its own; `shape` is what the whole tensor must have."""
-        part = self._shared(name).get_slice(self._stored_as[name])
-        self._check_shape(name, tuple(part.get_shape()), shape)
         rows = rows if rows is not None else range(shape[0])
-        taken: Tensor = part[rows.start : rows.stop] if columns is None else part[_slices(rows, columns)]
-        self._touched(len(rows) * prod(shape[1:]) * taken.itemsize)
-        return taken.clone()
+        return self._taken(name, shape, (rows,), columns)
+
+    def read_one(
+        self, name: str, shape: tuple[int, ...], index: int, rows: range, columns: range | None = None
+    ) -> Tensor:
+        """The same of one of the matrices, or vectors, that tensor `name` holds; its first dimension counts them."""
+        return self._taken(name, shape, (range(index, index + 1), rows), columns)[0]
 
     def one(self, name: str) -> Tensor:
         """The only number of tensor `name`, whatever its dimensions."""
@@ -75,6 +77,15 @@ class Checkpoint:
             tensor: Tensor = file.get_tensor(self._stored_as[name])
         self._check_shape(name, tuple(tensor.shape), shape)
         return tensor
+
+    def _taken(self, name: str, shape: tuple[int, ...], rows: tuple[range, ...], columns: range | None) -> Tensor:
+        """rows: of the first dimensions; columns: of the one behind them."""
+        part = self._shared(name).get_slice(self._stored_as[name])
+        self._check_shape(name, tuple(part.get_shape()), shape)
+        which = rows if columns is None else (*rows, columns)
+        taken: Tensor = part[tuple(slice(some.start, some.stop) for some in which)]
+        self._touched(prod(map(len, rows)) * prod(shape[len(rows) :]) * taken.itemsize)
+        return taken.clone()
 
     def _shared(self, name: str) -> Any:
         """The file of a tensor, open for others too: of slices that are copied."""
@@ -104,10 +115,6 @@ class Checkpoint:
             raise UserError(
                 f"{self._file_of[name]}: tensor {name} has shape {list(found)}, config.json asks for {list(expected)}"
             )
-
-
-def _slices(rows: range, columns: range) -> tuple[slice, slice]:
-    return slice(rows.start, rows.stop), slice(columns.start, columns.stop)
 
 
 def _open_file(path: Path) -> safe_open:

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """module: of the MLP, or the mixture, within its layer; shared: of an MLP beside a mixture's experts, within that;
-    the others within an MLP or expert."""
+    """module: of the MLP, or the mixture, within its layer; router, and shared, of an MLP beside the experts: within a
+    mixture; the others within an MLP or expert.
+
+    together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; their outputs alternate.
+    None: each expert has matrices of its own.
+    """
 
     module: str
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
     shared: str = "shared_experts"
+    together: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Experts:
     sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; to choose experts, a bias is added to
     it (DeepSeek-V3, arXiv 2412.19437). scale: of all weights, after that.
     first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
-    through which every row goes; 0: there is none.
+    through which every row goes; 0: there is none. biased: the matrices of experts, and the router.
     """
 
     count: int
@@ -47,6 +53,7 @@ class Experts:
     first_layer: int = 0
     dense: int = 0
     shared: int = 0
+    biased: bool = False
 
     def share_read(self, num_rows: int) -> float:
         """The part of all that so many rows are sent to, if each expert is as likely as any other."""
@@ -57,7 +64,7 @@ class Experts:
 class Mixing:
     """What a type of model means by keys that its config.json leaves out, as transformers does. sums_to_one: None where
     norm_topk_prob says, of which `norms` is the default. dense: channels of the first layers, in types that mix as
-    DeepSeek-V3 does; None: others."""
+    DeepSeek-V3 does; None: others. biased: see Experts."""
 
     names: MlpNames
     count: int
@@ -65,11 +72,15 @@ class Mixing:
     sums_to_one: bool | None = None
     norms: bool = False
     dense: int | None = None
+    biased: bool = False
 
 
 DENSE = MlpNames("mlp")
 MIXTURES = {
     "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, dense=10944),
+    "gpt_oss": Mixing(
+        MlpNames("mlp", router="router", together="gate_up_proj"), count=128, chosen=4, sums_to_one=True, biased=True
+    ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
 }
@@ -102,7 +113,7 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     if chosen > count:
         raise read.refusal("num_experts_per_tok", f"at most {key} ({count})")
     sums_to_one = read.flag("norm_topk_prob", usual.norms) if usual.sums_to_one is None else usual.sums_to_one
-    experts = Experts(count, chosen, sums_to_one)
+    experts = Experts(count, chosen, sums_to_one, biased=usual.biased)
     return experts if usual.dense is None else _as_deepseek(experts, read, usual.dense)
 
 

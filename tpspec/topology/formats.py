@@ -1,7 +1,8 @@
 """How a published checkpoint stores its matrices: the quantization_config of its config.json, read with types.
 
 What is not supported is refused by name. Knows keys and module names; must not know tensors, shards or devices.
-Sources: AutoGPTQ, GPTQModel, AutoAWQ, compressed-tensors, transformers (FineGrainedFP8Config).
+Sources: AutoGPTQ, GPTQModel, AutoAWQ, compressed-tensors, transformers (FineGrainedFP8Config, Mxfp4Config), OCP's
+Microscaling Formats 1.0.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from functools import cache
 from typing import Literal, cast
 
 from tpspec.errors import UserError
-from tpspec.topology.groups import GROUPS, Bits
+from tpspec.topology.groups import EXPONENT_BITS, GROUPS, STORED_SCALE_BITS, Bits
 from tpspec.topology.multimodal import spellings, text_name
 from tpspec.topology.reads import Reads
 
-Kind = Literal["gptq", "awq", "packed", "int8", "float8"]
+Kind = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
 HEAD = "lm_head"
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", HEAD)
 EVERY = "Linear"  # as a target: all matrices
@@ -44,6 +45,11 @@ class Scheme:
     def is_small(self) -> bool:
         """Whether its codes are computed with as they are; else the weights are held in the dtype of the model."""
         return self.kind != "float8" and (self.group is None or self.group % GROUPS[-1] == 0)
+
+    @property
+    def scale_bits(self) -> int:
+        """Of a scale, as it is held."""
+        return EXPONENT_BITS if self.kind == "mxfp4" else STORED_SCALE_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +212,9 @@ def _compressed_floats(weights: Reads) -> Scheme:
     return Scheme("float8", block=_block(weights, "block_structure"))
 
 
-METHODS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8}
+def _mxfp4(read: Reads) -> Stored:
+    """Experts alone are; modules_to_not_convert, which says so with stars for numbers, adds nothing."""
+    return Stored("MXFP4", ((("mlp.experts",), Scheme("mxfp4", 4, 32)),))
+
+
+METHODS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4}

@@ -17,6 +17,7 @@ NARROW_SHARDS = 8
 TILE = 32  # outputs that a CPU's product takes at a time; it fills the last tile up
 SCALE_BITS = 16
 STORED_SCALE_BITS = 32  # of a published checkpoint, whose scales are float16, bfloat16 or float32: all exact
+EXPONENT_BITS = 8  # of scales that are powers of two
 
 
 @dataclass(frozen=True, slots=True)

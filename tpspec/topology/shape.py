@@ -28,10 +28,10 @@ class Defaults:
     """What a type of model means by a key that its config.json leaves out, as transformers does; None: see from_config,
     which refuses a config that has to say it.
 
-    biased: queries, keys and values always have biases, whatever the config says. normed: queries and keys have norms,
-    always or where the flag of that name says so.
-    layer_norms: of the hidden state, in each layer. float16: whether its numbers stay within those.
-    intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
+    biased: queries, keys and values always have biases, whatever the config says. o_biased: what attention gives has
+    one where they do. sinks: query heads have them (attention.py). normed: queries and keys have norms, always or where
+    the flag of that name says so. layer_norms: of the hidden state, in each layer. float16: whether its numbers stay
+    within those. intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
     """
 
     hidden: int | None = None
@@ -42,6 +42,8 @@ class Defaults:
     vocab: int | None = None
     tied: bool = False
     biased: bool = False
+    o_biased: bool = True
+    sinks: bool = False
     normed: bool | str = False
     layer_norms: int = 2
     float16: bool = True
@@ -69,13 +71,26 @@ MODEL_TYPES = {
         num_heads=96,
         num_kv_heads=8,
         vocab=151552,
+        o_biased=False,
         normed="use_qk_norm",
         intermediate=("moe_intermediate_size", 1408),
+    ),
+    "gpt_oss": Defaults(
+        hidden=2880,
+        num_layers=36,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        vocab=201088,
+        biased=True,
+        sinks=True,
+        float16=False,
+        intermediate=("intermediate_size", 2880),
     ),
     "llama": Defaults(),
     "mistral": Defaults(num_kv_heads=8),
     "mixtral": Defaults(num_kv_heads=8),
-    "qwen2": Defaults(num_kv_heads=32, biased=True),
+    "qwen2": Defaults(num_kv_heads=32, biased=True, o_biased=False),
     "qwen3": Defaults(num_kv_heads=32, head_dim=128, normed=True),
     "qwen3_moe": Defaults(num_kv_heads=4, normed=True, intermediate=("moe_intermediate_size", 768)),
     "smollm3": Defaults(num_kv_heads=4, tied=True),
@@ -86,11 +101,11 @@ MODEL_TYPES = {
 class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly. vocab: rows of the head and of the embedding table.
 
-    tied: the head is the embedding table. qk_norm: a norm of head_dim on queries and on keys in every layer.
-    layer_norms: of the hidden state, in each layer.
-    intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place.
-    max_positions: the longest text it was made for, however its rope is scaled; None where the config does not say.
-    stored: how a published quantized checkpoint holds its matrices; None where they are plain.
+    tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm of head_dim on
+    queries and on keys in every layer. layer_norms: of the hidden state, in each layer. intermediate: channels of an
+    MLP, or of each expert where a layer has a mixture in its place. max_positions: the longest text it was made for,
+    however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
+    its matrices; None where they are plain.
     """
 
     num_layers: int
@@ -103,6 +118,8 @@ class ModelShape:
     tied: bool
     qkv_bias: bool
     model_type: str
+    o_bias: bool = False
+    sinks: bool = False
     qk_norm: bool = False
     layer_norms: int = 2
     max_positions: int | None = None
@@ -121,6 +138,7 @@ class ModelShape:
             known = ", ".join(sorted(MODEL_TYPES))
             raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
         usual = MODEL_TYPES[model_type]
+        biased = read.flag("attention_bias", usual.biased) or usual.biased
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         return cls(
             num_layers=read.size("num_hidden_layers", usual.num_layers),
@@ -131,8 +149,10 @@ class ModelShape:
             intermediate=read.size(*usual.intermediate),
             vocab=read.size("vocab_size", usual.vocab),
             tied=read.flag("tie_word_embeddings", usual.tied),
-            qkv_bias=read.flag("attention_bias", usual.biased) or usual.biased,
+            qkv_bias=biased,
             model_type=model_type,
+            o_bias=biased and usual.o_biased,
+            sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
             layer_norms=usual.layer_norms,
             max_positions=read.size_if_given("max_position_embeddings"),

@@ -18,7 +18,6 @@ from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import (
     BITS,
     HEAD_BITS,
-    STORED_SCALE_BITS,
     grid_of,
     quantized_bytes,
     shuffled_grid,
@@ -129,9 +128,9 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     shrink again.
     """
     held = _Held.of(shape, dtype, quantize)
-    biases = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias * DTYPE_BYTES[dtype]
     norms = shape.num_layers * (shape.layer_norms * shape.hidden + 2 * shape.head_dim * shape.qk_norm) + shape.hidden
-    vectors = shape.num_layers * biases + (norms + _routers(shape)) * WIDE_BYTES
+    wide = norms + _routers(shape) + shape.num_layers * len(shard.heads) * shape.sinks
+    vectors = shape.num_layers * _biases(shape, shard) * DTYPE_BYTES[dtype] + wide * WIDE_BYTES
     attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
     return vectors + attention + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
@@ -176,7 +175,12 @@ def _mlp_bytes(shard: Shard, held: _Held) -> int:
 
 
 def _expert_bytes(shard: Shard, held: _Held) -> int:
-    return _bytes_of(_experts(held.shape), shard.channels, held.shape.intermediate, held)
+    shape, experts = held.shape, held.shape.experts
+    matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held)
+    if experts is None or not experts.biased:
+        return matrices
+    of_one = 2 * len(shard.channels) + shape.hidden * _adds_biases(shard)
+    return matrices + len(_mixed(shape)) * experts.count * of_one * DTYPE_BYTES[held.dtype]
 
 
 def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held: _Held) -> int:
@@ -276,7 +280,7 @@ def _stored_rows(scheme: Scheme | None, num_rows: int, matrix: Fused, dtype: str
     grid = (shuffled_grid if scheme.shuffled else stored_grid)(
         matrix.columns, matrix.size, scheme.group, narrow=matrix.is_narrow
     )
-    codes = quantized_bytes(num_rows, grid, scheme.bits, zeros=scheme.zeros, scale_bits=STORED_SCALE_BITS)
+    codes = quantized_bytes(num_rows, grid, scheme.bits, zeros=scheme.zeros, scale_bits=scheme.scale_bits)
     return codes + 8 * len(matrix.columns) * scheme.shuffled
 
 
@@ -310,10 +314,24 @@ def _mlp(shape: ModelShape, at: str, channels: range, size: int) -> list[Fused]:
     ]
 
 
+def _biases(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of those of a layer's attention."""
+    of_qkv = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias
+    return of_qkv + shape.hidden * (shape.o_bias and _adds_biases(shard))
+
+
+def _adds_biases(shard: Shard) -> bool:
+    """Of what is summed over ranks: one of them does."""
+    return shard.index == 0
+
+
 def _routers(shape: ModelShape) -> int:
     """Numbers of all routers, which every rank holds."""
     experts = shape.experts
-    return 0 if experts is None else len(_mixed(shape)) * experts.count * (shape.hidden + experts.sigmoid)
+    if experts is None:
+        return 0
+    has_biases = experts.sigmoid or experts.biased
+    return len(_mixed(shape)) * experts.count * (shape.hidden + has_biases)
 
 
 def kv_bytes_per_token(shape: ModelShape, shard: Shard, dtype: str) -> int:
