@@ -61,7 +61,8 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
                                      "count": "i32", "share": "i32", "most_looks": "i32"},
          {"rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
           "on_card": True}),
-        (card_rows.join, partial | TABLE | {"out_at": x}, heads | {"splits": 32}),
+        *((card_rows.join, partial | TABLE | {"sinks_at": "*fp32", "out_at": x}, heads | {"splits": 32, "sinks": sinks})
+          for sinks in (False, True)),
         *((card_products._product, {"x_at": x, "codes_at": "*i8", "scales_at": x, "y_at": x, "num_rows": "i32",
                                     "num_outputs": "i32", "num_groups": "i32"},
            {"group": 128, "tile_rows": card_products.TILE_ROWS, "tile_outputs": outputs})
@@ -72,8 +73,8 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
 
 def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     tiles = {"expert_at": "*i32", "pairs_at": "*i32"}
-    product = {"x_at": x, "zeros_at": x, "y_at": x, "num_outputs": "i32", "width": "i32", "num_groups": "i32",
-               "fan": "i32"} | tiles  # fmt: skip
+    product = {"x_at": x, "zeros_at": x, "biases_at": x, "y_at": x, "num_outputs": "i32", "width": "i32", "row": "i32",
+               "num_scales": "i32", "fan": "i32"} | tiles  # fmt: skip
     return [
         *((card_experts._choose, {"logits_at": "*fp32", "bias_at": "*fp32", "slots_at": "*i64", "chosen_at": "*i32",
                                    "weights_at": "*fp32", "count": "i32", "scale": "fp32"},
@@ -83,11 +84,12 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
          {"wide": card_experts.MOST_SORTED, "wide_tiles": 256, "at_once": card_experts.AT_ONCE,
           "tile_rows": card_products.TILE_ROWS}),
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
-           {"bits": bits, "group": group, "has_zeros": bits == 4, "tile_rows": card_products.TILE_ROWS,
+           {"bits": bits, "group": group, "are_floats": scales == "*i32", "has_zeros": scales == "*fp32",
+            "has_biases": scales == "*i32", "word": card_experts.WORD, "tile_rows": card_products.TILE_ROWS,
             "tile_outputs": outputs})
           for outputs in card_products.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i8", "*bf16"),
-                                               (4, 32, "*u8", "*fp32"))),
+                                               (4, 32, "*u8", "*fp32"), (4, 32, "*u8", "*i32"))),
         (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
     ]  # fmt: skip

@@ -3,7 +3,7 @@ beside each the same model with the weights that its codes stand for.
 
 Everything is done with numpy and one loop per packed value, in float64, so that it shares nothing with what reads it.
 Sources: AutoGPTQ's and GPTQModel's QuantLinear.pack, AutoAWQ's WQLinear_GEMM.from_linear, compressed-tensors'
-pack_to_int32, transformers' FineGrainedFP8Config. Knows no tpspec.
+pack_to_int32, transformers' FineGrainedFP8Config, OpenAI's gpt-oss and OCP's Microscaling Formats 1.0. Knows no tpspec.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ def publish(plain: Path, folder: Path, form: Format) -> tuple[Path, Path]:
         parts, weight = form.write(tensor.double().numpy(), noise)
         packed |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
         tensors[name] = torch.from_numpy(weight).float()
+    return _written(plain, folder, packed, form.config, tensors)
+
+
+def _written(
+    plain: Path, folder: Path, packed: Tensors, quantization: dict[str, Any], meant_tensors: Tensors
+) -> tuple[Path, Path]:
     config = json.loads((plain / "config.json").read_text())
     quantized, meant = folder / "quantized", folder / "meant"
-    for made, held, more in ((quantized, packed, {"quantization_config": form.config}), (meant, tensors, {})):
+    for made, held, more in ((quantized, packed, {"quantization_config": quantization}), (meant, meant_tensors, {})):
         made.mkdir(parents=True)
         save_file(held, made / "model.safetensors", metadata={"format": "pt"})
         (made / "config.json").write_text(json.dumps(config | more))
@@ -226,3 +232,43 @@ def fp8(block: tuple[int, int] | None = (16, 24)) -> Format:
 
     config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static" if block is None else "dynamic"}
     return Format(config | ({} if block is None else {"fmt": "e4m3", "weight_block_size": list(block)}), write)
+
+
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+
+
+def publish_mxfp4(plain: Path, folder: Path) -> tuple[Path, Path]:
+    """`publish` for gpt-oss, whose experts of a layer are one tensor, [experts, inputs, outputs]."""
+    tensors = load_file(plain / "model.safetensors")
+    packed: Tensors = {}
+    for name, weights in list(tensors.items()):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            packed[name] = weights
+            continue
+        blocks, scales, meant = microscaled(weights.transpose(1, 2).double().numpy())
+        packed |= {f"{name}_blocks": tensor(blocks), f"{name}_scales": tensor(scales)}
+        tensors[name] = torch.from_numpy(meant).float().transpose(1, 2).contiguous()
+    return _written(plain, folder, packed, MXFP4, tensors)
+
+
+def microscaled(weights: Array) -> tuple[Array, Array, Array]:
+    """[N, O, I] -> blocks [N, O, I / 32, 16], scales [N, O, I / 32], and the weights they stand for."""
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = weights.reshape(*weights.shape[:2], -1, 32)
+    exponents = np.floor(np.log2(np.abs(groups).max(-1))).astype(int) - 2  # the largest value is 1.5 * 2^2
+    scaled = groups / 2.0 ** exponents[..., None]
+    codes = np.abs(np.abs(scaled)[..., None] - values).argmin(-1)
+    meant = np.sign(scaled) * values[codes] * 2.0 ** exponents[..., None]
+    codes += 8 * (scaled < 0)
+    blocks = np.zeros((*groups.shape[:3], 16), np.uint8)
+    for at in range(16):
+        blocks[..., at] = codes[..., 2 * at] | codes[..., 2 * at + 1] << 4
+    return blocks, (exponents + 127).astype(np.uint8), meant.reshape(weights.shape)

@@ -16,6 +16,7 @@ from tpspec.errors import UserError
 from tpspec.model.experts import Mixture, Router
 from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
 from tpspec.model.mlp import GatedMlp
+from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
 from tpspec.model.steps import Shape, TorchSteps
 from tpspec.topology.experts import Experts
 from tpspec.topology.groups import Grid, grid_of
@@ -90,6 +91,31 @@ def test_a_mixture_is_what_the_reference_makes_of_it(
         due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS).float()
         made_TD = CardMixture(router, experts)(x_TD, STEPS).float()
         assert (made_TD - due_TD).abs().max() <= ROUNDING[dtype] * due_TD.abs().max()
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 6, 50])
+def test_codes_that_are_floats_and_biases_are_what_the_reference_makes_of_them(
+    num_rows: int, dtype: torch.dtype
+) -> None:
+    """As gpt-oss has them. Stands against exponents of a neighbouring group, a sign that is lost, a last block of
+    groups that is not whole, a bias added once for each group, and one of a router left out of its choice."""
+    noise = torch.Generator().manual_seed(num_rows)
+
+    def product(num_outputs: int, num_inputs: int, before: int) -> Linear:
+        grid = Grid(32, before, num_inputs)
+        codes = torch.randint(0, 16, (num_outputs, grid.width), generator=noise).to(torch.uint8)
+        exponents = torch.randint(120, 126, (num_outputs, grid.num_groups), generator=noise).to(torch.uint8)
+        bias = torch.randn(num_outputs, generator=noise).to(DEVICE, dtype)
+        return DequantizedLinear(Ready(Quantized(codes, exponents, None).to(DEVICE), grid), bias)
+
+    experts = [GatedMlp(product(2 * CHANNELS, HIDDEN, 0), product(HIDDEN, CHANNELS, 24)) for _ in range(7)]
+    weight, bias = (3 * torch.randn(*size, generator=noise).to(DEVICE) for size in ((7, HIDDEN), (7,)))
+    router = Router(weight / HIDDEN**0.5, Experts(7, 3, sums_to_one=True, biased=True), bias)
+    x_TD = rows(num_rows).to(dtype)
+    due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS).float()
+    made_TD = CardMixture(router, experts)(x_TD, STEPS).float()
+    assert (made_TD - due_TD).abs().max() <= ROUNDING[dtype] * due_TD.abs().max()
 
 
 @settings(max_examples=20, deadline=None)

@@ -128,7 +128,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     assert (total - whole).abs().max() < 1e-5 * whole.abs().max() + 1e-5
 
 
-@pytest.fixture(scope="module", params=["smollm2", "qwen2", "qwen3_moe"])
+@pytest.fixture(scope="module", params=["smollm2", "qwen2", "gpt_oss"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)
 
@@ -180,10 +180,10 @@ def held(part: Any) -> int:
 
 
 def parts_of(decoder: Any) -> list[Any]:
-    """The norms and products of a decoder, and the routers of mixtures."""
+    """The norms and products of a decoder, the routers of mixtures, and the layers, for their sinks."""
     parts = [decoder.norm, decoder.head]
     for layer in decoder.layers:
-        parts += [layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm]
+        parts += [layer, layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm]
         norms = (layer.q_norm, layer.k_norm, layer.attention_out_norm, layer.mlp_out_norm)
         parts += [norm for norm in norms if norm is not None]
         mlps = [layer.mlp.mixture, layer.mlp.shared] if isinstance(layer.mlp, Shared) else [layer.mlp]

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import tiny
 from tests.model import published
-from tests.model.published import Format, publish
+from tests.model.published import Format, publish, publish_mxfp4
 from tests.model.test_quantized import EPS, compiled, held, noise, parts_of
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
@@ -123,6 +123,43 @@ def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind:
     decoder = Loader.open(quantized, whole, torch.bfloat16, CPU).decoder(OneRank(), 8)
     taken, planned = sum(map(_held, parts_of(decoder))), weight_bytes(shape, whole, "bfloat16")
     assert taken == planned or (name in SHUFFLED and 0.7 * planned < taken < planned)
+
+
+@pytest.fixture(scope="module")
+def of_floats(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    plain = tiny("gpt_oss", tmp_path_factory.mktemp("gpt_oss"), intermediate_size=160)
+    return publish_mxfp4(plain, tmp_path_factory.mktemp("mxfp4"))
+
+
+@pytest.mark.parametrize("weights", [(1,), (2, 3), (3, 1, 2)], ids=str)
+def test_experts_in_mxfp4_are_what_their_codes_stand_for(of_floats: Any, weights: tuple[int, ...]) -> None:
+    """As gpt-oss is published. Stands against nibbles in another order, gates taken for ups, which alternate, and
+    blocks of a neighbour's channels."""
+    quantized, meant = of_floats
+    assert (logits(quantized, weights) - logits(meant, (1,))).abs().max() < 1e-4
+    shape = ModelShape.of(quantized)
+    for shard in split(shape, weights):
+        decoder = Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8)
+        assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16")
+
+
+def test_codes_of_mxfp4_mean_what_transformers_makes_of_them(of_floats: Any) -> None:
+    """Stands against a writer and a reader of ours that agree with each other alone."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    packed, plain = (load_file(folder / "model.safetensors") for folder in of_floats)
+    name = "model.layers.1.mlp.experts.down_proj"
+    theirs = convert_moe_packed_tensors(packed[f"{name}_blocks"], packed[f"{name}_scales"], dtype=torch.float32)
+    assert torch.equal(theirs, plain[name])
+
+
+def test_mxfp4_of_another_layout_is_refused(tmp_path: Path) -> None:
+    """Stands against a tensor that is called missing, which would send people to fetch the model again."""
+    folder = tiny("qwen3_moe", tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": published.MXFP4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"experts.0.gate_proj: MXFP4 .* should be of experts in one tensor"):
+        logits(folder, (1,))
 
 
 def test_a_router_in_codes_is_refused(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     assert MODEL_TYPES.keys() == ARCHITECTURES.keys()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
-        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, glm4_moe, llama, mistral"
+        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, glm4_moe, gpt_oss, llama"
     ):
         shape_of(str(tmp_path))
 

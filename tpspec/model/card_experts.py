@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Grid
 
 COLUMNS = 64  # of a plain matrix that are read at a time
+WORD = 4  # exponents in one: of codes that are floats, as many groups are read at a time
 MOST_SORTED = 1024  # pairs that one program puts into tiles
 AT_ONCE = 32  # of which it looks at so many at a time
 ADDED = 1024  # numbers of a row that a program adds up
@@ -79,38 +81,43 @@ class CardMixture:
         _choose[(len(x_TD),)](
             logits_TN, logits_TN if bias_N is None else bias_N, chosen_TK if slots_T is None else slots_T, chosen_TK,
             weights_TK, self._count, experts.scale, num_chosen=K, wide=triton.next_power_of_2(self._count),
-            wide_chosen=triton.next_power_of_2(K), sigmoid=bias_N is not None, sums_to_one=experts.sums_to_one,
+            wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid, sums_to_one=experts.sums_to_one,
             padded=slots_T is not None,
         )  # fmt: skip
         return chosen_TK, weights_TK
 
 
 class Stack:
-    """The same matrix of every expert, in one piece: plain [N, O, I], or codes [N, O, W], scales and zeros [N, O, G].
-    Codes of 4 bits are in pairs, one of each half of their group. Raises UserError where they cannot be one piece."""
+    """The same matrix of every expert, in one piece: plain [N, O, I], or codes [N, O, W], scales and zeros [N, O, G];
+    and biases [N, O]. Codes of 4 bits are in pairs, one of each half of their group. Raises UserError where they cannot
+    be one piece."""
 
     def __init__(self, products: Sequence[Linear]) -> None:
         self._grid: Grid | None = None
-        self._bits = 16
-        plain = [one.weight_OI for one in products if isinstance(one, PlainLinear)]
+        self._bits, self._are_floats = 16, False
+        plain = [one for one in products if isinstance(one, PlainLinear)]
         coded = [one for one in products if isinstance(one, DequantizedLinear)]
         zeros = [one.zeros_OG for one in coded if one.zeros_OG is not None]
+        biases = [bias for bias in (*(one.bias_O for one in plain), *(one.bias_O for one in coded)) if bias is not None]
         layouts = {(one.bits, one.grid, one.scales_OG.dtype) for one in coded}
         if len(plain) == len(products):
-            self._weights = torch.stack(plain)
+            self._weights = torch.stack([one.weight_OI for one in plain])
             self._scales = self._zeros = self._weights  # never read
         elif len(coded) == len(products) and len(layouts) == 1 and len(zeros) in (0, len(products)):
             ((self._bits, self._grid, _),) = layouts
             whole = [one.codes if self._bits == 8 else _paired(one.codes, self._grid.group) for one in coded]
             self._weights = torch.stack(whole)
-            self._scales = torch.stack([one.scales_OG for one in coded])
+            self._are_floats = coded[0].scales_OG.dtype == torch.uint8
+            scales = torch.stack([one.scales_OG for one in coded])
+            self._scales = _in_words(scales) if self._are_floats else scales
             self._zeros = torch.stack(zeros) if zeros else self._scales
         else:
             raise UserError(
                 "experts whose matrices are quantized in different ways, or with desc_act, run on CPUs only; should be "
                 "stored alike, their columns in order"
             )
-        self._has_zeros = bool(zeros)
+        self._biases = torch.stack(biases) if biases else self._weights
+        self._has_zeros, self._has_biases = bool(zeros), bool(biases)
 
     def __call__(self, x: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
         """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
@@ -119,11 +126,17 @@ class Stack:
         num_outputs, num_tiles = self._weights.shape[1], len(tiles.expert_L)
         y_PO, at_a_time = x.new_empty(num_pairs, num_outputs), tile_outputs(num_outputs * num_tiles, x.device)
         _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
-            x_XW.contiguous(), self._weights, self._scales, self._zeros, tiles.expert_L, tiles.pairs_LR, y_PO,
-            num_outputs, width, triton.cdiv(width, group), num_pairs // len(x), group=group, bits=self._bits,
-            has_zeros=self._has_zeros, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
+            x_XW.contiguous(), self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
+            y_PO, num_outputs, width, self._weights.shape[2], self._scales.shape[2], num_pairs // len(x), group=group,
+            bits=self._bits, are_floats=self._are_floats, has_zeros=self._has_zeros, has_biases=self._has_biases,
+            word=WORD, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
         )  # fmt: skip
         return y_PO
+
+
+def _in_words(exponents_NOG: Tensor) -> Tensor:
+    """[N, O, G / 4] of int32, the first of four lowest."""
+    return F.pad(exponents_NOG, (0, -exponents_NOG.shape[2] % WORD)).view(torch.int32)
 
 
 def _paired(nibbles: Tensor, group: int) -> Tensor:
@@ -269,20 +282,26 @@ def _tile_product(
     weights_at: tl.tensor,
     scales_at: tl.tensor,
     zeros_at: tl.tensor,
+    biases_at: tl.tensor,
     expert_at: tl.tensor,
     pairs_at: tl.tensor,
     y_at: tl.tensor,
     num_outputs: int,
     width: int,
-    num_groups: int,
+    row: int,
+    num_scales: int,
     fan: int,
     group: tl.constexpr,
     bits: tl.constexpr,
+    are_floats: tl.constexpr,
     has_zeros: tl.constexpr,
+    has_biases: tl.constexpr,
+    word: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
 ) -> None:
-    """Some outputs of a tile: y [P, O] from x [P / fan, W] and the matrix of the tile's expert, as Stack has it."""
+    """Some outputs of a tile: y [P, O] from x [P / fan, W] and the matrix of the tile's expert, as Stack has it: of
+    rows of `row` numbers, or bytes of codes."""
     expert = tl.load(expert_at + tl.program_id(1)).to(tl.int64)
     if expert >= 0:
         pairs = tl.load(pairs_at + tl.program_id(1) * tile_rows + tl.arange(0, tile_rows))
@@ -291,14 +310,30 @@ def _tile_product(
         from_x = x_at + (pairs // fan).to(tl.int64)[:, None] * width
         at = expert * num_outputs + outputs
         sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
-        for index in range(num_groups):
-            if bits == 4:
+        num_blocks = num_scales if bits < 16 else tl.cdiv(width, group)
+        for index in range(num_blocks):
+            if are_floats:
+                pair = tl.arange(0, word * group // 2)
+                of_group, inside = pair // (group // 2), index * (word * group // 2) + pair < row
+                columns = index * word * group + of_group * group + pair % (group // 2)
+                real_columns = real_rows[:, None] & inside[None, :]
+                first = tl.load(from_x + columns[None, :], mask=real_columns, other=0.0)
+                last = tl.load(from_x + (columns + group // 2)[None, :], mask=real_columns, other=0.0)
+                real_codes = real_outputs[None, :] & inside[:, None]
+                from_codes = weights_at + at[None, :] * row + (index * (word * group // 2) + pair)[:, None]
+                both = tl.load(from_codes, mask=real_codes, other=0)
+                words = tl.load(scales_at + at * num_scales + index, mask=real_outputs, other=0)
+                exponents = words[None, :] >> (8 * of_group)[:, None] & 255
+                low, high = _floats(both & 15, exponents), _floats(both >> 4, exponents)
+                part = tl.dot(first, low.to(first.dtype), input_precision="ieee")
+                part += tl.dot(last, high.to(first.dtype), input_precision="ieee")
+            elif bits == 4:
                 half = tl.arange(0, group // 2)
                 first = tl.load(from_x + (index * group + half)[None, :], mask=real_rows[:, None], other=0.0)
                 last = tl.load(
                     from_x + (index * group + group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0
                 )
-                from_codes = weights_at + at[None, :] * (width // 2) + (index * (group // 2) + half)[:, None]
+                from_codes = weights_at + at[None, :] * row + (index * (group // 2) + half)[:, None]
                 both = tl.load(from_codes, mask=real_outputs[None, :], other=0)
                 low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
                 part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
@@ -307,19 +342,30 @@ def _tile_product(
                 columns = index * group + tl.arange(0, group)
                 inside = columns < width
                 x = tl.load(from_x + columns[None, :], mask=real_rows[:, None] & inside[None, :], other=0.0)
-                from_weights = weights_at + at[None, :] * width + columns[:, None]
+                from_weights = weights_at + at[None, :] * row + columns[:, None]
                 weights = tl.load(from_weights, mask=real_outputs[None, :] & inside[:, None], other=0).to(x.dtype)
                 part = tl.dot(x, weights, input_precision="ieee")
                 total = tl.sum(x.to(tl.float32), 1)
-            if bits < 16:
-                scales = tl.load(scales_at + at * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+            if bits < 16 and not are_floats:
+                scales = tl.load(scales_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
                 part *= scales[None, :]
             if has_zeros:
-                zeros = tl.load(zeros_at + at * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+                zeros = tl.load(zeros_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
                 part += total[:, None] * zeros[None, :]
             sums += part
+        if has_biases:
+            sums += tl.load(biases_at + at, mask=real_outputs, other=0.0).to(tl.float32)[None, :]
         to = y_at + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
         tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _floats(codes: tl.tensor, exponents: tl.tensor) -> tl.tensor:
+    """What codes and exponents stand for, float32: see quantized.py. A code's bits are those of a float16 2^14 times
+    too small; with three of them bfloat16 holds all that it makes."""
+    bits = (codes & 7).to(tl.uint16) << 9 | (codes & 8).to(tl.uint16) << 12
+    scales = (exponents << 23).to(tl.float32, bitcast=True)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0 * scales
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -39,9 +39,9 @@ class Router:
         """The experts of every row, [T, K], and the weights of what they make of it, float32."""
         logits_TN, experts = self.logits(x_TD), self.experts
         if experts.sigmoid:
+            assert self.bias_N is not None, "sigmoids come with a bias"
             scores_TN = logits_TN.sigmoid()
-            ranked_TN = scores_TN if self.bias_N is None else scores_TN + self.bias_N
-            chosen_TK = ranked_TN.topk(experts.chosen).indices
+            chosen_TK = (scores_TN + self.bias_N).topk(experts.chosen).indices
             weights_TK = scores_TN.gather(1, chosen_TK)
             if experts.sums_to_one:
                 weights_TK /= weights_TK.sum(1, keepdim=True) + LEAST

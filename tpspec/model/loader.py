@@ -287,7 +287,7 @@ class Loader:
         if place.expert is not None:
             (index, count), whole = place.expert, (place.num_inputs, place.num_outputs)
             read = self.checkpoint.read_one(place.name, (count, *whole), index, place.columns, place.rows)
-            return self._checked(place.name, read).T
+            return self._checked(place.name, read).T.contiguous()
         return self._read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)
 
     def _read(

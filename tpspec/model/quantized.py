@@ -179,12 +179,12 @@ class DequantizedLinear:
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
-        self.bits, self.grid, self._bias_O = matrix.bits, matrix.grid, bias_O
+        self.bits, self.grid, self.bias_O = matrix.bits, matrix.grid, bias_O
         self.codes = made.codes_OW if self.bits == 8 else packed_nibbles(made.codes_OW)
         self.scales_OG, self.zeros_OG = made.scales_OG, made.zeros_OG
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         codes_OW = self.codes if self.bits == 8 else unpacked_nibbles(self.codes)
         weight_OW = Quantized(codes_OW, self.scales_OG, self.zeros_OG).weights()
-        bias_O = None if self._bias_O is None else self._bias_O.float()
+        bias_O = None if self.bias_O is None else self.bias_O.float()
         return F.linear(spread(x_TI, self.grid).float(), weight_OW, bias_O).to(x_TI.dtype)
