@@ -21,6 +21,7 @@ from tests.draft.heads.medusa import drawn, original, original_names
 from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
+from tests.model.published import publish_mxfp4
 from tests.worlds import Told, serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
@@ -179,7 +180,8 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # in rows that are padding
 @pytest.mark.parametrize(
-    ("kind", "keys"), [("qwen3_moe", {}), ("mixtral", {"quantize": "int8"}), ("glm4_moe", {}), ("gemma3", {})]
+    ("kind", "keys"),
+    [("qwen3_moe", {}), ("mixtral", {"quantize": "int8"}), ("glm4_moe", {}), ("gemma3", {}), ("gpt_oss", {})],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
     kind: str, keys: dict[str, str], few: None, tmp_path: Path
@@ -187,7 +189,9 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     """Stands against a router that the host waits for, and rows that a recording sends where those of its rehearsal
     went; and against norms, ropes or gates of another layer. The prompts have more rows than are recorded here."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    target = tiny(kind, tmp_path / "target", **sizes)
+    target = tiny(kind, tmp_path / "target", **sizes, intermediate_size=96)
+    if kind == "gpt_oss":
+        target, _ = publish_mxfp4(target, tmp_path)
     section = draft_section("ngram", target, tmp_path) | {"tokens": 3}
     asks = [Request(0, (5, 6, 7, 8) * 3, 6), Request(1, (9, 5, 6), 6, WARM)]
     plain = serve(topology(target, draft=section, target=keys), asks)

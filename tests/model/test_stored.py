@@ -33,7 +33,7 @@ from tpspec.model.weights import Checkpoint
 from tpspec.request import Request, Sampling
 from tpspec.topology.cards import card
 from tpspec.topology.config import load
-from tpspec.topology.formats import stored_as
+from tpspec.topology.formats import Scheme, stored_as
 from tpspec.topology.groups import Grid
 from tpspec.topology.plan import Wish, plan, topology_of
 from tpspec.topology.report import describe
@@ -153,13 +153,13 @@ def test_codes_of_mxfp4_mean_what_transformers_makes_of_them(of_floats: Any) -> 
     assert torch.equal(theirs, plain[name])
 
 
-def test_mxfp4_of_another_layout_is_refused(tmp_path: Path) -> None:
-    """Stands against a tensor that is called missing, which would send people to fetch the model again."""
-    folder = tiny("qwen3_moe", tmp_path)
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": published.MXFP4}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"experts.0.gate_proj: MXFP4 .* should be of experts in one tensor"):
-        logits(folder, (1,))
+def test_mxfp4_of_another_layout_is_refused(of_floats: Any) -> None:
+    """Stands against tensors that are called missing, which would send people to fetch the model again."""
+    with pytest.raises(UserError, match=r"quant_method is 'mxfp4'; should be another for qwen3_moe"):
+        stored_as({"model_type": "qwen3_moe", "quantization_config": published.MXFP4}, "here")
+    matrices, whole = StoredMatrices(Checkpoint(of_floats[0])), range(100)
+    with pytest.raises(UserError, match=r"down_proj have 100 inputs; should be whole groups of 32"):
+        matrices.small(Scheme("mxfp4", 4, 32), Place("experts.down_proj", 100, 100, whole, whole, expert=(0, 5)))
 
 
 def test_a_router_in_codes_is_refused(tmp_path: Path) -> None:

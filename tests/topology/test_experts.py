@@ -83,6 +83,16 @@ def test_what_stands_before_and_beside_experts_is_what_transformers_takes_it_for
     assert (ours.intermediate, ours.num_heads, ours.vocab) == (1408, theirs.num_attention_heads, theirs.vocab_size)
 
 
+def test_experts_of_gpt_oss_are_what_transformers_takes_them_for() -> None:
+    """Stands against biases that nobody counts, and sizes of the smaller of its two."""
+    theirs, ours = AutoConfig.for_model("gpt_oss"), ModelShape.from_config({"model_type": "gpt_oss"}, "here")
+    counts = theirs.num_local_experts, theirs.num_experts_per_tok
+    assert ours.experts == Experts(*counts, sums_to_one=True, biased=True)
+    sizes = (ours.num_layers, ours.hidden, ours.num_heads, ours.num_kv_heads, ours.head_dim, ours.vocab)
+    assert sizes == (theirs.num_hidden_layers, theirs.hidden_size, theirs.num_attention_heads,
+                     theirs.num_key_value_heads, theirs.head_dim, theirs.vocab_size)  # fmt: skip
+
+
 def test_a_model_of_another_type_has_no_experts() -> None:
     """Stands against a dense model sized by a key that its config has for another reason."""
     assert shape("llama", num_local_experts=8, num_experts_per_tok=2).experts is None

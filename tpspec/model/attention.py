@@ -72,11 +72,11 @@ def stable(
     scores_GRS = torch.bmm(q_GRE, k_GSE.transpose(1, 2)).float() * scale
     if mask_RS is not None:
         scores_GRS += mask_RS
-    num_keys = scores_GRS.shape[2]
-    if sinks_GR is not None:  # a whole block before the keys', for the sake of their places
-        sinks_GR1 = sinks_GR.unsqueeze(2)
-        scores_GRS = torch.cat([F.pad(sinks_GR1, (0, KEY_BLOCK - 1), value=float("-inf")), scores_GRS], 2)
-    return torch.bmm(torch.softmax(scores_GRS, -1)[..., -num_keys:].to(q_GRE.dtype), v_GSE)
+    odds_GRS = torch.softmax(scores_GRS, -1)
+    if sinks_GR is not None:  # the largest odds are 1 / sum of e^(score - top), to which e^(sink - top) is to be added
+        top_GR1, most_GR1 = scores_GRS.amax(2, keepdim=True), odds_GRS.amax(2, keepdim=True)
+        odds_GRS /= 1 + (sinks_GR.unsqueeze(2) - top_GR1).exp() * most_GR1
+    return torch.bmm(odds_GRS.to(q_GRE.dtype), v_GSE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,11 +209,11 @@ class StoredMatrices:
 
     def _mxfp4(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, None]:
         """Of an expert: codes in blocks of a group, [N, O, G, bytes], and exponents, [N, O, G]."""
-        if place.expert is None or scheme.group is None or place.num_inputs % scheme.group:
-            raise UserError(
-                f"{self._checkpoint.folder}: {place.name}: MXFP4 is supported as gpt-oss has it; should be of experts in "
-                f"one tensor, their inputs ({place.num_inputs}) in whole groups of {scheme.group}"
-            )
+        assert place.expert is not None, "formats.py refuses other models"
+        assert scheme.group is not None, "always 32"
+        if place.num_inputs % scheme.group:
+            what = f"have {place.num_inputs} inputs; should be whole groups of {scheme.group}"
+            raise UserError(f"{self._checkpoint.folder}: experts of {place.name} {what}")
         (expert, count), num_groups = place.expert, _num_groups(scheme, place)
         groups, skipped = _words(place.columns, scheme.group)
         shape = (count, place.num_outputs, num_groups, scheme.group // 2)

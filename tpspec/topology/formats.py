@@ -13,6 +13,7 @@ from functools import cache
 from typing import Literal, cast
 
 from tpspec.errors import UserError
+from tpspec.topology.experts import mlp_names
 from tpspec.topology.groups import EXPONENT_BITS, GROUPS, STORED_SCALE_BITS, Bits
 from tpspec.topology.multimodal import spellings, text_name
 from tpspec.topology.reads import Reads
@@ -97,6 +98,9 @@ def stored_as(config: dict[str, object], where: str) -> Stored | None:
     method = read.text("quant_method")
     if method not in METHODS:
         raise read.refusal("quant_method", f"one of {', '.join(METHODS)}, which are supported")
+    model_type = str(config.get("model_type"))
+    if method == "mxfp4" and mlp_names(model_type).together is None:
+        raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
     stored = METHODS[method](read)
     _check_patterns(stored, f"{where}: {key}")
     return stored
