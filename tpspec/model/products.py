@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from tpspec.model.quantized import packed_nibbles
 from tpspec.native import library
 from tpspec.topology.groups import TILE
 
@@ -110,9 +109,13 @@ class TiledLinear(_Product):
 
 def _words(codes_OW: Tensor, bits: Bits) -> Tensor:
     """[O, W * bits / 32] as products.c reads them."""
-    if bits == 4:
-        codes_OW = packed_nibbles(codes_OW.view(len(codes_OW), -1, 8)[..., HALVES].flatten(1))
-    return codes_OW.view(torch.int32)
+    if bits == 8:
+        return codes_OW.view(torch.int32)
+    eights = codes_OW.contiguous().view(torch.int64)
+    words = torch.zeros_like(eights)
+    for place, code in enumerate(HALVES):
+        words |= (eights >> 8 * code & 15) << 4 * place
+    return words.to(torch.int32)
 
 
 def _tile(to: Tensor, values_OX: Tensor) -> None:

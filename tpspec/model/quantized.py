@@ -63,8 +63,10 @@ class Quantized:
         return Quantized(self.codes_OW.to(device), self.scales_OG.to(device), zeros)
 
     def rows(self, which: slice | Tensor) -> Quantized:
-        zeros = None if self.zeros_OG is None else self.zeros_OG[which]
-        return Quantized(self.codes_OW[which], self.scales_OG[which], zeros)
+        def of(x: Tensor) -> Tensor:
+            return x[which] if isinstance(which, slice) else x.index_select(0, which)
+
+        return Quantized(of(self.codes_OW), of(self.scales_OG), None if self.zeros_OG is None else of(self.zeros_OG))
 
 
 def joined(parts: Sequence[Quantized]) -> Quantized:
