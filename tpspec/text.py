@@ -29,11 +29,15 @@ class NoChat(UserError):
 
 
 class Text:
-    """The tokenizer of a model folder, and what the folder says about ids: which end a text, how many there are."""
+    """The tokenizer of a model folder, and what the folder says about ids: which end a text, how many there are.
+
+    added: the words that were added to the vocabulary as one token each. hidden: ids of those that text does not show.
+    """
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int], vocab_size: int) -> None:
         self.tokenizer, self.eos_ids, self.vocab_size = tokenizer, eos_ids, vocab_size
         self.longest = max(map(len, tokenizer.get_vocab()), default=1)
+        self.added: dict[str, int] = tokenizer.get_added_vocab()
         self.hidden = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._spelled: dict[int, bytes] = {}
 
@@ -65,11 +69,11 @@ class Text:
 
     def has_token(self, word: str) -> bool:
         """Whether a word was added to the vocabulary as one token."""
-        return word in self.tokenizer.get_added_vocab()
+        return word in self.added
 
     def hides(self, word: str) -> bool:
         """Whether a word is a special token, which text without special tokens does not show."""
-        return self.has_token(word) and self.tokenizer.get_added_vocab()[word] in self.hidden
+        return self.added.get(word) in self.hidden
 
     @property
     def has_chat_template(self) -> bool:

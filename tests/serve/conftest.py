@@ -13,11 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tpspec.comm.link import FrontendLink
 from tpspec.comm.messages import Cancel, Ready, Report, Stats, Stop, Submit, Tally
 from tpspec.request import Delta, Request
+from tpspec.serve.reasoning import HARMONY, TAGS
 
 MODEL = "tiny/talker"
 CACHE_TOKENS = 256
@@ -35,6 +36,26 @@ TOOL_TEMPLATE = (  # Qwen's, without its prose; newlines that follow a block are
     "{{ (call.function.arguments | tojson) + '}\n</tool_call>' }}"
     "{% endfor %}<|im_end|>{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>{{ speaker | default('assistant') }}{{ '\n' }}{% endif %}"
+)
+THINK_TEMPLATE = (  # Qwen's, with the thoughts of earlier turns; `thinks` begins them, as R1's does
+    "{% if tools %}<|im_start|>tools{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}"
+    '{{ \'\ncall them as <tool_call>{"name": ..., "arguments": ...}</tool_call>\' }}<|im_end|>\n{% endif %}'
+    "{% for m in messages %}<|im_start|>{{ m.role }}{{ '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
+    "{{ m.content }}<|im_end|>{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{{ '\n<think>\n' if thinks else '\n' }}{% endif %}"
+)
+HARMONY_TEMPLATE = (  # of gpt-oss, without its prose
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
+    "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if m.content and m.thinking and m.tool_calls %}{{ raise_exception('both content and thinking') }}{% endif %}"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "{% if m.content %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}"
+    "{% for call in m.tool_calls %}<|start|>assistant to=functions.{{ call.function.name }}"
+    "<|channel|>commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>{% endfor %}"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 ANSWER = "The bus is slow, naïve 日本 and 👩‍🚀 fly on; the end."
 
@@ -64,6 +85,24 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model_folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+
+
+def reasoning_folder(model_folder: Path, folder: Path, template: str) -> Path:
+    """As model_folder, with the marks by which the answers of `template` come apart; as published models have them."""
+    shutil.copytree(model_folder, folder, dirs_exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if template == HARMONY_TEMPLATE:
+        tokenizer.add_special_tokens([*HARMONY])
+        ends = [tokenizer.token_to_id(mark) for mark in ("<|return|>", "<|call|>")]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*ends, 0]}))
+    else:
+        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in (*TAGS, "<tool_call>", "</tool_call>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": tokenizer.get_vocab_size()}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 class Engine(threading.Thread):

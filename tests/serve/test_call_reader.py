@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpspec.serve.tools import FORMATS, Calling, CallReader, Format, format_of
 
-HERMES, LLAMA = FORMATS
+HERMES, LLAMA, HARMONY = FORMATS
 HALF = '{"name": "look", "arguments": {"at": "\\ud800"}}'  # of a pair of surrogates: no UTF-8
 NAMES = frozenset({"look", "add"})
 LOOK = '{"name": "look", "arguments": {"at": "x } </tool_call> \\" {"}}'
@@ -29,7 +29,7 @@ def read(pieces: list[str], form: Format = HERMES, *, parallel: bool = True) -> 
 
 
 @settings(max_examples=400, deadline=None)
-@given(parts=st.lists(st.sampled_from(PARTS), max_size=8), data=st.data(), form=st.sampled_from(FORMATS))
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=8), data=st.data(), form=st.sampled_from([HERMES, LLAMA]))
 def test_how_a_text_is_cut_changes_nothing(parts: list[str], data: st.DataObject, form: Format) -> None:
     """Marks and braces fall across tokens at every turn; what was let out cannot be taken back."""
     text = "".join(parts)

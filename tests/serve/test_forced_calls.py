@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.checkpoints import tiny
-from tests.serve.conftest import TOOL_TEMPLATE
+from tests.checkpoints import tiny, write_tokenizer
+from tests.serve.conftest import HARMONY_TEMPLATE, TOOL_TEMPLATE, reasoning_folder
 from tests.serve.test_details import MODEL, Server
 
 
@@ -84,3 +85,24 @@ def test_an_answer_is_of_the_class_that_was_asked_for(client: openai.OpenAI) -> 
         called = [one for one in response.output if one.type == "function_call"]
         assert isinstance(response.output_parsed, Answer) != bool(called)
         assert all(look.model_validate_json(call.arguments) for call in called)
+
+
+def test_calls_and_answers_are_bound_in_channels_too(tmp_path: Path) -> None:
+    """Their marks are tokens that no text holds, and one of them ends the text."""
+    model = tiny("smollm2", tmp_path / "model", vocab_size=300)
+    write_tokenizer(model, 263)
+    folder = reasoning_folder(model, tmp_path / "harmony", HARMONY_TEMPLATE)
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 300}
+    (folder / "config.json").write_text(json.dumps(config))
+    server = Server(folder, "liar")
+    try:
+        with openai.OpenAI(base_url=f"{server.client.base_url}/v1", api_key="none", max_retries=0) as client:
+            fields: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 140, "seed": 1}
+            called = client.chat.completions.parse(tools=[LOOK], tool_choice="required", **fields).choices[0]
+            (call,) = called.message.tool_calls or ()
+            assert isinstance(call.function.parsed_arguments, look)
+            assert (called.message.content, called.finish_reason) == (None, "tool_calls")
+            said = client.chat.completions.parse(response_format=Answer, **fields).choices[0]
+            assert isinstance(said.message.parsed, Answer)
+    finally:
+        server.close()

@@ -22,7 +22,7 @@ def read(parts: list[str], form: Format) -> list[Piece]:
     reader, pieces = CallReader(Calling(form, NAMES)), list[Piece]()
     for part in parts:
         text, calls = reader.feed(part)
-        pieces.append(Piece(0, text, calls=calls))
+        pieces.append(Piece(0, text, asides=[*calls]))
     pieces.append(Piece(0, reader.flush(), finish="stop"))
     return pieces
 
@@ -35,9 +35,11 @@ def merged(pieces: list[Piece]) -> Piece:
 
 
 def items(response: dict[str, Any]) -> list[Any]:
-    """What was said and called, in order."""
+    """What was thought, said and called, in order."""
     return [
-        item["content"][0]["text"] if item["type"] == "message" else (item["name"], json.loads(item["arguments"]))
+        (item["name"], json.loads(item["arguments"]))
+        if item["type"] == "function_call"
+        else (item["type"], item["content"][0]["text"])
         for item in response["output"]
     ]
 
@@ -58,11 +60,11 @@ def streamed(pieces: list[Piece]) -> list[Any]:
 def test_what_is_said_after_a_call_stands_after_it() -> None:
     """Stands against a whole answer that has all text first, and a stream of it that has the call first."""
     pieces = read(['<tool_call>{"name": "look", "arguments": {}}</tool_call> Done.'], FORMATS[0])
-    assert whole(pieces) == streamed(pieces) == [("look", {}), " Done."]
+    assert whole(pieces) == streamed(pieces) == [("look", {}), ("message", " Done.")]
 
 
 @settings(max_examples=200, deadline=None)
-@given(parts=st.lists(st.sampled_from(PARTS), max_size=8), data=st.data(), form=st.sampled_from(FORMATS))
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=8), data=st.data(), form=st.sampled_from(FORMATS[:2]))
 def test_how_an_answer_is_cut_changes_none_of_its_items(parts: list[str], data: st.DataObject, form: Format) -> None:
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))

@@ -149,7 +149,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty input": ({"input": []}, "input"),
     "a number": ({"input": 7}, "input"),
     "an image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "text parts"),
-    "an item of another kind": ({"input": [{"type": "item_reference", "id": "x"}]}, "be a message, function_call or"),
+    "an item of another kind": ({"input": [{"type": "item_reference", "id": "x"}]}, "be a message, function_call, "),
     "an item of a strange kind": ({"input": [{"type": ["x"]}]}, "input"),
     "an item that is none": ({"input": [3]}, "input"),
     "arguments that are no JSON": ({"input": [CALL | {"arguments": "{"}]}, "JSON"),

@@ -10,15 +10,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tpspec.request import Request
+from tpspec.serve.reasoning import Parts, Thought, splitter_of
 from tpspec.serve.text import TextStream
-from tpspec.serve.tools import CallReader
+from tpspec.serve.tools import AddressedCalls, CallReader, ToolCall
 from tpspec.text import Detokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tpspec.request import Delta, FinishReason, Logprob, Sampling
-    from tpspec.serve.tools import Calling, ToolCall
+    from tpspec.serve.tools import Calling
     from tpspec.text import Text
 
 
@@ -28,7 +29,7 @@ class Ask:
 
     echo: the prompt as text, which then begins the answer. keeps_stop: what ends the text is shown. logprobs: as of a
     Request; with echo, of the prompt too. salt, grammar: likewise. calling: of tools, where the text may hold calls.
-    choice: its number among those of one prompt.
+    is_chat: what was thought is no part of the text. choice: its number among those of one prompt.
     """
 
     prompt: tuple[int, ...]
@@ -44,6 +45,7 @@ class Ask:
     salt: str = ""
     grammar: str = ""
     calling: Calling | None = None
+    is_chat: bool = False
     choice: int = 0
 
     @property
@@ -79,7 +81,8 @@ class Piece:
     """What one round (or several, for a reader who lags) adds to sequence `index` of a call.
 
     tokens: those that num_tokens counts. rated: only where log-probabilities are asked for. prompt: of the first piece.
-    calls: of tools. has_called: whether this piece of the sequence or one before it has any.
+    asides: what comes between the text, in order. num_thought: tokens of it that were thought. has_called: whether this
+    piece of the sequence or one before it calls a tool.
     """
 
     index: int
@@ -90,8 +93,17 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
     rated: list[Rated] = field(default_factory=list)
     prompt: tuple[int, ...] = ()
-    calls: list[ToolCall] = field(default_factory=list)
+    asides: list[Thought | ToolCall] = field(default_factory=list)
+    num_thought: int = 0
     has_called: bool = False
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [one for one in self.asides if isinstance(one, ToolCall)]
+
+    @property
+    def thought(self) -> str:
+        return "".join(one.text for one in self.asides if isinstance(one, Thought))
 
     def absorb(self, later: Piece) -> None:
         self.text += later.text
@@ -100,7 +112,8 @@ class Piece:
         self.tokens += later.tokens
         self.rated += later.rated
         self.prompt = self.prompt or later.prompt
-        self.calls += later.calls
+        self.asides += later.asides
+        self.num_thought += later.num_thought
         self.has_called = self.has_called or later.has_called
 
 
@@ -110,24 +123,25 @@ class Reader:
     def __init__(self, ask: Ask, text: Text, index: int) -> None:
         self._ask, self._index = ask, index
         self._echo = ask.echo or ""
-        detokenizer = Detokenizer(text, ask.prompt, ask.skip_special)
+        self._parts = _parts(ask, text)
+        detokenizer = self._parts or Detokenizer(text, ask.prompt, ask.skip_special)
         num_free = ask.sampling.min_tokens
         self._stream = TextStream(detokenizer, ask.stops, keeps_stop=ask.keeps_stop, num_free=num_free)
         self._prompt = _offsets(ask, text) if ask.rates_prompt else iter(())
-        self._calls = None if ask.calling is None else CallReader(ask.calling)
+        self._calls = None if ask.calling is None or ask.calling.format.is_addressed else CallReader(ask.calling)
         self._has_begun = self._has_called = False
 
     def read(self, delta: Delta) -> Piece:
         """The token that ends it is counted but not shown; tokens after a stop string are neither."""
         text, offsets = self._stream.feed(self._shown(delta))
-        finish: FinishReason | None = "stop" if self._stream.stopped else delta.finish
+        finish: FinishReason | None = "stop" if self._stream.stopped or self._has_ended else delta.finish
         if finish is not None:
             text += self._stream.flush()
             finish = "stop" if self._stream.stopped else finish
         num_tokens = len(offsets) if self._stream.stopped else len(delta.tokens)
         offsets += [self._stream.length] * (num_tokens - len(offsets))
         piece = Piece(self._index, text, num_tokens, finish, delta.error, list(delta.tokens[:num_tokens]))
-        self._find_calls(piece)
+        self._find_asides(piece)
         self._begin(piece)
         piece.rated += [Rated(*row) for row in _joined(self._prompt, delta.prompt_logprobs)]
         piece.rated += [
@@ -139,19 +153,26 @@ class Reader:
     def flush(self) -> str:
         """What still waits when a text ends from outside."""
         piece = Piece(self._index, self._stream.flush(), finish="abort")
-        self._find_calls(piece)
+        self._find_asides(piece)
         return piece.text
 
-    def _find_calls(self, piece: Piece) -> None:
-        """The calls in a text leave it; the call after which no more are wanted ends it."""
-        if self._calls is None:
-            return
-        piece.text, piece.calls = self._calls.feed(piece.text)
+    @property
+    def _has_ended(self) -> bool:
+        """By a call after which no more are wanted."""
+        return self._parts is not None and self._parts.ended
+
+    def _find_asides(self, piece: Piece) -> None:
+        """What was thought has left the text; so do calls, of which that after which no more are wanted ends it."""
+        if self._parts is not None:
+            piece.asides, piece.num_thought = self._parts.take()
+        if self._calls is not None:
+            piece.text, calls = self._calls.feed(piece.text)
+            piece.asides += calls
+            if self._calls.ended:
+                piece.finish = piece.finish or "stop"
+            if piece.finish is not None:
+                piece.text += self._calls.flush()
         self._has_called = piece.has_called = self._has_called or bool(piece.calls)
-        if self._calls.ended:
-            piece.finish = piece.finish or "stop"
-        if piece.finish is not None:
-            piece.text += self._calls.flush()
 
     def _shown(self, delta: Delta) -> Sequence[int]:
         ends = delta.finish == "stop" and delta.tokens and delta.tokens[-1] in self._ask.stop_ids
@@ -164,6 +185,15 @@ class Reader:
         piece.text = self._echo + piece.text
         piece.prompt = self._ask.prompt
         piece.rated += [Rated(token, offset, None) for token, offset in islice(self._prompt, 1)]
+
+
+def _parts(ask: Ask, text: Text) -> Parts | None:
+    """None where all of an answer is said."""
+    splitter = splitter_of(text, ask.prompt) if ask.is_chat else None
+    if splitter is None:
+        return None
+    calls = AddressedCalls(ask.calling) if ask.calling is not None and ask.calling.format.is_addressed else None
+    return Parts(splitter, text, ask.prompt, ask.skip_special, calls)
 
 
 def _offsets(ask: Ask, text: Text) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.answers import Ask
 from tpspec.serve.errors import bad_request
+from tpspec.serve.reasoning import splitter_of
 from tpspec.serve.text import encode, encode_chat, too_long
 from tpspec.serve.tool_grammar import tool_grammar
 from tpspec.serve.tools import Calling, format_of
@@ -41,15 +42,17 @@ async def completion_asks(body: CompletionBody, text: Text, cache_tokens: int) -
 
 async def chat_asks(body: ChatBody | ResponsesBody, text: Text, cache_tokens: int) -> list[Ask]:
     prompt = await asyncio.to_thread(encode_chat, text, body.chat, cache_tokens - 1, body.asks_in)
-    toolbox, grammar = body.toolbox, body.grammar
-    if toolbox is None:
-        return asks(body, text, prompt, cache_tokens, grammar=grammar)
-    calling = _calling(toolbox, text)
-    if toolbox.must or toolbox.strict or grammar:
+    _check_effort(body, text)
+    splitter, toolbox, grammar = splitter_of(text, prompt), body.toolbox, body.grammar
+    calling = None if toolbox is None else _calling(toolbox, text)
+    is_bound = bool(grammar) or (toolbox is not None and toolbox.must)
+    if is_bound and splitter and (calling is None or not calling.format.is_addressed):
+        prompt += text.encode_rendered(splitter.closing)  # what binds an answer knows no thoughts, and no headers
+    if toolbox and calling and (is_bound or toolbox.strict):
         calling = replace(calling, lenient=False)
-        by_token = text.has_token(calling.format.opening)
-        grammar = await asyncio.to_thread(tool_grammar, toolbox, calling.format, by_token, grammar)
-    return asks(body, text, prompt, cache_tokens, calling=calling, grammar=grammar)
+        by_token, thoughts = text.has_token(calling.format.opening), splitter.thoughts if splitter else ""
+        grammar = await asyncio.to_thread(tool_grammar, toolbox, calling.format, by_token, grammar, thoughts)
+    return asks(body, text, prompt, cache_tokens, is_chat=True, calling=calling, grammar=grammar)
 
 
 def asks(
@@ -60,6 +63,7 @@ def asks(
     *,
     echo: str | None = None,
     calling: Calling | None = None,
+    is_chat: bool = False,
     grammar: str = "",
 ) -> list[Ask]:
     """One ask for each of n choices, with seeds that follow one another."""
@@ -88,10 +92,21 @@ def asks(
             salt=body.cache_salt or "",
             grammar=grammar,
             calling=calling,
+            is_chat=is_chat,
             choice=choice,
         )
         for choice in range(body.num_choices)
     ]
+
+
+def _check_effort(body: ChatBody | ResponsesBody, text: Text) -> None:
+    """Raises ApiError where the chat template would not read it."""
+    if body.effort and "reasoning_effort" not in text.chat_template(tools=body.toolbox is not None):
+        message = (
+            f"{body.effort_in}: the chat template of this model knows no effort; leave it out, or set what it knows in "
+            "chat_template_kwargs"
+        )
+        raise bad_request(message, body.effort_in, "unsupported_parameter")
 
 
 def _calling(toolbox: Toolbox, text: Text) -> Calling:

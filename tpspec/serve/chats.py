@@ -7,7 +7,7 @@ passed on and bounded in size and depth; nothing here asks whether it makes sens
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -78,6 +78,7 @@ class MadeCall(Strict):
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: SaidOrNot = None
+    reasoning_content: str | None = None
     name: str | None = None
     tool_calls: Annotated[list[MadeCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
@@ -86,14 +87,19 @@ class Message(Strict):
     def _something_is_said(self) -> Message:
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls is allowed only in messages of the assistant")
-        if self.content is None and not self.tool_calls:
+        if self.reasoning_content and self.role != "assistant":
+            raise ValueError("reasoning_content is allowed only in messages of the assistant")
+        if self.content is None and not self.tool_calls and not self.reasoning_content:
             raise ValueError("content should be given")
         return self
 
     def for_template(self) -> dict[str, Any]:
+        """What was thought goes by two names; that of harmony's template, which refuses it beside text and calls."""
         calls = [call.model_dump(exclude_none=True) for call in self.tool_calls or ()]
         rest = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls}
         message = {"role": ROLES.get(self.role, self.role), "content": self.content or ""}
+        if thought := self.reasoning_content:
+            message |= {"reasoning_content": thought, "thinking": "" if calls and self.content else thought}
         return message | {key: value for key, value in rest.items() if value}
 
 
@@ -139,11 +145,14 @@ def _checked(tools: list[Tool]) -> list[Tool]:
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_checked)]
 Choice = Literal["none", "auto", "required"]
+# With a title, or Python takes it, where it is optional, for another module's of the same words in another order.
+ReasoningEffort = Annotated[Literal["low", "medium", "high"], Field(title="ReasoningEffort")]
 
 
 class ChatBody(ChoicesBody):
     refused = ("echo",)
     asks_in = "messages"
+    effort_in: ClassVar[str] = "reasoning_effort"
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: bool = True
@@ -151,6 +160,8 @@ class ChatBody(ChoicesBody):
     tools: Tools = Field([])
     tool_choice: Choice | NamedTool = "auto"
     parallel_tool_calls: bool = True
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
 
@@ -159,8 +170,13 @@ class ChatBody(ChoicesBody):
         return self.top_logprobs if self.logprobs else None
 
     @property
+    def effort(self) -> ReasoningEffort | None:
+        return self.reasoning_effort
+
+    @property
     def chat(self) -> Chat:
-        return chat_of(self.messages, self.toolbox, self.add_generation_prompt, self.chat_template_kwargs)
+        options = with_effort(self.chat_template_kwargs, self.effort)
+        return chat_of(self.messages, self.toolbox, self.add_generation_prompt, options)
 
     @property
     def toolbox(self) -> Toolbox | None:
@@ -178,6 +194,10 @@ class ChatBody(ChoicesBody):
     def _tools_can_be_chosen(self) -> ChatBody:
         self.toolbox  # noqa: B018  raises
         return self
+
+
+def with_effort(options: dict[str, Option], effort: ReasoningEffort | None) -> dict[str, Option]:
+    return options if effort is None else {**options, "reasoning_effort": effort}
 
 
 def chat_of(messages: list[Message], toolbox: Toolbox | None, answer: bool, options: dict[str, Option]) -> Chat:

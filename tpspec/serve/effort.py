@@ -17,13 +17,14 @@ Json = dict[str, Any]
 class Effort:
     """Of all sequences of a call. Only tokens that were sent count, so `accepted` never exceeds `tokens`.
 
-    rounds: of each sequence. collectives: those of the rounds that gave the call tokens, whole, whoever else was served
-    in them. cached: tokens of the prompts that did not have to be read. steps: how many rounds verified a draft, by the
-    number of tokens they drafted and accepted.
+    thought: of the tokens, those that are no part of what is said. rounds: of each sequence. collectives: those of the
+    rounds that gave the call tokens, whole, whoever else was served in them. cached: tokens of the prompts that did not
+    have to be read. steps: how many rounds verified a draft, by the number of tokens they drafted and accepted.
     """
 
     sequences: int = 0
     tokens: int = 0
+    thought: int = 0
     rounds: int = 0
     collectives: int = 0
     cached: int = 0

@@ -63,6 +63,15 @@ PART = record({"type": const("output_text"), "text": TEXT, "annotations": list_o
 SAID = record(
     {"id": TEXT, "type": const("message"), "role": const("assistant"), "status": TEXT, "content": list_of(PART)}
 )
+THOUGHT = record(
+    {
+        "id": TEXT,
+        "type": const("reasoning"),
+        "summary": list_of(ANYTHING, maxItems=0),
+        "content": list_of(record({"type": const("reasoning_text"), "text": TEXT})),
+        "status": TEXT,
+    }
+)
 CALLED = record(
     {"id": TEXT, "type": const("function_call"), "call_id": TEXT, "name": TEXT, "arguments": TEXT, "status": TEXT}
 )
@@ -84,6 +93,7 @@ ANSWERS: Json = {
             "prompt_tokens": COUNT,
             "prompt_tokens_details": record({"cached_tokens": COUNT}),
             "completion_tokens": COUNT,
+            "completion_tokens_details": record({"reasoning_tokens": COUNT}),
             "total_tokens": COUNT,
             "speculation": ref("Speculation"),
         }
@@ -103,7 +113,11 @@ ANSWERS: Json = {
         _choice(
             CHAT_FINISH,
             CHAT_LOGPROBS,
-            message=record({"role": const("assistant"), "content": or_null(TEXT)}, tool_calls=list_of(TOOL_CALL)),
+            message=record(
+                {"role": const("assistant"), "content": or_null(TEXT)},
+                reasoning_content=TEXT,
+                tool_calls=list_of(TOOL_CALL),
+            ),
         ),
         ref("Usage"),
         minItems=1,
@@ -117,6 +131,7 @@ ANSWERS: Json = {
                 {},
                 role=const("assistant"),
                 content=TEXT,
+                reasoning_content=TEXT,
                 tool_calls=list_of(TOOL_CALL | {"required": [*TOOL_CALL["required"], "index"]}),
             ),
         ),
@@ -129,10 +144,15 @@ ANSWERS: Json = {
             "created_at": COUNT,
             "status": STATUS,
             "model": TEXT,
-            "output": list_of({"oneOf": [SAID, CALLED]}),
+            "output": list_of({"oneOf": [THOUGHT, SAID, CALLED]}),
             "error": or_null(record({"code": TEXT, "message": TEXT})),
             "incomplete_details": or_null(record({"reason": TEXT})),
-            "usage": or_null(record({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT})),
+            "usage": or_null(
+                record(
+                    {"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT},
+                    output_tokens_details=record({"reasoning_tokens": COUNT}),
+                )
+            ),
             "store": {"const": False},
         }
     ),

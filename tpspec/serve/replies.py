@@ -67,28 +67,32 @@ class CompletionShape:
 
 
 class ChatShape:
-    """As CompletionShape."""
+    """As CompletionShape. tells_thoughts: of the model, beside what it says."""
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, text: Text | None = None, tells_ids: bool = False) -> None:
-        self._text, self._tells_ids = text, tells_ids
+    def __init__(self, text: Text | None = None, tells_ids: bool = False, tells_thoughts: bool = True) -> None:
+        self._text, self._tells_ids, self._tells_thoughts = text, tells_ids, tells_thoughts
 
     def choice(self, piece: Piece) -> Json:
-        message: Json = {"role": "assistant", "content": piece.text, "refusal": None}
-        if piece.calls:
-            calls = [_tool_call(call) for call in piece.calls]
-            message |= {"content": piece.text or None, "tool_calls": calls}
+        message: Json = {"role": "assistant", "content": piece.text, "refusal": None, **self._thought(piece)}
+        if calls := piece.calls:
+            message |= {"content": piece.text or None, "tool_calls": [_tool_call(call) for call in calls]}
         return {"index": piece.index, "message": message, **self._rest(piece)}
 
     def delta(self, piece: Piece, first: bool) -> Json:
         delta: Json = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
-        if piece.calls:
-            delta["tool_calls"] = [{"index": call.index, **_tool_call(call)} for call in piece.calls]
+        delta |= self._thought(piece)
+        if calls := piece.calls:
+            delta["tool_calls"] = [{"index": call.index, **_tool_call(call)} for call in calls]
         return {"index": piece.index, "delta": delta, **self._rest(piece)}
 
     def around(self, piece: Piece) -> Json:
         return _prompt_ids(piece) if self._tells_ids else {}
+
+    def _thought(self, piece: Piece) -> Json:
+        thought = piece.thought if self._tells_thoughts else ""
+        return {"reasoning_content": thought} if thought else {}
 
     def _rest(self, piece: Piece) -> Json:
         logprobs = for_chat(piece.rated, self._text) if self._text and piece.rated else None
@@ -146,6 +150,7 @@ class ChoicesReply:
             "prompt_tokens": self._num_prompt_tokens,
             "prompt_tokens_details": {"cached_tokens": effort.cached},
             "completion_tokens": effort.tokens,
+            "completion_tokens_details": {"reasoning_tokens": effort.thought},
             "total_tokens": self._num_prompt_tokens + effort.tokens,
             "speculation": effort.speculation(),
         }

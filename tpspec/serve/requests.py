@@ -208,7 +208,7 @@ class Table:
         flight.gain(delta)
         piece = flight.reader.read(delta)
         if delta.tokens:
-            self._account(flight, delta, piece.num_tokens)
+            self._account(flight, delta, piece)
         if delta.tokens or piece.rated or piece.finish:
             flight.call.put(piece)
         if piece.finish:
@@ -216,17 +216,18 @@ class Table:
                 self._tell(Cancel(delta.id))
             self._end(flight, piece.finish)
 
-    def _account(self, flight: Flight, delta: Delta, num_tokens: int) -> None:
+    def _account(self, flight: Flight, delta: Delta, piece: Piece) -> None:
         now = time.monotonic()
-        accepted = min(sum(delta.accepted), num_tokens)
-        self._metrics.round(delta, num_tokens, accepted)
+        accepted = min(sum(delta.accepted), piece.num_tokens)
+        self._metrics.round(delta, piece.num_tokens, accepted)
         if flight.last is None:
             self._metrics.first(now - flight.born)
             flight.call.effort.cached += 0 if flight.choice else delta.num_cached
         else:
             self._metrics.between(now - flight.last)
         flight.last = now
-        flight.call.effort.add(num_tokens, sum(delta.drafted), accepted)
+        flight.call.effort.add(piece.num_tokens, sum(delta.drafted), accepted)
+        flight.call.effort.thought += piece.num_thought
 
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         seconds = time.monotonic() - flight.born

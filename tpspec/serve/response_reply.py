@@ -9,6 +9,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from tpspec.serve.reasoning import Thought
+
 if TYPE_CHECKING:
     from tpspec.serve.answers import Piece
     from tpspec.serve.effort import Effort, Json
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class ResponseReply:
-    """All text goes into one message, which stays open to the end; each call is an item of its own.
+    """All text goes into one message, which stays open to the end; each call is an item of its own, and each thought,
+    up to where something else comes.
 
     A whole answer is the end of a stream of one piece, so that both are the same.
     """
@@ -30,6 +33,7 @@ class ResponseReply:
         self._id, self._created = _new_id("resp"), int(time.time())
         self._output: list[Json] = []
         self._message: Json = {}  # empty until there is text
+        self._reasoning: Json = {}  # empty but while something is thought
         self._message_index = 0
         self._finish: str | None = None
         self._num_events = self._num_said = 0
@@ -58,21 +62,49 @@ class ResponseReply:
         """What a piece adds to the output, as events."""
         events: list[Json] = []
         begin = self._num_said
-        for call in piece.calls:
-            events += self._say(piece.text[self._num_said - begin : call.offset - begin])
-            events += self._call(call)
+        for one in piece.asides:
+            events += self._say(piece.text[self._num_said - begin : one.offset - begin])
+            events += self._think(one) if isinstance(one, Thought) else self._call(one)
         events += self._say(piece.text[self._num_said - begin :])
         self._finish = piece.finish
         if piece.finish is not None:
+            events += self._close_reasoning("completed" if piece.finish == "stop" else "incomplete")
             events += [] if self._output else self._open_message()
             events += self._close_message() if self._message else []
+        return events
+
+    def _think(self, thought: Thought) -> list[Json]:
+        events, text = ([], thought.text) if self._reasoning else (self._open_reasoning(), thought.text.lstrip())
+        self._reasoning["content"][0]["text"] += text
+        return [*events, self._of_thought("response.reasoning_text.delta", delta=text)]
+
+    def _open_reasoning(self) -> list[Json]:
+        self._reasoning = {"id": _new_id("rs"), "type": "reasoning", "summary": [], "status": "in_progress"}
+        self._output.append(self._reasoning)
+        item = self._reasoning | {"content": []}
+        added = self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+        part = {"type": "reasoning_text", "text": ""}
+        self._reasoning["content"] = [part]
+        return [added, self._of_thought("response.content_part.added", part=dict(part))]
+
+    def _close_reasoning(self, status: str = "completed") -> list[Json]:
+        if not self._reasoning:
+            return []
+        self._reasoning["status"] = status
+        (part,) = self._reasoning["content"]
+        events = [
+            self._of_thought("response.reasoning_text.done", text=part["text"]),
+            self._of_thought("response.content_part.done", part=part),
+            self._event("response.output_item.done", output_index=len(self._output) - 1, item=self._reasoning),
+        ]
+        self._reasoning = {}
         return events
 
     def _say(self, text: str) -> list[Json]:
         if not text:
             return []
         self._num_said += len(text)
-        events = [] if self._message else self._open_message()
+        events = self._close_reasoning() + ([] if self._message else self._open_message())
         self._part["text"] += text
         return [*events, self._of_text("response.output_text.delta", delta=text, logprobs=[])]
 
@@ -95,12 +127,14 @@ class ResponseReply:
         ]
 
     def _call(self, call: ToolCall) -> list[Json]:
+        events = self._close_reasoning()
         item = {"id": _new_id("fc"), "type": "function_call", "call_id": call.id, "name": call.name}
         self._output.append(item | {"arguments": call.arguments, "status": "completed"})
         begun = item | {"arguments": "", "status": "in_progress"}
         at = {"output_index": len(self._output) - 1}
         of = at | {"item_id": item["id"]}
         return [
+            *events,
             self._event("response.output_item.added", **at, item=begun),
             self._event("response.function_call_arguments.delta", **of, delta=call.arguments),
             self._event("response.function_call_arguments.done", **of, name=call.name, arguments=call.arguments),
@@ -111,6 +145,11 @@ class ResponseReply:
     def _part(self) -> Json:
         part: Json = self._message["content"][0]
         return part
+
+    def _of_thought(self, kind: str, **fields: object) -> Json:
+        """Of the last item: whatever else comes closes it."""
+        at = {"output_index": len(self._output) - 1, "content_index": 0}
+        return self._event(kind, item_id=self._reasoning["id"], **at, **fields)
 
     def _of_text(self, kind: str, **fields: object) -> Json:
         at = {"output_index": self._message_index, "content_index": 0}
@@ -136,6 +175,7 @@ class ResponseReply:
             "output": [*self._output],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
+            "reasoning": body.reasoning.model_dump(),
             "store": False,
             "background": False,
             "temperature": body.temperature,
@@ -154,7 +194,7 @@ class ResponseReply:
             "input_tokens": self._num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": effort.cached, "cache_write_tokens": 0},
             "output_tokens": effort.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": effort.thought},
             "total_tokens": self._num_prompt_tokens + effort.tokens,
             "speculation": effort.speculation(),
         }

@@ -6,7 +6,7 @@ HTTP routes, or how an answer is worded (response_reply.py).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -20,11 +20,13 @@ from tpspec.serve.chats import (
     MadeCall,
     Message,
     Name,
+    ReasoningEffort,
     Said,
     TemplateOptions,
     chat_of,
     no_two_alike,
     toolbox_of,
+    with_effort,
 )
 from tpspec.serve.constraints import TextOptions, of_format
 from tpspec.serve.protocol import Body, Strict
@@ -53,6 +55,22 @@ class InputResult(Strict):
     output: Said
 
 
+class ReasoningText(Strict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(Strict):
+    """What was thought before the message or the call that follows. Of a summary, models have no use."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] = Field([])
+
+
+class ReasoningOptions(Strict):
+    effort: ReasoningEffort | None = None
+
+
 class FunctionTool(Function):
     type: Literal["function"]
 
@@ -75,11 +93,12 @@ def _checked(tools: list[FunctionTool]) -> list[FunctionTool]:
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputResult, Tag("function_call_output")],
+    | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
     Discriminator(
         _kind_of,
         custom_error_type="unknown_item",
-        custom_error_message="Input should be a message, function_call or function_call_output, as its type says",
+        custom_error_message="Input should be a message, function_call, function_call_output or reasoning, by its type",
     ),
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -87,10 +106,11 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 class ResponsesBody(Body):
     refused = (
-        *("previous_response_id", "conversation", "prompt", "background", "reasoning", "top_logprobs"),
+        *("previous_response_id", "conversation", "prompt", "background", "top_logprobs"),
         *("max_tool_calls", "context_management", "moderation"),
     )
     asks_in = "input"
+    effort_in: ClassVar[str] = "reasoning"
 
     input: Items
     instructions: str | None = None
@@ -99,6 +119,7 @@ class ResponsesBody(Body):
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), AfterValidator(_checked)] = Field([])
     tool_choice: Choice | NamedFunctionTool = "auto"
     parallel_tool_calls: bool = True
+    reasoning: ReasoningOptions = ReasoningOptions()
     text: TextOptions = TextOptions()
     truncation: Literal["disabled"] = "disabled"
     store: bool = False
@@ -131,8 +152,13 @@ class ResponsesBody(Body):
         return super().grammar or of_format(self.text.format, "text")
 
     @property
+    def effort(self) -> ReasoningEffort | None:
+        return self.reasoning.effort
+
+    @property
     def chat(self) -> Chat:
-        return chat_of(_messages(self.instructions, self.input), self.toolbox, True, self.chat_template_kwargs)
+        options = with_effort(self.chat_template_kwargs, self.effort)
+        return chat_of(_messages(self.instructions, self.input), self.toolbox, True, options)
 
     @property
     def toolbox(self) -> Toolbox | None:
@@ -142,21 +168,35 @@ class ResponsesBody(Body):
 
 
 def _messages(instructions: str | None, items: list[Item]) -> list[Message]:
-    """As a chat has them: calls belong to the message of the assistant that made them."""
+    """As a chat has them: thoughts and calls belong to the message of the assistant that had and made them."""
     messages = [Message(role="system", content=instructions)] if instructions else []
     for item in items:
-        if isinstance(item, InputMessage):
-            messages.append(Message(role=item.role, content=item.content))
-        elif isinstance(item, InputResult):
+        if isinstance(item, InputResult):
             messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+        elif isinstance(item, InputMessage) and item.role != "assistant":
+            messages.append(Message(role=item.role, content=item.content))
         else:
-            said = messages.pop() if messages and messages[-1].role == "assistant" else None
-            messages.append(_with_call(said, item))
+            is_more = bool(messages) and messages[-1].role == "assistant" and _goes_on(messages[-1], item)
+            messages.append(_with(messages.pop() if is_more else NOTHING, item))
     return messages
 
 
-def _with_call(said: Message | None, item: InputCall) -> Message:
+NOTHING = Message(role="assistant", content="")
+
+
+def _goes_on(message: Message, item: Item) -> bool:
+    """Whether an item is of the same message of the assistant as those before it: thoughts, text, calls, in order."""
+    if isinstance(item, InputCall):
+        return True
+    return not message.content and not message.tool_calls
+
+
+def _with(message: Message, item: InputMessage | InputCall | InputReasoning) -> Message:
+    if isinstance(item, InputMessage):
+        return message.model_copy(update={"content": item.content})
+    if isinstance(item, InputReasoning):
+        thoughts = [message.reasoning_content, *(part.text for part in item.content)]
+        return message.model_copy(update={"reasoning_content": "\n".join(filter(None, thoughts))})
     function = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
     call = MadeCall.model_construct(id=item.call_id, type="function", function=function)
-    before = said or Message.model_construct(role="assistant", content="", tool_calls=None)
-    return before.model_copy(update={"tool_calls": [*(before.tool_calls or ()), call]})
+    return message.model_copy(update={"tool_calls": [*(message.tool_calls or ()), call]})

@@ -59,7 +59,8 @@ class GenerateRoutes:
     async def chat(self, request: Request) -> Response:
         body, text, cache_tokens = await self._read(request, ChatBody)
         asked = await chat_asks(body, text, cache_tokens)
-        reply = self._choices(ChatShape(*_details(body, text)), body, asked)
+        shape = ChatShape(*_details(body, text), tells_thoughts=body.include_reasoning)
+        reply = self._choices(shape, body, asked)
         return await self._answer(request, body.stream, reply, asked, text)
 
     async def responses(self, request: Request) -> Response:

@@ -6,7 +6,7 @@ Must not know requests, HTTP or the engine; the tokenizer and the detokenizer ar
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tpspec.serve.errors import ApiError, bad_request
 from tpspec.text import NoChat
@@ -14,7 +14,7 @@ from tpspec.text import NoChat
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tpspec.text import Detokenizer, Text
+    from tpspec.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,13 @@ class StopFinder:
         return next((size for size in sizes if any(s.startswith(self._held[-size:]) for s in self._stops)), 0)
 
 
+class Speller(Protocol):
+    """What a Detokenizer does."""
+
+    def step(self, token: int) -> str: ...
+    def flush(self) -> str: ...
+
+
 class TextStream:
     """What a client sees of a sequence of tokens: text up to a stop string, and where each token's text begins.
 
@@ -101,7 +108,7 @@ class TextStream:
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], *, keeps_stop: bool = False, num_free: int = 0
+        self, detokenizer: Speller, stops: Sequence[str], *, keeps_stop: bool = False, num_free: int = 0
     ) -> None:
         self._detokenizer, self._finder = detokenizer, StopFinder(stops, keeps_stop)
         self._num_free = num_free

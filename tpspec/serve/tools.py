@@ -21,6 +21,7 @@ class Format:
     """How calls are written. sign: matches in the chat templates that ask for it. key: of the arguments.
 
     opening and closing: the marks around a call. Without them a call is bare JSON, with which a text begins.
+    is_addressed: a call is no part of the text, but a message to the function.
     """
 
     name: str
@@ -28,13 +29,16 @@ class Format:
     key: str
     opening: str = ""
     closing: str = ""
+    is_addressed: bool = False
 
 
 FORMATS = (
     # Hermes, and Qwen up to 3; others, such as Qwen3-Coder, have XML between the same marks
     Format("hermes", r'<tool_call>.*arguments\\?" *:', "arguments", "<tool_call>", "</tool_call>"),
     Format("llama", '"name": function name, "parameters":', "parameters"),  # Llama 3.1 and later
+    Format("harmony", r"<\|channel\|>commentary", "arguments", is_addressed=True),  # gpt-oss
 )
+ADDRESS = "functions."  # of what clients have; other tools are the model's own
 KEYS = ("arguments", "parameters")  # models mix them up
 BETWEEN = " \t\r\n;"  # what may stand between bare calls
 
@@ -184,7 +188,33 @@ class CallReader:
             self._may_begin = False
             return self._without_marks(text)
         self._num_calls += 1
-        return ToolCall(f"call_{secrets.token_hex(12)}", self._num_calls - 1, self._num_said, *found)
+        return _new_call(self._num_calls - 1, self._num_said, *found)
+
+
+class AddressedCalls:
+    """Calls that come one by one, each with the function beside its arguments."""
+
+    def __init__(self, calling: Calling) -> None:
+        self._calling = calling
+        self._num_calls = 0
+
+    @property
+    def ended(self) -> bool:
+        """As of a CallReader."""
+        return self._num_calls > 0 and not self._calling.parallel
+
+    def read(self, to: str, text: str, offset: int) -> ToolCall | None:
+        """offset: as of the call. None where the text calls no function of the request."""
+        name = to.removeprefix(ADDRESS)
+        arguments = _read_arguments(text.strip() or "{}") if name in self._calling.names else None
+        if arguments is None:
+            return None
+        self._num_calls += 1
+        return _new_call(self._num_calls - 1, offset, name, arguments)
+
+
+def _new_call(index: int, offset: int, name: str, arguments: str) -> ToolCall:
+    return ToolCall(f"call_{secrets.token_hex(12)}", index, offset, name, arguments)
 
 
 class ObjectEnd:
@@ -225,6 +255,14 @@ def _read_call(text: str, names: frozenset[str]) -> tuple[str, str] | None:
             return None
         return call["name"], as_json(arguments)
     except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _read_arguments(text: str) -> str | None:
+    try:
+        value = json.loads(text)
+        return as_json(value) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
         return None
 
 
