@@ -167,6 +167,9 @@ class ResponsesBody(Body):
         return toolbox_of(self.tools, choice, named, self.parallel_tool_calls)
 
 
+NOTHING = Message(role="assistant", content="")
+
+
 def _messages(instructions: str | None, items: list[Item]) -> list[Message]:
     """As a chat has them: thoughts and calls belong to the message of the assistant that had and made them."""
     messages = [Message(role="system", content=instructions)] if instructions else []
@@ -179,9 +182,6 @@ def _messages(instructions: str | None, items: list[Item]) -> list[Message]:
             is_more = bool(messages) and messages[-1].role == "assistant" and _goes_on(messages[-1], item)
             messages.append(_with(messages.pop() if is_more else NOTHING, item))
     return messages
-
-
-NOTHING = Message(role="assistant", content="")
 
 
 def _goes_on(message: Message, item: Item) -> bool:
