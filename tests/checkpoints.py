@@ -49,6 +49,12 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,  # small, so that scaling already changes the first hundred positions
 }
 KINDS: dict[str, dict[str, Any]] = {
+    "glm4": {
+        "model_type": "glm4",
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
     "glm4_moe": {
         "model_type": "glm4_moe",
         "head_dim": 16,
@@ -96,6 +102,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "phi3": {"model_type": "phi3", "partial_rotary_factor": 0.75, "sliding_window": 8},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "hidden_size": 48, "head_dim": 16, "intermediate_size": 72},
     "qwen3_moe": {

@@ -71,7 +71,7 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = ("llama", "qwen2", "mixtral", "qwen3_moe", "glm4_moe")
+    kinds = ("llama", "qwen2", "mixtral", "qwen3_moe", "glm4", "glm4_moe", "phi3")
     plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 
     @cache
@@ -109,6 +109,18 @@ def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) ->
     """Stands against a tied head that is looked for among the codes, and biases of parts that could not be fused."""
     quantized, meant = written(name, "qwen2")
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["phi3", "glm4"])
+@pytest.mark.parametrize("name", ["gptq", "awq", "fp8 with static scales"])
+def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, name: str, kind: str) -> None:
+    """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order."""
+    quantized, meant = written(name, kind)
+    assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
+    shape = ModelShape.of(quantized)
+    for shard in split(shape, (3, 1, 2)):
+        decoder = Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8)
+        assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16")
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "glm4_moe"])

@@ -36,6 +36,7 @@ PUBLISHED = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.53,
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.53,
     "Qwen/Qwen3-235B-A22B": 235.09,
+    "microsoft/phi-4": 14.6595,
     "google/gemma-3-1b-it": 0.99989,
     "google/gemma-3-4b-it": 4.30008 - 0.41982,  # less what sees, and what leads from there
     "google/gemma-3-12b-it": 12.18733 - 0.42129,
@@ -138,7 +139,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     assert MODEL_TYPES.keys() == ARCHITECTURES.keys()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
-        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, glm4_moe, gpt_oss, llama"
+        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, glm4, glm4_moe, gpt_oss"
     ):
         shape_of(str(tmp_path))
 

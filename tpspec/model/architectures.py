@@ -42,7 +42,8 @@ class Architecture:
 
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). sinks:
     query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope; likewise.
-    partial_rope: whether the config may say that rope turns the first part of a head alone. window: "all" layers share
+    partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
+    number with the next, not with one half a head away. window: "all" layers share
     config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which layers
     skip rope, or None.
 
@@ -58,6 +59,7 @@ class Architecture:
     sinks: bool = False
     qk_norm: bool | str = False
     partial_rope: bool = False
+    alternate_rope: bool = False
     window: str | None = None
     nope: str | None = None
     norms: NormNames = NormNames()
@@ -86,6 +88,12 @@ ARCHITECTURES = {
         score_scale="query_pre_attn_scalar",
         apart=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
     ),
+    "glm4": Architecture(
+        qkv_bias="attention_bias",
+        partial_rope=True,
+        alternate_rope=True,
+        norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
+    ),
     "glm4_moe": Architecture(qkv_bias="attention_bias", qk_norm="use_qk_norm", partial_rope=True),
     "gpt_oss": Architecture(
         qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
@@ -93,6 +101,7 @@ ARCHITECTURES = {
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Architecture(window="all"),
     "mixtral": Architecture(window="all"),
+    "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "qwen3_moe": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="all"),
@@ -296,17 +305,20 @@ def _num_turned(config: Any, parameters: dict[str, Any]) -> int:
 
 
 def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], where: str) -> tuple[int, ...] | None:
-    """Rope turns the two halves of the first part of a head with each other: those go where our two halves begin, and
-    what it leaves as it is behind them."""
+    """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
+    those go where our two halves begin, and what it leaves as it is behind them."""
     size, part = _head_dim(config), ropes[0].get("partial_rotary_factor", 1.0)
-    if all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in ropes):
+    is_whole = all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in ropes)
+    if is_whole and not arch.alternate_rope:
         return None
     if not arch.partial_rope or len(ropes) > 1:
         raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
     turned = _num_turned(config, ropes[0])
-    if turned % 2 or size % 2 or not 0 < turned < size:
+    if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):
         raise UserError(f"{where}: partial_rotary_factor is {part}; should leave an even part of {size}, the head_dim")
     halves = range(turned // 2), range(turned // 2, turned)
+    if arch.alternate_rope:
+        halves = range(0, turned, 2), range(1, turned, 2)
     left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
     return (*halves[0], *left[0], *halves[1], *left[1])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +29,7 @@ from tpspec.model.weights import Checkpoint
 from tpspec.topology.experts import has_narrow_columns, mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
-from tpspec.topology.shape import check_dtype
+from tpspec.topology.shape import MODEL_TYPES, check_dtype
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
@@ -165,10 +166,10 @@ class Loader:
     def _qkv(self, at: str) -> Linear:
         queries, keys = self._dims(self.shard.heads), self._dims(self.shard.kv_heads)
         num_q, num_kv = self.spec.num_heads * self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
-        order = self.spec.head_order
-        parts = [self._rows(at + "q_proj", queries, num_q, order), self._rows(at + "k_proj", keys, num_kv, order),
-                 self._rows(at + "v_proj", keys, num_kv)]  # fmt: skip
-        return self._column_parallel(parts, biased=self.spec.qkv_bias)
+        order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
+        parts = [self._rows(names[0], queries, num_q, order), self._rows(names[1], keys, num_kv, order),
+                 self._rows(names[2], keys, num_kv)]  # fmt: skip
+        return self._column_parallel(_below(parts), biased=self.spec.qkv_bias)
 
     def _o(self, name: str) -> Linear:
         hidden, width = range(self.spec.hidden), self.spec.num_heads * self.spec.head_dim
@@ -234,7 +235,7 @@ class Loader:
         biased, hidden = self.spec.mlp_bias, range(self.spec.hidden)
         parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
         return GatedMlp(
-            self._column_parallel(parts, biased=biased),
+            self._column_parallel(_below(parts), biased=biased),
             self._row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
         )
 
@@ -354,6 +355,17 @@ class Loader:
     def _norm(self, name: str, size: int) -> Norm:
         weight = self._read(name, (size,)).to(self.device, torch.float32)
         return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
+
+
+def _below(parts: Sequence[Place]) -> Sequence[Place]:
+    """Of matrices of one name, which are one: each with its rows below those of the one before it."""
+    if len({part.name for part in parts}) > 1:
+        return parts
+    total, firsts = sum(part.num_outputs for part in parts), accumulate((part.num_outputs for part in parts), initial=0)
+    return [
+        replace(part, num_outputs=total, rows=range(first + part.rows.start, first + part.rows.stop))
+        for part, first in zip(parts, firsts, strict=False)
+    ]
 
 
 def _trim() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class MlpNames:
     """module: of the MLP, or the mixture, within its layer; router, and shared, of an MLP beside the experts: within a
-    mixture; the others within an MLP or expert.
+    mixture; the others within an MLP or expert. Where gate and up have one name they are one matrix, gate's rows first.
 
     together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; their outputs alternate.
     None: each expert has matrices of its own.
@@ -76,6 +76,8 @@ class Mixing:
 
 
 DENSE = MlpNames("mlp")
+FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
+FUSED_TYPES = ("glm4", "phi3")
 MIXTURES = {
     "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, dense=10944),
     "gpt_oss": Mixing(
@@ -94,7 +96,9 @@ def has_narrow_columns(name: str) -> bool:
 
 
 def mlp_names(model_type: str) -> MlpNames:
-    return MIXTURES[model_type].names if model_type in MIXTURES else DENSE
+    if model_type in MIXTURES:
+        return MIXTURES[model_type].names
+    return FUSED if model_type in FUSED_TYPES else DENSE
 
 
 def experts_of(read: Reads, model_type: str) -> Experts | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
@@ -28,7 +28,8 @@ class Defaults:
     """What a type of model means by a key that its config.json leaves out, as transformers does; None: see from_config,
     which refuses a config that has to say it.
 
-    biased: queries, keys and values always have biases, whatever the config says. o_biased: what attention gives has
+    qkv: what the matrices of queries, keys and values are called; of one name they are one, their rows in that order.
+    biased: whether those have biases; or "always", whatever the config says. o_biased: what attention gives has
     one where they do. sinks: query heads have them (attention.py). normed: queries and keys have norms, always or where
     the flag of that name says so. layer_norms: of the hidden state, in each layer. float16: whether its numbers stay
     within those. intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
@@ -41,7 +42,8 @@ class Defaults:
     head_dim: int | None = None
     vocab: int | None = None
     tied: bool = False
-    biased: bool = False
+    qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+    biased: bool | Literal["always"] = False
     o_biased: bool = True
     sinks: bool = False
     normed: bool | str = False
@@ -64,6 +66,18 @@ MODEL_TYPES = {
         layer_norms=4,
         float16=False,
         intermediate=("intermediate_size", 9216),
+    ),
+    "glm4": Defaults(
+        hidden=4096,
+        num_layers=40,
+        num_heads=32,
+        num_kv_heads=2,
+        head_dim=128,
+        vocab=151552,
+        biased=True,
+        o_biased=False,
+        layer_norms=4,
+        intermediate=("intermediate_size", 13696),
     ),
     "glm4_moe": Defaults(
         hidden=4096,
@@ -90,7 +104,15 @@ MODEL_TYPES = {
     "llama": Defaults(),
     "mistral": Defaults(num_kv_heads=8),
     "mixtral": Defaults(num_kv_heads=8),
-    "qwen2": Defaults(num_kv_heads=32, biased=True, o_biased=False),
+    "phi3": Defaults(
+        hidden=3072,
+        num_layers=32,
+        num_heads=32,
+        vocab=32064,
+        qkv=("qkv_proj", "qkv_proj", "qkv_proj"),
+        intermediate=("intermediate_size", 8192),
+    ),
+    "qwen2": Defaults(num_kv_heads=32, biased="always", o_biased=False),
     "qwen3": Defaults(num_kv_heads=32, head_dim=128, normed=True),
     "qwen3_moe": Defaults(num_kv_heads=4, normed=True, intermediate=("moe_intermediate_size", 768)),
     "smollm3": Defaults(num_kv_heads=4, tied=True),
@@ -138,7 +160,7 @@ class ModelShape:
             known = ", ".join(sorted(MODEL_TYPES))
             raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
         usual = MODEL_TYPES[model_type]
-        biased = read.flag("attention_bias", usual.biased) or usual.biased
+        biased = read.flag("attention_bias", usual.biased is not False) or usual.biased == "always"
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         return cls(
             num_layers=read.size("num_hidden_layers", usual.num_layers),
@@ -169,6 +191,10 @@ class ModelShape:
     def group(self) -> int:
         """Query heads that read one KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def qkv_names(self) -> tuple[str, str, str]:
+        return MODEL_TYPES[self.model_type].qkv
 
     @property
     def mlp_names(self) -> MlpNames:

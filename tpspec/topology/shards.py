@@ -216,7 +216,7 @@ class _Held:
 def _layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
     layers = (f"model.layers.{index}." for index in range(shape.num_layers))
-    return _alike(shape.stored, layers, [f"self_attn.{name}_proj" for name in "qkvo"])
+    return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.qkv_names, "o_proj")])
 
 
 @cache
@@ -294,12 +294,9 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     num_q, num_kv = len(shard.heads) * shape.head_dim, len(shard.kv_heads) * shape.head_dim
     heads = range(shard.heads.start * shape.head_dim, shard.heads.stop * shape.head_dim)
     at += "self_attn."
+    qkv = tuple((at + name, rows) for name, rows in zip(shape.qkv_names, (num_q, num_kv, num_kv), strict=True))
     return [
-        Fused(
-            ((at + "q_proj", num_q), (at + "k_proj", num_kv), (at + "v_proj", num_kv)),
-            range(shape.hidden),
-            shape.hidden,
-        ),
+        Fused(qkv, range(shape.hidden), shape.hidden),
         Fused(((at + "o_proj", shape.hidden),), heads, shape.num_heads * shape.head_dim),
     ]
 
