@@ -39,6 +39,7 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
         "eps": "fp32",
         "cos_at": x,
         "sin_at": x,
+        "gains_at": "*fp32",
         "q_at": x,
     }
     attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"}
@@ -49,7 +50,7 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
         *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "kind": kind})
           for kind in ("silu", "gelu", "clamped")),
         (card_rows.place, place | cache | TABLE,
-         heads | {"num_kv_heads": 8, "normed": True, "turned": True, "small": small}),
+         heads | {"num_kv_heads": 8, "normed": True, "turned": True, "grown": True, "small": small}),
         *((card_rows.attend, attend | cache | partial | TABLE,
            heads | {"fold": 4, "tile_rows": rows, "splits": 32, "windowed": True, "small": small})
           for rows in (16, most_rows)),

@@ -99,12 +99,14 @@ ARCHITECTURES = {
         qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
     ),
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "ministral3": Architecture(window="all"),
     "mistral": Architecture(window="all"),
     "mixtral": Architecture(window="all"),
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "qwen3_moe": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="all"),
+    "seed_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_out_bias", mlp_bias="mlp_bias"),
     "smollm3": Architecture(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
@@ -118,12 +120,22 @@ GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """Of queries with their position p, so that attention stays as sharp in long texts: by 1 + rate log(1 + p //
+    length). As Llama 4 has it."""
+
+    rate: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Frequencies:
     """Of rope, for heads of E numbers. inverse: [E / 2], float32; 0: two numbers that stay as they are. scale: of the
-    others' cosines and sines."""
+    others' cosines and sines. growth: or None."""
 
     inverse: Tensor
     scale: float
+    growth: Growth | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +335,15 @@ def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], wh
     return (*halves[0], *left[0], *halves[1], *left[1])
 
 
+def _growth(parameters: dict[str, Any]) -> Growth | None:
+    """Raises what `_frequencies` catches."""
+    if (rate := parameters.get("llama_4_scaling_beta")) is None:
+        return None
+    if (length := int(parameters["original_max_position_embeddings"])) < 1:
+        raise ValueError("original_max_position_embeddings is no length")
+    return Growth(float(rate), length)
+
+
 def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], where: str) -> Frequencies:
     """From transformers. layers: the type that the parameters are for, or None."""
     import torch
@@ -341,7 +362,7 @@ def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], wh
         if not (inv_freq > 0).logical_and(inv_freq.isfinite()).all():
             raise ValueError("its frequencies are no positive numbers")
         missing = _head_dim(config) // 2 - len(inv_freq)
-        return Frequencies(torch.nn.functional.pad(inv_freq.float(), (0, missing)), float(scale))
+        return Frequencies(torch.nn.functional.pad(inv_freq.float(), (0, missing)), float(scale), _growth(parameters))
     except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         right = f"the numbers that {kind} needs, of which not all are"
         raise UserError(f"{where}: rope_parameters is {parameters}; should hold {right} ({error!r})") from error

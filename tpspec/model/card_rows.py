@@ -113,6 +113,7 @@ def place(
     eps: float,
     cos_at: tl.tensor,
     sin_at: tl.tensor,
+    gains_at: tl.tensor,
     table_at: tl.tensor,
     q_at: tl.tensor,
     keys_at: tl.tensor,
@@ -126,11 +127,13 @@ def place(
     wide: tl.constexpr,
     normed: tl.constexpr,
     turned: tl.constexpr,
+    grown: tl.constexpr,
     small: tl.constexpr,
 ) -> None:
     """Norms and turns the heads of qkv [T, (H + 2G) E]; queries go to q [T, H, E], keys and values to their slot.
 
-    A program for each head of each row. small: the cache has codes and scales.
+    A program for each head of each row. grown: queries that are turned are multiplied by their position's gain, of
+    gains [P]. small: the cache has codes and scales.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, wide)
@@ -149,6 +152,8 @@ def place(
             sin = tl.load(sin_at + position * dim + columns, mask=real, other=0.0).to(tl.float32)
             x = x * cos + other * sin
         if head < num_heads:
+            if turned and grown:
+                x *= tl.load(gains_at + position)
             to = q_at + (row * num_heads + head) * dim + columns
             tl.store(to, x.to(q_at.dtype.element_ty), mask=real)
         elif slot >= 0:

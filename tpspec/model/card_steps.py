@@ -136,11 +136,10 @@ class CardSteps:
         weights = [norm.weight if norm is not None else qkv_TX for norm in (layer.q_norm, layer.k_norm)]
         rope = self._ropes[layer.rope or 0]
         kernels.place[(len(qkv_TX), shape.num_heads + 2 * shape.num_kv_heads)](
-            qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, rope.cos_PE,
-            rope.sin_PE, self._table.there, q_TX, *cells, self._store.num_slots, num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads, dim=shape.head_dim, wide=self._wide, normed=normed,
-            turned=layer.rope is not None,
-            small=small,
+            qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, rope.cos_PE, rope.sin_PE,
+            rope.cos_PE if rope.gains_P is None else rope.gains_P, self._table.there, q_TX, *cells,
+            self._store.num_slots, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, dim=shape.head_dim,
+            wide=self._wide, normed=normed, turned=layer.rope is not None, grown=rope.gains_P is not None, small=small,
         )  # fmt: skip
         return q_TX
 

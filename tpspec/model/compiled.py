@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Layer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 5  # of rows.c
+VERSION = 6  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 256
 LANES = 16  # of the longest vectors
@@ -99,7 +99,7 @@ class CompiledSteps:
         self._add_norm = _verb(
             loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT, POINTER, FLOAT] + [POINTER] * 2 + [INT] * 2
         )
-        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 6 + [INT])
+        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 7 + [INT])
         self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT] + [POINTER] * 2)
         self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
 
@@ -155,15 +155,16 @@ class CompiledSteps:
         return None
 
     def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, q: int, cache: int) -> None:
-        q_weight = k_weight = cos = sin = None
+        q_weight = k_weight = cos = sin = gains = None
         eps = 0.0
         if layer.q_norm is not None and layer.k_norm is not None:
             q_weight, k_weight, eps = layer.q_norm.weight.data_ptr(), layer.k_norm.weight.data_ptr(), layer.q_norm.eps
         if layer.rope is not None:
             rope = self._ropes[layer.rope]
             cos, sin = rope.cos_PE.data_ptr(), rope.sin_PE.data_ptr()
+            gains = None if rope.gains_P is None else rope.gains_P.data_ptr()
         self._place(
-            self._heads_at, qkv, q_weight, k_weight, eps, cos, sin, round.positions, round.slots, q, cache,
+            self._heads_at, qkv, q_weight, k_weight, eps, cos, sin, gains, round.positions, round.slots, q, cache,
             round.num_real,
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ The frequencies are transformers'; this file only turns vectors. Shapes: T rows,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Rope:
-    """Cosines and signed sines of every position, in the model's dtype as transformers rounds them."""
+    """Cosines and signed sines of every position, in the model's dtype as transformers rounds them.
+
+    gains_P: what queries are multiplied by besides, float32; None: nothing.
+    """
 
     def __init__(self, frequencies: Frequencies, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies.inverse)
@@ -24,12 +28,26 @@ class Rope:
         cos, sin = angles.cos() * scale, angles.sin() * scale
         self.cos_PE = torch.cat([cos, cos], -1).to(device, dtype)
         self.sin_PE = torch.cat([-sin, sin], -1).to(device, dtype)
+        self.gains_P: Tensor | None = None
+        if frequencies.growth is not None:
+            whole = torch.arange(num_positions) // frequencies.growth.length
+            self.gains_P = (1 + frequencies.growth.rate * whole.float().log1p()).to(device)
 
-    def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [T, 1, E]."""
-        return self.cos_PE[positions_T].unsqueeze(1), self.sin_PE[positions_T].unsqueeze(1)
+    def at(self, positions_T: Tensor) -> Turns:
+        gains_T11 = None if self.gains_P is None else self.gains_P[positions_T, None, None]
+        return Turns(self.cos_PE[positions_T].unsqueeze(1), self.sin_PE[positions_T].unsqueeze(1), gains_T11)
 
 
-def turn(x_THE: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    cos_T1E, sin_T1E = turns
-    return torch.addcmul(x_THE * cos_T1E, x_THE.roll(x_THE.shape[-1] // 2, -1), sin_T1E)
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Of a round's rows. gains: see Rope."""
+
+    cos_T1E: Tensor
+    sin_T1E: Tensor
+    gains_T11: Tensor | None
+
+    def turn(self, x_THE: Tensor) -> Tensor:
+        return torch.addcmul(x_THE * self.cos_T1E, x_THE.roll(x_THE.shape[-1] // 2, -1), self.sin_T1E)
+
+    def grown(self, q_THE: Tensor) -> Tensor:
+        return q_THE if self.gains_T11 is None else (q_THE * self.gains_T11).to(q_THE.dtype)

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from tpspec.cache.store import as_slots
 from tpspec.model.attention import Folding, Layout, View, fused, stable
 from tpspec.model.mlp import GAIN, MOST
-from tpspec.model.rope import turn
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
-    from tpspec.model.rope import Rope
+    from tpspec.model.rope import Rope, Turns
 
 Gate = Literal["silu", "gelu", "clamped"]  # gelu as tanh approximates it; clamped: see rows.inc
 
@@ -126,7 +125,7 @@ class FewSteps(Steps, Protocol):
 class TorchRound:
     """The rows of one forward, ready for every layer."""
 
-    turns: list[tuple[Tensor, Tensor]]
+    turns: list[Turns]
     slots: Slots
     views: dict[int | None, list[View]]
     num_real: int
@@ -182,9 +181,10 @@ class TorchSteps:
         if layer.q_norm is not None and layer.k_norm is not None:
             qk_TXE = torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)
         if layer.rope is not None:
-            qk_TXE = turn(qk_TXE, round.turns[layer.rope])
+            qk_TXE = round.turns[layer.rope].turn(qk_TXE)
         self._store.write(layer.index, round.slots, qk_TXE[: round.num_real, H:], v_TGE)
-        return self._attended(layer, qk_TXE[:, :H], round)
+        q_THE = qk_TXE[:, :H]
+        return self._attended(layer, q_THE if layer.rope is None else round.turns[layer.rope].grown(q_THE), round)
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)

@@ -44,7 +44,7 @@ class Defaults:
     tied: bool = False
     qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     biased: bool | Literal["always"] = False
-    o_biased: bool = True
+    o_biased: bool | str = True
     sinks: bool = False
     normed: bool | str = False
     layer_norms: int = 2
@@ -102,6 +102,15 @@ MODEL_TYPES = {
         intermediate=("intermediate_size", 2880),
     ),
     "llama": Defaults(),
+    "ministral3": Defaults(
+        hidden=4096,
+        num_layers=34,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=131072,
+        intermediate=("intermediate_size", 14336),
+    ),
     "mistral": Defaults(num_kv_heads=8),
     "mixtral": Defaults(num_kv_heads=8),
     "phi3": Defaults(
@@ -115,6 +124,17 @@ MODEL_TYPES = {
     "qwen2": Defaults(num_kv_heads=32, biased="always", o_biased=False),
     "qwen3": Defaults(num_kv_heads=32, head_dim=128, normed=True),
     "qwen3_moe": Defaults(num_kv_heads=4, normed=True, intermediate=("moe_intermediate_size", 768)),
+    "seed_oss": Defaults(
+        hidden=4096,
+        num_layers=64,
+        num_heads=80,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=155136,
+        biased=True,
+        o_biased="attention_out_bias",
+        intermediate=("intermediate_size", 27648),
+    ),
     "smollm3": Defaults(num_kv_heads=4, tied=True),
 }
 
@@ -173,7 +193,7 @@ class ModelShape:
             tied=read.flag("tie_word_embeddings", usual.tied),
             qkv_bias=biased,
             model_type=model_type,
-            o_bias=biased and usual.o_biased,
+            o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
             layer_norms=usual.layer_norms,
