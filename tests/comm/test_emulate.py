@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 from time import perf_counter, process_time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +54,32 @@ def test_the_inner_time_is_part_of_it() -> None:
     comm = Emulated(Two(clock, inner_s=30e-6), STOCK, clock=clock)
     comm.all_reduce(ROW, Purpose.mlp)
     assert clock.now() == pytest.approx(54e-6, abs=1e-15)
+    assert comm.sums.inner_s == pytest.approx(30e-6)
+
+
+class Passing(Two):
+    """As ranks on cards, whose tensors this machine may not have."""
+
+    def all_reduce(self, x: torch.Tensor, purpose: Purpose) -> torch.Tensor:
+        super().all_reduce(ROW, purpose)
+        return x
+
+    def all_gather(self, x: torch.Tensor, purpose: Purpose) -> torch.Tensor:
+        return self.all_reduce(x, purpose)
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "all_gather"])
+def test_what_a_card_still_computes_is_not_the_links_time(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host runs ahead of a card, and waits for it where it fetches what is to be sent. Against a link that costs
+    nothing wherever a layer takes longer than it."""
+    clock = VirtualClock()
+    computing = SimpleNamespace(synchronize=lambda: clock.advance(1e-3))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    comm = Emulated(Passing(clock, inner_s=30e-6), STOCK, clock=clock)
+    x: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0), nbytes=ROW.nbytes)
+    getattr(comm, verb)(x, Purpose.mlp)
+    assert clock.now() == pytest.approx(1e-3 + comm.sums.link_s + comm.sums.skew_s, abs=1e-12)
+    assert comm.sums.link_s > 30e-6
     assert comm.sums.inner_s == pytest.approx(30e-6)
 
 

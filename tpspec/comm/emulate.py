@@ -1,7 +1,7 @@
 """A communicator that takes as long as a named link would: gloo on CPU behaving like cards on a bus. A wrapper.
 
-Knows messages, seconds and a clock; must not know why anything is sent, and is for CPU ranks only: a card's collectives
-are not over when the call returns.
+Knows messages, seconds and a clock; must not know why anything is sent, and is for ranks whose host takes part: other
+collectives of a card are not over when the call returns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +132,8 @@ class Emulation:
 
 
 class Emulated:
-    """Another communicator, made to take a link's time times `dilation`, counted from when a call begins.
+    """Another communicator, made to take a link's time times `dilation`, counted from when a call begins (on a card,
+    from when what it sends has been computed).
 
     The inner one's own time is part of it. When ranks come at different times each counts from its own call, so the
     last pays in full and the others' lead is at most a collective's time.
@@ -145,16 +148,22 @@ class Emulated:
         self._clock = clock or MonotonicClock()
 
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
-        begin = self._clock.now()
+        begin = self._begin(x)
         result = self._inner.all_reduce(x, purpose)
         self._end(begin, self._link.seconds(x.nbytes))
         return result
 
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
-        begin = self._clock.now()
+        begin = self._begin(x)
         result = self._inner.all_gather(x, purpose)
         self._end(begin, self._link.gather_seconds(result.nbytes))
         return result
+
+    def _begin(self, x: Tensor) -> float:
+        """Now; on a card, when what was asked of it before is done, or its computing would pass for the link's time."""
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()
+        return self._clock.now()
 
     def _end(self, begin: float, link_s: float) -> None:
         """Waits for what is missing, and books it."""
