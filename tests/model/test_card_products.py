@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tpspec.model.quantized import DequantizedLinear, Rounded
-from tpspec.topology.groups import grid_of
+from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
+from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
 from tpspec.model.card_products import EightBitLinear, tile_outputs
@@ -18,7 +18,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def processors(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    found = SimpleNamespace(multi_processor_count=count)
+    """Where there is a card, Triton compiles for what torch says of the rest of it."""
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (8, 0)
+    found = SimpleNamespace(multi_processor_count=count, major=major, minor=minor)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
@@ -32,6 +34,22 @@ def test_wide_and_narrow_tiles_compute_the_same_product(num_processors: int, mon
     x = torch.randn(18, 250, generator=noise).to(DEVICE)
     expected = DequantizedLinear(matrix, None)(x)
     assert (EightBitLinear(matrix, None)(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_no_row_gives_no_outputs(has_zeros: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of a prompt of which no logits are wanted. Stands against a head of 8 bits whose groups have zeros, which
+    adds up what each group read, and cannot cut nothing into groups."""
+    processors(monkeypatch, 20)
+    noise = torch.Generator().manual_seed(0)
+    codes = torch.randint(-128, 128, (70, 512), generator=noise).to(torch.int8)
+    scales, zeros = (torch.rand(70, 4, generator=noise) + 0.5 for _ in "sz")
+    matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(DEVICE), Grid(128, 0, 512))
+    product = EightBitLinear(matrix, None)
+    assert product(torch.zeros(0, 512, device=DEVICE)).shape == (0, 70)
+    x = torch.randn(2, 512, generator=noise).to(DEVICE)
+    expected = DequantizedLinear(matrix, None)(x)
+    assert (product(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_no_processor_is_left_without_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,10 @@ class EightBitLinear:
         self._tile_outputs = tile_outputs(len(self._codes_OW), self._codes_OW.device)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
+        num_rows, num_outputs = x_TI.shape[0], self._codes_OW.shape[0]
+        if not num_rows:  # none of which logits are wanted: their groups cannot be told apart
+            return x_TI.new_empty(0, num_outputs)
         x_TW = spread(x_TI, self._grid).contiguous()
-        num_rows, num_outputs = x_TW.shape[0], self._codes_OW.shape[0]
         y_TO = x_TW.new_empty(num_rows, num_outputs)
         programs = (triton.cdiv(num_outputs, self._tile_outputs), triton.cdiv(num_rows, TILE_ROWS))
         _product[programs](x_TW, self._codes_OW, self._scales_OG, y_TO, num_rows, num_outputs, self._grid.num_groups,
