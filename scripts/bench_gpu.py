@@ -252,9 +252,9 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
     plain, told = (
         json.loads(launch(options, 2, [*sets(link | draft), *words])[-1]) for draft in ({"draft.source": "none"}, keys)
     )
-    plain_s, round_s = (one["tokens_per_round"] / one["tokens_per_second"] for one in (plain, told))
+    plain_s, round_s = seconds_a_round(plain), seconds_a_round(told)
     options.model = options.draft
-    drafts = told["drafted"] / told["rounds"]  # that came in time
+    drafts = told["drafted"] / (told["rounds"] - 1)  # that came in time
     drafting_s = drafts * decoded(open_engine(options).engine, 64)
     return {
         "plain round, ms": 1e3 * plain_s,
@@ -263,6 +263,11 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
         "drafting alone, ms": 1e3 * drafting_s,
         "drafting hidden in waits": 1 - max(0.0, round_s - plain_s) / drafting_s if drafting_s else None,
     }
+
+
+def seconds_a_round(told: dict[str, Any]) -> float:
+    """Of the rounds after the first token, whose own reads the prompt: it is in neither the speed nor the drafts."""
+    return (told["tokens"] - 1) / told["tokens_per_second"] / (told["rounds"] - 1)
 
 
 def launch(options: argparse.Namespace, num_ranks: int, words: list[str]) -> list[str]:

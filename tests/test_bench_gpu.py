@@ -17,7 +17,9 @@ import torch
 from scripts.serving import ROOT, environment
 from tests.processes import lives
 from tests.worlds import serve, topology
-from tpspec.request import Request
+from tpspec.comm.messages import Stats
+from tpspec.generate import Answer
+from tpspec.request import Delta, Request
 
 # A rank that hangs, and takes no notice of torchrun's first signal.
 RANK = """
@@ -112,6 +114,17 @@ def test_transformers_has_one_cache_for_every_text(
     script.generating_s(Namespace(device="cpu", model="m", to=tmp_path, tokens=8))
     assert asked[0] == max(asked) == 8
     assert asked.count(2) == 5
+
+
+def test_a_round_takes_what_lies_between_two_of_them(script: ModuleType) -> None:
+    """Of 13 rounds of five tokens but the first, which ends with the prompt, 12 are timed. Stands against drafts that
+    look hidden because their few rounds share the time of one round less."""
+    answer = Answer(prompt=(1, 2), before=Stats(), rounds=0)
+    answer.first_token_at = time.perf_counter() - 1.2
+    for tokens in (1, *[5] * 12):
+        answer.add(Delta(0, (7,) * tokens))
+    told = answer.report("", "length", Stats())
+    assert script.seconds_a_round(told) == pytest.approx(0.1, rel=0.01)
 
 
 TELLING = """
