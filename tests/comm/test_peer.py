@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.comm.test_distributed import torchrun
-from tpspec.comm.communicator import OneRank
+from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.shared import Unavailable, agreed
 
 pytest.importorskip("triton")
@@ -94,6 +94,31 @@ def test_nothing_is_compiled_in_the_trial_that_was_not_warmed_up(monkeypatch: py
     assert len(warm) == 6
     peer.attempt(peers, torch.device("cpu"))
     assert made == warm
+
+
+def test_a_rank_that_gives_up_leaves_nobody_in_a_collective_of_another_kind() -> None:
+    """Stands against a gather too long for peer memory in the trial of it: who has seen nothing wrong would wait there
+    as long as NCCL does, which then ends the world."""
+    sizes: dict[str, list[int]] = {"gathered": [], "summed": []}
+
+    class Right:
+        """Rank 0 of two, whose neighbour brings 1000 more."""
+
+        rank, size, most_at_once, most_looks, is_lost = 0, 2, CAPACITY, 0, False
+        most_bytes = 2 * CAPACITY
+
+        def all_gather(self, x: torch.Tensor, purpose: Purpose) -> torch.Tensor:
+            sizes["gathered"].append(x.nbytes)
+            return torch.stack([x, x + 1000])
+
+        def all_reduce(self, x: torch.Tensor, purpose: Purpose) -> torch.Tensor:
+            sizes["summed"].append(x.nbytes)
+            return 2 * x + 1000
+
+    peers: Any = Right()
+    peer.attempt(peers, torch.device("cpu"))
+    assert max(sizes["summed"]) == Right.most_bytes
+    assert max(sizes["gathered"]) == CAPACITY
 
 
 def test_a_fault_of_the_card_is_not_taken_for_a_missing_compiler() -> None:
