@@ -94,8 +94,16 @@ def test_seconds_are_those_spent_in_the_call() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_seconds_on_a_device_arrive_later_without_waiting() -> None:
     """Reading a CUDA event before it happened waits, or raises; a ledger that waits stalls the round."""
+
+    class OnACard(Slow):
+        """Whose work lies between the two events: with nothing there, a clock may show the same time twice."""
+
+        def all_reduce(self, x: torch.Tensor, purpose: Purpose) -> torch.Tensor:
+            torch.cuda._sleep(1_000_000)
+            return super().all_reduce(x, purpose)
+
     ledger, x = Ledger(), torch.ones(1 << 20, device="cuda")
-    comm = Counted(Slow(), ledger)
+    comm = Counted(OnACard(), ledger)
     torch.cuda._sleep(200_000_000)
     comm.all_reduce(x, Purpose.mlp)
     assert ledger.totals()[Purpose.mlp] == Tally(1, x.nbytes, 0.0)
