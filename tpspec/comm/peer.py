@@ -106,8 +106,8 @@ def warm_up(peers: PeerMemory, device: torch.device) -> None:
 
 
 def attempt(peers: PeerMemory, device: torch.device, most_looks: int = TRIAL_LOOKS) -> None:
-    """Sums in one leg and two and gathers of every size, many times over. Raises WorldFailure where one is wrong or
-    does not end.
+    """Sums in one leg and two of every size, and gathers as far as they go this way, many times over. Raises
+    WorldFailure where one is wrong or does not end.
 
     A rank that gives up here is one that the others wait for, once, until their own looks are spent.
     """
