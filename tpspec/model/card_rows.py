@@ -241,11 +241,11 @@ def attend(
         if small:
             scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
         own = place + keys - num_cached  # rows of the span, from 0; before them is the cache
-        is_own = own >= 0
+        is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
         seen = ~is_own[None, :] | ((sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0)
         if windowed:
             at_own = table_at + _POSITIONS + first + own
-            stands = tl.where(is_own, tl.load(at_own, mask=is_own & real_keys, other=0), place + keys)
+            stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0), place + keys)
             seen &= stands[None, :] > positions[:, None] - window
         scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
