@@ -64,9 +64,11 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
           "on_card": True}),
         *((card_rows.join, partial | TABLE | {"sinks_at": "*fp32", "out_at": x}, heads | {"splits": 32, "sinks": sinks})
           for sinks in (False, True)),
-        *((card_products._product, {"x_at": x, "codes_at": "*i8", "scales_at": x, "y_at": x, "num_rows": "i32",
-                                    "num_outputs": "i32", "num_groups": "i32"},
-           {"group": 128, "tile_rows": card_products.TILE_ROWS, "tile_outputs": outputs})
+        *((card_products._product, {"x_at": x, "codes_at": codes, "scales_at": x, "zeros_at": x, "y_at": x,
+                                    "num_rows": "i32", "num_outputs": "i32", "num_groups": "i32", "row": "i32"},
+           {"group": 128, "bits": bits, "has_zeros": bits == 4, "tile_rows": card_products.TILE_ROWS,
+            "tile_outputs": outputs})
+          for bits, codes in ((8, "*i8"), (4, "*u8"))
           for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)),
         *([] if small else mixture(x)),
     ]  # fmt: skip

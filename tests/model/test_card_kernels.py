@@ -16,9 +16,9 @@ from tpspec.model import card_products
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
-SHARED = {75: 64 << 10, 86: 99 << 10}
+SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10}
 # The widest heads that card_steps takes, and the usual ones.
-CASES = ["75:*fp16:128", "86:*bf16:128", "86:*bf16:256", "86:*fp32:128"]
+CASES = ["75:*fp16:128", "86:*bf16:128", "86:*bf16:256", "86:*fp32:128", "90:*bf16:128"]
 
 
 def test_every_kernel_compiles_and_fits_every_card() -> None:
@@ -29,7 +29,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     told = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=500)
     assert told.returncode == 0, told.stderr[-3000:]
     made = [json.loads(line) for line in told.stdout.splitlines()]
-    assert len(made) == 42 * len(CASES)
+    assert len(made) == 46 * len(CASES)
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     shared = {one["outputs"]: one["shared"] for one in made if one["kernel"] == "_product" and one["capability"] == 86}
     assert shared[card_products.FEW_OUTPUTS] > shared[card_products.TILE_OUTPUTS]

@@ -1,8 +1,9 @@
-"""Products with weights of 8 bits as a card computes them. Without a card, in Triton's interpreter."""
+"""Products with codes as a kernel of ours computes them on a card. Without a card, in Triton's interpreter."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
-from tpspec.model.card_products import EightBitLinear, tile_outputs
+from tpspec.model.card_products import CodedLinear, has_tinygemm, tile_outputs
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -24,28 +25,36 @@ def processors(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("num_processors", [1, 1000])
-def test_wide_and_narrow_tiles_compute_the_same_product(num_processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands against outputs that no program has, or two have; 70 are no multiple of either tile."""
+def test_wide_and_narrow_tiles_compute_the_same_product(
+    num_processors: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against outputs that no program has, or two have; 70 are no multiple of either tile. Four bits as on cards
+    that torch's kernel does not run on."""
     processors(monkeypatch, num_processors)
     noise = torch.Generator().manual_seed(0)
     grid, read = grid_of(range(320, 570), 576)
-    matrix = Rounded(torch.randn(70, len(read), generator=noise).to(DEVICE), 8, grid)
+    matrix = Rounded(torch.randn(70, len(read), generator=noise).to(DEVICE), bits, grid)
     x = torch.randn(18, 250, generator=noise).to(DEVICE)
     expected = DequantizedLinear(matrix, None)(x)
-    assert (EightBitLinear(matrix, None)(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (CodedLinear(matrix, None)(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("has_zeros", [False, True])
-def test_no_row_gives_no_outputs(has_zeros: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of a prompt of which no logits are wanted. Stands against a head of 8 bits whose groups have zeros, which
-    adds up what each group read, and cannot cut nothing into groups."""
+def test_groups_with_zeros_and_without_and_no_row_at_all(
+    has_zeros: bool, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is what a head has of a chunk of a prompt of which no logits are wanted. Stands against zeros that only
+    four bits have, and against what each group reads added up where nothing can be cut into groups."""
     processors(monkeypatch, 20)
     noise = torch.Generator().manual_seed(0)
-    codes = torch.randint(-128, 128, (70, 512), generator=noise).to(torch.int8)
+    low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
+    codes = torch.randint(low, high, (70, 512), generator=noise).to(kind)
     scales, zeros = (torch.rand(70, 4, generator=noise) + 0.5 for _ in "sz")
     matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(DEVICE), Grid(128, 0, 512))
-    product = EightBitLinear(matrix, None)
+    product = CodedLinear(matrix, None)
     assert product(torch.zeros(0, 512, device=DEVICE)).shape == (0, 70)
     x = torch.randn(2, 512, generator=noise).to(DEVICE)
     expected = DequantizedLinear(matrix, None)(x)
@@ -58,3 +67,11 @@ def test_no_processor_is_left_without_outputs(monkeypatch: pytest.MonkeyPatch) -
     assert [tile_outputs(count, DEVICE) for count in (4096, 6144, 28672)] == [16, 32, 32]
     processors(monkeypatch, 82)
     assert tile_outputs(4096, DEVICE) == 32
+
+
+def test_torchs_kernel_is_left_to_cards_that_have_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against products of nothing on a 2080 Ti, for which torch builds it empty."""
+    told = {(7, 5): False, (8, 0): True, (8, 6): True, (12, 0): True}
+    for capability, due in told.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert has_tinygemm(DEVICE) == due

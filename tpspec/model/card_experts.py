@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_products import STAGES, TILE_ROWS, tile_outputs
+from tpspec.model.card_products import STAGES, TILE_ROWS, group_product, paired, tile_outputs
 from tpspec.model.experts import LEAST
 from tpspec.model.linear import PlainLinear
 from tpspec.model.quantized import DequantizedLinear, spread, unpacked_nibbles
@@ -105,7 +105,9 @@ class Stack:
             self._scales = self._zeros = self._weights  # never read
         elif len(coded) == len(products) and len(layouts) == 1 and len(zeros) in (0, len(products)):
             ((self._bits, self._grid, _),) = layouts
-            whole = [one.codes if self._bits == 8 else _paired(one.codes, self._grid.group) for one in coded]
+            whole = [
+                one.codes if self._bits == 8 else paired(unpacked_nibbles(one.codes), self._grid.group) for one in coded
+            ]
             self._weights = torch.stack(whole)
             self._are_floats = coded[0].scales_OG.dtype == torch.uint8
             scales = torch.stack([one.scales_OG for one in coded])
@@ -137,12 +139,6 @@ class Stack:
 def _in_words(exponents_NOG: Tensor) -> Tensor:
     """[N, O, G / 4] of int32, the first of four lowest."""
     return F.pad(exponents_NOG, (0, -exponents_NOG.shape[2] % WORD)).view(torch.int32)
-
-
-def _paired(nibbles: Tensor, group: int) -> Tensor:
-    """From columns in pairs side by side, [O, W / 2]: the columns that a product reads at a time then are."""
-    low_OGH, high_OGH = unpacked_nibbles(nibbles).view(len(nibbles), -1, 2, group // 2).unbind(2)
-    return (low_OGH | high_OGH << 4).flatten(1)
 
 
 def most_tiles(num_pairs: int, count: int) -> int:
@@ -327,17 +323,14 @@ def _tile_product(
                 low, high = _floats(both & 15, exponents), _floats(both >> 4, exponents)
                 part = tl.dot(first, low.to(first.dtype), input_precision="ieee")
                 part += tl.dot(last, high.to(first.dtype), input_precision="ieee")
-            elif bits == 4:
-                half = tl.arange(0, group // 2)
-                first = tl.load(from_x + (index * group + half)[None, :], mask=real_rows[:, None], other=0.0)
-                last = tl.load(
-                    from_x + (index * group + group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0
-                )
-                from_codes = weights_at + at[None, :] * row + (index * (group // 2) + half)[:, None]
-                both = tl.load(from_codes, mask=real_outputs[None, :], other=0)
-                low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
-                part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
-                total = tl.sum(first.to(tl.float32), 1) + tl.sum(last.to(tl.float32), 1)
+            elif bits < 16:
+                from_codes = weights_at + at[None, :] * row + index * (group * bits // 8)
+                part, total = group_product(from_x + index * group, from_codes, real_rows, real_outputs, group, bits)
+                scales = tl.load(scales_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
+                part *= scales[None, :]
+                if has_zeros:
+                    zeros = tl.load(zeros_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
+                    part += total[:, None] * zeros[None, :]
             else:
                 columns = index * group + tl.arange(0, group)
                 inside = columns < width
@@ -345,13 +338,6 @@ def _tile_product(
                 from_weights = weights_at + at[None, :] * row + columns[:, None]
                 weights = tl.load(from_weights, mask=real_outputs[None, :] & inside[:, None], other=0).to(x.dtype)
                 part = tl.dot(x, weights, input_precision="ieee")
-                total = tl.sum(x.to(tl.float32), 1)
-            if bits < 16 and not are_floats:
-                scales = tl.load(scales_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
-                part *= scales[None, :]
-            if has_zeros:
-                zeros = tl.load(zeros_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
-                part += total[:, None] * zeros[None, :]
             sums += part
         if has_biases:
             sums += tl.load(biases_at + at, mask=real_outputs, other=0.0).to(tl.float32)[None, :]

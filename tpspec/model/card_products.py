@@ -1,5 +1,6 @@
-"""Products with weights of 8 or 4 bits on a CUDA card: four through torch's own kernel, eight through one of ours in
-Triton. quantized.py is the reference. Must not know what a matrix is of. Imported on cards only: it needs Triton.
+"""Products with weights of 8 or 4 bits on a CUDA card: four through torch's own kernel where it runs, else through one
+of ours in Triton. quantized.py is the reference. Must not know what a matrix is of. Imported on cards only: needs
+Triton.
 
 Shapes: O outputs, W columns of the groups the shard touches, G groups, X columns of a group; T rows.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
 
 OUTPUTS = 8  # that torch's kernel takes at a time
+TINYGEMM = (8, 0)  # compute capability that it asks for; below it there is no bfloat16
 TILE_ROWS, TILE_OUTPUTS = 16, 32  # of a program of ours; fewer rows than 16 no tensor core takes
 FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a processor alone reads too slowly
 # Of Triton's, by outputs of a program: one more than groups that are on their way at a time. Smaller programs, of which
@@ -29,8 +31,8 @@ STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}
 
 
 class FourBitLinear:
-    """torch's kernel (tinygemm) computes in bfloat16, whatever the rows have, on compute capability 8.0 or more. Scales
-    and zeros of others are rounded to it: by at most a 64th of a step between two codes."""
+    """torch's kernel (tinygemm) computes in bfloat16, whatever the rows have, on cards that have it. Scales and zeros
+    of others are rounded to it: by at most a 64th of a step between two codes."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
@@ -54,29 +56,39 @@ class FourBitLinear:
         return y_TO.contiguous() if self._bias_O is None else y_TO + self._bias_O
 
 
-class EightBitLinear:
-    """Codes are exact in every dtype of the rows; sums are float32."""
+class CodedLinear:
+    """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
-        self._codes_OW, self._scales_OG, self._zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
+        self._codes = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
+        self._scales_OG, self._zeros_OG, self._bits = made.scales_OG, made.zeros_OG, matrix.bits
         self._bias_O, self._grid = bias_O, matrix.grid
-        self._tile_outputs = tile_outputs(len(self._codes_OW), self._codes_OW.device)
+        self._tile_outputs = tile_outputs(len(self._codes), self._codes.device)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        num_rows, num_outputs = x_TI.shape[0], self._codes_OW.shape[0]
-        if not num_rows:  # none of which logits are wanted: their groups cannot be told apart
-            return x_TI.new_empty(0, num_outputs)
-        x_TW = spread(x_TI, self._grid).contiguous()
-        y_TO = x_TW.new_empty(num_rows, num_outputs)
+        num_rows, num_outputs = x_TI.shape[0], self._codes.shape[0]
+        y_TO = x_TI.new_empty(num_rows, num_outputs)
+        if not num_rows:  # none of which logits are wanted
+            return y_TO
         programs = (triton.cdiv(num_outputs, self._tile_outputs), triton.cdiv(num_rows, TILE_ROWS))
-        _product[programs](x_TW, self._codes_OW, self._scales_OG, y_TO, num_rows, num_outputs, self._grid.num_groups,
-                           group=self._grid.group, tile_rows=TILE_ROWS, tile_outputs=self._tile_outputs,
-                           num_stages=STAGES[self._tile_outputs])  # fmt: skip
-        if self._zeros_OG is not None:
-            sums_TG = x_TW.view(num_rows, -1, self._grid.group).sum(2, dtype=torch.float32)
-            y_TO = (y_TO.float() + sums_TG @ self._zeros_OG.float().T).to(x_TI.dtype)
+        x_TW, scales_OG, grid = spread(x_TI, self._grid).contiguous(), self._scales_OG, self._grid
+        _product[programs](x_TW, self._codes, scales_OG, scales_OG if self._zeros_OG is None else self._zeros_OG, y_TO,
+                           num_rows, num_outputs, grid.num_groups, self._codes.shape[1], group=grid.group,
+                           bits=self._bits, has_zeros=self._zeros_OG is not None, tile_rows=TILE_ROWS,
+                           tile_outputs=self._tile_outputs, num_stages=STAGES[self._tile_outputs])  # fmt: skip
         return y_TO if self._bias_O is None else y_TO + self._bias_O
+
+
+def has_tinygemm(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= TINYGEMM
+
+
+def paired(codes_OW: Tensor, group: int) -> Tensor:
+    """[O, W / 2]: codes of 4 bits in pairs, one of each half of their group, so that the columns that a product reads
+    at a time are side by side."""
+    low_OGH, high_OGH = codes_OW.view(len(codes_OW), -1, 2, group // 2).unbind(2)
+    return (low_OGH | high_OGH << 4).flatten(1)
 
 
 def tile_outputs(num_outputs: int, device: torch.device) -> int:
@@ -86,31 +98,64 @@ def tile_outputs(num_outputs: int, device: torch.device) -> int:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def group_product(
+    from_x: tl.tensor,  # no name of Python's may stand here: Triton reads annotations
+    from_codes: tl.tensor,
+    real_rows: tl.tensor,
+    real_outputs: tl.tensor,
+    group: tl.constexpr,
+    bits: tl.constexpr,
+) -> tl.tensor:
+    """Of rows [R, 1] and outputs [1, O], by where their group begins: products [R, O] without scales, and what the rows
+    sum up to, [R]."""
+    if bits == 4:
+        half = tl.arange(0, group // 2)
+        first = tl.load(from_x + half[None, :], mask=real_rows[:, None], other=0.0)
+        last = tl.load(from_x + (group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0)
+        both = tl.load(from_codes + half[:, None], mask=real_outputs[None, :], other=0)
+        low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
+        part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
+        total = tl.sum(first.to(tl.float32), 1) + tl.sum(last.to(tl.float32), 1)
+    else:
+        columns = tl.arange(0, group)
+        x = tl.load(from_x + columns[None, :], mask=real_rows[:, None], other=0.0)
+        codes = tl.load(from_codes + columns[:, None], mask=real_outputs[None, :], other=0).to(x.dtype)
+        part = tl.dot(x, codes, input_precision="ieee")
+        total = tl.sum(x.to(tl.float32), 1)
+    return part, total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _product(
-    x_at: tl.tensor,  # no name of Python's may stand here: Triton reads annotations
+    x_at: tl.tensor,
     codes_at: tl.tensor,
     scales_at: tl.tensor,
+    zeros_at: tl.tensor,
     y_at: tl.tensor,
     num_rows: int,
     num_outputs: int,
     num_groups: int,
+    row: int,
     group: tl.constexpr,
+    bits: tl.constexpr,
+    has_zeros: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
 ) -> None:
-    """A tile of y [T, O] from x [T, W], codes [O, W] and scales [O, G]."""
-    width = num_groups * group
+    """A tile of y [T, O] from x [T, W], codes [O, `row` bytes], scales and zeros [O, G]."""
     outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
     rows = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
-    columns = tl.arange(0, group)
     real_outputs, real_rows = outputs < num_outputs, rows < num_rows
-    from_codes = codes_at + outputs[None, :].to(tl.int64) * width + columns[:, None]
-    from_x = x_at + rows[:, None] * width + columns[None, :]
+    from_codes = codes_at + outputs[None, :].to(tl.int64) * row
+    from_x = x_at + rows[:, None] * (num_groups * group)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     for index in range(num_groups):
-        x = tl.load(from_x + index * group, mask=real_rows[:, None], other=0.0)
-        codes = tl.load(from_codes + index * group, mask=real_outputs[None, :], other=0).to(x.dtype)
+        at = index * (group * bits // 8)
+        part, total = group_product(from_x + index * group, from_codes + at, real_rows, real_outputs, group, bits)
         scales = tl.load(scales_at + outputs * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
-        sums += tl.dot(x, codes, input_precision="ieee") * scales[None, :]
+        sums += part * scales[None, :]
+        if has_zeros:
+            zeros = tl.load(zeros_at + outputs * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+            sums += total[:, None] * zeros[None, :]
     to = y_at + rows[:, None] * num_outputs + outputs[None, :]
     tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])

@@ -106,9 +106,11 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
     if reference:
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
-        from tpspec.model.card_products import EightBitLinear, FourBitLinear  # Triton comes with torch for cards only
+        # Triton comes with torch for cards only.
+        from tpspec.model.card_products import CodedLinear, FourBitLinear, has_tinygemm
 
-        return EightBitLinear(matrix, bias_O) if matrix.bits == 8 else FourBitLinear(matrix, bias_O)
+        is_torchs = matrix.bits == 4 and has_tinygemm(device)
+        return FourBitLinear(matrix, bias_O) if is_torchs else CodedLinear(matrix, bias_O)
     if device.type == "cpu" and (loaded := compiled_products()) is not None:
         return CompiledLinear(loaded, matrix, bias_O)
     return DequantizedLinear(matrix, bias_O)

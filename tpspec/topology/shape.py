@@ -182,12 +182,14 @@ class ModelShape:
         usual = MODEL_TYPES[model_type]
         biased = read.flag("attention_bias", usual.biased is not False) or usual.biased == "always"
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
+        # Null means that all together are as wide as the hidden state, left out what is usual.
+        head_dim = None if "head_dim" in config else usual.head_dim
         return cls(
             num_layers=read.size("num_hidden_layers", usual.num_layers),
             hidden=hidden,
             num_heads=heads,
             num_kv_heads=read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
-            head_dim=read.size("head_dim", usual.head_dim or hidden // heads),
+            head_dim=read.size("head_dim", head_dim or hidden // heads),
             intermediate=read.size(*usual.intermediate),
             vocab=read.size("vocab_size", usual.vocab),
             tied=read.flag("tie_word_embeddings", usual.tied),
