@@ -37,6 +37,10 @@ def pair(folder: Path, parts: tuple[float, ...] = (1.0,), **more: Any) -> tuple[
     return torchs, cards
 
 
+# To the steps, what others are too: they differ in matrices and how those are stored.
+ALIKE = {"glm4", "llama3", "mixtral", "phi3", "qwen2", "qwen3_moe", "seed_oss"}
+
+
 def rounds(decoder: Decoder) -> torch.Tensor:
     """Two prompts by torch, in scattered slots; then a tree beside a chain, and a short text alone."""
     decoder.forward([Span(0, 0, IDS[:LONG], ((0, 64), (128, LONG - 64)), 0), Span(1, 0, IDS[:3], ((256, 3),), 0)])
@@ -45,7 +49,7 @@ def rounds(decoder: Decoder) -> torch.Tensor:
     return torch.cat([decoder.forward([tree, chain]), decoder.forward([Span(2, 0, IDS[50:55], ((300, 5),), 5)])])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - ALIKE))
 def test_a_round_is_what_torch_makes_of_it(kind: str, tmp_path: Path) -> None:
     """Stands against a key of another row's branch, sequence, window or block, a head folded elsewhere, and a query
     turned to another place. Shard 0 of two: an uneven group of heads in some kinds."""

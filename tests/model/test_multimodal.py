@@ -27,6 +27,7 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
 WHOLE = {
     "gemma3": ("gemma3", {"mm_tokens_per_image": 4, "image_token_index": 262, "boi_token_index": 261}),
     "mistral": ("mistral3", {"image_token_index": 262}),
+    "ministral3": ("mistral3", {"image_token_index": 262}),
 }
 
 
