@@ -157,11 +157,11 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
     """What they take, and the bytes that one of so many rows reads, in the middle of the text."""
     from tpspec.model.batch import Span
     from tpspec.topology.shape import ModelShape
-    from tpspec.topology.shards import expert_bytes, kv_bytes_per_token, split, weight_bytes
+    from tpspec.topology.shards import expert_bytes, kv_bytes_read, split, weight_bytes
 
     shape, middle = ModelShape.of(at(options.model, options.to)), PROMPT + options.tokens // 2
     (whole,) = split(shape, (1.0,))
-    held = weight_bytes(shape, whole, "bfloat16") + middle * kv_bytes_per_token(shape, whole, "bfloat16")
+    held = weight_bytes(shape, whole, "bfloat16") + kv_bytes_read(shape, whole, "bfloat16", middle)
     of_experts = expert_bytes(shape, whole, "bfloat16")
     round_s, decoder = decoded(engine, options.tokens), engine.target.decoder
 

@@ -21,7 +21,7 @@ from tpspec.comm.communicator import Purpose
 from tpspec.comm.messages import Tally
 from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine, Target
-from tpspec.model.batch import Span
+from tpspec.model.batch import Moves, Span
 from tpspec.request import Request, Sampling
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import collectives_per_round, round_bytes
@@ -68,8 +68,8 @@ class Noted:
     def taps(self) -> torch.Tensor | None:
         return self._inner.taps()
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._inner.move(sources, targets)
+    def move(self, moves: Moves) -> None:
+        self._inner.move(moves)
 
     def rounds(self) -> list[Round]:
         """Everything between two forwards belongs to the first of them; nothing may be left over before the first."""

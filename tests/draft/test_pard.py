@@ -21,6 +21,7 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.roles.build_drafter import build_inline
 from tpspec.roles.fit import target_pool
+from tpspec.topology.shape import ModelShape
 from tpspec.verify.draw import Draw, pick
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
@@ -137,7 +138,10 @@ def greedy(folder: Path, text: Sequence[int], num_places: int) -> list[int]:
 
 def test_a_published_layout_says_what_transformers_says(parallel: Path) -> None:
     wanted = topology(parallel, draft={"source": "pard", "model": str(parallel), "tree": "chain"})
-    subject, text = build_inline(wanted, torch.device("cpu"), None, target_pool(wanted)), [5, 9, 200, 31]
+    subject, text = (
+        build_inline(wanted, torch.device("cpu"), None, target_pool(wanted, ModelShape.of(parallel))),
+        [5, 9, 200, 31],
+    )
     for new in ([], [7, 8], [44]):
         text = [*text, *new]
         assert list(subject.propose([ask(0, text, 5)])[0].tokens) == greedy(parallel, text, 5)
@@ -149,4 +153,4 @@ def test_a_model_without_a_mask_token_is_refused_by_name(config: dict[str, objec
     folder = tiny("smollm2", tmp_path, num_hidden_layers=1, **config)
     wanted = topology(folder, draft={"source": "pard", "model": str(folder)})
     with pytest.raises(UserError, match=f"{tmp_path}: config.json has pard_token"):
-        build_inline(wanted, torch.device("cpu"), None, target_pool(wanted))
+        build_inline(wanted, torch.device("cpu"), None, target_pool(wanted, ModelShape.of(folder)))

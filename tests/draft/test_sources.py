@@ -20,7 +20,7 @@ from tpspec.model.target import ShardedTarget
 from tpspec.roles.build_drafter import build_inline
 from tpspec.roles.fit import target_pool
 from tpspec.topology import sources
-from tpspec.topology.shape import shape_of
+from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.sublayers import Sublayers
 
 VOCAB = 263
@@ -34,7 +34,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(section: dict[str, object], target: Path, accept: str = "match") -> Drafter:
     wanted = topology(target, draft=section, accept=accept)
-    return build_inline(wanted, CPU, None, target_pool(wanted), thinned(target))
+    return build_inline(wanted, CPU, None, target_pool(wanted, ModelShape.of(target)), thinned(target))
 
 
 def thinned(target: Path) -> Callable[[Sublayers], ShardedTarget]:

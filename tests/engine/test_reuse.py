@@ -79,7 +79,7 @@ def test_an_accepted_path_that_ends_a_text_is_kept_in_its_place() -> None:
     plan = scheduler.plan({0: TokenTree((10, 11), (-1, -1))})
     commit = scheduler.commit(plan, [Verdict(0, (1,), (11, 9))])
     assert commit.finished == [0]
-    assert commit.moves == ([4], [3])
+    assert commit.moves == ([4], [3], [], [])
     assert rows_read(scheduler, Request(1, (1, 2, 7, 11, 9), 1)) == 1
 
 

@@ -96,7 +96,7 @@ def test_a_chain_has_no_parents_and_needs_no_moves() -> None:
     plan = subject.plan({0: chain(3)})
     commit = subject.commit(plan, [Verdict(0, (0, 1), (500, 501, 7))])
     assert plan.spans[0].parents is None
-    assert commit.moves == ([], [])
+    assert commit.moves == ([], [], [], [])
     assert subject.plan({}).spans[0].start == 6
 
 
@@ -106,7 +106,7 @@ def test_an_accepted_path_moves_behind_the_root() -> None:
     step(subject)
     plan = subject.plan({0: BUSH})
     commit = subject.commit(plan, [Verdict(0, (1, 3, 4), (11, 13, 14, 7))])
-    assert commit.moves == ([5, 7, 8], [4, 5, 6])
+    assert commit.moves == ([5, 7, 8], [4, 5, 6], [], [])
     assert commit.deltas == [Delta(0, (11, 13, 14, 7), None, (2, 2, 1), (1, 1, 1))]
 
 

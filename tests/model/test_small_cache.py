@@ -23,7 +23,7 @@ from tpspec.roles.build import build_engine
 from tpspec.topology.config import load
 from tpspec.topology.report import describe
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import kv_bytes_per_token, split
+from tpspec.topology.shards import kv_bytes, split
 
 CPU = torch.device("cpu")
 LONG = MOST_ROWS + 8  # rows that are too many for the compiled steps
@@ -157,7 +157,7 @@ def test_it_takes_what_the_plan_says(folder: Path, tmp_path: Path) -> None:
     (whole,) = split(shape, (1.0,))
     store = decoder(folder, torch.bfloat16, compiled=True).store
     tensors = [one for cells in (*store.keys, *store.values) for one in (cells.numbers_GSE, cells.scales_GS)]
-    assert sum(one.numel() * one.element_size() for one in tensors) == 128 * kv_bytes_per_token(shape, whole, "int8")
+    assert sum(one.numel() * one.element_size() for one in tensors) == kv_bytes(shape, whole, "int8", 128)
     file = tmp_path / "topology.yaml"
     file.write_text(f"name: a\ntarget: {{model: {folder}, ranks: [0]}}\ncache: {{tokens: 65536}}\n")
     plain, small = (

@@ -17,7 +17,8 @@ from tpspec.topology.shards import (
     Shard,
     collectives_per_round,
     expert_bytes,
-    kv_bytes_per_token,
+    kv_bytes,
+    kv_bytes_read,
     layer_bytes,
     num_params,
     round_bytes,
@@ -124,8 +125,19 @@ def test_collectives_and_bytes_of_a_round_are_exact() -> None:
 def test_kv_bytes_count_a_boundary_head_on_both_sides() -> None:
     """Against a cache planned for fewer heads than a rank reads."""
     first, second = split(SMOL, (1, 1))
-    assert kv_bytes_per_token(SMOL, first, "bfloat16") == 2 * 30 * 2 * 64 * 2
-    assert kv_bytes_per_token(SMOL, second, "float32") == 2 * 30 * 2 * 64 * 4
+    assert kv_bytes(SMOL, first, "bfloat16", 1) == 2 * 30 * 2 * 64 * 2
+    assert kv_bytes(SMOL, second, "float32", 7) == 7 * 2 * 30 * 2 * 64 * 4
+
+
+def test_layers_with_a_window_keep_and_read_the_last_tokens() -> None:
+    """Stands against a cache of Gemma 3's counted, or predicted to be read, as if all layers saw everything."""
+    shape = replace(SMOL, window=512, num_windowed=20)
+    (whole,) = split(shape, (1.0,))
+    of_layer = 2 * 3 * 64 * 2
+    assert kv_bytes(shape, whole, "bfloat16", 4096, 768) == of_layer * (10 * 4096 + 20 * 768)
+    assert kv_bytes(shape, whole, "bfloat16", 4096) == of_layer * 30 * 4096
+    assert kv_bytes_read(shape, whole, "bfloat16", 4096) == of_layer * (10 * 4096 + 20 * 512)
+    assert kv_bytes_read(shape, whole, "bfloat16", 100) == of_layer * 30 * 100
 
 
 def test_shards_weigh_what_the_whole_weighs_and_the_norms_again() -> None:

@@ -8,7 +8,7 @@ outlives them until its place is wanted, which is where the longest unused ones 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +39,8 @@ class Pages(Protocol):
     def release(self, seq: int) -> None: ...
     def runs(self, seq: int, num_tokens: int) -> Runs: ...
     def slots(self, seq: int, start: int, stop: int) -> list[int]: ...
+    def recent_runs(self, seq: int, start: int, stop: int) -> Runs | None: ...
+    def recent_slots(self, seq: int, start: int, stop: int) -> list[int]: ...
 
 
 @dataclass(slots=True)
@@ -47,6 +49,19 @@ class _Run:
 
     first: int
     stop: int
+
+
+@dataclass(slots=True)
+class _Owned:
+    """The pages of one sequence. dropped: pages before the first of `runs`, which it has given up."""
+
+    dropped: int = 0
+    runs: list[_Run] = field(default_factory=list)
+
+    @property
+    def stop(self) -> int:
+        """Pages that its positions fill, dropped or not."""
+        return self.dropped + sum(run.stop - run.first for run in self.runs)
 
 
 class PagePool:
@@ -62,7 +77,7 @@ class PagePool:
         self.page_size = page_size
         self._free = bytearray(b"\x01" * num_pages)  # 1: free; bytes, so that runs are found at the speed of C
         self._num_free = num_pages
-        self._runs: dict[int, list[_Run]] = {}
+        self._owned: dict[int, _Owned] = {}
         self._num_owners = [0] * num_pages
         self._keys: dict[int, bytes] = {}  # of pages that are kept; empty where none leads to it any more
         self._kept: dict[bytes, int] = {}
@@ -84,14 +99,14 @@ class PagePool:
     @property
     def owners(self) -> list[int]:
         """Sequences that own pages, the one that began first leading."""
-        return list(self._runs)
+        return list(self._owned)
 
     def num_slots(self, seq: int) -> int:
-        """Slots that `seq` owns."""
-        return self._num_owned(seq) * self.page_size
+        """Positions of `seq` that have slots, or had one before it was dropped."""
+        return self._stop(seq) * self.page_size
 
     def num_reachable(self, seq: int) -> int:
-        """Slots that `seq` would own if it took every free page."""
+        """`num_slots` if `seq` took every free page."""
         return self.num_slots(seq) + self.num_free * self.page_size
 
     def can_grow(self, seq: int, num_tokens: int) -> bool:
@@ -107,25 +122,39 @@ class PagePool:
 
     def shrink(self, seq: int, num_tokens: int) -> None:
         """Give up the pages that hold nothing of the first num_tokens slots."""
-        runs = self._runs.get(seq, [])
+        owned = self._owned.get(seq, _Owned())
         excess = -self._num_missing(seq, num_tokens)
-        while excess > 0:
-            last = runs[-1]
+        while excess > 0 and owned.runs:
+            last = owned.runs[-1]
             first = max(last.first, last.stop - excess)
             self._give_up(first, last.stop)
             excess -= last.stop - first
             last.stop = first
             if last.first == last.stop:
-                runs.pop()
-        if not runs:
-            self._runs.pop(seq, None)
+                owned.runs.pop()
+        if not owned.stop:
+            self._owned.pop(seq, None)
+
+    def drop(self, seq: int, num_tokens: int) -> None:
+        """Give up the pages that hold nothing but the first num_tokens slots; positions keep their numbers."""
+        owned = self._owned.get(seq, _Owned())
+        excess = num_tokens // self.page_size - owned.dropped
+        while excess > 0 and owned.runs:
+            run = owned.runs[0]
+            stop = min(run.stop, run.first + excess)
+            self._give_up(run.first, stop)
+            excess -= stop - run.first
+            owned.dropped += stop - run.first
+            run.first = stop
+            if run.first == run.stop:
+                owned.runs.pop(0)
 
     def release(self, seq: int, *, returns: bool = False) -> None:
         """Give up every page of `seq`; unknown sequences are ignored. returns: it will want them again soon."""
         self._num_releases += 1
         if returns:
             self._returning = self._num_releases
-        for run in self._runs.pop(seq, []):
+        for run in self._owned.pop(seq, _Owned()).runs:
             self._give_up(run.first, run.stop)
 
     def keep(self, seq: int, index: int, key: bytes) -> None:
@@ -142,25 +171,54 @@ class PagePool:
 
     def spoil(self, seq: int) -> None:
         """What `seq` holds is wrong: nobody else may have its pages by a key, and who shares them has to find out."""
-        for run in self._runs.get(seq, ()):
+        for run in self._owned.get(seq, _Owned()).runs:
             for page in self._keys.keys() & range(run.first, run.stop):
                 self._kept.pop(self._keys[page], None)
                 self._keys[page] = b""
 
-    def adopt(self, seq: int, keys: Iterable[bytes]) -> int:
-        """Give `seq`, which owns nothing, the pages kept under these keys, up to the first that is not; how many."""
-        pages = list(takewhile(lambda page: page is not None, map(self._kept.get, keys)))
+    def keeps(self, key: bytes) -> bool:
+        """Whether a page is kept under it."""
+        return key in self._kept
+
+    def adopt(self, seq: int, keys: Iterable[bytes], *, dropped: int = 0) -> int:
+        """Give `seq`, which owns nothing, the pages kept under these keys, up to the first that is not; how many.
+
+        dropped: pages before the first that it begins without.
+        """
+        pages = [self._kept[key] for key in takewhile(self.keeps, keys)]
+        if dropped:
+            self._owned[seq] = _Owned(dropped)
         for page in pages:
-            assert page is not None
             if self._idle.pop(page, None) is not None:
                 self._mark(page, page + 1, free=False)
             self._num_owners[page] += 1
             self._append(seq, page, page + 1)
         return len(pages)
 
+    def pass_by(self, seq: int, num_cached: int) -> None:
+        """`seq` has so many tokens cached, and its next rows follow them: what none of those sees may go."""
+
+    def grow_recent(self, seq: int, num_tokens: int) -> None:
+        """`grow` for layers with a window, where those have slots of their own."""
+
+    def recent_runs(self, seq: int, start: int, stop: int) -> Runs | None:
+        """`runs` of those layers: of positions before `stop` that a row at `start` sees; None where there are none."""
+
+    def recent_slots(self, seq: int, start: int, stop: int) -> list[int]:
+        """`slots` of those layers; empty where there are none."""
+        return []
+
+    def first_slot(self, seq: int) -> int:
+        """The first position that has not been dropped."""
+        return self._owned.get(seq, _Owned()).dropped * self.page_size
+
     def runs(self, seq: int, num_tokens: int) -> Runs:
         """(first slot, count) pieces of positions [0, num_tokens), in order; nearly always one piece."""
-        return tuple(self._pieces(seq, 0, num_tokens))
+        return self.pieces(seq, 0, num_tokens)
+
+    def pieces(self, seq: int, start: int, stop: int) -> Runs:
+        """The same of positions [start, stop)."""
+        return tuple(self._pieces(seq, start, stop))
 
     def slots(self, seq: int, start: int, stop: int) -> list[int]:
         """The slot of each position in [start, stop)."""
@@ -169,8 +227,8 @@ class PagePool:
     def check_integrity(self) -> None:
         """Every page is free, owned by one sequence, or kept. Raises BrokenPages with the first page at fault."""
         owners: list[list[int]] = [[] for _ in range(self.num_pages)]
-        for seq, runs in self._runs.items():
-            for page in (page for run in runs for page in range(run.first, run.stop)):
+        for seq, owned in self._owned.items():
+            for page in (page for run in owned.runs for page in range(run.first, run.stop)):
                 owners[page].append(seq)
         for page, who in enumerate(owners):
             self._check_page(page, who)
@@ -189,15 +247,18 @@ class PagePool:
         if len(who) != counted or (page in self._idle) != (is_free and is_kept):
             raise BrokenPages(f"{what}; {counted} owners were counted, {'' if page in self._idle else 'not '}idle")
 
-    def _num_owned(self, seq: int) -> int:
-        return sum(run.stop - run.first for run in self._runs.get(seq, ()))
+    def _stop(self, seq: int) -> int:
+        return self._owned.get(seq, _Owned()).stop
 
     def _num_missing(self, seq: int, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size) - self._num_owned(seq)
+        return -(-num_tokens // self.page_size) - self._stop(seq)
 
     def _pieces(self, seq: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        base = 0  # position of the run's first slot
-        for run in self._runs.get(seq, ()):
+        owned = self._owned.get(seq, _Owned())
+        base = self.first_slot(seq)  # position of the run's first slot
+        if start < base:
+            raise ValueError(f"sequence {seq} dropped its first {base} slots, positions from {start} were asked for")
+        for run in owned.runs:
             if base >= stop:
                 return
             end = base + (run.stop - run.first) * self.page_size
@@ -210,7 +271,7 @@ class PagePool:
 
     def _take(self, seq: int, wanted: int) -> int:
         """Give `seq` up to `wanted` adjacent free pages at the best place; how many it got."""
-        first = self._next_page(self._runs.get(seq, []), wanted)
+        first = self._next_page(self._owned.get(seq, _Owned()).runs, wanted)
         taken = self._free.find(0, first, first + wanted)
         stop = min(first + wanted, self.num_pages) if taken < 0 else taken
         for page in self._idle.keys() & range(first, stop):
@@ -222,7 +283,7 @@ class PagePool:
         return stop - first
 
     def _append(self, seq: int, first: int, stop: int) -> None:
-        runs = self._runs.setdefault(seq, [])
+        runs = self._owned.setdefault(seq, _Owned()).runs
         if runs and runs[-1].stop == first:
             runs[-1].stop = stop
         else:
@@ -260,7 +321,7 @@ class PagePool:
         Behind the last page of another sequence we start in the middle, so that both can grow; but not so late that
         `wanted` pages no longer fit where they would have.
         """
-        growing = {runs[-1].stop for runs in self._runs.values() if runs}
+        growing = {owned.runs[-1].stop for owned in self._owned.values() if owned.runs}
         first = self._free.find(1)
         while first >= 0:
             taken = self._free.find(0, first)
@@ -299,12 +360,14 @@ class Borrowed:
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self.num_slots, self.runs, self.slots = pool.num_slots, pool.runs, pool.slots
+        self.recent_runs, self.recent_slots = pool.recent_runs, pool.recent_slots
 
     def grow(self, seq: int, num_tokens: int) -> None:
         """Raises OutOfPages for a sequence that owns none, too: nothing of it is cached."""
         if not self._pool.num_slots(seq):
             raise OutOfPages(f"sequence {seq} owns no pages")
         self._pool.grow(seq, num_tokens)
+        self._pool.grow_recent(seq, num_tokens)
 
     def shrink(self, seq: int, num_tokens: int) -> None: ...
     def release(self, seq: int) -> None: ...

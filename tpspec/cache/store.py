@@ -1,6 +1,6 @@
 """The tensors behind the pages: keys and values of one shard, all layers. Knows slots, not sequences.
 
-Shapes: L layers, G kv heads of this shard, S slots (pages x page size), E head dim, T rows.
+Shapes: G kv heads of this shard, S slots (pages x page size), E head dim, T rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from torch import Tensor
 
@@ -29,6 +29,10 @@ class Cells:
         self._dtype = dtype
         self.numbers_GSE = torch.zeros(shape, dtype=torch.int8 if small else dtype, device=device)
         self.scales_GS = torch.zeros(shape[:2], device=device) if small else None
+
+    @property
+    def num_slots(self) -> int:
+        return self.numbers_GSE.shape[1]
 
     def write(self, slots: Slots, x_TGE: Tensor) -> None:
         x_GTE = x_TGE.transpose(0, 1)
@@ -53,7 +57,11 @@ class Cells:
 
 
 class KVStore:
-    """Keys and values of every layer. small: in 8 bits, whatever the dtype they are written and read in."""
+    """Keys and values of every layer.
+
+    small: in 8 bits, whatever the dtype they are written and read in. recent: layers that have num_recent slots of
+    their own, beside the num_slots that the others have.
+    """
 
     def __init__(
         self,
@@ -65,23 +73,40 @@ class KVStore:
         device: torch.device,
         *,
         small: bool = False,
+        num_recent: int = 0,
+        recent: Collection[int] = (),
     ) -> None:
-        shape = (num_kv_heads, num_slots, head_dim)
-        self.keys = [Cells(shape, dtype, device, small=small) for _ in range(num_layers)]
-        self.values = [Cells(shape, dtype, device, small=small) for _ in range(num_layers)]
-        self.num_slots, self.device = num_slots, device
+        counts = [num_recent if layer in recent else num_slots for layer in range(num_layers)]
+        shapes = [(num_kv_heads, count, head_dim) for count in counts]
+        self.keys = [Cells(shape, dtype, device, small=small) for shape in shapes]
+        self.values = [Cells(shape, dtype, device, small=small) for shape in shapes]
+        self.num_slots, self.num_recent, self.recent = num_slots, num_recent, frozenset(recent)
+        self.device = device
 
     def write(self, layer: int, slots: Slots, k_TGE: Tensor, v_TGE: Tensor) -> None:
         self.keys[layer].write(slots, k_TGE)
         self.values[layer].write(slots, v_TGE)
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy slots to slots in every layer; all sources are read before any target is written."""
+    def move(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        recent_sources: Sequence[int] = (),
+        recent_targets: Sequence[int] = (),
+    ) -> None:
+        """Copy slots to slots in every layer, the last two in the layers `recent`; all sources are read before any
+        target is written."""
+        others = set(range(len(self.keys))) - self.recent
+        self._move(others, sources, targets)
+        self._move(self.recent, recent_sources, recent_targets)
+
+    def _move(self, layers: Collection[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         if not sources:
             return
         source, target = sent(sources, self.device), sent(targets, self.device)
-        for cells in (*self.keys, *self.values):
-            cells.move(source, target)
+        for layer in layers:
+            self.keys[layer].move(source, target)
+            self.values[layer].move(source, target)
 
 
 def as_slots(numbers: Sequence[int], device: torch.device) -> Slots:

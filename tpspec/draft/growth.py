@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.model.batch import Span
+from tpspec.model.batch import Runs, Span
 from tpspec.tokens import ROOT, Branch, TokenTree
 from tpspec.verify.rows import Draw
 
@@ -183,14 +183,20 @@ class Growth:
         """The row that reads `node`; with the root, all of the text that has not been read."""
         if node.parent is None:
             return self.chunk(len(self.text), pool, num_logits=1)
-        slots = [pool.slots(self.seq, at, at + 1)[0] for at in (above.slot for above in node.line()) if at is not None]
-        runs = _joined([*pool.runs(self.seq, len(self.text)), *((slot, 1) for slot in slots)])
-        return Span(self.seq, len(self.text) + node.depth - 1, (node.token,), runs, 1)
+        start, size = len(self.text) + node.depth - 1, len(self.text)
+        places = [above.slot for above in node.line() if above.slot is not None]
+        line, recent_line = (
+            [slot for at in places for slot in slots(self.seq, at, at + 1)] for slots in (pool.slots, pool.recent_slots)
+        )
+        runs, recent = pool.runs(self.seq, size), pool.recent_runs(self.seq, start, size)
+        if recent is not None:
+            recent = _followed(recent, recent_line)
+        return Span(self.seq, start, (node.token,), _followed(runs, line), 1, recent=recent)
 
     def chunk(self, stop: int, pool: Pages, num_logits: int) -> Span:
         """The rows that read the text up to `stop`."""
-        runs = pool.runs(self.seq, stop)
-        return Span(self.seq, self.num_read, tuple(self.text[self.num_read : stop]), runs, num_logits)
+        runs, recent = pool.runs(self.seq, stop), pool.recent_runs(self.seq, self.num_read, stop)
+        return Span(self.seq, self.num_read, tuple(self.text[self.num_read : stop]), runs, num_logits, recent=recent)
 
     def draw(self, node: Node) -> Draw:
         """The token after `node`, to be drawn."""
@@ -238,12 +244,12 @@ def _moved(nodes: Sequence[Node], first: int) -> list[tuple[int, int]]:
     return moves
 
 
-def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same slots in the same order, in as few pieces as can be."""
-    joined: list[tuple[int, int]] = []
-    for first, size in runs:
-        if joined and sum(joined[-1]) == first:
-            joined[-1] = (joined[-1][0], joined[-1][1] + size)
+def _followed(runs: Runs, slots: Sequence[int]) -> Runs:
+    """Runs, and slots behind them, in as few pieces as can be."""
+    joined = list(runs)
+    for slot in slots:
+        if joined and sum(joined[-1]) == slot:
+            joined[-1] = (joined[-1][0], joined[-1][1] + 1)
         else:
-            joined.append((first, size))
+            joined.append((slot, 1))
     return tuple(joined)

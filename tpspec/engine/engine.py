@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tpspec.engine.pace import Pace
     from tpspec.engine.scheduler import Plan, Scheduler
     from tpspec.engine.sequence import Sequence as SequenceState
-    from tpspec.model.batch import Span
+    from tpspec.model.batch import Moves, Span
     from tpspec.request import Request
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.allowed import Constraint
@@ -51,7 +51,7 @@ class Target(Protocol):
     def taps(self) -> Tensor | None:
         """What the host's drafter needs of the last forward, [T, W] for its T rows; None where it needs nothing."""
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def move(self, moves: Moves) -> None:
         """Copy cache slots."""
 
 
@@ -147,7 +147,7 @@ class Engine:
         found = scored(plan, verdicts, rows)
         judged = self.clock()
         commit = self.scheduler.commit(plan, verdicts)
-        self.target.move(commit.moves.src, commit.moves.dst)
+        self.target.move(commit.moves)
         self.pace.learn(plan.cases, verdicts)
         committed = self.clock()
         taps = self._taps(plan, verdicts, adopted)
@@ -267,7 +267,7 @@ class Engine:
         self._num_drafted += sum(sum(delta.drafted) for delta in deltas)
         self._num_accepted += sum(sum(delta.accepted) for delta in deltas)
         self._digest = {
-            "rows": _checksum([(span.seq, span.start, span.tokens, span.runs) for span in plan.spans]),
+            "rows": _checksum([(span.seq, span.start, span.tokens, span.runs, span.recent) for span in plan.spans]),
             "verdicts": _checksum([(verdict.seq, verdict.path, verdict.tokens) for verdict in verdicts]),
             "pages": self.pool.num_used,
             "kept": self.scheduler.reuse.digest,

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import BrokenPages, PagePool
 from tpspec.engine.reuse import Reuse
 from tpspec.engine.sequence import Sequence
-from tpspec.model.batch import Span
+from tpspec.model.batch import Moves, Span
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, ROOT, TokenTree, Verdict
 from tpspec.verify.rows import Case
@@ -66,19 +66,12 @@ class Plan:
         return sum(span.num_logits for span in self.spans)
 
 
-class Moves(NamedTuple):
-    """Copy slot src[i] to dst[i] for all i, every source read before it is written, before the next forward."""
-
-    src: list[int]
-    dst: list[int]
-
-
 @dataclass(frozen=True, slots=True)
 class Commit:
     """What a round changed. finished: ids of sequences that are gone, whose last delta is among `deltas`."""
 
     deltas: list[Delta] = field(default_factory=list)
-    moves: Moves = field(default_factory=lambda: Moves([], []))
+    moves: Moves = field(default_factory=lambda: Moves([], [], [], []))
     finished: list[int] = field(default_factory=list)
 
 
@@ -176,6 +169,7 @@ class Scheduler:
         """
         for seq in self._running.values():
             self._pool.shrink(seq.id, seq.num_tokens)
+            self._pool.pass_by(seq.id, seq.num_cached)
         self._secure_roots()
         admitted = self._admit()
         verifying = [seq for seq in self.ready() if seq.id not in held]
@@ -300,11 +294,13 @@ class Scheduler:
     def _span(self, seq: Sequence, tokens: tuple[int, ...], tree: TokenTree) -> Span:
         stop = seq.num_cached + len(tokens)
         self._pool.grow(seq.id, stop)
+        self._pool.grow_recent(seq.id, stop)
         parents = None if tree.is_chain else (ROOT, *(parent + 1 for parent in tree.parents))
         num_judged = 1 + len(tree) if stop >= seq.num_tokens else 0
         unscored = seq.unscored(stop)
         num_logits = stop - unscored.start if unscored else num_judged
-        return Span(seq.id, seq.num_cached, tokens, self._pool.runs(seq.id, stop), num_logits, parents)
+        recent = self._pool.recent_runs(seq.id, seq.num_cached, stop)
+        return Span(seq.id, seq.num_cached, tokens, self._pool.runs(seq.id, stop), num_logits, parents, recent)
 
     def _cases(self, spans: list[Span], trees: Mapping[int, TokenTree]) -> tuple[tuple[Case, ...], tuple[Owed, ...]]:
         cases: list[Case] = []
@@ -364,9 +360,13 @@ class Scheduler:
         moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
         if not moved:
             return
-        behind_root = self._pool.slots(seq.id, seq.num_tokens, seq.num_tokens + path[-1] + 1)
-        moves.src.extend(behind_root[node] for node, _ in moved)
-        moves.dst.extend(behind_root[depth] for _, depth in moved)
+        behind_root = seq.num_tokens, seq.num_tokens + path[-1] + 1
+        slots, recent = self._pool.slots(seq.id, *behind_root), self._pool.recent_slots(seq.id, *behind_root)
+        moves.src.extend(slots[node] for node, _ in moved)
+        moves.dst.extend(slots[depth] for _, depth in moved)
+        if recent:
+            moves.recent_src.extend(recent[node] for node, _ in moved)
+            moves.recent_dst.extend(recent[depth] for _, depth in moved)
 
 
 def up_to_depth(tree: TokenTree, depth: int) -> TokenTree:

@@ -17,7 +17,8 @@ from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes_per_token, num_params, split, weight_bytes
+from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, split, weight_bytes
+from tpspec.topology.slots import recent_slots
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cac
     return Load(
         weights=weight_bytes(shape, shard, dtype, quantize),
         params=num_params(shape, shard),
-        kv=kv_bytes_per_token(shape, shard, cache_dtype) * context,
+        kv=kv_bytes_read(shape, shard, cache_dtype, context),
         bits=(shape.stored and shape.stored.small_bits) or WEIGHT_BITS[quantize],
         expert_weights=expert_bytes(shape, shard, dtype, quantize),
         experts=shape.experts,
@@ -111,7 +112,7 @@ def _check_fits(topology: Topology, shape: ModelShape, shard: Shard, card: Card)
     """The target alone: what a drafter beside it needs is the planner's matter."""
     target = topology.target
     needed = weight_bytes(shape, shard, target.dtype, target.quantize)
-    needed += kv_bytes_per_token(shape, shard, topology.cache_dtype) * topology.cache.tokens
+    needed += kv_bytes(shape, shard, topology.cache_dtype, topology.cache.tokens, recent_slots(topology, shape))
     if needed > card.usable_bytes:
         short = (needed - card.usable_bytes) / 2**30
         raise OutOfMemory(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.store import Cells, Slots
-    from tpspec.model.batch import Span
+    from tpspec.model.batch import Runs, Span
 
 MORE_NUMBERS = 8  # of a head that has a sink; kernels like multiples of 8
 KEY_BLOCK = 64  # `stable` reads whole blocks of keys, so that sums are split the same way at every length
@@ -157,8 +157,9 @@ class Layout:
         rows = slice(first_row, first_row + len(span.tokens))
         first_key = 0 if window is None else max(0, span.start - window + 1)
         num_keys = span.start + len(span.tokens) - first_key
+        held = span.held(windowed=window is not None)
         if self.fixed_rows is None and len(span.tokens) == 1:
-            return View(rows, self._keys(span, first_key, 0), None, 0)
+            return View(rows, self._keys(*held, first_key, 0), None, 0)
         seen_TS = _visible(span, first_key, window)
         padding = extra = 0
         if self.fixed_rows is not None:
@@ -167,18 +168,18 @@ class Layout:
             seen_TS[len(span.tokens) :, 0] = True  # padding rows see one key, so that none of them is all -inf
         mask_TS = torch.zeros(seen_TS.shape, dtype=self.mask_dtype).masked_fill_(~seen_TS, float("-inf"))
         mask_RS = sent(mask_TS.repeat_interleave(self.fold_width, 0), self.device)
-        return View(rows, self._keys(span, first_key, extra), mask_RS, padding)
+        return View(rows, self._keys(*held, first_key, extra), mask_RS, padding)
 
-    def _keys(self, span: Span, first_key: int, extra: int) -> Slots:
-        """Slots of the keys from `first_key` on, and `extra` more that are masked.
+    def _keys(self, position: int, runs: Runs, first_key: int, extra: int) -> Slots:
+        """Slots of the keys from `first_key` on, and `extra` more that are masked. runs: slots from `position` on.
 
         Those too are its own: what is masked counts 0 times, and 0 times a NaN of another sequence is NaN.
         """
-        first, count = span.runs[0]
-        if len(span.runs) == 1 and not extra:
-            return slice(first + first_key, first + count)
-        pieces = [torch.arange(first, first + count) for first, count in span.runs]
-        slots = torch.cat(pieces)[first_key:]
+        first, count = runs[0]
+        if len(runs) == 1 and not extra:
+            return slice(first + first_key - position, first + count)
+        pieces = [torch.arange(first, first + count) for first, count in runs]
+        slots = torch.cat(pieces)[first_key - position :]
         return sent(torch.cat([slots, slots[:1].expand(extra)]), self.device)
 
 

@@ -7,6 +7,7 @@ nodes of a tree; so a prompt chunk, a plain decode step and a verification are o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Runs = tuple[tuple[int, int], ...]
 
@@ -19,6 +20,8 @@ class Span:
     slots of positions [0, start + len(tokens)), in order; row i is written at slot of start + i.
     parents: None for a chain; else for each row the row it follows (row 0 follows the cache: -1), parents[i] < i.
     num_logits: the last num_logits rows need logits (0 for a prompt chunk that does not reach the root).
+    recent: of layers with a window, where those have slots of their own: pieces of the slots of the last positions, as
+    many as the rows see.
     """
 
     seq: int
@@ -27,6 +30,7 @@ class Span:
     runs: Runs
     num_logits: int
     parents: tuple[int, ...] | None = None
+    recent: Runs | None = None
 
     def positions(self) -> list[int]:
         """Absolute position of every row: the root's plus its depth."""
@@ -37,14 +41,32 @@ class Span:
             positions.append(self.start if parent < 0 else positions[parent] + 1)
         return positions
 
-    def own_slots(self) -> list[int]:
-        """Slot of every row: those of the last len(tokens) positions of the runs."""
+    def held(self, *, windowed: bool) -> tuple[int, Runs]:
+        """Where layers with or without a window have the span: its slots from some position on, and that position."""
+        if self.recent is None or not windowed:
+            return 0, self.runs
+        return self.start + len(self.tokens) - sum(count for _, count in self.recent), self.recent
+
+    def own_slots(self, *, windowed: bool = False) -> list[int]:
+        """Slot of every row, in layers with or without a window: those of the last len(tokens) positions."""
         slots: list[int] = []
         missing = len(self.tokens)
-        for first, count in reversed(self.runs):
+        for first, count in reversed(self.held(windowed=windowed)[1]):
             taken = min(count, missing)
             slots = [*range(first + count - taken, first + count), *slots]
             missing -= taken
             if not missing:
                 break
         return slots
+
+
+class Moves(NamedTuple):
+    """Copy slot src[i] to dst[i] for all i, every source read before it is written, before the next forward.
+
+    recent_src, recent_dst: the same of layers with a window, where those have slots of their own.
+    """
+
+    src: list[int]
+    dst: list[int]
+    recent_src: list[int]
+    recent_dst: list[int]

@@ -1,6 +1,7 @@
 """The steps of steps.py for a few rows on a card, by the kernels of card_rows.py; this is their host side.
 
-A round's integers go into one table in the card's memory, by one copy that nobody waits for. Kernels and their
+A round's integers go into a table in the card's memory, by one copy that nobody waits for; layers with a window have
+one of their own, for they see fewer keys. Kernels and their
 launches are then the same for every round of as many rows, so that they can be recorded once (graphs.py). Must not know
 what rows mean. Imported on cards only.
 
@@ -19,7 +20,7 @@ from tpspec.model import card_rows as kernels
 from tpspec.staged import Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -38,6 +39,69 @@ HEAD_BYTES, MOST_HEAD_BYTES = 256, 512  # beyond the first half as many rows in 
 OLD_CARDS = (8, 0)  # compute capability; below it there is less to share
 
 
+class Table:
+    """A round's integers for layers without a window, or with one: in the card's memory, always at the same place.
+
+    window: the longest of those layers', or None. num_slots: of their cache.
+    """
+
+    def __init__(self, num_slots: int, window: int | None, device: torch.device) -> None:
+        self._window = window
+        # A block has one key at least, and spans may share some.
+        self._most_blocks = 2 * num_slots
+        self._numbers = Staged(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * self._most_blocks, torch.int64, device)
+
+    @property
+    def there(self) -> Tensor:
+        return self._numbers.there
+
+    def fits(self, spans: Sequence[Span]) -> bool:
+        """Whether their keys are not too scattered."""
+        held = (span.held(windowed=self._window is not None)[1] for span in spans)
+        return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
+
+    def send(self, spans: Sequence[Span], tile_rows: int) -> None:
+        """By one copy that nobody waits for; rows behind the spans' are padding."""
+        numbers, used = self._numbers.room(), kernels.BLOCKS_AT
+        numbers[: kernels.BLOCKS_AT] = 0
+        rows_CT = numbers[: kernels.TILES_AT].view(4, MOST_ROWS)
+        rows_CT[kernels.ROW_SLOT] = -1
+        tiles_NX = numbers[kernels.TILES_AT : kernels.BLOCKS_AT].view(-1, kernels.TILE_SIZE)
+        first = num_tiles = num_blocks = 0
+        for span in spans:
+            blocks, count = self._blocks(span), len(span.tokens)
+            slots = span.own_slots(windowed=self._window is not None)
+            rows_CT[:, first : first + count] = torch.tensor(
+                [span.positions(), slots, _sees(span), [len(blocks)] * count]
+            )
+            tiles = [
+                (first, before, min(tile_rows, count - before), span.start, num_blocks, num_blocks + len(blocks))
+                for before in range(0, count, tile_rows)
+            ]
+            tiles_NX[num_tiles : num_tiles + len(tiles)] = torch.tensor(tiles)
+            numbers[used : used + kernels.BLOCK_SIZE * len(blocks)] = torch.tensor(blocks).flatten()
+            first, num_tiles, num_blocks = first + count, num_tiles + len(tiles), num_blocks + len(blocks)
+            used += kernels.BLOCK_SIZE * len(blocks)
+        self._numbers.send(used)
+
+    def _blocks(self, span: Span) -> list[tuple[int, int, int]]:
+        """(first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run.
+
+        They end where positions are multiples of KEYS, so that rows sum the same keys together in every round.
+        """
+        begin, runs = span.held(windowed=self._window is not None)
+        seen_from = 0 if self._window is None else max(0, span.start - self._window + 1)
+        blocks: list[tuple[int, int, int]] = []
+        for first, count in runs:
+            at, end = max(begin, seen_from), begin + count
+            while at < end:
+                stop = min(end, (at // kernels.KEYS + 1) * kernels.KEYS)
+                blocks.append((first + at - begin, stop - at, at))
+                at = stop
+            begin = end
+        return blocks
+
+
 class CardSteps:
     """Of one model and cache. splits: programs that share the keys of a row and kv head; a power of two."""
 
@@ -47,36 +111,20 @@ class CardSteps:
         self._fold, self._wide = max(counts), triton.next_power_of_2(shape.head_dim)
         self._most_folded = most_folded(shape)
         self._heads = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=shape.device)
-        # A block has one key at least, and spans may share some.
-        self._most_blocks = 2 * store.num_slots
-        self._table = Staged(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * self._most_blocks, torch.int64, shape.device)
+        windows = [window for window in shape.windows if window is not None]
+        self._tables = {False: Table(store.num_slots, None, shape.device)}  # by whether a layer has a window
+        if windows:
+            self._tables[True] = Table(store.num_recent or store.num_slots, max(windows), shape.device)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""
-        return num_rows <= MOST_ROWS and sum(map(_num_blocks, spans)) <= self._most_blocks
+        return num_rows <= MOST_ROWS and all(table.fits(spans) for table in self._tables.values())
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> int:
-        """The rows per tile of a round of so many rows; the rest is in the table."""
+        """The rows per tile of a round of so many rows; the rest is in the tables."""
         tile_rows = self._tile_rows(num_rows)
-        numbers, used = self._table.room(), kernels.BLOCKS_AT
-        numbers[: kernels.BLOCKS_AT] = 0
-        rows_CT = numbers[: kernels.TILES_AT].view(4, MOST_ROWS)
-        rows_CT[kernels.ROW_SLOT] = -1
-        tiles_NX = numbers[kernels.TILES_AT : kernels.BLOCKS_AT].view(-1, kernels.TILE_SIZE)
-        first = num_tiles = num_blocks = 0
-        for span in spans:
-            blocks, count = list(_blocks(span)), len(span.tokens)
-            of_rows = [span.positions(), span.own_slots(), _sees(span), [len(blocks)] * count]
-            rows_CT[:, first : first + count] = torch.tensor(of_rows)
-            tiles = [
-                (first, before, min(tile_rows, count - before), span.start, num_blocks, num_blocks + len(blocks))
-                for before in range(0, count, tile_rows)
-            ]
-            tiles_NX[num_tiles : num_tiles + len(tiles)] = torch.tensor(tiles)
-            numbers[used : used + kernels.BLOCK_SIZE * len(blocks)] = torch.tensor(blocks).flatten()
-            first, num_tiles, num_blocks = first + count, num_tiles + len(tiles), num_blocks + len(blocks)
-            used += kernels.BLOCK_SIZE * len(blocks)
-        self._table.send(used)
+        for table in self._tables.values():
+            table.send(spans, tile_rows)
         return tile_rows
 
     def add_norm(
@@ -93,7 +141,7 @@ class CardSteps:
         return x_TD, normed_TD
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: int) -> Tensor:
-        shape = self._shape
+        shape, table = self._shape, self._table(layer)
         keys, values = self._store.keys[layer.index], self._store.values[layer.index]
         small = keys.scales_GS is not None
         cells = [keys.numbers_GSE, values.numbers_GSE, keys.scales_GS if small else qkv_TX,
@@ -104,14 +152,14 @@ class CardSteps:
         tops, masses = torch.empty(2, num_rows, shape.num_heads, self._splits, device=shape.device).unbind()
         folded = max(16, triton.next_power_of_2(round * self._fold))  # fewer than 16 rows no tensor core takes
         kernels.attend[(num_rows, shape.num_kv_heads, self._splits)](
-            q_THE, *cells, self._table.there, self._heads, sums, tops, masses, self._store.num_slots,
+            q_THE, *cells, table, self._heads, sums, tops, masses, keys.num_slots,
             layer.window or 0, shape.score_scale, num_heads=shape.num_heads, dim=shape.head_dim,
             wide=max(16, self._wide), fold=self._fold, tile_rows=folded, splits=self._splits,
             windowed=layer.window is not None, small=small,
         )  # fmt: skip
         out_TX = torch.empty_like(q_THE)
         kernels.join[(num_rows, shape.num_heads)](
-            sums, tops, masses, self._table.there, tops if layer.sinks is None else layer.sinks, out_TX,
+            sums, tops, masses, table, tops if layer.sinks is None else layer.sinks, out_TX,
             num_heads=shape.num_heads, dim=shape.head_dim, wide=self._wide, splits=self._splits,
             sinks=layer.sinks is not None,
         )  # fmt: skip
@@ -127,7 +175,7 @@ class CardSteps:
 
     def slots(self, num_rows: int) -> Tensor:
         first = kernels.ROW_SLOT * MOST_ROWS
-        return self._table.there[first : first + num_rows]
+        return self._tables[False].there[first : first + num_rows]
 
     def _placed(self, layer: Layer, qkv_TX: Tensor, cells: Sequence[Tensor | None], *, small: bool) -> Tensor:
         """Queries, [T, H * E]; keys and values are then in the cache."""
@@ -137,11 +185,15 @@ class CardSteps:
         rope = self._ropes[layer.rope or 0]
         kernels.place[(len(qkv_TX), shape.num_heads + 2 * shape.num_kv_heads)](
             qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, rope.cos_PE, rope.sin_PE,
-            rope.cos_PE if rope.gains_P is None else rope.gains_P, self._table.there, q_TX, *cells,
-            self._store.num_slots, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, dim=shape.head_dim,
-            wide=self._wide, normed=normed, turned=layer.rope is not None, grown=rope.gains_P is not None, small=small,
+            rope.cos_PE if rope.gains_P is None else rope.gains_P, self._table(layer), q_TX, *cells,
+            self._store.keys[layer.index].num_slots, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
+            dim=shape.head_dim, wide=self._wide, normed=normed, turned=layer.rope is not None,
+            grown=rope.gains_P is not None, small=small,
         )  # fmt: skip
         return q_TX
+
+    def _table(self, layer: Layer) -> Tensor:
+        return self._tables[layer.window is not None].there
 
     def _tile_rows(self, num_rows: int) -> int:
         """No tile has more folded rows than it may, and none of few rows has many."""
@@ -171,18 +223,6 @@ def card_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> CardSteps
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
     wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)
     return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)))
-
-
-def _num_blocks(span: Span) -> int:
-    return sum(-(-count // kernels.KEYS) for _, count in span.runs)
-
-
-def _blocks(span: Span) -> Iterator[tuple[int, int, int]]:
-    """(first slot, keys, place of the first in the sequence) of pieces of at most KEYS keys whose slots are one run."""
-    places = accumulate((count for _, count in span.runs), initial=0)
-    for (first, count), place in zip(span.runs, places, strict=False):
-        for at in range(0, count, kernels.KEYS):
-            yield first + at, min(kernels.KEYS, count - at), place + at
 
 
 def _sees(span: Span) -> list[int]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Layer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 6  # of rows.c
+VERSION = 7  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 256
 LANES = 16  # of the longest vectors
@@ -38,8 +38,8 @@ INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 class _Span(ctypes.Structure):
     """`Span` of rows.c."""
 
-    _fields_ = [("first_row", INT), ("num_rows", INT), ("start", INT), ("num_runs", INT), ("runs", POINTER),
-                ("parents", POINTER)]  # fmt: skip
+    _fields_ = [("first_row", INT), ("num_rows", INT), ("start", INT), ("held_from", INT), ("num_runs", INT),
+                ("runs", POINTER), ("parents", POINTER)]  # fmt: skip
 
 
 class _Heads(ctypes.Structure):
@@ -60,12 +60,21 @@ class _Cache(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledRound:
-    """Addresses of the rows' integers; `kept` keeps what they point at alive."""
+class Placed:
+    """Addresses of a round's spans and rows' slots, in layers with or without a window, and of what all spans share."""
 
+    heads: int
     spans: list[int]
-    positions: int
     slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRound:
+    """Addresses of the rows' integers; `kept` keeps what they point at alive. recent: in layers with a window."""
+
+    whole: Placed
+    recent: Placed
+    positions: int
     num_real: int
     num_rows: int
     kept: list[object]
@@ -89,10 +98,10 @@ class CompiledSteps:
         self._shape, self._ropes = shape, ropes
         self._store = store  # whose memory the caches point at
         self._kv_of = torch.tensor(shape.kv_of)
-        self._heads = _Heads(
-            shape.num_heads, shape.num_kv_heads, shape.head_dim, store.num_slots, self._kv_of.data_ptr()
+        self._heads, self._recent_heads = (
+            _Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, num_slots, self._kv_of.data_ptr())
+            for num_slots in (store.num_slots, store.num_recent or store.num_slots)
         )
-        self._heads_at = ctypes.addressof(self._heads)
         self._caches = [_Cache.of(keys, values) for keys, values in zip(store.keys, store.values, strict=True)]
         self._buffers: dict[int, Buffers] = {}
         kind = SUFFIX[shape.dtype]
@@ -108,15 +117,11 @@ class CompiledSteps:
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> CompiledRound:
         positions = torch.tensor([position for span in spans for position in span.positions()])
-        slots = torch.tensor([slot for span in spans for slot in span.own_slots()])
-        made: list[_Span] = []
-        kept: list[object] = [positions, slots, made]
-        first = 0
-        for span in spans:
-            made.append(_c_span(span, first, kept))
-            first += len(span.tokens)
-        addresses = [ctypes.addressof(span) for span in made]
-        return CompiledRound(addresses, positions.data_ptr(), slots.data_ptr(), first, num_rows, kept)
+        kept: list[object] = [positions]
+        whole = recent = _placed(spans, self._heads, kept, windowed=False)
+        if self._store.recent:
+            recent = _placed(spans, self._recent_heads, kept, windowed=True)
+        return CompiledRound(whole, recent, positions.data_ptr(), len(positions), num_rows, kept)
 
     def add_norm(
         self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
@@ -137,9 +142,10 @@ class CompiledSteps:
         q, out = buffers.q.data_ptr(), buffers.attended.data_ptr()
         cache = ctypes.addressof(self._caches[layer.index])
         sinks = None if layer.sinks is None else layer.sinks.data_ptr()
-        self._place_rows(layer, qkv_TX.data_ptr(), round, q, cache)
-        for span in round.spans:
-            if self._attend(self._heads_at, span, q, cache, layer.window or 0, self._shape.score_scale, sinks, out):
+        placed = round.whole if layer.window is None else round.recent
+        self._place_rows(layer, qkv_TX.data_ptr(), round, placed, q, cache)
+        for span in placed.spans:
+            if self._attend(placed.heads, span, q, cache, layer.window or 0, self._shape.score_scale, sinks, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return buffers.attended
 
@@ -154,7 +160,7 @@ class CompiledSteps:
     def slots(self, num_rows: int) -> None:
         return None
 
-    def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, q: int, cache: int) -> None:
+    def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, placed: Placed, q: int, cache: int) -> None:
         q_weight = k_weight = cos = sin = gains = None
         eps = 0.0
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -164,7 +170,7 @@ class CompiledSteps:
             cos, sin = rope.cos_PE.data_ptr(), rope.sin_PE.data_ptr()
             gains = None if rope.gains_P is None else rope.gains_P.data_ptr()
         self._place(
-            self._heads_at, qkv, q_weight, k_weight, eps, cos, sin, gains, round.positions, round.slots, q, cache,
+            placed.heads, qkv, q_weight, k_weight, eps, cos, sin, gains, round.positions, placed.slots, q, cache,
             round.num_real,
         )  # fmt: skip
 
@@ -191,14 +197,26 @@ def compiled_rows() -> ctypes.CDLL | None:
     return next((loaded for loaded in found if loaded is not None and loaded.rows_version() == VERSION), None)
 
 
-def _c_span(span: Span, first_row: int, kept: list[object]) -> _Span:
-    runs, parents_at = torch.tensor(span.runs), None
+def _placed(spans: Sequence[Span], heads: _Heads, kept: list[object], *, windowed: bool) -> Placed:
+    slots = torch.tensor([slot for span in spans for slot in span.own_slots(windowed=windowed)])
+    made: list[_Span] = []
+    first = 0
+    for span in spans:
+        made.append(_c_span(span, first, kept, windowed=windowed))
+        first += len(span.tokens)
+    kept += [slots, made]
+    return Placed(ctypes.addressof(heads), [ctypes.addressof(span) for span in made], slots.data_ptr())
+
+
+def _c_span(span: Span, first_row: int, kept: list[object], *, windowed: bool) -> _Span:
+    held_from, held = span.held(windowed=windowed)
+    runs, parents_at = torch.tensor(held), None
     kept.append(runs)
     if span.parents is not None:
         parents = torch.tensor(span.parents)
         kept.append(parents)
         parents_at = parents.data_ptr()
-    return _Span(first_row, len(span.tokens), span.start, len(span.runs), runs.data_ptr(), parents_at)
+    return _Span(first_row, len(span.tokens), span.start, held_from, len(held), runs.data_ptr(), parents_at)
 
 
 def _verb(loaded: ctypes.CDLL, name: str, returns: type[ctypes.c_int] | None, takes: list[Any]) -> Callable[..., Any]:

@@ -89,13 +89,14 @@ class Loader:
         fixed_rows: int | None = None,
         compiled: bool = True,
         small_cache: bool = False,
+        num_recent: int = 0,
         ledger: Ledger | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
-        small_cache: of 8 bits.
 
-        fixed_rows, compiled, ledger: see Decoder.
+        small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. fixed_rows, compiled,
+        ledger: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers = []
@@ -105,8 +106,11 @@ class Loader:
             if progress is not None:
                 progress(index + 1, len(self.spec.layers))
         spec, scale = self.spec, self.spec.embedding_scale
-        num_kv_heads = len(self.shard.kv_heads)
-        store = KVStore(len(layers), num_kv_heads, num_slots, spec.head_dim, self.dtype, self.device, small=small_cache)
+        recent = [layer.index for layer in layers if layer.window is not None and num_recent]
+        store = KVStore(
+            len(layers), len(self.shard.kv_heads), num_slots, spec.head_dim, self.dtype, self.device, small=small_cache,
+            num_recent=num_recent, recent=recent,
+        )  # fmt: skip
         return Decoder(
             embedding_VD=self._embedding(),
             layers=layers,

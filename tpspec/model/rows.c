@@ -18,8 +18,8 @@ typedef int8_t cvec __attribute__((vector_size(LANES), aligned(1)));
 
 /* Who sees whom: rows of one span, as model/batch.py's Span says. */
 typedef struct {
-    int64_t first_row, num_rows, start, num_runs;
-    const int64_t *runs;    /* (first slot, count) pairs of positions [0, start + num_rows) */
+    int64_t first_row, num_rows, start, held_from, num_runs;
+    const int64_t *runs;    /* (first slot, count) pairs of positions [held_from, start + num_rows) */
     const int64_t *parents; /* of each row, -1: follows the cache; NULL: a chain */
 } Span;
 
@@ -89,7 +89,7 @@ INLINE vec sums_of(vec *x) {
 
 /* Slots of the keys a row may see: those of the cache, then those of its ancestors and its own. */
 INLINE int64_t cached_slots(const Span *span, int64_t first_key, int64_t *slots) {
-    int64_t count = 0, position = 0;
+    int64_t count = 0, position = span->held_from;
     for (int64_t run = 0; run < span->num_runs; run++)
         for (int64_t i = 0; i < span->runs[2 * run + 1]; i++, position++)
             if (position >= first_key && position < span->start) slots[count++] = span->runs[2 * run] + i;
@@ -97,7 +97,7 @@ INLINE int64_t cached_slots(const Span *span, int64_t first_key, int64_t *slots)
 }
 
 INLINE void own_slots(const Span *span, int64_t *slots) {
-    int64_t position = 0;
+    int64_t position = span->held_from;
     for (int64_t run = 0; run < span->num_runs; run++)
         for (int64_t i = 0; i < span->runs[2 * run + 1]; i++, position++)
             if (position >= span->start) slots[position - span->start] = span->runs[2 * run] + i;
@@ -131,7 +131,7 @@ INLINE float soften(float *scores, int64_t count, const float *sink) {
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 6 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 7 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec

@@ -127,6 +127,7 @@ class TorchRound:
 
     turns: list[Turns]
     slots: Slots
+    recent_slots: Slots
     views: dict[int | None, list[View]]
     num_real: int
     num_rows: int
@@ -156,9 +157,14 @@ class TorchSteps:
         for span in spans:
             firsts.append(firsts[-1] + len(span.tokens))
         padded_T = sent(positions + [0] * (num_rows - len(positions)), self._shape.device)
+        slots, recent = (
+            as_slots([slot for span in spans for slot in span.own_slots(windowed=windowed)], self._shape.device)
+            for windowed in (False, True)
+        )
         return TorchRound(
             turns=[rope.at(padded_T) for rope in self._ropes],
-            slots=as_slots([slot for span in spans for slot in span.own_slots()], self._shape.device),
+            slots=slots,
+            recent_slots=recent,
             views={
                 window: [self._layout.view(span, first, window) for span, first in zip(spans, firsts, strict=False)]
                 for window in self._shape.windows
@@ -182,7 +188,8 @@ class TorchSteps:
             qk_TXE = torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)
         if layer.rope is not None:
             qk_TXE = round.turns[layer.rope].turn(qk_TXE)
-        self._store.write(layer.index, round.slots, qk_TXE[: round.num_real, H:], v_TGE)
+        slots = round.slots if layer.window is None else round.recent_slots
+        self._store.write(layer.index, slots, qk_TXE[: round.num_real, H:], v_TGE)
         q_THE = qk_TXE[:, :H]
         return self._attended(layer, q_THE if layer.rope is None else round.turns[layer.rope].grown(q_THE), round)
 

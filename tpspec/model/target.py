@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.model.batch import Span
+    from tpspec.model.batch import Moves, Span
     from tpspec.model.decoder import Decoder
     from tpspec.topology.sublayers import Sublayers
 
@@ -64,5 +64,5 @@ class ShardedTarget:
         """What would otherwise make first rounds slow. Every shard calls it."""
         self.decoder.prepare(self._taps)
 
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.decoder.store.move(sources, targets)
+    def move(self, moves: Moves) -> None:
+        self.decoder.store.move(*moves)

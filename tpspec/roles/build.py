@@ -25,6 +25,7 @@ from tpspec.roles.fit import target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
+from tpspec.topology.slots import recent_slots, target_slots
 from tpspec.verify import rule
 from tpspec.verify.allowed import Constraint
 from tpspec.verify.noise import CounterNoise
@@ -83,13 +84,11 @@ def build_engine(
     shape = ModelShape.of(folder)
     noise = CounterNoise()
     ledger = Ledger()
-    pool = target_pool(topology)
+    pool = target_pool(topology, shape)
     fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
     bus = emulated(comm, topology.link)
     shard = cache(
-        partial(
-            _decoder, topology, folder, shape, counted(beside(bus), ledger), device, pool, fixed_rows, ledger, progress
-        )
+        partial(_decoder, topology, folder, shape, counted(beside(bus), ledger), device, fixed_rows, ledger, progress)
     )
 
     def supply(wanted: Topology) -> Supply:
@@ -150,18 +149,18 @@ def _decoder(
     shape: ModelShape,
     comm: Communicator,
     device: torch.device,
-    pool: PagePool,
     fixed_rows: int | None,
     ledger: Ledger,
     progress: Callable[[int, int], None] | None,
 ) -> Decoder:
     """This rank's shard."""
-    shard, num_slots = _shards(topology, shape)[comm.rank], pool.num_pages * pool.page_size
+    shard = _shards(topology, shape)[comm.rank]
     loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device, topology.target.quantize)
     small_cache = topology.cache.dtype == "int8"
     return loader.decoder(
-        comm, num_slots, fixed_rows=fixed_rows, small_cache=small_cache, ledger=ledger, progress=progress
-    )
+        comm, target_slots(topology), fixed_rows=fixed_rows, small_cache=small_cache,
+        num_recent=recent_slots(topology, shape), ledger=ledger, progress=progress,
+    )  # fmt: skip
 
 
 def _target(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import PagePool
+from tpspec.cache.windows import WindowedPool
 from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, kv_bytes_per_token, layer_bytes, split, weight_bytes
-from tpspec.topology.slots import draft_slots, head_bytes, target_slots
+from tpspec.topology.shards import DTYPE_BYTES, kv_bytes, layer_bytes, split, weight_bytes
+from tpspec.topology.slots import draft_slots, head_bytes, recent_slots, target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from tpspec.topology.shards import Shard
 
 
-def target_pool(topology: Topology) -> PagePool:
-    return PagePool(target_slots(topology) // topology.cache.page, topology.cache.page)
+def target_pool(topology: Topology, shape: ModelShape) -> PagePool:
+    page = topology.cache.page
+    num_pages, num_recent = target_slots(topology) // page, recent_slots(topology, shape) // page
+    if shape.window is None or not num_recent:
+        return PagePool(num_pages, page)
+    return WindowedPool(num_pages, page, shape.window, num_recent)
 
 
 def draft_pool(topology: Topology) -> PagePool:
@@ -61,12 +66,13 @@ def _cached(topology: Topology) -> str:
 
 def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
     """By rank of the world."""
-    target, shape, slots = topology.target, ModelShape.of(find(topology.target.model)), target_slots(topology)
+    target, shape = topology.target, ModelShape.of(find(topology.target.model))
     assert target.fixed_weights is not None, "a seat settles auto weights first"
-    shards = split(shape, target.fixed_weights)
+    slots = target_slots(topology), recent_slots(topology, shape)
     held = (
-        _bytes(shape, own, target.dtype, target.quantize, topology.cache_dtype, slots, on_card=on_card)
-        for own in shards
+        _bytes(shape, shard, target.dtype, target.quantize, on_card=on_card)
+        + kv_bytes(shape, shard, topology.cache_dtype, *slots)
+        for shard in split(shape, target.fixed_weights)
     )
     return dict(zip(target.ranks, held, strict=True))
 
@@ -82,19 +88,10 @@ def draft_bytes(topology: Topology, *, on_card: bool) -> int:
         return 0
     shape = ModelShape.of(find(model))
     (whole,) = split(shape, (1.0,))
-    return _bytes(shape, whole, dtype, quantize, dtype, draft_slots(topology), on_card=on_card)
+    return _bytes(shape, whole, dtype, quantize, on_card=on_card) + kv_bytes(shape, whole, dtype, draft_slots(topology))
 
 
-def _bytes(
-    shape: ModelShape,
-    shard: Shard,
-    dtype: str,
-    quantize: str | None,
-    cache_dtype: str,
-    num_slots: int,
-    *,
-    on_card: bool,
-) -> int:
-    cached = num_slots * kv_bytes_per_token(shape, shard, cache_dtype)
+def _bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, *, on_card: bool) -> int:
+    """Beside its cache."""
     recorded = sum(ROW_COUNTS) * len(shard.vocab) * DTYPE_BYTES[dtype] if on_card else 0  # logits that stay there
-    return weight_bytes(shape, shard, dtype, quantize) + cached + recorded
+    return weight_bytes(shape, shard, dtype, quantize) + recorded

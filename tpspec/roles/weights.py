@@ -16,8 +16,8 @@ from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes_per_token, split, weight_bytes
-from tpspec.topology.slots import target_slots
+from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes, split, weight_bytes
+from tpspec.topology.slots import recent_slots, target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
     """The topology with a number for each target rank. Raises OutOfMemory where nothing would fit."""
     shape, target = ModelShape.of(find(topology.target.model)), topology.target
     (whole,) = split(shape, (1.0,))
-    cached = target_slots(topology) * kv_bytes_per_token(shape, whole, topology.cache_dtype)
+    cached = kv_bytes(shape, whole, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape))
     held = weight_bytes(shape, whole, target.dtype, target.quantize) + cached
     parts = balanced(held, capacities, 1 - _idle(topology, shape, whole) / held)
     weights = tuple(round(part / max(parts), 3) for part in parts)

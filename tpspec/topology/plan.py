@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.topology.checkpoint import local
-from tpspec.topology.config import Placement, Topology
+from tpspec.topology.config import CacheConfig, EngineConfig, Placement, ServeConfig, Topology
 from tpspec.topology.cost import (
     Load,
     Prediction,
@@ -26,7 +26,8 @@ from tpspec.topology.cost import (
 )
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import expert_bytes, kv_bytes_per_token, num_params, split, weight_bytes
+from tpspec.topology.shards import expert_bytes, kv_bytes, kv_bytes_read, num_params, split, weight_bytes
+from tpspec.topology.slots import recent_of
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class _Planner:
         return Load(
             weights=weight_bytes(shape, shard, "bfloat16", quantize),
             params=num_params(shape, shard),
-            kv=kv_bytes_per_token(shape, shard, "bfloat16") * self.wish.context,
+            kv=kv_bytes_read(shape, shard, "bfloat16", self.wish.context),
             bits=bits,
             expert_weights=expert_bytes(shape, shard, "bfloat16", quantize),
             experts=shape.experts,
@@ -286,8 +287,10 @@ class _Planner:
         return tuple(self._bytes(self.target, shard, layout.bits) for shard in self._split(layout))
 
     def _bytes(self, shape: ModelShape, shard: Shard, bits: int) -> int:
-        kv = kv_bytes_per_token(shape, shard, "bfloat16") * self.wish.page_context
-        return weight_bytes(shape, shard, "bfloat16", widths(shape).get(bits)) + kv
+        slots = self.wish.page_context
+        recent = recent_of(shape, CacheConfig(tokens=slots), ServeConfig(), EngineConfig())
+        weights = weight_bytes(shape, shard, "bfloat16", widths(shape).get(bits))
+        return weights + kv_bytes(shape, shard, "bfloat16", slots, recent)
 
 
 def widths(shape: ModelShape) -> dict[int, str | None]:

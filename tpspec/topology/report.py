@@ -16,13 +16,13 @@ from tpspec.topology.shards import (
     Shard,
     collectives_per_draft,
     collectives_per_round,
-    kv_bytes_per_token,
+    kv_bytes,
     layer_bytes,
     round_bytes,
     split,
     weight_bytes,
 )
-from tpspec.topology.slots import draft_slots, head_bytes, target_slots
+from tpspec.topology.slots import draft_slots, head_bytes, recent_slots, target_slots
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")
@@ -86,7 +86,7 @@ def _shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory
     dtype = topology.target.dtype
     return Memory(
         weight_bytes(shape, shard, dtype, topology.target.quantize),
-        kv_bytes_per_token(shape, shard, topology.cache_dtype) * target_slots(topology),
+        kv_bytes(shape, shard, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape)),
     )
 
 
@@ -104,7 +104,7 @@ def _drafter_memory(topology: Topology) -> Memory:
     (whole,) = split(shape, (1.0,))
     return Memory(
         weight_bytes(shape, whole, dtype, quantize),
-        kv_bytes_per_token(shape, whole, dtype) * draft_slots(topology),
+        kv_bytes(shape, whole, dtype, draft_slots(topology)),
     )
 
 

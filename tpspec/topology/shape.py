@@ -18,6 +18,7 @@ from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
 from tpspec.topology.formats import Stored, stored_as
 from tpspec.topology.multimodal import text_config
 from tpspec.topology.reads import Reads
+from tpspec.topology.windows import windows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,9 +146,10 @@ class ModelShape:
 
     tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm of head_dim on
     queries and on keys in every layer. layer_norms: of the hidden state, in each layer. intermediate: channels of an
-    MLP, or of each expert where a layer has a mixture in its place. max_positions: the longest text it was made for,
-    however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
-    its matrices; None where they are plain.
+    MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers where a token sees `window`
+    last positions, its own among them. max_positions: the longest text it was made for, however its rope is scaled;
+    None where the config does not say. stored: how a published quantized checkpoint holds its matrices; None where they
+    are plain.
     """
 
     num_layers: int
@@ -164,6 +166,8 @@ class ModelShape:
     sinks: bool = False
     qk_norm: bool = False
     layer_norms: int = 2
+    window: int | None = None
+    num_windowed: int = 0
     max_positions: int | None = None
     stored: Stored | None = None
     experts: Experts | None = None
@@ -184,8 +188,10 @@ class ModelShape:
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
         head_dim = None if "head_dim" in config else usual.head_dim
+        num_layers = read.size("num_hidden_layers", usual.num_layers)
+        windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         return cls(
-            num_layers=read.size("num_hidden_layers", usual.num_layers),
+            num_layers=num_layers,
             hidden=hidden,
             num_heads=heads,
             num_kv_heads=read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
@@ -199,6 +205,8 @@ class ModelShape:
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
             layer_norms=usual.layer_norms,
+            window=max(windows, default=None),
+            num_windowed=len(windows),
             max_positions=read.size_if_given("max_position_embeddings"),
             stored=stored_as(config, where),
             experts=experts_of(read, model_type),

@@ -331,10 +331,19 @@ def _routers(shape: ModelShape) -> int:
     return len(_mixed(shape)) * experts.count * (shape.hidden + has_biases)
 
 
-def kv_bytes_per_token(shape: ModelShape, shard: Shard, dtype: str) -> int:
-    """Bytes of K and V that a rank keeps for one token, over all layers. dtype: or int8, with a scale for each head."""
+def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:
+    """Bytes of K and V that a rank keeps for num_tokens, over all layers. dtype: or int8, with a scale for each head.
+
+    num_recent: tokens that layers with a window keep, where that is another number.
+    """
     head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
-    return 2 * shape.num_layers * len(shard.kv_heads) * head
+    saved = shape.num_windowed * (num_tokens - num_recent) if num_recent else 0
+    return 2 * len(shard.kv_heads) * head * (shape.num_layers * num_tokens - saved)
+
+
+def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:
+    """Bytes of K and V that a token behind `context` others reads on a rank."""
+    return kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
 
 
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:

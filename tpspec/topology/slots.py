@@ -12,7 +12,8 @@ from tpspec.topology.checkpoint import read_config
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tpspec.topology.config import Topology
+    from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig, Topology
+    from tpspec.topology.shape import ModelShape
 
 FUTURES = 64  # slots of a sequence for tokens that may come
 MOST_LAYERS = 4  # of a head's own
@@ -22,6 +23,24 @@ HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that f
 def target_slots(topology: Topology) -> int:
     """Of the target's cache: whole pages."""
     return -(-topology.cache.tokens // topology.cache.page) * topology.cache.page
+
+
+def recent_slots(topology: Topology, shape: ModelShape) -> int:
+    """Of the target's layers with a window: whole pages; 0 where they have the slots that all have."""
+    return recent_of(shape, topology.cache, topology.serve, topology.engine)
+
+
+def recent_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine: EngineConfig) -> int:
+    """`recent_slots` of such sections.
+
+    As many requests as may run find place with all that their next tokens see, and the rows of a round besides: n
+    positions that follow each other touch ceil((n - 1) / page) + 1 pages at most, wherever they begin.
+    """
+    if shape.window is None:
+        return 0
+    of_each = -(-(shape.window - 2) // cache.page) + 2
+    num_pages = min(serve.max_running, engine.max_rows) * of_each + -(-engine.max_rows // cache.page)
+    return num_pages * cache.page if num_pages * cache.page < cache.tokens else 0
 
 
 def draft_slots(topology: Topology) -> int:

@@ -15,7 +15,7 @@ from tpspec.topology.cost import Load, StepCost, sequential_round_s, step_cost, 
 from tpspec.topology.links import link
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import expert_params, kv_bytes_per_token, num_params, split
+from tpspec.topology.shards import expert_params, kv_bytes_read, num_params, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def even_load(shape: ModelShape, num_ranks: int, bits: int) -> Load:
     return Load(
         weights=(params + idle) * num_bytes,
         params=params,
-        kv=kv_bytes_per_token(shape, whole, "bfloat16") * CONTEXT / num_ranks,
+        kv=kv_bytes_read(shape, whole, "bfloat16", CONTEXT) / num_ranks,
         bits=bits,
         expert_weights=of_experts * num_bytes,
         experts=shape.experts,

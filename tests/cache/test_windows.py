@@ -1,0 +1,103 @@
+"""Layers that see the last tokens only keep few pages, and a text begins with what another has read where both do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpspec.cache.pages import Borrowed, OutOfPages
+from tpspec.cache.windows import WindowedPool
+
+PAGE, WINDOW = 4, 6
+
+
+def pool(num_recent: int = 8, num_pages: int = 32) -> WindowedPool:
+    return WindowedPool(num_pages, PAGE, WINDOW, num_recent)
+
+
+def read(subject: WindowedPool, seq: int, start: int, stop: int) -> None:
+    """As a round does it."""
+    subject.pass_by(seq, start)
+    subject.grow(seq, stop)
+    subject.grow_recent(seq, stop)
+
+
+def keys(count: int, salt: str = "") -> list[bytes]:
+    return [f"{salt}{index}".encode() for index in range(count)]
+
+
+def kept(subject: WindowedPool, seq: int, count: int, salt: str = "", chunk: int = PAGE) -> None:
+    """A text of so many pages has been read, chunk by chunk, and everything it filled is known by its keys."""
+    for stop in range(chunk, count * PAGE + 1, chunk):
+        read(subject, seq, stop - chunk, stop)
+        for index in range((stop - chunk) // PAGE, stop // PAGE):
+            subject.keep(seq, index, keys(count, salt)[index])
+
+
+def test_what_no_row_sees_any_more_gives_its_place_up() -> None:
+    """Stands against a cache that keeps every page of every layer: five times what Gemma 3 needs."""
+    subject = pool()
+    for start in range(0, 100, 2):
+        read(subject, 1, start, start + 2)
+        first = max(0, start - WINDOW + 1)
+        runs = subject.recent_runs(1, start, start + 2)
+        assert sum(count for _, count in runs) == start + 2 - first
+        assert subject.recent.num_used <= -(-(WINDOW + 2) // PAGE) + 1
+    assert subject.num_used == 25
+    subject.release(1)
+    assert subject.num_used == subject.recent.num_used == 0
+
+
+def test_rows_keep_their_slots_while_a_window_moves() -> None:
+    """Stands against a position that is looked for where it would be had nothing been dropped."""
+    subject = pool()
+    read(subject, 1, 0, 10)
+    before = dict(zip(range(10), subject.recent_slots(1, 0, 10), strict=True))
+    read(subject, 1, 10, 14)
+    seen = range(10 - WINDOW + 1, 10)
+    assert subject.recent_slots(1, seen.start, seen.stop) == [before[position] for position in seen]
+    with pytest.raises(ValueError, match="dropped its first 4 slots, positions from 3 were asked for"):
+        subject.recent_slots(1, 3, 10)
+
+
+def test_a_text_begins_with_what_both_kinds_of_layers_still_have() -> None:
+    """Stands against a prefix whose last tokens' keys are gone where a window looks for them."""
+    subject = pool(num_recent=3)
+    kept(subject, 1, 10)
+    subject.release(1)
+    assert subject.adopt(2, keys(10)) == 10
+    assert subject.recent_slots(2, 40 - WINDOW + 1, 40)
+    subject.release(2)
+    assert subject.adopt(3, keys(4)) == 0  # pages 2 and 3 have left the window, and given their place up
+    assert subject.num_used == 0
+
+
+def test_of_a_longer_text_that_page_is_taken_whose_window_is_there() -> None:
+    """Stands against taking all or nothing, where the window before some page in the middle is still kept."""
+    subject = pool(num_recent=16)
+    kept(subject, 1, 10)
+    subject.release(1)
+    kept(subject, 2, 6, "another")  # over what was unused the longest
+    assert [subject.recent.keeps(key) for key in keys(10)] == [False] + [True] * 9
+    assert subject.adopt(3, [*keys(7), b"nobody's"]) == 7
+
+
+def test_both_kinds_of_layers_forget_what_is_spoiled() -> None:
+    subject = pool()
+    kept(subject, 1, 3)
+    subject.spoil(1)
+    assert subject.adopt(2, keys(3)) == 0
+    subject.check_integrity()
+
+
+def test_drafts_in_the_targets_cache_take_places_in_both() -> None:
+    """Stands against a draft's keys that layers with a window write over those of another text."""
+    subject = pool(num_recent=4)
+    read(subject, 1, 0, 5)
+    read(subject, 2, 0, 3)
+    borrowed = Borrowed(subject)
+    borrowed.grow(1, 12)
+    assert not set(borrowed.recent_slots(1, 0, 12)) & set(subject.recent_slots(2, 0, 3))
+    with pytest.raises(OutOfPages):
+        borrowed.grow(1, 20)
+    subject.shrink(1, 5)
+    assert subject.recent.num_used == 3

@@ -1,0 +1,82 @@
+"""Layers with a window: no row reads a slot that holds anything but what its text says, and none lacks a place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.test_reuse import SharingEpisode, Text
+from tpspec.cache.windows import WindowedPool
+from tpspec.engine.scheduler import Commit, Plan, Scheduler
+from tpspec.tokens import NO_DRAFT, Verdict
+from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
+from tpspec.topology.shape import shape_of
+from tpspec.topology.slots import recent_of
+
+
+@dataclass
+class WindowedEpisode(SharingEpisode):
+    """Of a second store, whose slots stand for the last tokens alone."""
+
+    window: int = 1
+    recent: dict[int, tuple[str, Text]] = field(default_factory=dict)
+
+    def forward(self, plan: Plan) -> None:
+        super().forward(plan)
+        pool = self.ranks[0]._pool
+        trees = {case.seq: case.tree for case in plan.cases}
+        writes: dict[int, tuple[str, Text]] = {}
+        for span in plan.spans:
+            salt, text = self.requests[span.seq].salt, tuple(self.texts[span.seq])
+            begin, runs = span.held(windowed=True)
+            slots = [slot for first, count in runs for slot in range(first, first + count)]
+            assert begin == max(0, span.start - self.window + 1)
+            assert [self.recent[slot] for slot in slots[: span.start - begin]] == [
+                (salt, text[: position + 1]) for position in range(begin, span.start)
+            ]
+            own = slots[span.start - begin :]
+            assert own == span.own_slots(windowed=True)
+            assert not {slot // pool.page_size for slot in own} & set(pool.recent._keys)
+            tree = trees.get(span.seq, NO_DRAFT)
+            known = [text[: span.start + row + 1] for row in range(len(span.tokens) - len(tree))]
+            drafts = [(*text, *(tree.tokens[at] for at in tree.path(node))) for node in range(len(tree))]
+            for slot, content in zip(own, [*known, *drafts], strict=True):
+                assert slot not in writes
+                writes[slot] = salt, content
+        self.recent.update(writes)
+
+    def apply(self, commit: Commit, verdicts: list[Verdict]) -> None:
+        moved = [self.recent[slot] for slot in commit.moves.recent_src]
+        assert len(commit.moves.recent_src) == len(commit.moves.src)
+        super().apply(commit, verdicts)
+        self.recent.update(zip(commit.moves.recent_dst, moved, strict=True))
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    seed=st.integers(0, 2**32),
+    num_pages=st.integers(1, 24),
+    page_size=st.sampled_from([1, 2, 4]),
+    max_rows=st.integers(1, 24),
+    max_running=st.integers(1, 6),
+    window=st.integers(1, 12),
+)
+def test_no_row_reads_another_text_and_none_lacks_a_place(
+    seed: int, num_pages: int, page_size: int, max_rows: int, max_running: int, window: int
+) -> None:
+    """Against a window's page that is taken too early, a prefix whose window is gone, a path that is moved in one
+    kind of layers alone; and against fewer slots than rows can need: there are as many as the sizes promise."""
+    shape = replace(shape_of("smollm2-135m"), window=window, num_windowed=1)
+    cache = CacheConfig(tokens=2**40, page=page_size)
+    enough = recent_of(shape, cache, ServeConfig(max_running=max_running), EngineConfig(max_rows=max_rows))
+
+    def rank() -> Scheduler:
+        pool = WindowedPool(num_pages, page_size, window, enough // page_size)
+        return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=None, reuses=True)
+
+    episode = WindowedEpisode(Random(seed), max_rows, max_running, [rank(), rank()], window=window)
+    episode.run(num_rounds=25)
+    assert all(rank._pool.recent.num_used == 0 for rank in episode.ranks)

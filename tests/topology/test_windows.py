@@ -1,0 +1,76 @@
+"""Which layers have a window is read from a config.json as transformers reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import BASE, KINDS
+from tpspec.model.architectures import ARCHITECTURES, read_spec
+from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
+from tpspec.topology.reads import Reads
+from tpspec.topology.shape import MODEL_TYPES, ModelShape, shape_of
+from tpspec.topology.shards import kv_bytes, split
+from tpspec.topology.slots import recent_of
+from tpspec.topology.windows import SLIDES, windows_of
+
+LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"sliding_window": None},
+    {"sliding_window": 32},
+    {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1},
+    {"sliding_window": 32, "use_sliding_window": True, "layer_types": LAYER_TYPES},
+    {"use_sliding_window": True, "max_window_layers": 0},
+    {"sliding_window": 32, "sliding_window_pattern": 3},
+]
+OF_TYPE = {fields["model_type"]: BASE | fields for fields in KINDS.values()}
+LEFT_OUT = ("sliding_window", "sliding_window_pattern")
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
+def test_windows_are_those_of_transformers(model_type: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Stands against a default of ours that is another's, by which pages would be dropped that rows still see."""
+    fields = {key: value for key, value in OF_TYPE[model_type].items() if key not in LEFT_OUT}
+    fields |= {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]} | options
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    windows = windows_of(Reads(fields, "here"), model_type, 4)
+    assert list(windows) == [layer.window for layer in read_spec(tmp_path).layers]
+    shape = ModelShape.of(tmp_path)
+    assert shape.num_windowed == sum(window is not None for window in windows)
+    assert shape.window == max((window for window in windows if window is not None), default=None)
+
+
+def test_every_type_that_may_have_windows_is_known() -> None:
+    """Stands against a type whose windows are saved on paper alone, or nowhere."""
+    assert set(SLIDES) == {kind for kind, architecture in ARCHITECTURES.items() if architecture.window}
+
+
+@pytest.mark.parametrize(
+    ("model", "window", "num_windowed"),
+    [
+        ("google/gemma-3-1b-it", 512, 22),
+        ("google/gemma-3-27b-it", 1024, 52),
+        ("openai/gpt-oss-120b", 128, 18),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", None, 0),
+        ("Qwen/Qwen3-30B-A3B", None, 0),
+    ],
+)
+def test_well_known_models_have_the_windows_that_are_published(
+    model: str, window: int | None, num_windowed: int
+) -> None:
+    shape = shape_of(model)
+    assert (shape.window, shape.num_windowed) == (window, num_windowed)
+
+
+def test_gemma_keeps_what_the_readme_says() -> None:
+    """4.3 GiB of 32,768 tokens for four requests, where all layers would keep 15.5."""
+    shape = shape_of("google/gemma-3-27b-it")
+    (whole,) = split(shape, (1.0,))
+    recent = recent_of(shape, CacheConfig(tokens=32768), ServeConfig(max_running=4), EngineConfig())
+    gib = [kv_bytes(shape, whole, "bfloat16", 32768, num_recent) / 2**30 for num_recent in (0, recent)]
+    assert [round(size, 1) for size in gib] == [15.5, 4.3]

@@ -1,0 +1,84 @@
+"""Pages of a model some of whose layers see the last tokens only: of those, few pages are kept. Integers and keys only.
+
+Layers without a window have slots for every position of a text, as in any pool. Those with one have slots of their
+own, in a second and smaller pool, and what has left the window gives its place up. Both hand out pages under the same
+keys, so that a text begins with what another has read as far as both of them still have what its next token sees.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from tpspec.cache.pages import PagePool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tpspec.model.batch import Runs
+
+
+class WindowedPool(PagePool):
+    """window: of the layers, the longest. num_recent: pages of `recent`, the pool for those layers.
+
+    Who plans says where each sequence stands (`pass_by`) before any takes room for its rows (`grow_recent`): with as
+    many pages as topology/slots.py counts, no more sequences and rows than it was told of never lack one.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, window: int, num_recent: int) -> None:
+        super().__init__(num_pages, page_size)
+        self.window, self.recent = window, PagePool(num_recent, page_size)
+
+    def pass_by(self, seq: int, num_cached: int) -> None:
+        self.recent.drop(seq, self._first_seen(num_cached))
+
+    def grow_recent(self, seq: int, num_tokens: int) -> None:
+        self.recent.grow(seq, num_tokens)
+
+    def recent_runs(self, seq: int, start: int, stop: int) -> Runs:
+        return self.recent.pieces(seq, min(stop, self._first_seen(start)), stop)
+
+    def recent_slots(self, seq: int, start: int, stop: int) -> list[int]:
+        return self.recent.slots(seq, start, stop)
+
+    def shrink(self, seq: int, num_tokens: int) -> None:
+        super().shrink(seq, num_tokens)
+        self.recent.shrink(seq, num_tokens)
+
+    def release(self, seq: int, *, returns: bool = False) -> None:
+        super().release(seq, returns=returns)
+        self.recent.release(seq, returns=returns)
+
+    def keep(self, seq: int, index: int, key: bytes) -> None:
+        super().keep(seq, index, key)
+        if index * self.page_size >= self.recent.first_slot(seq):
+            self.recent.keep(seq, index, key)
+
+    def unkeep(self) -> None:
+        super().unkeep()
+        self.recent.unkeep()
+
+    def spoil(self, seq: int) -> None:
+        super().spoil(seq)
+        self.recent.spoil(seq)
+
+    def adopt(self, seq: int, keys: Iterable[bytes], *, dropped: int = 0) -> int:
+        """As far as `recent` has what the token behind them sees."""
+        found = list(takewhile(self.keeps, keys))
+        in_a_row = count = first = 0  # pages that `recent` has, up to the one that is looked at
+        for stop, key in enumerate(found, 1):
+            in_a_row = in_a_row + 1 if self.recent.keeps(key) else 0
+            unseen = self._first_seen(stop * self.page_size) // self.page_size
+            if stop - in_a_row <= unseen:
+                count, first = stop, unseen
+        if count:
+            self.recent.adopt(seq, found[first:count], dropped=first)
+        return super().adopt(seq, found[:count], dropped=dropped)
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        self.recent.check_integrity()
+
+    def _first_seen(self, position: int) -> int:
+        """By a token at this position."""
+        return max(0, position - self.window + 1)

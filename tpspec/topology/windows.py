@@ -1,0 +1,76 @@
+"""Which layers of a model see the last tokens only, and how many: from a config.json, as transformers reads it.
+
+Knows keys. What such layers keep of a text is the cache's matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tpspec.topology.reads import Reads
+
+SLIDING = "sliding_attention"  # as layer_types calls such a layer
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """What a type of model means by keys that its config.json leaves out.
+
+    usual: the window, where the key is left out; null there is none. switch: the flag that has to be set, or None.
+    has_one: whether a layer has it, where no layer_types say so; None: all have, whatever those say.
+    """
+
+    usual: int | None = None
+    switch: str | None = None
+    has_one: Callable[[Reads, int], bool] | None = None
+
+
+def _all_but_every(number: int) -> Callable[[Reads, int], bool]:
+    return lambda read, layer: bool((layer + 1) % read.size("sliding_window_pattern", number))
+
+
+def _last_layers(read: Reads, layer: int) -> bool:
+    return layer >= read.size("max_window_layers", 28, least=0)
+
+
+def _without_rope(read: Reads, layer: int) -> bool:
+    ropes = read.config.get("no_rope_layers")
+    is_without = (layer + 1) % read.size("no_rope_layer_interval", 4) == 0
+    if isinstance(ropes, list) and layer < len(ropes):
+        is_without = not ropes[layer]
+    return is_without and read.flag("use_sliding_window", False)
+
+
+SLIDES = {
+    "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
+    "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
+    "ministral3": Sliding(),
+    "mistral": Sliding(4096),
+    "mixtral": Sliding(),
+    "phi3": Sliding(),
+    "qwen2": Sliding(4096, "use_sliding_window", _last_layers),
+    "qwen3": Sliding(4096, "use_sliding_window", _last_layers),
+    "qwen3_moe": Sliding(4096, "use_sliding_window"),
+    "smollm3": Sliding(has_one=_without_rope),
+}
+
+
+def windows_of(read: Reads, model_type: str, num_layers: int) -> tuple[int | None, ...]:
+    """Of each layer, how many last positions a token sees there; None: all."""
+    slides = SLIDES.get(model_type)
+    if slides is None or (slides.switch is not None and not read.flag(slides.switch, False)):
+        return (None,) * num_layers
+    if "sliding_window" in read.config and read.config["sliding_window"] is None:
+        return (None,) * num_layers
+    window = read.size_if_given("sliding_window") or slides.usual
+    if slides.has_one is None:
+        return (window,) * num_layers
+    kinds = read.texts("layer_types")
+    has_one = [kind == SLIDING for kind in kinds[:num_layers]]
+    if not kinds:
+        has_one = [slides.has_one(read, layer) for layer in range(num_layers)]
+    return tuple(window if has else None for has in has_one)
