@@ -80,8 +80,8 @@ def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path
 def test_layers_with_a_window_find_their_keys_in_slots_of_their_own(tmp_path: Path) -> None:
     """Stands against a key that is written or looked for where the other layers have it, and blocks of keys that begin
     where the window does not."""
-    torchs, cards = pair(tiny("gpt_oss", tmp_path, num_hidden_layers=2), num_recent=96)
-    said = [told(decoder, whole_and_windowed(96)[1], num_steps=2, chunks=(70, 3)) for decoder in (torchs, cards)]
+    torchs, cards = pair(tiny("gpt_oss", tmp_path, num_hidden_layers=2), num_recent=160)
+    said = [told(decoder, whole_and_windowed(160)[1], num_steps=2, chunks=(70, 3)) for decoder in (torchs, cards)]
     assert (said[0] - said[1]).abs().max() < 1e-4
 
 
