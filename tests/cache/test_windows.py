@@ -82,10 +82,14 @@ def test_of_a_longer_text_that_page_is_taken_whose_window_is_there() -> None:
 
 
 def test_both_kinds_of_layers_forget_what_is_spoiled() -> None:
+    """Stands against a window full of NaN that is handed out once another has read the same text."""
     subject = pool()
     kept(subject, 1, 3)
     subject.spoil(1)
     assert subject.adopt(2, keys(3)) == 0
+    kept(subject, 2, 3)
+    assert subject.adopt(3, keys(3)) == 3
+    assert subject.recent_slots(3, 12 - WINDOW + 1, 12) == subject.recent_slots(2, 12 - WINDOW + 1, 12)
     subject.check_integrity()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,25 @@ class WindowedEpisode(SharingEpisode):
         self.recent.update(zip(commit.moves.recent_dst, moved, strict=True))
 
 
+def enough(page_size: int, max_rows: int, max_running: int, window: int) -> int:
+    """Pages, as a topology counts them."""
+    shape = replace(shape_of("smollm2-135m"), window=window, num_windowed=1)
+    cache = CacheConfig(tokens=2**40, page=page_size)
+    return recent_of(shape, cache, ServeConfig(max_running=max_running), EngineConfig(max_rows=max_rows)) // page_size
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 6])
+def test_windows_that_all_begin_at_the_end_of_a_page_find_place(window: int) -> None:
+    """The worst case, which chance hardly ever finds: every window touches as many pages as it can, and every row a
+    new one."""
+    pool = WindowedPool(64, 4, window, enough(4, max_rows=5, max_running=5, window=window))
+    for start in range(20):
+        for seq in range(5):
+            pool.pass_by(seq, start)
+        for seq in range(5):
+            pool.grow_recent(seq, start + 1)
+
+
 @settings(deadline=None, max_examples=400)
 @given(
     seed=st.integers(0, 2**32),
@@ -69,12 +89,10 @@ def test_no_row_reads_another_text_and_none_lacks_a_place(
 ) -> None:
     """Against a window's page that is taken too early, a prefix whose window is gone, a path that is moved in one
     kind of layers alone; and against fewer slots than rows can need: there are as many as the sizes promise."""
-    shape = replace(shape_of("smollm2-135m"), window=window, num_windowed=1)
-    cache = CacheConfig(tokens=2**40, page=page_size)
-    enough = recent_of(shape, cache, ServeConfig(max_running=max_running), EngineConfig(max_rows=max_rows))
+    num_recent = enough(page_size, max_rows, max_running, window)
 
     def rank() -> Scheduler:
-        pool = WindowedPool(num_pages, page_size, window, enough // page_size)
+        pool = WindowedPool(num_pages, page_size, window, num_recent)
         return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=None, reuses=True)
 
     episode = WindowedEpisode(Random(seed), max_rows, max_running, [rank(), rank()], window=window)
