@@ -123,7 +123,7 @@ class FewSteps(Steps, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchRound:
-    """The rows of one forward, ready for every layer."""
+    """The rows of one forward, ready for every layer. recent_slots: of layers with a window."""
 
     turns: list[Turns]
     slots: Slots
@@ -157,14 +157,11 @@ class TorchSteps:
         for span in spans:
             firsts.append(firsts[-1] + len(span.tokens))
         padded_T = sent(positions + [0] * (num_rows - len(positions)), self._shape.device)
-        slots, recent = (
-            as_slots([slot for span in spans for slot in span.own_slots(windowed=windowed)], self._shape.device)
-            for windowed in (False, True)
-        )
+        slots = self._slots(spans, windowed=False)
         return TorchRound(
             turns=[rope.at(padded_T) for rope in self._ropes],
             slots=slots,
-            recent_slots=recent,
+            recent_slots=self._slots(spans, windowed=True) if self._store.recent else slots,
             views={
                 window: [self._layout.view(span, first, window) for span, first in zip(spans, firsts, strict=False)]
                 for window in self._shape.windows
@@ -202,6 +199,10 @@ class TorchSteps:
 
     def slots(self, num_rows: int) -> None:
         return None
+
+    def _slots(self, spans: Sequence[Span], *, windowed: bool) -> Slots:
+        slots = [slot for span in spans for slot in span.own_slots(windowed=windowed)]
+        return as_slots(slots, self._shape.device)
 
     def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
         keys, values = self._store.keys[layer.index], self._store.values[layer.index]
