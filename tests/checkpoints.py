@@ -200,7 +200,8 @@ def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
     if "embed_tokens" in name or "lm_head" in name:
         return values * LOGIT_STD / math.sqrt(values.shape[-1])
     # Queries and keys a little larger: attention must prefer some rows, or a wrong mask or position goes unnoticed.
-    gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
+    # gpt-oss's gates so large that some are clamped.
+    gain = 1.5 if "q_proj" in name or "k_proj" in name else 4.0 if "experts.gate_up_proj" in name else 1.0
     return values * gain / math.sqrt(values.shape[-1])
 
 
