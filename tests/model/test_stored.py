@@ -165,10 +165,15 @@ def test_codes_of_mxfp4_mean_what_transformers_makes_of_them(of_floats: Any) -> 
     assert torch.equal(theirs, plain[name])
 
 
-def test_mxfp4_of_another_layout_is_refused(of_floats: Any) -> None:
+def test_experts_in_one_tensor_are_read_in_mxfp4_alone(of_floats: Any) -> None:
     """Stands against tensors that are called missing, which would send people to fetch the model again."""
     with pytest.raises(UserError, match=r"quant_method is 'mxfp4'; should be another for qwen3_moe"):
         stored_as({"model_type": "qwen3_moe", "quantization_config": published.MXFP4}, "here")
+    for said in (FORMATS["gptq"].config, FORMATS["fp8 with static scales"].config):
+        with pytest.raises(UserError, match=r"quant_method is '\w+'; should be mxfp4, or one that leaves the experts"):
+            stored_as({"model_type": "gpt_oss", "quantization_config": said}, "here")
+    awq = FORMATS["awq"].config | {"modules_to_not_convert": ["mlp.experts"]}
+    assert stored_as({"model_type": "gpt_oss", "quantization_config": awq}, "here")
     matrices, whole = StoredMatrices(Checkpoint(of_floats[0])), range(100)
     with pytest.raises(UserError, match=r"down_proj have 100 inputs; should be whole groups of 32"):
         matrices.small(Scheme("mxfp4", 4, 32), Place("experts.down_proj", 100, 100, whole, whole, expert=(0, 5)))

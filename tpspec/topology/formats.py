@@ -98,12 +98,20 @@ def stored_as(config: dict[str, object], where: str) -> Stored | None:
     method = read.text("quant_method")
     if method not in METHODS:
         raise read.refusal("quant_method", f"one of {', '.join(METHODS)}, which are supported")
-    model_type = str(config.get("model_type"))
-    if method == "mxfp4" and mlp_names(model_type).together is None:
-        raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
     stored = METHODS[method](read)
     _check_patterns(stored, f"{where}: {key}")
+    _check_experts(stored, read, str(config.get("model_type")))
     return stored
+
+
+def _check_experts(stored: Stored, read: Reads, model_type: str) -> None:
+    """Those of a layer are one tensor in mxfp4, and in no other format."""
+    names, has_blocks = mlp_names(model_type), any(scheme.kind == "mxfp4" for _, scheme in stored.schemes)
+    if names.together is None:
+        if has_blocks:
+            raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
+    elif not has_blocks and stored.scheme_of(f"model.layers.0.{names.module}.experts.{names.together}") is not None:
+        raise read.refusal("quant_method", f"mxfp4, or one that leaves the experts of {model_type} as they are")
 
 
 def _check_patterns(stored: Stored, where: str) -> None:
