@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
@@ -120,17 +121,26 @@ def test_defaults_are_those_of_the_hub() -> None:
         ModelShape.from_config({**CONFIG, "model_type": "qwen2"}, "here")
 
 
+UNBIASED = ("ministral3", "mistral", "mixtral", "phi3")  # refuse to have any
+
+
 @pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
-@pytest.mark.parametrize("nulls", [{}, {"num_key_value_heads": None, "head_dim": None}])
-def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_type: str, nulls: dict[str, None]) -> None:
-    """Stands against caches and shards of another size: 4 KV heads of smollm3, heads of 128 in qwen3, tied heads."""
-    config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **nulls}
+@pytest.mark.parametrize(
+    "said", [{}, {"num_key_value_heads": None, "head_dim": None}, {"attention_bias": True, "attention_out_bias": True}]
+)
+def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_type: str, said: dict[str, Any]) -> None:
+    """Stands against caches and shards of another size: 4 KV heads of smollm3, heads of 128 in qwen3, tied heads, and
+    biases of o that nobody counts."""
+    if model_type in UNBIASED:
+        said = said | {"attention_bias": False}
+    config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
         pytest.skip("this null is refused when the model is loaded")
     shape = ModelShape.from_config(config, "here")
-    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "qk_norm", "intermediate", "vocab")
+    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "sinks", "qk_norm", "intermediate",
+                       "vocab")  # fmt: skip
     assert sizes(shape) == sizes(spec)
 
 
@@ -202,6 +212,26 @@ def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, ob
     """Stands against Gemma 2's caps on scores and logits left out: other texts, without a word."""
     with pytest.raises(UserError, match=why):
         resolve(AutoConfig.for_model(**GEMMA, **said), "there")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said", "why"),
+    [
+        ("gpt_oss", {"swiglu_limit": 10.0}, "swiglu_limit 10.0 is not supported; only 7.0 is"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0 is not supported; only 1.702 is"),
+        (
+            "ministral3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
+            "should hold the numbers that default needs, of which not all are .*original_max_position_embeddings",
+        ),
+    ],
+)
+def test_numbers_that_our_kernels_or_ropes_do_not_have_are_refused(
+    model_type: str, said: dict[str, object], why: str
+) -> None:
+    """Stands against gates that are clamped elsewhere than the model's are, and queries that do not grow."""
+    with pytest.raises(UserError, match=why):
+        resolve(AutoConfig.for_model(**{**CONFIG, "model_type": model_type, **said}), "there")
 
 
 def test_a_dtype_that_a_models_numbers_do_not_fit_is_refused_before_anything_is_read() -> None:
