@@ -180,6 +180,18 @@ def test_the_command_prints_a_table_and_writes_the_best(tmp_path: Path, capsys: 
     assert main(["check", str(out)]) == 0
 
 
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [("openai/gpt-oss-20b", "float32"), ("google/gemma-3-12b-it", "float32"), ("Qwen/Qwen3-8B", "float16")],
+)
+def test_a_plan_for_cards_without_bfloat16_can_be_checked(model: str, dtype: str, tmp_path: Path) -> None:
+    """Stands against a topology in float16 for models whose numbers are too large for it: `check` refuses it."""
+    asked, path = wish("4x2080ti", model=model, draft="ngram"), tmp_path / "box.yaml"
+    path.write_text(yaml_of(asked, plan(asked)), encoding="utf-8")
+    assert load(path).target.dtype == dtype
+    assert main(["check", str(path)]) == 0
+
+
 def test_a_plan_on_recalled_numbers_says_so() -> None:
     """Against a data sheet from memory taken for a measurement."""
     asked = wish("8xa10", draft="ngram")

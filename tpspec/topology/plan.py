@@ -25,8 +25,8 @@ from tpspec.topology.cost import (
     tokens_per_round,
 )
 from tpspec.topology.links import link_for
-from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import expert_bytes, kv_bytes, kv_bytes_read, num_params, split, weight_bytes
+from tpspec.topology.shape import MODEL_TYPES, shape_of
+from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, split, weight_bytes
 from tpspec.topology.slots import recent_of
 from tpspec.topology.sources import SOURCES
 
@@ -110,7 +110,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A layout that fits, with the draft length that suits it best. memory: bytes of each rank."""
+    """A layout that fits, with the draft length that suits it best. memory: bytes of each rank. dtype: of models."""
 
     layout: Layout
     num_drafted: int
@@ -118,6 +118,7 @@ class Plan:
     step: StepCost
     draft_s: float
     memory: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class _Planner:
         lengths = [0] if layout.placement == "none" else range(1, MOST_DRAFTED + 1)
         predicted = {length: self._predict(layout, step, draft_s, length, thin) for length in lengths}
         best = max(predicted, key=lambda length: predicted[length].tokens_per_s)
-        return Plan(layout, best, predicted[best], step, draft_s, memory)
+        return Plan(layout, best, predicted[best], step, draft_s, memory, self._dtype(layout))
 
     def _predict(
         self, layout: Layout, step: StepCost, draft_s: float, num_drafted: int, thin: StepCost | None
@@ -240,8 +241,10 @@ class _Planner:
 
     def _step(self, layout: Layout, shape: ModelShape) -> StepCost:
         on = [self.wish.gpus[index] for index in layout.shards]
-        loads = [self._load(shape, shard, layout.bits) for shard in self._split(layout)]
-        return step_cost(loads, on, shape.num_layers, 2 * shape.hidden, self.wish.link_for(len(on)))
+        dtype = self._dtype(layout)
+        loads = [self._load(shape, shard, layout.bits, dtype) for shard in self._split(layout)]
+        row_bytes = DTYPE_BYTES[dtype] * shape.hidden
+        return step_cost(loads, on, shape.num_layers, row_bytes, self.wish.link_for(len(on)))
 
     def _thin_step(self, layout: Layout) -> StepCost | None:
         """A step of the target without what it leaves out when it drafts."""
@@ -254,18 +257,25 @@ class _Planner:
         if self.draft is None or layout.placement == "none":
             return 0.0
         (whole,) = split(self.draft, (1.0,))
-        load = self._load(self.draft, whole, 16)
+        load = self._load(self.draft, whole, 16, self._dtype(layout))
         on = [self.wish.gpus[layout.drafts_at]]
         return step_cost([load], on, self.draft.num_layers, 0, None).seconds(1)
 
-    def _load(self, shape: ModelShape, shard: Shard, bits: int) -> Load:
+    def _dtype(self, layout: Layout) -> str:
+        """As the cards have 16 bits; float32 where a model's numbers are too large for theirs."""
+        if all(self.wish.gpus[index].dtype == "bfloat16" for index in layout.shards):
+            return "bfloat16"
+        models = [self.target] if self.draft is None or layout.placement == "none" else [self.target, self.draft]
+        return "float16" if all(MODEL_TYPES[shape.model_type].float16 for shape in models) else "float32"
+
+    def _load(self, shape: ModelShape, shard: Shard, bits: int, dtype: str) -> Load:
         quantize = widths(shape).get(bits)
         return Load(
-            weights=weight_bytes(shape, shard, "bfloat16", quantize),
+            weights=weight_bytes(shape, shard, dtype, quantize),
             params=num_params(shape, shard),
-            kv=kv_bytes_read(shape, shard, "bfloat16", self.wish.context),
+            kv=kv_bytes_read(shape, shard, dtype, self.wish.context),
             bits=bits,
-            expert_weights=expert_bytes(shape, shard, "bfloat16", quantize),
+            expert_weights=expert_bytes(shape, shard, dtype, quantize),
             experts=shape.experts,
         )
 
@@ -278,19 +288,19 @@ class _Planner:
         if self.draft is None or layout.placement == "none":
             return tuple(held)
         (whole,) = split(self.draft, (1.0,))
-        own = self._bytes(self.draft, whole, 16)
+        own = self._bytes(self.draft, whole, 16, self._dtype(layout))
         if layout.placement == "dedicated":
             return (*held, own)
         return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
 
     def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
-        return tuple(self._bytes(self.target, shard, layout.bits) for shard in self._split(layout))
+        dtype, cache = self._dtype(layout), CacheConfig(tokens=self.wish.page_context)
+        recent = recent_of(self.target, cache, ServeConfig(), EngineConfig())
+        return tuple(self._bytes(self.target, shard, layout.bits, dtype, recent) for shard in self._split(layout))
 
-    def _bytes(self, shape: ModelShape, shard: Shard, bits: int) -> int:
-        slots = self.wish.page_context
-        recent = recent_of(shape, CacheConfig(tokens=slots), ServeConfig(), EngineConfig())
-        weights = weight_bytes(shape, shard, "bfloat16", widths(shape).get(bits))
-        return weights + kv_bytes(shape, shard, "bfloat16", slots, recent)
+    def _bytes(self, shape: ModelShape, shard: Shard, bits: int, dtype: str, num_recent: int = 0) -> int:
+        kv = kv_bytes(shape, shard, dtype, self.wish.page_context, num_recent)
+        return weight_bytes(shape, shard, dtype, widths(shape).get(bits)) + kv
 
 
 def widths(shape: ModelShape) -> dict[int, str | None]:
@@ -307,7 +317,7 @@ def weights_of(on: Sequence[Card]) -> tuple[float, ...]:
 def topology_of(wish: Wish, best: Plan) -> Topology:
     """The topology file's content for a plan, checked."""
     layout, on = best.layout, [wish.gpus[index] for index in best.layout.shards]
-    target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(on))), "dtype": _dtype(on)}
+    target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(on))), "dtype": best.dtype}
     if len({card.gbytes_per_s for card in on}) > 1:
         target["weights"] = [card.gbytes_per_s for card in on]
     if quantize := widths(shape_of(wish.model))[layout.bits]:
@@ -336,10 +346,6 @@ def _draft(wish: Wish, best: Plan) -> dict[str, object]:
     if layout.placement in ("dedicated", "gaps"):
         draft["placement"] = Placement(layout.placement, layout.rank_of_drafter).plain()
     return draft
-
-
-def _dtype(on: Sequence[Card]) -> str:
-    return "float16" if any(card.dtype == "float16" for card in on) else "bfloat16"
 
 
 def boxed(gpus: Sequence[Card]) -> str:
