@@ -61,6 +61,7 @@ ACTIVE = {
     "openai/gpt-oss-20b": (3.61 + 0.579, 0.01),  # published without the table
     "openai/gpt-oss-120b": (5.13 + 0.579, 0.01),
 }
+ROOT = Path(__file__).parents[2]
 CONFIG: dict[str, object] = {
     "model_type": "llama",
     "num_hidden_layers": 2,
@@ -152,6 +153,35 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
         UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, glm4, glm4_moe, gpt_oss"
     ):
         shape_of(str(tmp_path))
+
+
+CALLED = {
+    "gemma3_text": "Gemma 3",
+    "glm4": "GLM-4",
+    "glm4_moe": "4.5",
+    "gpt_oss": "gpt-oss",
+    "llama": "Llama",
+    "ministral3": "Ministral 3",
+    "mistral": "Mistral",
+    "mixtral": "Mixtral",
+    "phi3": "Phi-3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3-MoE",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "begin", "end"),
+    [("README.md", "What runs:", "Other architectures"), ("topologies/README.md", "| `target.model`", "\n")],
+)
+def test_whatever_runs_is_named_where_people_look(page: str, begin: str, end: str) -> None:
+    """Stands against a model that runs and that nobody would try."""
+    text = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0]
+    assert CALLED.keys() == MODEL_TYPES.keys()
+    assert not [name for name in CALLED.values() if name not in text]
 
 
 def test_a_bias_that_a_type_always_has_may_be_named() -> None:
