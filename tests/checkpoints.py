@@ -128,7 +128,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_experts": 7,
         "num_experts_per_tok": 3,
     },
-    "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "attention_out_bias": True},
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "attention_out_bias": True, "mlp_bias": True},
     "smollm2": {
         "model_type": "llama",
         "hidden_size": 72,

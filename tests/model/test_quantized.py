@@ -128,7 +128,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     assert (total - whole).abs().max() < 1e-5 * whole.abs().max() + 1e-5
 
 
-@pytest.fixture(scope="module", params=["smollm2", "qwen2", "gpt_oss"])
+@pytest.fixture(scope="module", params=["smollm2", "seed_oss", "gpt_oss"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)
 

@@ -122,26 +122,25 @@ def test_defaults_are_those_of_the_hub() -> None:
         ModelShape.from_config({**CONFIG, "model_type": "qwen2"}, "here")
 
 
-UNBIASED = ("ministral3", "mistral", "mixtral", "phi3")  # refuse to have any
+BIASED = {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}
 
 
 @pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
-@pytest.mark.parametrize(
-    "said", [{}, {"num_key_value_heads": None, "head_dim": None}, {"attention_bias": True, "attention_out_bias": True}]
-)
+@pytest.mark.parametrize("said", [{}, {"num_key_value_heads": None, "head_dim": None}, BIASED])
 def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_type: str, said: dict[str, Any]) -> None:
     """Stands against caches and shards of another size: 4 KV heads of smollm3, heads of 128 in qwen3, tied heads, and
-    biases of o that nobody counts."""
-    if model_type in UNBIASED:
-        said = said | {"attention_bias": False}
+    biases that nobody counts."""
+    arch = ARCHITECTURES[model_type]
+    refused = {"attention_bias": not arch.qkv_bias, "mlp_bias": arch.mlp_bias is None}
+    said = {key: value for key, value in said.items() if not refused.get(key)}
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
         pytest.skip("this null is refused when the model is loaded")
     shape = ModelShape.from_config(config, "here")
-    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "sinks", "qk_norm", "intermediate",
-                       "vocab")  # fmt: skip
+    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "mlp_bias", "sinks", "qk_norm",
+                       "intermediate", "vocab")  # fmt: skip
     assert sizes(shape) == sizes(spec)
 
 

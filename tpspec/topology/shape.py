@@ -31,9 +31,10 @@ class Defaults:
 
     qkv: what the matrices of queries, keys and values are called; of one name they are one, their rows in that order.
     biased: whether those have biases; or "always", whatever the config says. o_biased: what attention gives has
-    one where they do. sinks: query heads have them (attention.py). normed: queries and keys have norms, always or where
-    the flag of that name says so. layer_norms: of the hidden state, in each layer. float16: whether its numbers stay
-    within those. intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
+    one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them (attention.py).
+    normed: queries and keys have norms, always or where the flag of that name says so. layer_norms: of the hidden
+    state, in each layer. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an
+    expert's, channels, and how many there are without it.
     """
 
     hidden: int | None = None
@@ -46,6 +47,7 @@ class Defaults:
     qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     biased: bool | Literal["always"] = False
     o_biased: bool | str = True
+    mlp_biased: bool = False
     sinks: bool = False
     normed: bool | str = False
     layer_norms: int = 2
@@ -102,7 +104,7 @@ MODEL_TYPES = {
         float16=False,
         intermediate=("intermediate_size", 2880),
     ),
-    "llama": Defaults(),
+    "llama": Defaults(mlp_biased=True),
     "ministral3": Defaults(
         hidden=4096,
         num_layers=34,
@@ -134,9 +136,10 @@ MODEL_TYPES = {
         vocab=155136,
         biased=True,
         o_biased="attention_out_bias",
+        mlp_biased=True,
         intermediate=("intermediate_size", 27648),
     ),
-    "smollm3": Defaults(num_kv_heads=4, tied=True),
+    "smollm3": Defaults(num_kv_heads=4, tied=True, mlp_biased=True),
 }
 
 
@@ -163,6 +166,7 @@ class ModelShape:
     qkv_bias: bool
     model_type: str
     o_bias: bool = False
+    mlp_bias: bool = False
     sinks: bool = False
     qk_norm: bool = False
     layer_norms: int = 2
@@ -202,6 +206,7 @@ class ModelShape:
             qkv_bias=biased,
             model_type=model_type,
             o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
+            mlp_bias=usual.mlp_biased and read.flag("mlp_bias", False),
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
             layer_norms=usual.layer_norms,

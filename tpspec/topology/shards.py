@@ -169,7 +169,8 @@ def _mlp_bytes(shard: Shard, held: _Held) -> int:
     """Of what every row goes through."""
     shape, experts = held.shape, held.shape.experts
     if experts is None:
-        return _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
+        biases = shape.num_layers * _mlp_biases(shape, shard) * shape.mlp_bias * DTYPE_BYTES[held.dtype]
+        return biases + _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
     dense = _bytes_of(_mlps(shape), shard.dense, experts.dense, held)
     return dense + _bytes_of(_shared(shape), shard.shared, experts.shared, held)
 
@@ -179,8 +180,8 @@ def _expert_bytes(shard: Shard, held: _Held) -> int:
     matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held)
     if experts is None or not experts.biased:
         return matrices
-    of_one = 2 * len(shard.channels) + shape.hidden * _adds_biases(shard)
-    return matrices + len(_mixed(shape)) * experts.count * of_one * DTYPE_BYTES[held.dtype]
+    biases = len(_mixed(shape)) * experts.count * _mlp_biases(shape, shard)
+    return matrices + biases * DTYPE_BYTES[held.dtype]
 
 
 def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held: _Held) -> int:
@@ -315,6 +316,11 @@ def _biases(shape: ModelShape, shard: Shard) -> int:
     """Numbers of those of a layer's attention."""
     of_qkv = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias
     return of_qkv + shape.hidden * (shape.o_bias and _adds_biases(shard))
+
+
+def _mlp_biases(shape: ModelShape, shard: Shard) -> int:
+    """Of those of one MLP, or expert."""
+    return 2 * len(shard.channels) + shape.hidden * _adds_biases(shard)
 
 
 def _adds_biases(shard: Shard) -> bool:
