@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +23,7 @@ from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
-from tpspec.model.stored import Place, StoredMatrices
+from tpspec.model.stored import Place, StoredMatrices, below
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.experts import has_narrow_columns, mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
@@ -173,7 +172,7 @@ class Loader:
         order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
         parts = [self._rows(names[0], queries, num_q, order), self._rows(names[1], keys, num_kv, order),
                  self._rows(names[2], keys, num_kv)]  # fmt: skip
-        return self._column_parallel(_below(parts), biased=self.spec.qkv_bias)
+        return self._column_parallel(below(parts), biased=self.spec.qkv_bias)
 
     def _o(self, name: str) -> Linear:
         hidden, width = range(self.spec.hidden), self.spec.num_heads * self.spec.head_dim
@@ -239,7 +238,7 @@ class Loader:
         biased, hidden = self.spec.mlp_bias, range(self.spec.hidden)
         parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
         return GatedMlp(
-            self._column_parallel(_below(parts), biased=biased),
+            self._column_parallel(below(parts), biased=biased),
             self._row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
         )
 
@@ -359,17 +358,6 @@ class Loader:
     def _norm(self, name: str, size: int) -> Norm:
         weight = self._read(name, (size,)).to(self.device, torch.float32)
         return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
-
-
-def _below(parts: Sequence[Place]) -> Sequence[Place]:
-    """Of matrices of one name, which are one: each with its rows below those of the one before it."""
-    if len({part.name for part in parts}) > 1:
-        return parts
-    total, firsts = sum(part.num_outputs for part in parts), accumulate((part.num_outputs for part in parts), initial=0)
-    return [
-        replace(part, num_outputs=total, rows=range(first + part.rows.start, first + part.rows.stop))
-        for part, first in zip(parts, firsts, strict=False)
-    ]
 
 
 def _trim() -> None:

@@ -8,7 +8,8 @@ Shapes: O outputs and I inputs of the slice, G groups of the whole matrix, W col
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.groups import GROUPS, Grid, stored_grid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -65,6 +66,17 @@ class Place:
         if self.alternate:
             return torch.arange(len(self.rows)).view(-1, 2).T.flatten()
         return slice(None) if self.head_order is None else in_heads(len(self.rows), self.head_order)
+
+
+def below(parts: Sequence[Place]) -> Sequence[Place]:
+    """Of matrices of one name, which are one: each with its rows below those of the one before it."""
+    if len({part.name for part in parts}) > 1:
+        return parts
+    total, firsts = sum(part.num_outputs for part in parts), accumulate((part.num_outputs for part in parts), initial=0)
+    return [
+        replace(part, num_outputs=total, rows=range(first + part.rows.start, first + part.rows.stop))
+        for part, first in zip(parts, firsts, strict=False)
+    ]
 
 
 def in_heads(num_rows: int, head_order: tuple[int, ...]) -> Tensor:
