@@ -85,11 +85,22 @@ def test_both_kinds_of_layers_forget_what_is_spoiled() -> None:
     """Stands against a window full of NaN that is handed out once another has read the same text."""
     subject = pool()
     kept(subject, 1, 3)
-    subject.spoil(1)
+    subject.spoil(keys(3))
     assert subject.adopt(2, keys(3)) == 0
     kept(subject, 2, 3)
     assert subject.adopt(3, keys(3)) == 3
     assert subject.recent_slots(3, 12 - WINDOW + 1, 12) == subject.recent_slots(2, 12 - WINDOW + 1, 12)
+    subject.check_integrity()
+
+
+def test_what_has_left_the_window_is_spoiled_too() -> None:
+    """Stands against NaN that a window finds: the first of a key stays it, so that who reads the text anew and rightly
+    leaves the next one what was wrong."""
+    subject = pool(num_recent=16)
+    kept(subject, 1, 5)
+    assert subject.recent.num_used < 5
+    subject.spoil(keys(5))
+    assert not any(subject.recent.keeps(key) for key in keys(5))
     subject.check_integrity()
 
 

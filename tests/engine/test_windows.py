@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.engine.test_reuse import SharingEpisode, Text
 from tpspec.cache.windows import WindowedPool
 from tpspec.engine.scheduler import Commit, Plan, Scheduler
+from tpspec.request import Request
 from tpspec.tokens import NO_DRAFT, Verdict
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.shape import shape_of
@@ -73,6 +74,20 @@ def test_windows_that_all_begin_at_the_end_of_a_page_find_place(window: int) -> 
             pool.pass_by(seq, start)
         for seq in range(5):
             pool.grow_recent(seq, start + 1)
+
+
+def test_a_corrupt_text_leaves_nothing_for_another() -> None:
+    """Against pages of its beginning, long out of the window, that are had by their keys: chunks are judged by nobody,
+    and the row that tells of a NaN in one of the first is the last."""
+    pool = WindowedPool(16, 4, 6, 12)
+    scheduler = Scheduler(pool, max_rows=8, max_running=2, fixed_rows=None, reuses=True)
+    scheduler.submit(Request(0, tuple(range(40)), 4))
+    while not scheduler.is_idle:
+        plan = scheduler.plan({})
+        scheduler.commit(plan, [Verdict(case.seq, (), (), corrupt=True) for case in plan.cases])
+        scheduler.check_integrity()
+    assert scheduler.num_corrupted == 1
+    assert pool._kept == pool.recent._kept == {}
 
 
 @settings(deadline=None, max_examples=400)

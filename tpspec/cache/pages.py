@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -169,12 +169,10 @@ class PagePool:
         self._kept.clear()
         self._idle.clear()
 
-    def spoil(self, seq: int) -> None:
-        """What `seq` holds is wrong: nobody else may have its pages by a key, and who shares them has to find out."""
-        for run in self._owned.get(seq, _Owned()).runs:
-            for page in self._keys.keys() & range(run.first, run.stop):
-                self._kept.pop(self._keys[page], None)
-                self._keys[page] = b""
+    def spoil(self, keys: Collection[bytes]) -> None:
+        """What lies under these keys is wrong: nobody may have it by them, and who has it already has to find out."""
+        for page in [self._kept.pop(key) for key in keys if self.keeps(key)]:
+            self._keys[page] = b""
 
     def keeps(self, key: bytes) -> bool:
         """Whether a page is kept under it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tpspec.cache.pages import PagePool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from tpspec.model.batch import Runs
 
@@ -58,9 +58,10 @@ class WindowedPool(PagePool):
         super().unkeep()
         self.recent.unkeep()
 
-    def spoil(self, seq: int) -> None:
-        super().spoil(seq)
-        self.recent.spoil(seq)
+    def spoil(self, keys: Collection[bytes]) -> None:
+        """Also what has left the window, and may still lie there."""
+        super().spoil(keys)
+        self.recent.spoil(keys)
 
     def adopt(self, seq: int, keys: Iterable[bytes], *, dropped: int = 0) -> int:
         """As far as `recent` has what the token behind them sees."""

@@ -348,7 +348,7 @@ class Scheduler:
 
     def _end_corrupt(self, seq: Sequence, commit: Commit) -> None:
         self._num_corrupted += 1
-        self._pool.spoil(seq.id)
+        self._pool.spoil(seq.keys)
         commit.finished.append(seq.id)
         self.cancel(seq.id)
 
