@@ -59,6 +59,20 @@ def test_rows_keep_their_slots_while_a_window_moves() -> None:
         subject.recent_slots(1, 3, 10)
 
 
+@pytest.mark.parametrize("made_room", [False, True])
+def test_a_window_that_moves_lies_in_two_pieces_at_most(made_room: bool) -> None:
+    """Against pages that a window left being kept free as if for one who will be back, in the first text of all and
+    behind one that made room: every new page then went elsewhere."""
+    subject = WindowedPool(128, PAGE, 32, 24)
+    if made_room:
+        subject.release(0, returns=True)
+    for index, key in enumerate(keys(100)):
+        start, stop = index * PAGE, (index + 1) * PAGE
+        read(subject, 1, start, stop)
+        subject.keep(1, index, key)
+        assert len(subject.recent_runs(1, start, stop)) <= 2
+
+
 def test_a_text_begins_with_what_both_kinds_of_layers_still_have() -> None:
     """Stands against a prefix whose last tokens' keys are gone where a window looks for them."""
     subject = pool(num_recent=3)
@@ -76,7 +90,7 @@ def test_of_a_longer_text_that_page_is_taken_whose_window_is_there() -> None:
     subject = pool(num_recent=16)
     kept(subject, 1, 10)
     subject.release(1)
-    kept(subject, 2, 6, "another")  # over what was unused the longest
+    kept(subject, 2, 7, "another")  # one page more than nobody had: over what was unused the longest
     assert [subject.recent.keeps(key) for key in keys(10)] == [False] + [True] * 9
     assert subject.adopt(3, [*keys(7), b"nobody's"]) == 7
 

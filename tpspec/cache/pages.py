@@ -139,6 +139,7 @@ class PagePool:
         """Give up the pages that hold nothing but the first num_tokens slots; positions keep their numbers."""
         owned = self._owned.get(seq, _Owned())
         excess = num_tokens // self.page_size - owned.dropped
+        self._num_releases += excess > 0  # or they would pass for those of the last who went, who may be back
         while excess > 0 and owned.runs:
             run = owned.runs[0]
             stop = min(run.stop, run.first + excess)
