@@ -207,8 +207,8 @@ class PagePool:
         """`slots` of those layers; empty where there are none."""
         return []
 
-    def first_slot(self, seq: int) -> int:
-        """The first position that has not been dropped."""
+    def num_dropped(self, seq: int) -> int:
+        """Of its first positions, those that have been dropped."""
         return self._owned.get(seq, _Owned()).dropped * self.page_size
 
     def runs(self, seq: int, num_tokens: int) -> Runs:
@@ -254,7 +254,7 @@ class PagePool:
 
     def _pieces(self, seq: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
         owned = self._owned.get(seq, _Owned())
-        base = self.first_slot(seq)  # position of the run's first slot
+        base = self.num_dropped(seq)  # position of the run's first slot
         if start < base:
             raise ValueError(f"sequence {seq} dropped its first {base} slots, positions from {start} were asked for")
         for run in owned.runs:

@@ -51,7 +51,7 @@ class WindowedPool(PagePool):
 
     def keep(self, seq: int, index: int, key: bytes) -> None:
         super().keep(seq, index, key)
-        if index * self.page_size >= self.recent.first_slot(seq):
+        if index * self.page_size >= self.recent.num_dropped(seq):
             self.recent.keep(seq, index, key)
 
     def unkeep(self) -> None:

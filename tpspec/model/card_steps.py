@@ -1,9 +1,8 @@
 """The steps of steps.py for a few rows on a card, by the kernels of card_rows.py; this is their host side.
 
 A round's integers go into a table in the card's memory, by one copy that nobody waits for; layers with a window have
-one of their own, for they see fewer keys. Kernels and their
-launches are then the same for every round of as many rows, so that they can be recorded once (graphs.py). Must not know
-what rows mean. Imported on cards only.
+one of their own, for they see fewer keys. Kernels and their launches are then the same for every round of as many rows,
+so that they can be recorded once (graphs.py). Must not know what rows mean. Imported on cards only.
 
 Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C mlp channels, N splits.
 """
