@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpspec.cache.pages import Borrowed, OutOfPages
+from tpspec.cache.pages import Borrowed, BrokenPages, OutOfPages, PagePool
 from tpspec.cache.windows import WindowedPool
 
 PAGE, WINDOW = 4, 6
@@ -116,6 +116,16 @@ def test_what_has_left_the_window_is_spoiled_too() -> None:
     subject.spoil(keys(5))
     assert not any(subject.recent.keeps(key) for key in keys(5))
     subject.check_integrity()
+
+
+def test_integrity_names_who_owns_a_window_alone() -> None:
+    """Against a window's pages that are lost to the others, of which there are as many as can be needed and no more."""
+    subject = pool()
+    read(subject, 1, 0, 5)
+    subject.check_integrity()
+    PagePool.release(subject, 1)
+    with pytest.raises(BrokenPages, match=r"sequences \[1\] own pages of layers with a window, and no others"):
+        subject.check_integrity()
 
 
 def test_drafts_in_the_targets_cache_take_places_in_both() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from tpspec.cache.pages import PagePool
+from tpspec.cache.pages import BrokenPages, PagePool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -79,6 +79,8 @@ class WindowedPool(PagePool):
     def check_integrity(self) -> None:
         super().check_integrity()
         self.recent.check_integrity()
+        if only := set(self.recent.owners) - set(self.owners):
+            raise BrokenPages(f"sequences {sorted(only)} own pages of layers with a window, and no others")
 
     def _first_seen(self, position: int) -> int:
         """By a token at this position."""
