@@ -17,17 +17,21 @@ from tpspec.topology.cost import (
     IDEAL,
     Assumptions,
     Load,
+    RankCost,
     StepCost,
     gaps_round_s,
     overlapped_round_s,
     predict,
     sequential_round_s,
     step_cost,
+    thin_step,
     tokens_by_position,
     tokens_per_round,
 )
 from tpspec.topology.experts import Experts
 from tpspec.topology.links import Curve, LinkTable, link, straight
+from tpspec.topology.shape import ModelShape, shape_of
+from tpspec.topology.shards import kv_bytes_read, split
 
 LAYERS, ROW_BYTES = 80, 16384
 # Published as 69.6e9 without the embedding, 139.1, 71.7 and 39.1 GB: 69.55e9 is the number that rounds to all four.
@@ -240,6 +244,17 @@ def test_collectives_are_counted_by_token() -> None:
     assert predict(step, 5, 3.5, 1.0).collectives == 46
     alone = step_cost([Load(1e9, 1e9, 0, 4)], [card("3090")], 80, 0, None)
     assert (alone.waiting_s(5), predict(alone, 0, 1.0, 1.0).collectives) == (0, 0)
+
+
+def test_half_a_model_reads_half_its_windows() -> None:
+    """Against a draft by half of Gemma 3 that reads less than nothing: fewer layers, of which as many have a window."""
+    gemma = shape_of("google/gemma-3-27b-it")
+    (whole,) = split(gemma, (1.0,))
+
+    def step_of(shape: ModelShape) -> StepCost:
+        return StepCost((RankCost(0.0, kv_s=kv_bytes_read(shape, whole, "bfloat16", 32768)),))
+
+    assert thin_step(step_of, gemma, gemma.num_layers).seconds(1) == step_of(gemma).seconds(1) / 2
 
 
 def test_dilation_is_of_the_link_alone() -> None:

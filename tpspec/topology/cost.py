@@ -148,9 +148,11 @@ def step_cost(
 
 
 def thin_step(step_of: Callable[[ModelShape], StepCost], shape: ModelShape, num_left_out: int) -> StepCost:
-    """A step of a model without so many of its sublayers; attention and MLP count alike. step_of: of a whole one."""
+    """A step of a model without so many of its sublayers; attention and MLP count alike, and so do layers with a window
+    and without. step_of: of a whole one."""
     whole, kept = step_of(shape), 1 - num_left_out / (2 * shape.num_layers)
-    thin = step_of(replace(shape, num_layers=round(kept * shape.num_layers)))
+    num_layers, num_windowed = (round(kept * count) for count in (shape.num_layers, shape.num_windowed))
+    thin = step_of(replace(shape, num_layers=num_layers, num_windowed=num_windowed))
     return replace(thin, reduces=whole.reduces - num_left_out if whole.reduces else 0)
 
 
