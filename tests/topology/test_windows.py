@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import BASE, KINDS
+from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES, read_spec
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, shape_of
 from tpspec.topology.shards import kv_bytes, split
 from tpspec.topology.slots import recent_of
-from tpspec.topology.windows import SLIDES, windows_of
+from tpspec.topology.windows import SLIDES, Sliding, windows_of
 
 LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 OPTIONS: list[dict[str, Any]] = [
@@ -43,6 +44,14 @@ def test_windows_are_those_of_transformers(model_type: str, options: dict[str, A
     shape = ModelShape.of(tmp_path)
     assert shape.num_windowed == sum(window is not None for window in windows)
     assert shape.window == max((window for window in windows if window is not None), default=None)
+
+
+def test_windows_that_are_read_otherwise_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against another transformers, whose defaults have changed: pages would be dropped that rows still see."""
+    (tmp_path / "config.json").write_text(json.dumps(OF_TYPE["gpt_oss"]))
+    monkeypatch.setitem(SLIDES, "gpt_oss", Sliding(128, has_one=lambda _, layer: layer % 3 == 0))
+    with pytest.raises(UserError, match="1 layers have a window of 8 tokens, but not as this version"):
+        read_spec(tmp_path)
 
 
 def test_every_type_that_may_have_windows_is_known() -> None:

@@ -187,12 +187,19 @@ def read_spec(folder: Path) -> ModelSpec:
     from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
 
     where = f"{folder}/config.json"
-    stored = ModelShape.of(folder).stored  # which refuses by name what is no size
+    shape = ModelShape.of(folder)  # which refuses by name what is no size
     try:
-        return resolve(transformers_config(folder), where, stored)
+        spec = resolve(transformers_config(folder), where, shape.stored)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: not a configuration transformers can read: {reason}") from error
+    windows = [layer.window for layer in spec.layers if layer.window is not None]
+    if (max(windows, default=None), len(windows)) != (shape.window, shape.num_windowed):  # the cache goes by the shape
+        raise UserError(
+            f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
+            "transformers reads it; should be tried with another version"
+        )
+    return spec
 
 
 def transformers_config(folder: Path) -> Any:
