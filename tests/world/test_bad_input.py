@@ -409,7 +409,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a rope of a negative base": (rope(rope_theta=-1.0), ["config.json", "rope_parameters"]),
     "a window of less than nothing": (
         config_with(model_type="mistral", sliding_window=-1),
-        ["config.json", "sliding_window is -1", "1 or more"],
+        ["sliding_window is -1", "above 0"],
     ),
     "codes without their scales": (
         tensors_with(lambda tensors: tensors.update({DOWN: tensors[DOWN].to(torch.float8_e4m3fn)})),
