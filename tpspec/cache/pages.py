@@ -64,6 +64,9 @@ class _Owned:
         return self.dropped + sum(run.stop - run.first for run in self.runs)
 
 
+_NOTHING = _Owned()  # of who owns no pages; never changed
+
+
 class PagePool:
     """Pages [0, num_pages) of page_size slots each, free or owned: by one sequence, or if they are kept by several.
 
@@ -122,7 +125,7 @@ class PagePool:
 
     def shrink(self, seq: int, num_tokens: int) -> None:
         """Give up the pages that hold nothing of the first num_tokens slots."""
-        owned = self._owned.get(seq, _Owned())
+        owned = self._owned.get(seq, _NOTHING)
         excess = -self._num_missing(seq, num_tokens)
         while excess > 0 and owned.runs:
             last = owned.runs[-1]
@@ -137,7 +140,7 @@ class PagePool:
 
     def drop(self, seq: int, num_tokens: int) -> None:
         """Give up the pages that hold nothing but the first num_tokens slots; positions keep their numbers."""
-        owned = self._owned.get(seq, _Owned())
+        owned = self._owned.get(seq, _NOTHING)
         excess = num_tokens // self.page_size - owned.dropped
         self._num_releases += excess > 0  # or they would pass for those of the last who went, who may be back
         while excess > 0 and owned.runs:
@@ -155,7 +158,7 @@ class PagePool:
         self._num_releases += 1
         if returns:
             self._returning = self._num_releases
-        for run in self._owned.pop(seq, _Owned()).runs:
+        for run in self._owned.pop(seq, _NOTHING).runs:
             self._give_up(run.first, run.stop)
 
     def keep(self, seq: int, index: int, key: bytes) -> None:
@@ -209,7 +212,7 @@ class PagePool:
 
     def num_dropped(self, seq: int) -> int:
         """Of its first positions, those that have been dropped."""
-        return self._owned.get(seq, _Owned()).dropped * self.page_size
+        return self._owned.get(seq, _NOTHING).dropped * self.page_size
 
     def runs(self, seq: int, num_tokens: int) -> Runs:
         """(first slot, count) pieces of positions [0, num_tokens), in order; nearly always one piece."""
@@ -247,13 +250,13 @@ class PagePool:
             raise BrokenPages(f"{what}; {counted} owners were counted, {'' if page in self._idle else 'not '}idle")
 
     def _stop(self, seq: int) -> int:
-        return self._owned.get(seq, _Owned()).stop
+        return self._owned.get(seq, _NOTHING).stop
 
     def _num_missing(self, seq: int, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size) - self._stop(seq)
 
     def _pieces(self, seq: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        owned = self._owned.get(seq, _Owned())
+        owned = self._owned.get(seq, _NOTHING)
         base = self.num_dropped(seq)  # position of the run's first slot
         if start < base:
             raise ValueError(f"sequence {seq} dropped its first {base} slots, positions from {start} were asked for")
@@ -270,7 +273,7 @@ class PagePool:
 
     def _take(self, seq: int, wanted: int) -> int:
         """Give `seq` up to `wanted` adjacent free pages at the best place; how many it got."""
-        first = self._next_page(self._owned.get(seq, _Owned()).runs, wanted)
+        first = self._next_page(self._owned.get(seq, _NOTHING).runs, wanted)
         taken = self._free.find(0, first, first + wanted)
         stop = min(first + wanted, self.num_pages) if taken < 0 else taken
         for page in self._idle.keys() & range(first, stop):
