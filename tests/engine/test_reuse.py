@@ -216,18 +216,23 @@ class SharingEpisode(Episode):
     def check_logits(self, plan: Plan, trees: dict[int, TokenTree]) -> None: ...
 
     def forward(self, plan: Plan) -> None:
+        self.run_spans(plan, self.ranks[0]._pool, self.written, windowed=False)
+        for owed in plan.owed:
+            self.num_rated[owed.seq] += len(owed.prompt)
+
+    def run_spans(self, plan: Plan, pool: PagePool, store: dict[int, tuple[str, Text]], *, windowed: bool) -> None:
         """Every key that is read was written for this very beginning; no page is written that another can read."""
-        pool = self.ranks[0]._pool
         trees = {case.seq: case.tree for case in plan.cases}
         writes: dict[int, tuple[str, Text]] = {}
         for span in plan.spans:
             salt, text = self.requests[span.seq].salt, tuple(self.texts[span.seq])
-            slots = [slot for first, count in span.runs for slot in range(first, first + count)]
-            assert [self.written[slot] for slot in slots[: span.start]] == [
-                (salt, text[: position + 1]) for position in range(span.start)
+            begin, runs = span.held(windowed=windowed)
+            slots = [slot for first, count in runs for slot in range(first, first + count)]
+            assert [store[slot] for slot in slots[: span.start - begin]] == [
+                (salt, text[: position + 1]) for position in range(begin, span.start)
             ]
-            own = slots[span.start :]
-            assert own == span.own_slots()
+            own = slots[span.start - begin :]
+            assert own == span.own_slots(windowed=windowed)
             assert not {slot // pool.page_size for slot in own} & set(pool._keys)
             tree = trees.get(span.seq, NO_DRAFT)
             known = [text[: span.start + row + 1] for row in range(len(span.tokens) - len(tree))]
@@ -235,9 +240,7 @@ class SharingEpisode(Episode):
             for slot, content in zip(own, [*known, *drafts], strict=True):
                 assert slot not in writes
                 writes[slot] = salt, content
-        self.written.update(writes)
-        for owed in plan.owed:
-            self.num_rated[owed.seq] += len(owed.prompt)
+        store.update(writes)
 
     def apply(self, commit: Commit, verdicts: list[Verdict]) -> None:
         moved = [self.written[slot] for slot in commit.moves.src]

@@ -13,7 +13,7 @@ from tests.engine.test_reuse import SharingEpisode, Text
 from tpspec.cache.windows import WindowedPool
 from tpspec.engine.scheduler import Commit, Plan, Scheduler
 from tpspec.request import Request
-from tpspec.tokens import NO_DRAFT, Verdict
+from tpspec.tokens import Verdict
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.shape import shape_of
 from tpspec.topology.slots import recent_of
@@ -28,27 +28,9 @@ class WindowedEpisode(SharingEpisode):
 
     def forward(self, plan: Plan) -> None:
         super().forward(plan)
-        pool = self.ranks[0]._pool
-        trees = {case.seq: case.tree for case in plan.cases}
-        writes: dict[int, tuple[str, Text]] = {}
         for span in plan.spans:
-            salt, text = self.requests[span.seq].salt, tuple(self.texts[span.seq])
-            begin, runs = span.held(windowed=True)
-            slots = [slot for first, count in runs for slot in range(first, first + count)]
-            assert begin == max(0, span.start - self.window + 1)
-            assert [self.recent[slot] for slot in slots[: span.start - begin]] == [
-                (salt, text[: position + 1]) for position in range(begin, span.start)
-            ]
-            own = slots[span.start - begin :]
-            assert own == span.own_slots(windowed=True)
-            assert not {slot // pool.page_size for slot in own} & set(pool.recent._keys)
-            tree = trees.get(span.seq, NO_DRAFT)
-            known = [text[: span.start + row + 1] for row in range(len(span.tokens) - len(tree))]
-            drafts = [(*text, *(tree.tokens[at] for at in tree.path(node))) for node in range(len(tree))]
-            for slot, content in zip(own, [*known, *drafts], strict=True):
-                assert slot not in writes
-                writes[slot] = salt, content
-        self.recent.update(writes)
+            assert span.held(windowed=True)[0] == max(0, span.start - self.window + 1)
+        self.run_spans(plan, self.ranks[0]._pool.recent, self.recent, windowed=True)
 
     def apply(self, commit: Commit, verdicts: list[Verdict]) -> None:
         moved = [self.recent[slot] for slot in commit.moves.recent_src]

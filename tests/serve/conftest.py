@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -284,3 +285,17 @@ def front(shared_front: Front) -> Iterator[Front]:
     yield shared_front
     shared_front.engine.reset()
     wait_until(lambda: shared_front.client.get("/health").json()["in_flight"] == 0)
+
+
+@pytest.fixture
+def client(server: Front) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def say(front: Front, text: str) -> None:
+    front.engine.answer = lambda _: front.engine.tokenizer.encode(text).ids
+
+
+def prompt_of(front: Front) -> str:
+    return front.engine.tokenizer.decode(front.engine.requests[-1].prompt, skip_special_tokens=False)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.serve import test_response_items as response_items
 from tests.serve.conftest import HARMONY_TEMPLATE, THINK_TEMPLATE, reasoning_folder
+from tests.serve.test_response_items import merged
 from tpspec.grammar import Vocabulary
 from tpspec.request import Delta, Sampling
 from tpspec.serve.answers import Ask, Piece, Reader
@@ -57,13 +58,6 @@ def pieces(text: Text, answer: str, prompt: str = "a", sizes: list[int] | None =
         is_end = now[-1] in text.eos_ids
         found.append(reader.read(Delta(1, tuple(now), "stop" if is_end else None if ids else "length")))
     return found
-
-
-def merged(found: list[Piece]) -> Piece:
-    whole = Piece(0)
-    for piece in found:
-        whole.absorb(piece)
-    return whole
 
 
 def parts(piece: Piece) -> Parts:

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.serve.conftest import ANSWER, MODEL, Front, wait_until
+from tests.serve.conftest import ANSWER, MODEL, Front, prompt_of, say, wait_until
 
 LOOK: Any = {
     "type": "function",
@@ -27,20 +27,6 @@ def server(tool_front: Front) -> Iterator[Front]:
     yield tool_front
     tool_front.engine.reset()
     wait_until(lambda: tool_front.client.get("/health").json()["in_flight"] == 0)
-
-
-@pytest.fixture
-def client(server: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def call_tools(front: Front) -> None:
-    front.engine.answer = lambda _: front.engine.tokenizer.encode(CALLS).ids
-
-
-def prompt_of(front: Front) -> str:
-    return front.engine.tokenizer.decode(front.engine.requests[-1].prompt, skip_special_tokens=False)
 
 
 def plain(value: Any) -> Any:
@@ -84,7 +70,7 @@ def test_a_stream_adds_up_to_the_whole(server: Front, client: openai.OpenAI, per
     """OpenAI's client puts it together from the events; every id, index and number has to fit."""
     server.engine.per_round = per_round
     if calls:
-        call_tools(server)
+        say(server, CALLS)
     fields: dict[str, Any] = {"model": MODEL, "input": "hello", "tools": [LOOK]}
     whole = client.responses.create(**fields)
     with client.responses.stream(**fields) as stream:
@@ -99,7 +85,7 @@ def test_a_stream_adds_up_to_the_whole(server: Front, client: openai.OpenAI, per
 
 
 def test_calls_are_items_beside_the_message(server: Front, client: openai.OpenAI) -> None:
-    call_tools(server)
+    say(server, CALLS)
     said, called = client.responses.create(model=MODEL, input="hello", tools=[LOOK]).output
     assert (said.type, called.type) == ("message", "function_call")
     assert (called.name, json.loads(called.arguments), called.status) == ("look", {"at": "日本"}, "completed")
@@ -107,7 +93,7 @@ def test_calls_are_items_beside_the_message(server: Front, client: openai.OpenAI
 
 def test_an_answer_with_its_calls_and_their_results_goes_back_in(server: Front, client: openai.OpenAI) -> None:
     """As clients do who keep the conversation themselves: the output of one response is input of the next."""
-    call_tools(server)
+    say(server, CALLS)
     asked: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "what is there?"}]}]
     said, called = client.responses.create(model=MODEL, input=asked, tools=[LOOK]).output
     result = {"type": "function_call_output", "call_id": called.call_id, "output": "fog"}

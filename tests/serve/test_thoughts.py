@@ -11,7 +11,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from tests.serve.conftest import HARMONY_TEMPLATE, MODEL, THINK_TEMPLATE, Front, reasoning_folder
+from tests.serve.conftest import HARMONY_TEMPLATE, MODEL, THINK_TEMPLATE, Front, prompt_of, reasoning_folder, say
 from tests.serve.test_responses import plain
 
 ASK: list[Any] = [{"role": "user", "content": "what is there?"}]
@@ -50,20 +50,6 @@ def server(started: tuple[str, Front]) -> Front:
     front.engine.reset()
     say(front, ANSWERS[kind])
     return front
-
-
-@pytest.fixture
-def client(server: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def say(front: Front, text: str) -> None:
-    front.engine.answer = lambda _: front.engine.tokenizer.encode(text).ids
-
-
-def prompt_of(front: Front) -> str:
-    return front.engine.tokenizer.decode(front.engine.requests[-1].prompt, skip_special_tokens=False)
 
 
 def asked(client: openai.OpenAI, **fields: Any) -> Any:

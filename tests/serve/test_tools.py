@@ -13,7 +13,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from tests.serve.conftest import MODEL, TOOL_TEMPLATE, Front, wait_until
+from tests.serve.conftest import MODEL, TOOL_TEMPLATE, Front, prompt_of, say, wait_until
 from tpspec.request import Delta
 from tpspec.serve.answers import Reader
 from tpspec.serve.asking import chat_asks
@@ -39,20 +39,6 @@ def server(tool_front: Front) -> Iterator[Front]:
     say(tool_front, CALLS)
     yield tool_front
     wait_until(lambda: tool_front.client.get("/health").json()["in_flight"] == 0)
-
-
-@pytest.fixture
-def client(server: Front) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def say(front: Front, text: str) -> None:
-    front.engine.answer = lambda _: front.engine.tokenizer.encode(text).ids
-
-
-def prompt_of(front: Front) -> str:
-    return front.engine.tokenizer.decode(front.engine.requests[-1].prompt, skip_special_tokens=False)
 
 
 def asked(client: openai.OpenAI, **fields: Any) -> Any:
