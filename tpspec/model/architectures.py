@@ -43,9 +43,8 @@ class Architecture:
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). sinks:
     query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope; likewise.
     partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
-    number with the next, not with one half a head away. window: "all" layers share
-    config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which layers
-    skip rope, or None.
+    number with the next, not with one half a head away. window: "all" layers share config.sliding_window, "layer_types"
+    says which layers do, or None. nope: the config list that says which layers skip rope, or None.
 
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gate: what its config calls it and must
     say. clamped: see rows.inc. scaled_embeddings: by the root of their size. score_scale: the config's number that

@@ -59,20 +59,19 @@ class Table:
         held = (span.held(windowed=self._window is not None)[1] for span in spans)
         return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
 
-    def send(self, spans: Sequence[Span], tile_rows: int) -> None:
-        """By one copy that nobody waits for; rows behind the spans' are padding."""
+    def send(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
+        """By one copy that nobody waits for; rows behind the spans' are padding. stand_see: of each span, by row, its
+        position and what it sees."""
         numbers, used = self._numbers.room(), kernels.BLOCKS_AT
         numbers[: kernels.BLOCKS_AT] = 0
         rows_CT = numbers[: kernels.TILES_AT].view(4, MOST_ROWS)
         rows_CT[kernels.ROW_SLOT] = -1
         tiles_NX = numbers[kernels.TILES_AT : kernels.BLOCKS_AT].view(-1, kernels.TILE_SIZE)
         first = num_tiles = num_blocks = 0
-        for span in spans:
+        for span, (positions, sees) in zip(spans, stand_see, strict=True):
             blocks, count = self._blocks(span), len(span.tokens)
             slots = span.own_slots(windowed=self._window is not None)
-            rows_CT[:, first : first + count] = torch.tensor(
-                [span.positions(), slots, _sees(span), [len(blocks)] * count]
-            )
+            rows_CT[:, first : first + count] = torch.tensor([positions, slots, sees, [len(blocks)] * count])
             tiles = [
                 (first, before, min(tile_rows, count - before), span.start, num_blocks, num_blocks + len(blocks))
                 for before in range(0, count, tile_rows)
@@ -122,8 +121,9 @@ class CardSteps:
     def begin(self, spans: Sequence[Span], num_rows: int) -> int:
         """The rows per tile of a round of so many rows; the rest is in the tables."""
         tile_rows = self._tile_rows(num_rows)
+        stand_see = [(span.positions(), _sees(span)) for span in spans]
         for table in self._tables.values():
-            table.send(spans, tile_rows)
+            table.send(spans, stand_see, tile_rows)
         return tile_rows
 
     def add_norm(
