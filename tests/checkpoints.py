@@ -48,7 +48,44 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,  # small, so that scaling already changes the first hundred positions
 }
+DEEPSEEK = {
+    "num_key_value_heads": 6,  # which nobody reads: what is cached has one
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 7,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 KINDS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        **DEEPSEEK,
+        "q_lora_rank": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **DEEPSEEK,
+        "q_lora_rank": 28,
+        "routed_scaling_factor": 2.5,
+        "num_nextn_predict_layers": 0,
+        "rope_interleave": False,
+    },
     "glm4": {
         "model_type": "glm4",
         "head_dim": 16,
@@ -68,6 +105,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "routed_scaling_factor": 2.5,
         "num_nextn_predict_layers": 0,
+    },
+    "glm4_moe_lite": {
+        "model_type": "glm4_moe_lite",
+        **{key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"},
+        "q_lora_rank": 28,
+        "routed_scaling_factor": 1.8,
     },
     "gemma3": {
         "model_type": "gemma3_text",

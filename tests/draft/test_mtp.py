@@ -33,10 +33,12 @@ def test_what_a_layer_says_is_what_its_formulas_say(layout: str, kind: str, bran
 
 
 @pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])
-def test_a_layer_with_experts_is_what_transformers_makes_of_it(branches: int, tmp_path: Path) -> None:
-    """GLM-4.5's. Stands against a router without its bias, and heads put in another order than their rope's."""
-    folder = tiny("glm4_moe", tmp_path / "target", num_hidden_layers=2)
-    written = mtp.glm(folder, tmp_path / "alone")
+@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe_lite", "deepseek_v2"])
+def test_a_layer_with_experts_is_what_transformers_makes_of_it(kind: str, branches: int, tmp_path: Path) -> None:
+    """GLM-4.5's, and with latents, GLM-4.7-Flash's. Stands against a router without its bias, and heads put in another
+    order than their rope's. (No DeepSeek-V2 has such a layer; here its queries are of the hidden state.)"""
+    folder = tiny(kind, tmp_path / "target", num_hidden_layers=2)
+    written = mtp.glm(folder, tmp_path / "alone", kind)
     exercise(Told(written, load_mtp(given(folder, folder)), branches), branches)
 
 

@@ -181,7 +181,14 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # in rows that are padding
 @pytest.mark.parametrize(
     ("kind", "keys"),
-    [("qwen3_moe", {}), ("mixtral", {"quantize": "int8"}), ("glm4_moe", {}), ("gemma3", {}), ("gpt_oss", {})],
+    [
+        ("qwen3_moe", {}),
+        ("mixtral", {"quantize": "int8"}),
+        ("glm4_moe", {}),
+        ("glm4_moe_lite", {}),
+        ("gemma3", {}),
+        ("gpt_oss", {}),
+    ],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
     kind: str, keys: dict[str, str], few: None, tmp_path: Path

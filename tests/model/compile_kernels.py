@@ -8,21 +8,21 @@ import sys
 from typing import Any
 
 from triton import compile as compiled
+from triton import next_power_of_2
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
 from tpspec.model import card_experts, card_products, card_rows
-from tpspec.model.card_steps import HEAD_BYTES, MOST_FOLDED, norm_warps
+from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
 
 TABLE = {"table_at": "*i64"}
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
 
 
-def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """(kernel, types of its arguments, constants), for rows of a pointer type and heads of `dim`."""
-    heads = {"num_heads": 32, "dim": dim, "wide": dim}
-    most_rows = MOST_FOLDED // (1 if dim * ITEM_BYTES[x] <= HEAD_BYTES else 2)
+    heads, whole = {"num_heads": 32, "dim": dim}, next_power_of_2(dim)
     cells, scales = ("*i8", "*fp32") if small else (x, x)
     cache = {
         "keys_at": cells,
@@ -50,10 +50,12 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
         *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "kind": kind})
           for kind in ("silu", "gelu", "clamped")),
         (card_rows.place, place | cache | TABLE,
-         heads | {"num_kv_heads": 8, "normed": True, "turned": True, "grown": True, "small": small}),
+         heads | {"num_kv_heads": 8, "num_lines": 48, "wide": whole, "normed": True, "turned": True, "grown": True,
+                  "small": small}),
         *((card_rows.attend, attend | cache | partial | TABLE,
-           heads | {"fold": 4, "tile_rows": rows, "splits": 32, "windowed": True, "small": small})
-          for rows in (16, most_rows)),
+           heads | {"wide": tiling.wide, "rest": tiling.rest, "fold": 4, "tile_rows": rows, "tile_keys": tiling.keys,
+                    "splits": 32, "windowed": True, "small": small})
+          for rows in (LEAST_SIDE, tiling.rows)),
         *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
                                   "lost_at": "*i32", "count": "i32", "most_looks": "i32"},
            {"rank": 1, "size": 4, "chunk": 1024, "sums": sent == x, "on_card": True})
@@ -62,8 +64,8 @@ def variants(x: str, dim: int, small: bool) -> list[tuple[Any, dict[str, str], d
                                      "count": "i32", "share": "i32", "most_looks": "i32"},
          {"rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
           "on_card": True}),
-        *((card_rows.join, partial | TABLE | {"sinks_at": "*fp32", "out_at": x}, heads | {"splits": 32, "sinks": sinks})
-          for sinks in (False, True)),
+        *((card_rows.join, partial | TABLE | {"sinks_at": "*fp32", "out_at": x},
+           heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": sinks}) for sinks in (False, True)),
         *((card_products._product, {"x_at": x, "codes_at": codes, "scales_at": x, "zeros_at": x, "y_at": x,
                                     "num_rows": "i32", "num_outputs": "i32", "num_groups": "i32", "row": "i32"},
            {"group": 128, "bits": bits, "has_zeros": bits == 4, "tile_rows": card_products.TILE_ROWS,
@@ -99,8 +101,10 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 
 
 def compile_for(capability: int, x: str, dim: int) -> None:
+    tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
+    assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
     for small in (False, True):
-        for kernel, types, constants in variants(x, dim, small):
+        for kernel, types, constants in variants(x, dim, small, tiling):
             names = kernel.arg_names
             signature = {name: "constexpr" if name in constants else types[name] for name in names}
             at = {(names.index(name),): value for name, value in constants.items()}
@@ -110,6 +114,8 @@ def compile_for(capability: int, x: str, dim: int) -> None:
             options = {"num_warps": norm_warps(constants["wide"])} if kernel is card_rows.add_norm else {}
             if "tile_outputs" in constants:
                 options = {"num_stages": card_products.STAGES[constants["tile_outputs"]]}
+            if kernel is card_rows.attend:
+                options = {"num_stages": tiling.stages}
             source = ASTSource(kernel, signature, at, aligned)
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}

@@ -27,6 +27,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IDS = tuple(torch.randint(3, 263, (200,), generator=torch.Generator().manual_seed(0)).tolist())
 LONG = card_rows.MOST_ROWS + 10  # rows that are too many for the kernels, and keys of more than one block
 TREE = (-1, 0, 0, 1, 1, 2)
+NUMBER_BYTES, CAPABILITY = 2, (8, 6)  # that tiles are cut for
 
 
 def pair(folder: Path, parts: tuple[float, ...] = (1.0,), **more: Any) -> tuple[Decoder, Decoder]:
@@ -34,7 +35,9 @@ def pair(folder: Path, parts: tuple[float, ...] = (1.0,), **more: Any) -> tuple[
     shard = split(ModelShape.of(folder), parts)[0]
     loader = Loader.open(folder, shard, torch.float32, DEVICE)
     torchs, cards = (loader.decoder(OneRank(), 512, compiled=False, **more) for _ in range(2))
-    cards._runner.few = card_steps.CardSteps(cards.shape, cards.ropes, cards.store, 4)
+    tiling = card_steps.Tiling.of(cards.shape.head_dim, NUMBER_BYTES, CAPABILITY)
+    assert tiling is not None, "no card has room for such heads"
+    cards._runner.few = card_steps.CardSteps(cards.shape, cards.ropes, cards.store, 4, tiling)
     return torchs, cards
 
 
@@ -62,7 +65,17 @@ def test_a_round_is_what_torch_makes_of_it(kind: str, tmp_path: Path) -> None:
         assert (mine.numbers_GSE - its.numbers_GSE).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "mistral"])
+def test_heads_that_are_read_in_pieces_are_what_torch_makes_of_them(tmp_path: Path) -> None:
+    """A latent's, of 256 and 40 numbers. Stands against columns of the one piece taken for the other's, and keys of a
+    block that come later."""
+    torchs, cards = pair(tiny("deepseek_v3", tmp_path, kv_lora_rank=288, num_hidden_layers=2))
+    tiling = card_steps.Tiling.of(296, NUMBER_BYTES, CAPABILITY)
+    assert tiling is not None
+    assert (tiling.wide, tiling.rest, tiling.keys) == (256, 64, card_rows.KEYS // 2)
+    assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "deepseek_v3"])
 def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path: Path) -> None:
     """Stands against codes cut off instead of rounded, and a scale of another slot or head. A code on the edge between
     two may fall to either side."""

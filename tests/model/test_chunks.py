@@ -37,7 +37,7 @@ def mask_of(seen_RS: Tensor, dtype: torch.dtype) -> Tensor:
     num_heads=st.integers(1, 3),
     num_rows=st.integers(1, 120),
     num_keys=st.integers(1, 200),
-    dim=st.sampled_from([16, 48, 64, 128, 256]),
+    dim=st.sampled_from([16, 48, 64, 128, 256, 576]),
     dtype=st.sampled_from(sorted(ROUNDING, key=str)),
     density=st.sampled_from([None, 0.0, 0.02, 0.5, 1.0]),
     seed=st.integers(0, 99),
@@ -87,6 +87,6 @@ def test_a_row_has_the_bits_that_it_has_alone(dtype: torch.dtype) -> None:
 
 def test_shapes_that_it_is_not_made_for_take_torchs() -> None:
     assert attend_of(24) is None
-    assert attend_of(272) is None
+    assert attend_of(592) is None
     assert attend_of(64, torch.float16) is None
     assert compiled_attend(Shape((0,), 64, torch.float32, torch.device("cuda"), frozenset({None}), 1.0, "silu")) is None

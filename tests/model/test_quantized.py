@@ -19,6 +19,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.experts import Mixture, Shared
+from tpspec.model.latent import LatentQkv
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
@@ -128,7 +129,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     assert (total - whole).abs().max() < 1e-5 * whole.abs().max() + 1e-5
 
 
-@pytest.fixture(scope="module", params=["smollm2", "seed_oss", "gpt_oss"])
+@pytest.fixture(scope="module", params=["smollm2", "seed_oss", "gpt_oss", "glm4_moe_lite"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)
 
@@ -183,7 +184,7 @@ def parts_of(decoder: Any) -> list[Any]:
     """The norms and products of a decoder, the routers of mixtures, and the layers, for their sinks."""
     parts = [decoder.norm, decoder.head]
     for layer in decoder.layers:
-        parts += [layer, layer.attention_norm, layer.qkv, layer.o, layer.mlp_norm]
+        parts += [layer, layer.attention_norm, *_around(layer.qkv, layer.o), layer.mlp_norm]
         norms = (layer.q_norm, layer.k_norm, layer.attention_out_norm, layer.mlp_out_norm)
         parts += [norm for norm in norms if norm is not None]
         mlps = [layer.mlp.mixture, layer.mlp.shared] if isinstance(layer.mlp, Shared) else [layer.mlp]
@@ -192,6 +193,13 @@ def parts_of(decoder: Any) -> list[Any]:
         parts += [mixture.router for mixture in mixtures]
         parts += [part for mlp in mlps + experts if mlp not in mixtures for part in (mlp.gate_up, mlp.down)]
     return parts
+
+
+def _around(qkv: Any, o: Any) -> list[Any]:
+    if not isinstance(qkv, LatentQkv):
+        return [qkv, o]
+    reduced = [] if qkv.reduced is None else [qkv.reduced.norm, qkv.reduced.queries]
+    return [qkv, qkv.down, qkv.norm, *reduced, o, o.out]
 
 
 @KINDS

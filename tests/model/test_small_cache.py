@@ -56,10 +56,12 @@ def test_a_number_is_off_by_at_most_half_a_step_of_its_own_head(
     assert (off <= most * (0.501 / 127 + (2**-8 if dtype == torch.bfloat16 else 0))).all()
 
 
+@pytest.mark.parametrize("keys_alone", [False, True])
 @pytest.mark.parametrize("small", [False, True])
-def test_a_moved_slot_reads_as_it_did(small: bool) -> None:
-    """Stands against codes that are moved without their scales, and a path that is overwritten while it moves."""
-    store = KVStore(2, 3, 10, 16, torch.float32, CPU, small=small)
+def test_a_moved_slot_reads_as_it_did(small: bool, keys_alone: bool) -> None:
+    """Stands against codes that are moved without their scales, and a path that is overwritten while it moves, or moved
+    twice where keys are their own values."""
+    store = KVStore(2, 3, 10, 16, torch.float32, CPU, small=small, keys_alone=keys_alone)
     for layer in range(2):
         store.write(layer, slice(0, 10), *(torch.randn(10, 3, 16) * torch.arange(1, 11)[:, None, None] for _ in "kv"))
     parts = [*store.keys, *store.values]

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES, LayerSpec, resolve
 from tpspec.topology import checkpoint
+from tpspec.topology.latent import LATENTS
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of
 from tpspec.topology.shards import num_params, split, weight_bytes
 
@@ -47,6 +48,9 @@ PUBLISHED = {
     "zai-org/GLM-4.5-Air": 110.46882 - 3.61656,  # less the layer for multi-token prediction, tables and all
     "zai-org/GLM-4.5": 358.33779 - 5.5400,
     "zai-org/GLM-4.6": 358.33779 - 5.5400,
+    "zai-org/GLM-4.7-Flash": 31.2215 - 1.2781,
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": 15.706484,
+    "moonshotai/Moonlight-16B-A3B-Instruct": 15.96,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.70,
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.63,
     "openai/gpt-oss-20b": 20.914757,
@@ -58,6 +62,8 @@ ACTIVE = {
     "Qwen/Qwen3-235B-A22B": (22, 0.5),
     "mistralai/Mixtral-8x7B-Instruct-v0.1": (12.9, 0.05),
     "mistralai/Mixtral-8x22B-Instruct-v0.1": (39.16, 0.005),
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": (2.4 + 0.21, 0.06),  # published without one of its tables
+    "moonshotai/Moonlight-16B-A3B-Instruct": (2.24 + 2 * 0.3355, 0.005),  # without both
     "openai/gpt-oss-20b": (3.61 + 0.579, 0.01),  # published without the table
     "openai/gpt-oss-120b": (5.13 + 0.579, 0.01),
 }
@@ -134,13 +140,14 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     refused = {"attention_bias": not arch.qkv_bias, "mlp_bias": arch.mlp_bias is None}
     said = {key: value for key, value in said.items() if not refused.get(key)}
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
+    config |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2} if model_type in LATENTS else {}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
         pytest.skip("this null is refused when the model is loaded")
     shape = ModelShape.from_config(config, "here")
     sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "mlp_bias", "sinks", "qk_norm",
-                       "intermediate", "vocab")  # fmt: skip
+                       "intermediate", "vocab", "latent", "experts")  # fmt: skip
     assert sizes(shape) == sizes(spec)
 
 
@@ -149,15 +156,19 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     assert MODEL_TYPES.keys() == ARCHITECTURES.keys()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
-        UserError, match="architecture 'gpt2' is not supported; supported are gemma3_text, glm4, glm4_moe, gpt_oss"
+        UserError,
+        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, gemma3_text, glm4",
     ):
         shape_of(str(tmp_path))
 
 
 CALLED = {
+    "deepseek_v2": "DeepSeek-V2-Lite",
+    "deepseek_v3": "Moonlight",
     "gemma3_text": "Gemma 3",
     "glm4": "GLM-4",
     "glm4_moe": "4.5",
+    "glm4_moe_lite": "4.7-Flash",
     "gpt_oss": "gpt-oss",
     "llama": "Llama",
     "ministral3": "Ministral 3",
@@ -278,6 +289,55 @@ def test_each_kind_of_layer_has_its_own_rope() -> None:
     sliding, full = (LayerSpec(1, 4), LayerSpec(0, None))
     assert spec.layers == (sliding,) * 5 + (full, sliding)
     assert [float(rope.inverse[1]) for rope in spec.ropes] == pytest.approx([1e6 ** (-1 / 128), 1e4 ** (-1 / 128)])
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"kv_lora_rank": 39}, "kv_lora_rank is 39; should be an even number"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7; should be an even number"),
+        ({"v_head_dim": 0}, "v_head_dim is 0; should be a whole number above 0"),
+        ({"q_lora_rank": "768"}, "q_lora_rank is '768'; should be a whole number above 0"),
+        ({"attention_bias": True}, "attention_bias is True; should be null: it is not supported"),
+        ({"n_group": 8}, "n_group is 8; should be 1"),
+        ({"n_group": None}, "n_group is missing; should be 1"),
+        ({"topk_group": None}, "topk_group is missing; should be 1"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax'; should be sigmoid"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy'; should be noaux_tc"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2; should be 1"),
+    ],
+)
+def test_a_latent_that_is_not_supported_is_refused_by_its_key(said: dict[str, object], why: str) -> None:
+    """Stands against halves of unlike size, biases that nobody adds, and experts that others are chosen for."""
+    config = {**CONFIG, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} | said
+    with pytest.raises(UserError, match=f"here: {why}"):
+        ModelShape.from_config(config, "here")
+
+
+def test_queries_are_made_of_the_hidden_state_where_a_config_says_null() -> None:
+    """As DeepSeek-V2-Lite's does. Stands against the default of the larger ones, for a key whose null has a meaning."""
+    config = {**CONFIG, "model_type": "deepseek_v2", "num_experts_per_tok": 2}
+    whole, reduced = (ModelShape.from_config(config | said, "here").latent for said in ({"q_lora_rank": None}, {}))
+    assert whole is not None
+    assert whole.names == ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+    assert reduced is not None
+    assert reduced.names == ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [(["dense"] * 2 + ["sparse"] * 2, 2), (["sparse"] * 4, 0), (["dense"] * 4, 4), (["dense", "sparse"] * 2, None)],
+)
+def test_layers_with_experts_are_those_that_a_config_lists(kinds: list[str], first: int | None) -> None:
+    """Stands against a dense MLP behind a mixture, whose tensors would be called missing."""
+    config = {**CONFIG, "model_type": "glm4_moe_lite", "num_hidden_layers": 4, "mlp_layer_types": kinds}
+    if first is None:
+        with pytest.raises(UserError, match=r"mlp_layer_types is .*; should be dense for the first layers, and sparse"):
+            ModelShape.from_config(config, "here")
+    else:
+        experts = ModelShape.from_config(config, "here").experts
+        assert experts is not None
+        assert experts.first_layer == first
 
 
 @pytest.mark.parametrize("part", [0.0, 0.2, 1.5])

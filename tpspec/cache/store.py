@@ -60,7 +60,7 @@ class KVStore:
     """Keys and values of every layer.
 
     small: in 8 bits, whatever the dtype they are written and read in. recent: layers that have num_recent slots of
-    their own, beside the num_slots that the others have.
+    their own, beside the num_slots that the others have. keys_alone: they are their own values.
     """
 
     def __init__(
@@ -75,17 +75,21 @@ class KVStore:
         small: bool = False,
         num_recent: int = 0,
         recent: Collection[int] = (),
+        keys_alone: bool = False,
     ) -> None:
         counts = [num_recent if layer in recent else num_slots for layer in range(num_layers)]
         shapes = [(num_kv_heads, count, head_dim) for count in counts]
         self.keys = [Cells(shape, dtype, device, small=small) for shape in shapes]
-        self.values = [Cells(shape, dtype, device, small=small) for shape in shapes]
+        self.values = self.keys if keys_alone else [Cells(shape, dtype, device, small=small) for shape in shapes]
+        self._keys_alone = keys_alone
         self.num_slots, self.num_recent, self.recent = num_slots, num_recent, frozenset(recent)
         self.device = device
 
     def write(self, layer: int, slots: Slots, k_TGE: Tensor, v_TGE: Tensor) -> None:
+        """v: no heads where keys are their own values."""
         self.keys[layer].write(slots, k_TGE)
-        self.values[layer].write(slots, v_TGE)
+        if not self._keys_alone:
+            self.values[layer].write(slots, v_TGE)
 
     def move(
         self,
@@ -106,7 +110,8 @@ class KVStore:
         source, target = sent(sources, self.device), sent(targets, self.device)
         for layer in layers:
             self.keys[layer].move(source, target)
-            self.values[layer].move(source, target)
+            if not self._keys_alone:
+                self.values[layer].move(source, target)
 
 
 def as_slots(numbers: Sequence[int], device: torch.device) -> Slots:

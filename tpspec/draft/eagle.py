@@ -132,7 +132,9 @@ class EagleRun:
         self.max_positions = None if head.max_positions is None else head.max_positions + 1
         shape = head.shape
         self._head = head
-        self._store = KVStore(1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device)
+        self._store = KVStore(
+            1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device, keys_alone=shape.keys_alone
+        )
         ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
         width = head.embedding_VD.shape[1]
         self._runner = Runner(shape, ropes, self._store, width)

@@ -9,6 +9,7 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
+from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import PlainLinear, linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.steps import Layer, Norm, Shape
@@ -16,6 +17,7 @@ from tpspec.model.stored import in_heads
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.experts import mlp_names
 from tpspec.topology.groups import BITS, HEAD_BITS
+from tpspec.topology.latent import LATENT, MADE, REDUCED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from tpspec.model.mlp import Mlp
     from tpspec.topology.experts import MlpNames
     from tpspec.topology.groups import Bits
+    from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
 
 
@@ -46,16 +49,14 @@ class Parts:
         """The layer whose names begin with `at`; width: of what attention reads, which the head has normed."""
         spec, attention = self.spec, at + "self_attn."
         mlp_norm = self.norm(at + "post_attention_layernorm.weight")
-        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        names = [attention + "q_proj", attention + "k_proj", attention + "v_proj"]
-        orders = [spec.head_order, spec.head_order, None]
+        qkv, o = self._attention(attention, width)
         return Layer(
             index=0,
             attention_norm=mlp_norm,  # never called
-            qkv=self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=orders),
+            qkv=qkv,
             q_norm=self._head_norm(attention + "q_norm.weight") if spec.qk_norm else None,
             k_norm=self._head_norm(attention + "k_norm.weight") if spec.qk_norm else None,
-            o=self.matrix([attention + "o_proj"], [spec.hidden], queries, biased=spec.o_bias),
+            o=o,
             attention_out_norm=None,
             mlp_norm=mlp_norm,
             mlp=self._mlp_or_mixture(at),
@@ -63,6 +64,39 @@ class Parts:
             rope=spec.layers[-1].rope,
             window=spec.layers[-1].window,
         )
+
+    def _attention(self, at: str, width: int) -> tuple[Linear, Linear]:
+        """What stands before it, and behind it."""
+        spec = self.spec
+        if spec.latent is not None:
+            return self._latent_attention(at, spec.latent, width)
+        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        names, orders = [at + "q_proj", at + "k_proj", at + "v_proj"], [spec.head_order, spec.head_order, None]
+        qkv = self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=orders)
+        return qkv, self._o(at, queries)
+
+    def _latent_attention(self, at: str, latent: Latent, width: int) -> tuple[Linear, Linear]:
+        count, alternate = self.spec.num_heads, self.spec.alternate_rope
+        order, key_order = (
+            turned_last(left, latent.turned, alternate=alternate) for left in (latent.plain, latent.rank)
+        )
+        name, size, reduced = at + latent.query_name, count * latent.head_dim, None
+        if latent.queries is not None:
+            product = self.matrix([name], [size], latent.queries, orders=[order])
+            reduced = Reduced(self.norm(at + QUERY_NORM, latent.queries), product)
+            name, size, order = at + REDUCED, latent.queries, tuple(range(latent.queries))
+        made_XL = self.files.take(f"{at}{MADE}.weight", count * latent.made, latent.rank)
+        return around(
+            latent,
+            down=self.matrix([name, at + LATENT], [size, latent.cached], width, orders=[order, key_order]),
+            reduced=reduced,
+            norm=self.norm(at + KEY_NORM, latent.rank),
+            made_XL=made_XL.to(self.given.device, self.given.dtype),
+            out=self._o(at, count * latent.values),
+        )
+
+    def _o(self, at: str, width: int) -> Linear:
+        return self.matrix([at + "o_proj"], [self.spec.hidden], width, biased=self.spec.o_bias)
 
     def _mlp_or_mixture(self, layer: str) -> Mlp:
         spec, names, experts = self.spec, mlp_names(self.spec.model_type), self.spec.experts
@@ -91,7 +125,10 @@ class Parts:
         group = spec.num_heads // spec.num_kv_heads
         kv_of = tuple(head // group for head in range(spec.num_heads))
         windows = frozenset({spec.layers[-1].window})
-        return Shape(kv_of, spec.head_dim, given.dtype, given.device, windows, spec.score_scale, spec.gate)
+        return Shape(
+            kv_of, spec.head_dim, given.dtype, given.device, windows, spec.score_scale, spec.gate,
+            keys_alone=spec.latent is not None,
+        )  # fmt: skip
 
     def embedding(self) -> Tensor:
         """The head's own where it has one, else the target's, which stays in its file."""

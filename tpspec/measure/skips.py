@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpspec.topology.cost import tokens_per_round
+from tpspec.topology.shards import attention_params, split
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class Price:
     @property
     def _attention(self) -> int:
         """Weights of one layer's."""
-        shape = self.shape
-        return 2 * shape.hidden * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+        (whole,) = split(self.shape, (1.0,))
+        return attention_params(self.shape, whole)
 
     def _mlp(self, num_rows: int) -> float:
         """Weights that so many rows read of one layer's, or of its router and experts; of unlike layers the mean."""

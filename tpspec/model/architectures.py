@@ -6,6 +6,7 @@ Must not know shards, ranks or tensors' values.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from tpspec.errors import UserError
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.experts import experts_of
+from tpspec.topology.latent import latent_of
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import MODEL_TYPES, ModelShape
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Gate
     from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
+    from tpspec.topology.latent import Latent
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,9 @@ class Architecture:
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). sinks:
     query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope; likewise.
     partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
-    number with the next, not with one half a head away. window: "all" layers share config.sliding_window, "layer_types"
-    says which layers do, or None. nope: the config list that says which layers skip rope, or None.
+    number with the next, not with one half a head away, or the name of the flag that says so. window: "all" layers
+    share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
+    layers skip rope, or None.
 
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gate: what its config calls it and must
     say. clamped: see rows.inc. scaled_embeddings: by the root of their size. score_scale: the config's number that
@@ -58,7 +62,7 @@ class Architecture:
     sinks: bool = False
     qk_norm: bool | str = False
     partial_rope: bool = False
-    alternate_rope: bool = False
+    alternate_rope: bool | str = False
     window: str | None = None
     nope: str | None = None
     norms: NormNames = NormNames()
@@ -71,6 +75,8 @@ class Architecture:
 
 
 ARCHITECTURES = {
+    "deepseek_v2": Architecture(alternate_rope=True),
+    "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
     "gemma3_text": Architecture(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
@@ -94,6 +100,7 @@ ARCHITECTURES = {
         norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
     ),
     "glm4_moe": Architecture(qkv_bias="attention_bias", qk_norm="use_qk_norm", partial_rope=True),
+    "glm4_moe_lite": Architecture(alternate_rope="rope_interleave"),
     "gpt_oss": Architecture(
         qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
     ),
@@ -150,6 +157,7 @@ class LayerSpec:
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
+    num_kv_heads, head_dim: as they are cached, see ModelShape. latent, alternate_rope: see model/latent.py.
     intermediate: of each expert, where there are some. score_scale: of products of queries and keys. embedding_scale:
     None is 1. head_order: of the numbers of queries' and keys' heads, such that rope turns a number with the one half a
     head away; None: as they are stored. Source: its config.json.
@@ -179,6 +187,8 @@ class ModelSpec:
     head_order: tuple[int, ...] | None
     stored: Stored | None = None
     experts: Experts | None = None
+    latent: Latent | None = None
+    alternate_rope: bool = False
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -217,13 +227,15 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
     arch, kind = _declaration(config, where), config.model_type
-    ropes = _ropes(config, where)
+    ropes, said = _ropes(config, where), Reads(config.to_dict(), where)
+    latent = latent_of(said, kind)
+    head_dim = _head_dim(config) if latent is None else latent.cached
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=_head_dim(config),
+        num_kv_heads=config.num_key_value_heads if latent is None else 1,
+        head_dim=head_dim,
         intermediate=getattr(config, MODEL_TYPES[kind].intermediate[0]),
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
@@ -236,13 +248,15 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         norms=arch.norms,
         one_more=arch.one_more,
         gate="clamped" if arch.clamped else GATES[arch.gate[1]],
-        score_scale=_score_scale(config, arch, where),
+        score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
         layers=_layers(config, arch, list(ropes), where),
-        ropes=tuple(_frequencies(config, layers, parameters, where) for layers, parameters in ropes.items()),
-        head_order=_head_order(config, arch, list(ropes.values()), where),
+        ropes=tuple(_frequencies(config, layers, parameters, head_dim, where) for layers, parameters in ropes.items()),
+        head_order=None if latent else _head_order(config, arch, list(ropes.values()), where),
         stored=stored,
-        experts=experts_of(Reads(config.to_dict(), where), kind),
+        experts=experts_of(said, kind),
+        latent=latent,
+        alternate_rope=_flag(config, arch.alternate_rope),
     )
 
 
@@ -286,6 +300,14 @@ def _score_scale(config: Any, arch: Architecture, where: str) -> float:
     if not (number := getattr(config, arch.score_scale)) > 0:
         raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
     return float(number**-0.5)
+
+
+def _latent_scale(config: Any, latent: Latent) -> float:
+    """DeepSeek's yarn scales products of queries and keys, not their cosines and sines."""
+    rope, sharper = config.rope_parameters, 1.0
+    if rope.get("rope_type", "default") != "default" and (more := rope.get("mscale_all_dim")):
+        sharper = 1 + 0.1 * more * max(0.0, math.log(rope["factor"]))
+    return float(latent.head_dim**-0.5 * sharper**2)
 
 
 def _layers(config: Any, arch: Architecture, ropes: list[str | None], where: str) -> tuple[LayerSpec, ...]:
@@ -350,7 +372,7 @@ def _growth(parameters: dict[str, Any]) -> Growth | None:
     return Growth(float(rate), length)
 
 
-def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], where: str) -> Frequencies:
+def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, where: str) -> Frequencies:
     """From transformers. layers: the type that the parameters are for, or None."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -367,7 +389,7 @@ def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], wh
             inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), layer_type=layers)
         if not (inv_freq > 0).logical_and(inv_freq.isfinite()).all():
             raise ValueError("its frequencies are no positive numbers")
-        missing = _head_dim(config) // 2 - len(inv_freq)
+        missing = head_dim // 2 - len(inv_freq)
         return Frequencies(torch.nn.functional.pad(inv_freq.float(), (0, missing)), float(scale), _growth(parameters))
     except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         right = f"the numbers that {kind} needs, of which not all are"

@@ -123,6 +123,7 @@ def place(
     num_slots: int,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
+    num_lines: tl.constexpr,
     dim: tl.constexpr,
     wide: tl.constexpr,
     normed: tl.constexpr,
@@ -130,15 +131,15 @@ def place(
     grown: tl.constexpr,
     small: tl.constexpr,
 ) -> None:
-    """Norms and turns the heads of qkv [T, (H + 2G) E]; queries go to q [T, H, E], keys and values to their slot.
+    """Norms and turns the heads of qkv [T, N E]; queries go to q [T, H, E], keys and values to their slot.
 
-    A program for each head of each row. grown: queries that are turned are multiplied by their position's gain, of
-    gains [P]. small: the cache has codes and scales.
+    A program for each of the N heads of each row: H + 2G, or H + G where keys are their own values. grown: queries that
+    are turned are multiplied by their position's gain, of gains [P]. small: the cache has codes and scales.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, wide)
     real = columns < dim
-    head_at = qkv_at + (row * (num_heads + 2 * num_kv_heads) + head) * dim
+    head_at = qkv_at + (row * num_lines + head) * dim
     slot = tl.load(table_at + _SLOTS + row)
     if head < num_heads + num_kv_heads:
         weight_at = q_weight_at if head < num_heads else k_weight_at
@@ -203,8 +204,10 @@ def attend(
     num_heads: tl.constexpr,
     dim: tl.constexpr,
     wide: tl.constexpr,
+    rest: tl.constexpr,
     fold: tl.constexpr,
     tile_rows: tl.constexpr,
+    tile_keys: tl.constexpr,
     splits: tl.constexpr,
     windowed: tl.constexpr,
     small: tl.constexpr,
@@ -213,18 +216,25 @@ def attend(
 
     Programs: tiles x G x N. heads [G + 1]: the first query head of each kv head. sums [T, H, N, E], tops and masses
     [T, H, N], float32: to be joined by `join`. window: a row sees the keys of so many positions, its own the last.
+
+    rest: columns behind `wide` ones, if those are not all: a tile's sides are powers of two. tile_keys: of a block, how
+    many at once.
     """
     tile_at = table_at + _TILES_AT + tl.program_id(0) * _TILE_SIZE
     kv, split = tl.program_id(1), tl.program_id(2)
     first, before, num_rows = tl.load(tile_at), tl.load(tile_at + 1), tl.load(tile_at + 2)
     num_cached, first_block, end_block = tl.load(tile_at + 3), tl.load(tile_at + 4), tl.load(tile_at + 5)
-    folded, columns, keys = tl.arange(0, tile_rows), tl.arange(0, wide), tl.arange(0, _KEYS)
+    folded, columns = tl.arange(0, tile_rows), tl.arange(0, wide)
     rows, heads = first + before + folded // fold, tl.load(heads_at + kv) + folded % fold
     real_rows = (folded // fold < num_rows) & (heads < tl.load(heads_at + kv + 1))
-    real_columns = columns < dim
     at_rows = rows * num_heads + heads
-    real = real_rows[:, None] & real_columns[None, :]
+    real = real_rows[:, None] & (columns < dim)[None, :]
     q = tl.load(q_at + at_rows[:, None] * dim + columns[None, :], mask=real, other=0.0)
+    if rest:
+        others = wide + tl.arange(0, rest)
+        real_others = real_rows[:, None] & (others < dim)[None, :]
+        more_q = tl.load(q_at + at_rows[:, None] * dim + others[None, :], mask=real_others, other=0.0)
+        more_sums = tl.zeros((tile_rows, rest), tl.float32)
     sees = tl.load(table_at + _SEES + rows, mask=real_rows, other=0)
     positions = tl.load(table_at + _POSITIONS + rows, mask=real_rows, other=0)
     top = tl.full((tile_rows,), -float("inf"), tl.float32)
@@ -232,37 +242,53 @@ def attend(
     sums = tl.zeros((tile_rows, wide), tl.float32)
     for block in range(first_block + split, end_block, splits):
         block_at = table_at + _BLOCKS_AT + block * _BLOCK_SIZE
-        slots, num_keys, place = tl.load(block_at) + keys, tl.load(block_at + 1), tl.load(block_at + 2)
-        real_keys = keys < num_keys
-        at_keys = kv.to(tl.int64) * num_slots + slots
-        real_cells = real_columns[:, None] & real_keys[None, :]
-        k = tl.load(keys_at + at_keys[None, :] * dim + columns[:, None], mask=real_cells, other=0)
-        scores = tl.dot(q, k.to(tl.float32).to(q.dtype), input_precision="ieee") * scale
-        if small:
-            scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
-        own = place + keys - num_cached  # rows of the span, from 0; before them is the cache
-        is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
-        seen = ~is_own[None, :] | ((sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0)
-        if windowed:
-            at_own = table_at + _POSITIONS + first + own
-            stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0), place + keys)
-            seen &= stands[None, :] > positions[:, None] - window
-        scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == -float("inf"), 0.0, higher)  # a row may see nothing of a block
-        faded = tl.exp(top - base)
-        odds = tl.exp(scores - base[:, None])
-        mass = mass * faded + tl.sum(odds, 1)
-        if small:
-            odds *= tl.load(value_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
-        real_cells = real_keys[:, None] & real_columns[None, :]
-        v = tl.load(values_at + at_keys[:, None] * dim + columns[None, :], mask=real_cells, other=0)
-        sums = sums * faded[:, None] + tl.dot(odds.to(q.dtype), v.to(tl.float32).to(q.dtype), input_precision="ieee")
-        top = higher
+        first_slot, num_keys, place = tl.load(block_at), tl.load(block_at + 1), tl.load(block_at + 2)
+        for first_key in tl.static_range(0, _KEYS, tile_keys):
+            keys = first_key + tl.arange(0, tile_keys)
+            real_keys = keys < num_keys
+            at_keys = kv.to(tl.int64) * num_slots + first_slot + keys
+            k = _cells(keys_at, at_keys[None, :], real_keys[None, :], columns[:, None], dim)
+            scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+            if rest:
+                k = _cells(keys_at, at_keys[None, :], real_keys[None, :], others[:, None], dim)
+                scores += tl.dot(more_q, k.to(q.dtype), input_precision="ieee")
+            scores *= scale
+            if small:
+                scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
+            own = place + keys - num_cached  # rows of the span, from 0; before them is the cache
+            is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
+            seen = ~is_own[None, :] | ((sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0)
+            if windowed:
+                at_own = table_at + _POSITIONS + first + own
+                stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0), place + keys)
+                seen &= stands[None, :] > positions[:, None] - window
+            scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            base = tl.where(higher == -float("inf"), 0.0, higher)  # a row may see nothing of a block
+            faded = tl.exp(top - base)
+            odds = tl.exp(scores - base[:, None])
+            mass = mass * faded + tl.sum(odds, 1)
+            if small:
+                odds *= tl.load(value_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
+            odds = odds.to(q.dtype)
+            v = _cells(values_at, at_keys[:, None], real_keys[:, None], columns[None, :], dim)
+            sums = sums * faded[:, None] + tl.dot(odds, v.to(q.dtype), input_precision="ieee")
+            if rest:
+                v = _cells(values_at, at_keys[:, None], real_keys[:, None], others[None, :], dim)
+                more_sums = more_sums * faded[:, None] + tl.dot(odds, v.to(q.dtype), input_precision="ieee")
+            top = higher
     at = at_rows * splits + split
     tl.store(sums_at + at[:, None] * dim + columns[None, :], sums, mask=real)
+    if rest:
+        tl.store(sums_at + at[:, None] * dim + others[None, :], more_sums, mask=real_others)
     tl.store(tops_at + at, top, mask=real_rows)
     tl.store(masses_at + at, mass, mask=real_rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cells(cells_at: tl.tensor, at: tl.tensor, real: tl.tensor, columns: tl.tensor, dim: tl.constexpr) -> tl.tensor:
+    """Some columns of some cells, of which those that are real; float32."""
+    return tl.load(cells_at + at * dim + columns, mask=real & (columns < dim), other=0).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -279,10 +305,10 @@ def join(
     splits: tl.constexpr,
     sinks: tl.constexpr,
 ) -> None:
-    """out [T, H, E] of the splits that had blocks; 0 for padding. Programs: T x H. sinks: there are some, [H], scores
-    beside those of the keys."""
+    """out [T, H, E] of the splits that had blocks; 0 for padding. Programs: T x H x pieces of E. sinks: there are some,
+    [H], scores beside those of the keys."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns, split = tl.arange(0, wide), tl.arange(0, splits)
+    columns, split = tl.program_id(2) * wide + tl.arange(0, wide), tl.arange(0, splits)
     used = split < tl.load(table_at + _BLOCKS + row)
     at = (row * num_heads + head) * splits + split
     tops = tl.load(tops_at + at, mask=used, other=-float("inf"))

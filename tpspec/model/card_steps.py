@@ -9,6 +9,7 @@ Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,45 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Layer, Norm, Shape
 
 MOST_ROWS = kernels.MOST_ROWS
-MOST_FOLDED = 64  # rows of a tile, each standing there once for each query head that reads its kv head
 GATE_WIDTH = 1024  # channels of a program
 CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
-# A tile and its blocks of keys and values have to fit into what a processor shares (tests/model/test_card_kernels.py).
-HEAD_BYTES, MOST_HEAD_BYTES = 256, 512  # beyond the first half as many rows in a tile, beyond the second none
+MOST_HEAD_BYTES, MOST_OLD_BYTES = 1280, 512  # of a head that is read in pieces: as 576 numbers of 16 bits of a latent
+USUAL_STAGES = 3  # Triton's own
+JOINED = 256  # columns of a program, at most
+LEAST_SIDE = 16  # of what tensor cores take
 OLD_CARDS = (8, 0)  # compute capability; below it there is less to share
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Of attention: what fits into what a processor shares (tests/model/test_card_kernels.py).
+
+    rows: of a tile, each standing there once for each query head that reads its kv head. wide, rest, keys: see
+    `attend`. stages: of loads, whose results have to fit as well.
+    """
+
+    rows: int
+    wide: int
+    rest: int
+    keys: int
+    stages: int
+
+    @classmethod
+    def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
+        """None for heads that are too wide."""
+        wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
+        if wide * item_bytes <= 256:
+            return cls(64, wide, 0, kernels.KEYS, USUAL_STAGES)
+        is_old = capability < OLD_CARDS
+        if wide * item_bytes <= 512 and not is_old:
+            return cls(32, wide, 0, kernels.KEYS, USUAL_STAGES)
+        if head_dim < wide:
+            wide //= 2
+        rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
+        if (wide + rest) * item_bytes > (MOST_OLD_BYTES if is_old else MOST_HEAD_BYTES):
+            return None
+        return cls(32, wide, rest, 16 if is_old else 32, stages=1)
 
 
 class Table:
@@ -103,11 +136,10 @@ class Table:
 class CardSteps:
     """Of one model and cache. splits: programs that share the keys of a row and kv head; a power of two."""
 
-    def __init__(self, shape: Shape, ropes: Sequence[Rope], store: KVStore, splits: int) -> None:
+    def __init__(self, shape: Shape, ropes: Sequence[Rope], store: KVStore, splits: int, tiling: Tiling) -> None:
         self._shape, self._ropes, self._store, self._splits = shape, ropes, store, splits
         counts = [shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)]
-        self._fold, self._wide = max(counts), triton.next_power_of_2(shape.head_dim)
-        self._most_folded = most_folded(shape)
+        self._fold, self._wide, self._tiling = max(counts), triton.next_power_of_2(shape.head_dim), tiling
         self._heads = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=shape.device)
         windows = [window for window in shape.windows if window is not None]
         self._tables = {False: Table(store.num_slots, None, shape.device)}  # by whether a layer has a window
@@ -149,17 +181,17 @@ class CardSteps:
         num_rows = len(qkv_TX)
         sums = torch.empty(num_rows, shape.num_heads, self._splits, shape.head_dim, device=shape.device)
         tops, masses = torch.empty(2, num_rows, shape.num_heads, self._splits, device=shape.device).unbind()
-        folded = max(16, triton.next_power_of_2(round * self._fold))  # fewer than 16 rows no tensor core takes
+        tiling, folded = self._tiling, max(LEAST_SIDE, triton.next_power_of_2(round * self._fold))
         kernels.attend[(num_rows, shape.num_kv_heads, self._splits)](
             q_THE, *cells, table, self._heads, sums, tops, masses, keys.num_slots,
             layer.window or 0, shape.score_scale, num_heads=shape.num_heads, dim=shape.head_dim,
-            wide=max(16, self._wide), fold=self._fold, tile_rows=folded, splits=self._splits,
-            windowed=layer.window is not None, small=small,
+            wide=tiling.wide, rest=tiling.rest, fold=self._fold, tile_rows=folded, tile_keys=tiling.keys,
+            splits=self._splits, windowed=layer.window is not None, small=small, num_stages=tiling.stages,
         )  # fmt: skip
-        out_TX = torch.empty_like(q_THE)
-        kernels.join[(num_rows, shape.num_heads)](
+        out_TX, joined = torch.empty_like(q_THE), min(self._wide, JOINED)
+        kernels.join[(num_rows, shape.num_heads, triton.cdiv(shape.head_dim, joined))](
             sums, tops, masses, table, tops if layer.sinks is None else layer.sinks, out_TX,
-            num_heads=shape.num_heads, dim=shape.head_dim, wide=self._wide, splits=self._splits,
+            num_heads=shape.num_heads, dim=shape.head_dim, wide=joined, splits=self._splits,
             sinks=layer.sinks is not None,
         )  # fmt: skip
         return out_TX
@@ -182,11 +214,12 @@ class CardSteps:
         q_TX = qkv_TX.new_empty(len(qkv_TX), shape.num_heads * shape.head_dim)
         weights = [norm.weight if norm is not None else qkv_TX for norm in (layer.q_norm, layer.k_norm)]
         rope = self._ropes[layer.rope or 0]
-        kernels.place[(len(qkv_TX), shape.num_heads + 2 * shape.num_kv_heads)](
+        num_lines = qkv_TX.shape[1] // shape.head_dim
+        kernels.place[(len(qkv_TX), num_lines)](
             qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, rope.cos_PE, rope.sin_PE,
             rope.cos_PE if rope.gains_P is None else rope.gains_P, self._table(layer), q_TX, *cells,
             self._store.keys[layer.index].num_slots, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
-            dim=shape.head_dim, wide=self._wide, normed=normed, turned=layer.rope is not None,
+            num_lines=num_lines, dim=shape.head_dim, wide=self._wide, normed=normed, turned=layer.rope is not None,
             grown=rope.gains_P is not None, small=small,
         )  # fmt: skip
         return q_TX
@@ -196,7 +229,7 @@ class CardSteps:
 
     def _tile_rows(self, num_rows: int) -> int:
         """No tile has more folded rows than it may, and none of few rows has many."""
-        return max(1, min(self._most_folded // self._fold, num_rows))
+        return max(1, min(self._tiling.rows // self._fold, num_rows))
 
 
 def norm_warps(wide: int) -> int:
@@ -204,24 +237,15 @@ def norm_warps(wide: int) -> int:
     return max(4, min(16, wide // 256))
 
 
-def most_folded(shape: Shape) -> int:
-    """Rows of a tile."""
-    return MOST_FOLDED if head_bytes(shape) <= HEAD_BYTES else MOST_FOLDED // 2
-
-
-def head_bytes(shape: Shape) -> int:
-    wide: int = triton.next_power_of_2(shape.head_dim)
-    return wide * shape.dtype.itemsize
-
-
 def card_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> CardSteps | None:
-    """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
-    most_bytes = HEAD_BYTES if torch.cuda.get_device_capability(shape.device) < OLD_CARDS else MOST_HEAD_BYTES
-    if head_bytes(shape) > most_bytes:
+    """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide, or too
+    many of them read the same."""
+    tiling = Tiling.of(shape.head_dim, shape.dtype.itemsize, torch.cuda.get_device_capability(shape.device))
+    if tiling is None or max(shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)) > tiling.rows:
         return None
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
     wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)
-    return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)))
+    return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)), tiling)
 
 
 def _sees(span: Span) -> list[int]:

@@ -12,14 +12,14 @@
 #define WIDE
 #include "lanes.h"
 
-#define MAX_DIM 256 /* head dimension, a multiple of LANES */
+#define MAX_DIM 576 /* head dimension, a multiple of LANES */
 #define KEYS 64     /* of a block */
 #define VECTORS 3   /* of rows that are computed side by side, at most */
 #define TOGETHER 8  /* keys, or numbers of a value, in a turn: with 3 vectors of rows 24 sums in 32 registers */
 #define UNSEEN -1e30f /* the score of a key that a row does not see */
 
 /* One layer's attention. q, out: [heads, rows, dim]; keys, values: [heads, keys, dim], so many numbers from head to head;
- * mask, which may be NULL: [rows, keys], 0 where a row sees a key. All are bfloat16 or all float. sinks, which may be NULL:
+ * the keys may be their own values; mask, which may be NULL: [rows, keys], 0 where a row sees a key. All are bfloat16 or all float. sinks, which may be NULL:
  * [heads, rows], a score beside those of the keys. */
 typedef struct {
     int64_t is_bfloat16, num_heads, num_rows, num_keys, dim, key_stride, value_stride;
@@ -101,7 +101,8 @@ INLINE void soften(vec *scores, int64_t count, int some_unseen, int N, vec *most
 
 /* `rows` rows of a head, N vectors of them. dim and N are literals where it matters. */
 INLINE void rows_of(const Call *call, int64_t head, int64_t row, int64_t rows, int64_t dim, int N) {
-    float keys[KEYS * MAX_DIM], values[KEYS * MAX_DIM], flat[MAX_DIM];
+    float keys[KEYS * MAX_DIM], others[KEYS * MAX_DIM], flat[MAX_DIM];
+    float *values = call->values == call->keys ? keys : others;
     vec q[MAX_DIM * VECTORS], out[MAX_DIM * VECTORS], scores[KEYS * VECTORS], most[VECTORS], total[VECTORS];
     int64_t first = (head * call->num_rows + row) * dim;
     memset(q, 0, dim * N * sizeof *q), memset(out, 0, dim * N * sizeof *out);
@@ -117,7 +118,7 @@ INLINE void rows_of(const Call *call, int64_t head, int64_t row, int64_t rows, i
         int64_t unseen = num_unseen(call, row, rows, key, count);
         if (unseen == rows * count) continue;
         get(call, call->keys, head * call->key_stride + key * dim, count * dim, keys);
-        get(call, call->values, head * call->value_stride + key * dim, count * dim, values);
+        if (values == others) get(call, call->values, head * call->value_stride + key * dim, count * dim, values);
         memset(keys + count * dim, 0, (KEYS - count) * dim * sizeof *keys);
         memset(scores, 0, KEYS * N * sizeof *scores);
         for (int64_t k = 0; k < count; k += TOGETHER) multiply(q, keys + k * dim, dim, 1, dim, N, scores + k * N);
@@ -160,4 +161,4 @@ void attend(const Call *call, int64_t num_threads) {
 
 /* What chunks.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t chunks_version(void) { return RUNS_HERE ? 2 : 0; }
+int64_t chunks_version(void) { return RUNS_HERE ? 3 : 0; }

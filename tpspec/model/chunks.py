@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Shape
 
 LIBRARY = "tpspec.model._chunks"
-VERSION = 2  # of chunks.c
+VERSION = 3  # of chunks.c
 LANES = 16
-MOST_DIM = 256
+MOST_DIM = 576
 DTYPES = (torch.bfloat16, torch.float32)
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
@@ -37,7 +37,7 @@ class _Call(ctypes.Structure):
 
 
 class CompiledAttend:
-    """An `Attend` for bfloat16 or float32 and heads of 16, 32 ... 256 numbers. A row's bits depend on no other row."""
+    """An `Attend` for bfloat16 or float32 and heads of 16, 32 ... 576 numbers. A row's bits depend on no other row."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self._attend = loaded.attend

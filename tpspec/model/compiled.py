@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Layer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 7  # of rows.c
+VERSION = 8  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
-MOST_DIM = 256
+MOST_DIM = 576
 LANES = 16  # of the longest vectors
 SUFFIX = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float

@@ -1,6 +1,6 @@
 """Builds one shard's decoder from a checkpoint: which slice of which matrix becomes which layer.
 
-Reads slice by slice, packs it, drops it. Must not know topologies, processes or requests, nor how codes are stored.
+How that is read is matrices.py's matter. Must not know topologies, processes or requests.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
-from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
+from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
+from tpspec.model.matrices import Matrices
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.quantized import Ready, joined
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, Norm, Shape
-from tpspec.model.stored import Place, StoredMatrices, below
+from tpspec.model.stored import Place, below
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.experts import has_narrow_columns, mlp_names
+from tpspec.topology.experts import mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
-from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
+from tpspec.topology.latent import LATENT, MADE, REDUCED
 from tpspec.topology.shape import MODEL_TYPES, check_dtype
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -42,43 +42,44 @@ if TYPE_CHECKING:
     from tpspec.model.architectures import LayerSpec, ModelSpec
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
-    from tpspec.model.stored import Slice
     from tpspec.topology.config import Quantize
     from tpspec.topology.experts import Experts, MlpNames
-    from tpspec.topology.formats import Scheme
-    from tpspec.topology.groups import Bits, Grid
+    from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 
 log = logging.getLogger(__name__)
 
-PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
-
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Reads one shard of one checkpoint in one dtype onto one device. quantize: what its matrices are held in, if not
-    that dtype. reference: products are the plain ones that others are made of."""
+    """Reads one shard of one checkpoint."""
 
     spec: ModelSpec
-    checkpoint: Checkpoint
     shard: Shard
-    dtype: torch.dtype
-    device: torch.device
-    quantize: Quantize | None = None
-    reference: bool = False
+    matrices: Matrices
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrices.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrices.device
 
     @classmethod
     def open(
         cls, folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device, quantize: Quantize | None = None
     ) -> Loader:
+        """In one dtype onto one device. quantize: what its matrices are held in, if not that dtype."""
         spec, checkpoint = read_spec(folder), Checkpoint(folder)
         check_dtype(spec.model_type, str(dtype).removeprefix("torch."))
         check_unquantized(spec.stored, quantize)
         if shard.index == 0 and spec.stored is not None:
             _tell(folder, spec, dtype, quantize)
-        return cls(spec, checkpoint, shard, dtype, device, quantize)
+        matrices = Matrices(checkpoint, spec.stored, dtype, device, quantize, adds_biases=shard.index == 0)
+        return cls(spec, shard, matrices)
 
     def decoder(
         self,
@@ -108,7 +109,7 @@ class Loader:
         recent = [layer.index for layer in layers if layer.window is not None and num_recent]
         store = KVStore(
             len(layers), len(self.shard.kv_heads), num_slots, spec.head_dim, self.dtype, self.device, small=small_cache,
-            num_recent=num_recent, recent=recent,
+            num_recent=num_recent, recent=recent, keys_alone=spec.latent is not None,
         )  # fmt: skip
         return Decoder(
             embedding_VD=self._embedding(),
@@ -135,6 +136,7 @@ class Loader:
             windows=frozenset(layer.window for layer in self.spec.layers),
             score_scale=self.spec.score_scale,
             gate=self.spec.gate,
+            keys_alone=self.spec.latent is not None,
         )
 
     def _layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer:
@@ -144,13 +146,14 @@ class Loader:
         def norm(name: str) -> Norm:
             return self._norm(f"{at}{name}.weight", spec.hidden)
 
+        qkv, o = self._attention(at + "self_attn.")
         return Layer(
             index=index,
             attention_norm=norm(norms.attention),
-            qkv=self._qkv(at + "self_attn."),
+            qkv=qkv,
             q_norm=self._head_norm(at + "self_attn.q_norm.weight") if spec.qk_norm else None,
             k_norm=self._head_norm(at + "self_attn.k_norm.weight") if spec.qk_norm else None,
-            o=self._o(at + "self_attn.o_proj"),
+            o=o,
             attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
             mlp_norm=norm(norms.mlp),
             mlp=self._mlp_or_mixture(index, at, whole=whole),
@@ -161,23 +164,49 @@ class Loader:
         )  # fmt: skip
 
     def _sinks(self, name: str) -> Tensor:
-        return self._read(name, (self.spec.num_heads,), self.shard.heads).to(self.device, torch.float32)
+        return self.matrices.wide(name, (self.spec.num_heads,), self.shard.heads)
 
-    def _dims(self, heads: range) -> range:
-        return range(heads.start * self.spec.head_dim, heads.stop * self.spec.head_dim)
+    def _attention(self, at: str) -> tuple[Linear, Linear]:
+        """What stands before it, and behind it."""
+        if self.spec.latent is None:
+            return self._qkv(at), self._o(at, self.spec.head_dim)
+        return self._latent_attention(at, self.spec.latent)
+
+    def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
+        heads, count, alternate = self.shard.heads, self.spec.num_heads, self.spec.alternate_rope
+        orders = (turned_last(left, latent.turned, alternate=alternate) for left in (latent.rank, latent.plain))
+        keys = self._rows(at + LATENT, range(latent.cached), latent.cached, next(orders))
+        of_heads, size = _numbers_of(heads, latent.head_dim), count * latent.head_dim
+        queries, reduced = self._rows(at + latent.query_name, of_heads, size, next(orders)), None
+        if latent.queries is not None:
+            queries = replace(queries, num_inputs=latent.queries, columns=range(latent.queries))
+            product = self.matrices.column_parallel([queries], biased=False)
+            reduced = Reduced(self._norm(at + QUERY_NORM, latent.queries), product)
+            queries = self._rows(at + REDUCED, range(latent.queries), latent.queries)
+        made = Place(at + MADE, count * latent.made, latent.rank, _numbers_of(heads, latent.made), range(latent.rank))
+        self.matrices.check_biases([made], biased=False)
+        return around(
+            latent,
+            down=self.matrices.column_parallel([queries, keys], biased=False),
+            reduced=reduced,
+            norm=self._norm(at + KEY_NORM, latent.rank),
+            made_XL=self.matrices.plain(made).to(self.device, self.dtype),
+            out=self._o(at, latent.values),
+        )
 
     def _qkv(self, at: str) -> Linear:
-        queries, keys = self._dims(self.shard.heads), self._dims(self.shard.kv_heads)
+        queries, keys = (_numbers_of(heads, self.spec.head_dim) for heads in (self.shard.heads, self.shard.kv_heads))
         num_q, num_kv = self.spec.num_heads * self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
         order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
         parts = [self._rows(names[0], queries, num_q, order), self._rows(names[1], keys, num_kv, order),
                  self._rows(names[2], keys, num_kv)]  # fmt: skip
-        return self._column_parallel(below(parts), biased=self.spec.qkv_bias)
+        return self.matrices.column_parallel(below(parts), biased=self.spec.qkv_bias)
 
-    def _o(self, name: str) -> Linear:
-        hidden, width = range(self.spec.hidden), self.spec.num_heads * self.spec.head_dim
-        place = Place(name, len(hidden), width, hidden, self._dims(self.shard.heads))
-        return self._row_parallel(place, biased=self.spec.o_bias)
+    def _o(self, at: str, head_dim: int) -> Linear:
+        """head_dim: of what each head gives."""
+        hidden, width = range(self.spec.hidden), self.spec.num_heads * head_dim
+        place = Place(at + "o_proj", len(hidden), width, hidden, _numbers_of(self.shard.heads, head_dim))
+        return self.matrices.row_parallel(place, biased=self.spec.o_bias)
 
     def _mlp_or_mixture(self, index: int, layer: str, *, whole: bool) -> Mlp:
         """layer: what the names of its modules begin with."""
@@ -196,7 +225,7 @@ class Loader:
 
     def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool) -> Mlp:
         router, on_card = self._router(f"{at}{names.router}", experts), self.device.type == "cuda"
-        loader = replace(self, reference=on_card)
+        loader = replace(self, matrices=replace(self.matrices, reference=on_card))
         mlps = [loader._expert(f"{at}experts.", names, experts, index) for index in range(experts.count)]
         return mixture_of(router, mlps, on_card=on_card, whole=whole)
 
@@ -208,156 +237,66 @@ class Loader:
         rows = range(2 * channels.start, 2 * channels.stop)
         gate_up = Place(at + names.together, 2 * size, len(hidden), rows, hidden, expert=one, alternate=True)
         down = Place(at + names.down, len(hidden), size, hidden, channels, expert=one)
-        return GatedMlp(self._column_parallel([gate_up], biased=biased), self._row_parallel(down, biased=biased))
+        return GatedMlp(
+            self.matrices.column_parallel([gate_up], biased=biased), self.matrices.row_parallel(down, biased=biased)
+        )
 
     def _check_apart(self, layer: str) -> None:
         """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""
-        name = f"{layer}mlp.experts.gate_up_proj"
-        if name in self.checkpoint:
+        name, checkpoint = f"{layer}mlp.experts.gate_up_proj", self.matrices.checkpoint
+        if name in checkpoint:
             raise UserError(
-                f"{self.checkpoint.folder}: {name} holds all experts of a layer; should be a tensor for each, as "
+                f"{checkpoint.folder}: {name} holds all experts of a layer; should be a tensor for each, as "
                 "transformers' save_pretrained writes with save_original_format, which is its default"
             )
 
     def _router(self, name: str, experts: Experts) -> Router:
-        held = self.checkpoint.under(name)
+        held = self.matrices.checkpoint.under(name)
         if held and "weight" not in held:
             kind = ", ".join(sorted(held - {CORRECTION}))
-            raise UserError(f"{self.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight")
+            raise UserError(
+                f"{self.matrices.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight"
+            )
         place = self._rows(name, range(experts.count), experts.count)
-        self._check_biases([place], biased=experts.biased)
-        weight_ND = self._read(f"{name}.weight", (experts.count, self.spec.hidden)).to(self.device, torch.float32)
+        self.matrices.check_biases([place], biased=experts.biased)
+        weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.spec.hidden))
         if not (experts.sigmoid or experts.biased):
             return Router(weight_ND, experts)
         kind = CORRECTION if experts.sigmoid else "bias"
-        bias_N = self._read(f"{name}.{kind}", (experts.count,)).to(self.device, torch.float32)
-        return Router(weight_ND, experts, bias_N)
+        return Router(weight_ND, experts, self.matrices.wide(f"{name}.{kind}", (experts.count,)))
 
     def _mlp(self, at: str, names: MlpNames, channels: range, size: int) -> GatedMlp:
         """channels: of so many, those of this shard."""
         biased, hidden = self.spec.mlp_bias, range(self.spec.hidden)
         parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
         return GatedMlp(
-            self._column_parallel(below(parts), biased=biased),
-            self._row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
+            self.matrices.column_parallel(below(parts), biased=biased),
+            self.matrices.row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
         )
 
     def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
         """Some of the `size` output rows of a matrix that reads the hidden state."""
         return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden), head_order)
 
-    def _column_parallel(self, parts: Sequence[Place], *, biased: bool) -> Linear:
-        """Some output rows of several matrices, fused into one: [sum of rows, D]."""
-        self._check_biases(parts, biased=biased)
-        if (product := self._of_codes(parts, biased=biased)) is not None:
-            return product
-        if len({self._scheme(part.name) for part in parts}) > 1:
-            return Stacked([self._column_parallel([part], biased=biased) for part in parts])
-        weight = torch.empty(sum(len(part.rows) for part in parts), self.spec.hidden, dtype=self.dtype)
-        first = 0
-        for part in parts:
-            weight[first : first + len(part.rows)] = self._weight(part)[part.ordered()]
-            first += len(part.rows)
-        return self._linear(weight, self._biases(parts, biased=biased))
-
-    def _row_parallel(self, place: Place, *, biased: bool) -> Linear:
-        """Some input columns of a matrix. Its outputs are summed over shards, so only shard 0 adds the bias."""
-        has_bias = biased and self.shard.index == 0
-        self._check_biases([place], biased=biased)
-        if (product := self._of_codes([place], biased=has_bias)) is not None:
-            return product
-        grid, whole_groups = grid_of(place.columns, place.num_inputs, narrow=has_narrow_columns(place.name))
-        weight = self._weight(place if self.quantize is None else replace(place, columns=whole_groups))
-        return self._linear(weight, self._biases([place], biased=has_bias), grid)
-
     def _embedding(self) -> Tensor:
         name = "model.embed_tokens.weight"
-        return self._checked(name, self.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden)))
+        return self.matrices.checked(name, self.matrices.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden)))
 
     def _head(self) -> Linear:
         place = self._rows("model.embed_tokens" if self.spec.tied else HEAD, self.shard.vocab, self.spec.vocab)
-        self._check_biases([place], biased=False)
-        if (product := self._of_codes([place], biased=False)) is not None:
-            return product
-        return self._linear(self._weight(place), None, bits=HEAD_BITS)
-
-    def _scheme(self, name: str) -> Scheme | None:
-        return None if self.spec.stored is None else self.spec.stored.scheme_of(name)
-
-    def _weight(self, place: Place) -> Tensor:
-        scheme = self._scheme(place.name)
-        if scheme is not None:
-            return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
-        if place.expert is not None:
-            (index, count), whole = place.expert, (place.num_inputs, place.num_outputs)
-            read = self.checkpoint.read_one(place.name, (count, *whole), index, place.columns, place.rows)
-            return self._checked(place.name, read).T.contiguous()
-        return self._read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)
-
-    def _read(
-        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
-    ) -> Tensor:
-        return self._checked(name, self.checkpoint.read(name, shape, rows=rows, columns=columns))
-
-    def _checked(self, name: str, numbers: Tensor) -> Tensor:
-        if not numbers.is_floating_point() or numbers.itemsize < PLAIN_BYTES:
-            kind = str(numbers.dtype).removeprefix("torch.")
-            raise UserError(
-                f"{self.checkpoint.folder}: {name} is {kind}, for which config.json has no "
-                "quantization_config; should be float32, bfloat16 or float16"
-            )
-        return numbers
-
-    def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
-        if not biased:
-            return None
-        return torch.cat([self._bias(part)[part.ordered()] for part in parts]).to(self.device, self.dtype)
-
-    def _bias(self, place: Place) -> Tensor:
-        if place.expert is None:
-            return self._read(place.name + ".bias", (place.num_outputs,), place.rows)
-        (index, count), name = place.expert, place.name + "_bias"
-        return self._checked(name, self.checkpoint.read_one(name, (count, place.num_outputs), index, place.rows))
-
-    def _check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
-        for part in parts:
-            if not biased:
-                StoredMatrices(self.checkpoint).check_no_bias(part)
-
-    def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:
-        """The product with matrices that are all stored in codes to compute with; None where they are not."""
-        schemes = [scheme for part in parts if (scheme := self._scheme(part.name)) is not None and scheme.is_small]
-        if len(schemes) < len(parts):
-            return None
-        read = StoredMatrices(self.checkpoint)
-        slices = [read.small(scheme, part) for scheme, part in zip(schemes, parts, strict=True)]
-        if len(set(schemes)) > 1 or not all(one.is_laid_out_like(slices[0]) for one in slices):
-            return Stacked([self._sliced([one], self._biases([part], biased=biased))
-                            for one, part in zip(slices, parts, strict=True)])  # fmt: skip
-        return self._sliced(slices, self._biases(parts, biased=biased))
-
-    def _sliced(self, slices: Sequence[Slice], bias: Tensor | None) -> Linear:
-        grid, places = slices[0].matrix.grid, slices[0].places_I
-        made = joined([one.matrix.made for one in slices]).to(self.device)
-        product = quantized_linear(Ready(made, grid), bias, self.device, reference=self.reference)
-        return product if places is None else Scattered(product, places.to(self.device), grid.width)
-
-    def _linear(
-        self, weight: Tensor, bias: Tensor | None, grid: Grid | None = None, bits: Bits | None = None
-    ) -> Linear:
-        """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
-        weight = weight.to(self.device, self.dtype)
-        if self.quantize is None:
-            return PlainLinear(weight, bias) if self.reference else linear(weight, bias)
-        return rounded_linear(weight, bias, bits or BITS[self.quantize], grid, reference=self.reference)
+        return self.matrices.head(place)
 
     def _head_norm(self, name: str) -> Norm:
         norm, order = self._norm(name, self.spec.head_dim), self.spec.head_order
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
     def _norm(self, name: str, size: int) -> Norm:
-        weight = self._read(name, (size,)).to(self.device, torch.float32)
+        weight = self.matrices.wide(name, (size,))
         return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
+
+
+def _numbers_of(heads: range, head_dim: int) -> range:
+    return range(heads.start * head_dim, heads.stop * head_dim)
 
 
 def _trim() -> None:

@@ -12,7 +12,7 @@
 
 #include "lanes.h"
 
-#define MAX_DIM 256 /* head dimension */
+#define MAX_DIM 576 /* head dimension */
 
 typedef int8_t cvec __attribute__((vector_size(LANES), aligned(1)));
 
@@ -30,7 +30,7 @@ typedef struct {
 } Heads;
 
 /* Keys and values of a layer, [kv heads, slots, head_dim]: elements, or where there are scales [kv heads, slots] codes of
- * 8 bits, number = scale * code. */
+ * 8 bits, number = scale * code. Both may be the same: keys that are their own values. */
 typedef struct {
     void *keys, *values;
     float *key_scales, *value_scales;
@@ -131,7 +131,7 @@ INLINE float soften(float *scores, int64_t count, const float *sink) {
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 7 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 8 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec

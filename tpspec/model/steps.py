@@ -48,7 +48,8 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; o and mlp give partial sums.
+    """One layer of one shard. qkv: [D] -> [(H + 2G) E], or [(H + G) E] where keys are their own values; o and mlp give
+    partial sums.
 
     attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give, before they are added; or None.
     rope: which of the model's ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None.
@@ -73,7 +74,8 @@ class Layer:
 class Shape:
     """What the steps must know of a shard. kv_of: the local kv head each local query head reads, ascending.
 
-    score_scale: of the products of queries and keys. gate: what the gate of an MLP goes through.
+    score_scale: of the products of queries and keys. gate: what the gate of an MLP goes through. keys_alone: keys are
+    their own values, and cached once.
     """
 
     kv_of: tuple[int, ...]
@@ -83,6 +85,7 @@ class Shape:
     windows: frozenset[int | None]
     score_scale: float
     gate: Gate
+    keys_alone: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -179,7 +182,7 @@ class TorchSteps:
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
         H, G = self._shape.num_heads, self._shape.num_kv_heads
-        qkv_TXE = qkv_TX.view(round.num_rows, H + 2 * G, self._shape.head_dim)
+        qkv_TXE = qkv_TX.view(round.num_rows, -1, self._shape.head_dim)
         qk_TXE, v_TGE = qkv_TXE[:, : H + G], qkv_TXE[: round.num_real, H + G :]
         if layer.q_norm is not None and layer.k_norm is not None:
             qk_TXE = torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)

@@ -61,17 +61,33 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Of types that mix as DeepSeek's do, what is beside the experts. dense, first_layer, scale, sigmoid: see Experts.
+    shared: MLPs beside the experts, as wide as `channels` each. groups: of experts, and how many are chosen. listed:
+    mlp_layer_types says which layers have experts; if not, first_k_dense_replace does."""
+
+    dense: int
+    shared: int
+    channels: int
+    first_layer: int = 1
+    groups: tuple[int, int] = (1, 1)
+    scale: float = 1.0
+    sigmoid: bool = True
+    listed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Mixing:
-    """What a type of model means by keys that its config.json leaves out, as transformers does. sums_to_one: None where
-    norm_topk_prob says, of which `norms` is the default. dense: channels of the first layers, in types that mix as
-    DeepSeek-V3 does; None: others. biased: see Experts."""
+    """What a type of model means by keys that its config.json leaves out, as transformers does. chosen: None where the
+    config has to say. sums_to_one: None where norm_topk_prob says, of which `norms` is the default. biased: see
+    Experts."""
 
     names: MlpNames
     count: int
-    chosen: int
+    chosen: int | None
     sums_to_one: bool | None = None
     norms: bool = False
-    dense: int | None = None
+    beside: Beside | None = None
     biased: bool = False
 
 
@@ -79,7 +95,28 @@ DENSE = MlpNames("mlp")
 FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
 FUSED_TYPES = ("glm4", "phi3")
 MIXTURES = {
-    "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, dense=10944),
+    "deepseek_v2": Mixing(
+        DENSE,
+        count=64,
+        chosen=None,
+        sums_to_one=False,
+        beside=Beside(dense=11008, shared=2, channels=1407, first_layer=0, sigmoid=False),
+    ),
+    "deepseek_v3": Mixing(
+        DENSE,
+        count=256,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=18432, shared=1, channels=2048, first_layer=3, groups=(8, 4), scale=2.5),
+    ),
+    "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)),
+    "glm4_moe_lite": Mixing(
+        DENSE,
+        count=64,
+        chosen=4,
+        norms=True,
+        beside=Beside(dense=10240, shared=1, channels=1536, scale=1.8, listed=True),
+    ),
     "gpt_oss": Mixing(
         MlpNames("mlp", router="router", together="gate_up_proj"), count=128, chosen=4, sums_to_one=True, biased=True
     ),
@@ -117,19 +154,37 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     if chosen > count:
         raise read.refusal("num_experts_per_tok", f"at most {key} ({count})")
     sums_to_one = read.flag("norm_topk_prob", usual.norms) if usual.sums_to_one is None else usual.sums_to_one
+    if usual.sums_to_one is False:
+        read.refuse("norm_topk_prob")
     experts = Experts(count, chosen, sums_to_one, biased=usual.biased)
-    return experts if usual.dense is None else _as_deepseek(experts, read, usual.dense)
+    return experts if usual.beside is None else _as_deepseek(experts, read, usual.beside)
 
 
-def _as_deepseek(experts: Experts, read: Reads, dense: int) -> Experts:
+def _as_deepseek(experts: Experts, read: Reads, usual: Beside) -> Experts:
     """Experts in groups, of which some are chosen before the experts are, are refused."""
-    read.one_of("n_group", (1,), 1)
-    read.one_of("topk_group", (1,), 1)
+    for key, number in zip(("n_group", "topk_group"), usual.groups, strict=True):
+        read.one_of(key, (1,), number)
+    read.one_of("moe_layer_freq", (1,), 1)
+    scores, method = ("sigmoid", "noaux_tc") if usual.sigmoid else ("softmax", "greedy")
+    read.one_of("scoring_func", (scores,), scores)
+    read.one_of("topk_method", (method,), method)
     return replace(
         experts,
-        sigmoid=True,
-        scale=read.number("routed_scaling_factor", 1.0),
-        first_layer=read.size("first_k_dense_replace", 1, least=0),
-        dense=read.size("intermediate_size", dense),
-        shared=read.size("n_shared_experts", 1) * read.size("moe_intermediate_size", 1408),
+        sigmoid=usual.sigmoid,
+        scale=read.number("routed_scaling_factor", usual.scale),
+        first_layer=_first_mixed(read, usual),
+        dense=read.size("intermediate_size", usual.dense),
+        shared=read.size("n_shared_experts", usual.shared) * read.size("moe_intermediate_size", usual.channels),
     )
+
+
+def _first_mixed(read: Reads, usual: Beside) -> int:
+    """The first layer with experts; all after it have some."""
+    if not usual.listed:
+        return read.size("first_k_dense_replace", usual.first_layer, least=0)
+    read.one_of("first_k_dense_replace", (usual.first_layer,), usual.first_layer)
+    kinds = read.texts("mlp_layer_types")
+    first = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    if set(kinds[:first]) - {"dense"} or set(kinds[first:]) - {"sparse"}:
+        raise read.refusal("mlp_layer_types", "dense for the first layers, and sparse for all after them")
+    return first if kinds else usual.first_layer

@@ -36,6 +36,12 @@ class Reads:
             raise self.refusal(key, f"a whole number above {least - 1} and below {MOST}")
         return value
 
+    def even(self, key: str, default: int) -> int:
+        value = self.size(key, default)
+        if value % 2:
+            raise self.refusal(key, "an even number")
+        return value
+
     def number(self, key: str, default: float) -> float:
         value = self._given(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MOST:

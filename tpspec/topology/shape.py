@@ -16,6 +16,7 @@ from tpspec.errors import UserError
 from tpspec.topology import checkpoint
 from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
 from tpspec.topology.formats import Stored, stored_as
+from tpspec.topology.latent import Latent, latent_of
 from tpspec.topology.multimodal import text_config
 from tpspec.topology.reads import Reads
 from tpspec.topology.windows import windows_of
@@ -57,6 +58,20 @@ class Defaults:
 
 # The types that model/architectures.py declares.
 MODEL_TYPES = {
+    "deepseek_v2": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        vocab=102400,
+        intermediate=("moe_intermediate_size", 1407),
+    ),
+    "deepseek_v3": Defaults(
+        hidden=7168,
+        num_layers=61,
+        num_heads=128,
+        vocab=129280,
+        intermediate=("moe_intermediate_size", 2048),
+    ),
     "gemma3_text": Defaults(
         hidden=2304,
         num_layers=26,
@@ -91,6 +106,13 @@ MODEL_TYPES = {
         o_biased=False,
         normed="use_qk_norm",
         intermediate=("moe_intermediate_size", 1408),
+    ),
+    "glm4_moe_lite": Defaults(
+        hidden=2048,
+        num_layers=47,
+        num_heads=20,
+        vocab=154880,
+        intermediate=("moe_intermediate_size", 1536),
     ),
     "gpt_oss": Defaults(
         hidden=2880,
@@ -145,7 +167,8 @@ MODEL_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """num_heads query heads share num_kv_heads KV heads evenly. vocab: rows of the head and of the embedding table.
+    """num_heads query heads share num_kv_heads KV heads evenly, as they are cached: of a latent there is one, of
+    head_dim numbers, that stand for key and value. vocab: rows of the head and of the embedding table.
 
     tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm of head_dim on
     queries and on keys in every layer. layer_norms: of the hidden state, in each layer. intermediate: channels of an
@@ -175,6 +198,7 @@ class ModelShape:
     max_positions: int | None = None
     stored: Stored | None = None
     experts: Experts | None = None
+    latent: Latent | None = None
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
@@ -192,14 +216,14 @@ class ModelShape:
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
         head_dim = None if "head_dim" in config else usual.head_dim
-        num_layers = read.size("num_hidden_layers", usual.num_layers)
+        num_layers, latent = read.size("num_hidden_layers", usual.num_layers), latent_of(read, model_type)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         return cls(
             num_layers=num_layers,
             hidden=hidden,
             num_heads=heads,
-            num_kv_heads=read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
-            head_dim=read.size("head_dim", head_dim or hidden // heads),
+            num_kv_heads=1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
+            head_dim=latent.cached if latent else read.size("head_dim", head_dim or hidden // heads),
             intermediate=read.size(*usual.intermediate),
             vocab=read.size("vocab_size", usual.vocab),
             tied=read.flag("tie_word_embeddings", usual.tied),
@@ -215,6 +239,7 @@ class ModelShape:
             max_positions=read.size_if_given("max_position_embeddings"),
             stored=stored_as(config, where),
             experts=experts_of(read, model_type),
+            latent=latent,
         )
 
     @classmethod
@@ -228,8 +253,9 @@ class ModelShape:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def qkv_names(self) -> tuple[str, str, str]:
-        return MODEL_TYPES[self.model_type].qkv
+    def attention_names(self) -> tuple[str, ...]:
+        """Of the matrices before it."""
+        return MODEL_TYPES[self.model_type].qkv if self.latent is None else self.latent.names
 
     @property
     def mlp_names(self) -> MlpNames:

@@ -23,6 +23,7 @@ from tpspec.topology.groups import (
     shuffled_grid,
     stored_grid,
 )
+from tpspec.topology.latent import LATENT, REDUCED
 from tpspec.topology.shape import check_dtype
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from tpspec.topology.formats import Scheme, Stored
     from tpspec.topology.groups import Bits
+    from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.sublayers import Sublayers
 
@@ -128,10 +130,11 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     shrink again.
     """
     held = _Held.of(shape, dtype, quantize)
-    norms = shape.num_layers * (shape.layer_norms * shape.hidden + 2 * shape.head_dim * shape.qk_norm) + shape.hidden
+    norms = shape.num_layers * (shape.layer_norms * shape.hidden + _inner_norms(shape)) + shape.hidden
     wide = norms + _routers(shape) + shape.num_layers * len(shard.heads) * shape.sinks
     vectors = shape.num_layers * _biases(shape, shard) * DTYPE_BYTES[dtype] + wide * WIDE_BYTES
     attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
+    attention += shape.num_layers * _num_made(shape, shard) * DTYPE_BYTES[dtype]
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
     return vectors + attention + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
 
@@ -217,7 +220,7 @@ class _Held:
 def _layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
     layers = (f"model.layers.{index}." for index in range(shape.num_layers))
-    return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.qkv_names, "o_proj")])
+    return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.attention_names, "o_proj")])
 
 
 @cache
@@ -290,16 +293,47 @@ def _head(shape: ModelShape, shard: Shard) -> Fused:
     return Fused(((name, len(shard.vocab)),), range(shape.hidden), shape.hidden)
 
 
+def attention_params(shape: ModelShape, shard: Shard) -> int:
+    """Numbers in the matrices of one layer's attention."""
+    matrices = _attention(shape, shard, "")
+    return sum(one.num_rows * len(one.columns) for one in matrices) + _num_made(shape, shard)
+
+
 def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     """Of q, k and v; of o. at: before their names."""
+    if shape.latent is not None:
+        return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
     num_q, num_kv = len(shard.heads) * shape.head_dim, len(shard.kv_heads) * shape.head_dim
-    heads = range(shard.heads.start * shape.head_dim, shard.heads.stop * shape.head_dim)
     at += "self_attn."
-    qkv = tuple((at + name, rows) for name, rows in zip(shape.qkv_names, (num_q, num_kv, num_kv), strict=True))
-    return [
-        Fused(qkv, range(shape.hidden), shape.hidden),
-        Fused(((at + "o_proj", shape.hidden),), heads, shape.num_heads * shape.head_dim),
-    ]
+    qkv = tuple((at + name, rows) for name, rows in zip(shape.attention_names, (num_q, num_kv, num_kv), strict=True))
+    return [Fused(qkv, range(shape.hidden), shape.hidden), _o(shape, shard, at, shape.head_dim)]
+
+
+def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
+    """Every rank makes the whole latent, and what queries are made of; what heads make of it is no product of these."""
+    num_q, latents = len(shard.heads) * latent.head_dim, (at + LATENT, latent.cached)
+    hidden, o = range(shape.hidden), _o(shape, shard, at, latent.values)
+    if latent.queries is None:
+        return [Fused(((at + latent.query_name, num_q), latents), hidden, shape.hidden), o]
+    reduced, size = ((at + REDUCED, latent.queries), latents), latent.queries
+    return [Fused(reduced, hidden, shape.hidden), Fused(((at + latent.query_name, num_q),), range(size), size), o]
+
+
+def _o(shape: ModelShape, shard: Shard, at: str, head_dim: int) -> Fused:
+    columns = range(shard.heads.start * head_dim, shard.heads.stop * head_dim)
+    return Fused(((at + "o_proj", shape.hidden),), columns, shape.num_heads * head_dim)
+
+
+def _num_made(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of what heads make keys and values of a latent with, in a layer; never quantized."""
+    return 0 if shape.latent is None else len(shard.heads) * shape.latent.made * shape.latent.rank
+
+
+def _inner_norms(shape: ModelShape) -> int:
+    """Numbers of those within a layer's attention."""
+    if shape.latent is not None:
+        return shape.latent.rank + (shape.latent.queries or 0)
+    return 2 * shape.head_dim * shape.qk_norm
 
 
 def _mlp(shape: ModelShape, at: str, channels: range, size: int) -> list[Fused]:
@@ -344,7 +378,8 @@ def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_r
     """
     head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
     saved = shape.num_windowed * (num_tokens - num_recent) if num_recent else 0
-    return 2 * len(shard.kv_heads) * head * (shape.num_layers * num_tokens - saved)
+    tensors = 2 if shape.latent is None else 1
+    return tensors * len(shard.kv_heads) * head * (shape.num_layers * num_tokens - saved)
 
 
 def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A target as its heads see it. config: its config.json. embedding_VD, head_VD: its own tensors. norm_D: what its
-    last norm multiplies by."""
+    """A target as its heads see it. config: its config.json. num_kv_heads, head_dim: where latents are cached, those of
+    the values that are made of them. embedding_VD, head_VD: its own tensors. norm_D: what its last norm multiplies by.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -52,8 +53,8 @@ def taught(folder: Path) -> Taught:
         eos_ids=tuple(eos if isinstance(eos, list) else [] if eos is None else [eos]),
         hidden=spec.hidden,
         num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
+        num_kv_heads=spec.num_kv_heads if spec.latent is None else spec.num_heads,
+        head_dim=spec.head_dim if spec.latent is None else spec.latent.values,
         num_layers=len(spec.layers),
         has_experts=spec.experts is not None,
         vocab=spec.vocab,

@@ -52,9 +52,12 @@ class Mixed(Written):
         return left[0][0, -1]
 
 
-def glm(folder: Path, alone: Path, seed: int = 5) -> Written:
-    """GLM-4.5, whose layer has experts. alone: for a model that has no other."""
-    tiny("glm4_moe", alone, seed=seed, num_hidden_layers=1, first_k_dense_replace=0)
+def glm(folder: Path, alone: Path, kind: str = "glm4_moe", seed: int = 5) -> Written:
+    """GLM-4.5 and others whose layer has experts. alone: for a model that has no other."""
+    listed = kind == "glm4_moe_lite"
+    tiny(kind, alone, seed=seed, num_hidden_layers=1, **{
+        "mlp_layer_types" if listed else "first_k_dense_replace": ["sparse"] if listed else 0
+    })  # fmt: skip
     tensors = load_file(alone / "model.safetensors").items()
     layer = {name.removeprefix("model."): tensor for name, tensor in tensors if ".layers." in name}
     written = _written(folder, Target.read(folder), seed, _deepseek_names(folder), {}, layer, feeds_normed=False)

@@ -1,0 +1,152 @@
+"""Slices of a checkpoint's matrices as products: read, put in order, fused or not, in codes or not.
+
+Reads slice by slice, packs it, drops it. Must not know architectures, layers or shards, nor how codes are stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.errors import UserError
+from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
+from tpspec.model.quantized import Ready, joined
+from tpspec.model.stored import Place, StoredMatrices
+from tpspec.topology.experts import has_narrow_columns
+from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tpspec.model.linear import Linear
+    from tpspec.model.stored import Slice
+    from tpspec.model.weights import Checkpoint
+    from tpspec.topology.config import Quantize
+    from tpspec.topology.formats import Scheme, Stored
+    from tpspec.topology.groups import Bits, Grid
+
+PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Of one checkpoint, in one dtype on one device. stored: how they are, if not plain. quantize: what they are held
+    in, if not that dtype. adds_biases: whether this shard does, where products are summed over shards. reference:
+    products are the plain ones that others are made of."""
+
+    checkpoint: Checkpoint
+    stored: Stored | None
+    dtype: torch.dtype
+    device: torch.device
+    quantize: Quantize | None
+    adds_biases: bool
+    reference: bool = False
+
+    def column_parallel(self, parts: Sequence[Place], *, biased: bool) -> Linear:
+        """Some output rows of several matrices with the same inputs, fused into one: [sum of rows, inputs]."""
+        self.check_biases(parts, biased=biased)
+        if (product := self._of_codes(parts, biased=biased)) is not None:
+            return product
+        if len({self._scheme(part.name) for part in parts}) > 1:
+            return Stacked([self.column_parallel([part], biased=biased) for part in parts])
+        weight = torch.empty(sum(len(part.rows) for part in parts), parts[0].num_inputs, dtype=self.dtype)
+        first = 0
+        for part in parts:
+            weight[first : first + len(part.rows)] = self.plain(part)[part.ordered()]
+            first += len(part.rows)
+        return self._linear(weight, self._biases(parts, biased=biased))
+
+    def row_parallel(self, place: Place, *, biased: bool) -> Linear:
+        """Some input columns of a matrix. Its outputs are summed over shards, so only one of them adds the bias."""
+        has_bias = biased and self.adds_biases
+        self.check_biases([place], biased=biased)
+        if (product := self._of_codes([place], biased=has_bias)) is not None:
+            return product
+        grid, whole_groups = grid_of(place.columns, place.num_inputs, narrow=has_narrow_columns(place.name))
+        weight = self.plain(place if self.quantize is None else replace(place, columns=whole_groups))
+        return self._linear(weight, self._biases([place], biased=has_bias), grid)
+
+    def head(self, place: Place) -> Linear:
+        """Of the output head, which is quantized to other bits than the layers."""
+        self.check_biases([place], biased=False)
+        if (product := self._of_codes([place], biased=False)) is not None:
+            return product
+        return self._linear(self.plain(place), None, bits=HEAD_BITS)
+
+    def plain(self, place: Place) -> Tensor:
+        scheme = self._scheme(place.name)
+        if scheme is not None:
+            return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
+        if place.expert is not None:
+            (index, count), whole = place.expert, (place.num_inputs, place.num_outputs)
+            read = self.checkpoint.read_one(place.name, (count, *whole), index, place.columns, place.rows)
+            return self.checked(place.name, read).T.contiguous()
+        return self.read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)
+
+    def read(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> Tensor:
+        return self.checked(name, self.checkpoint.read(name, shape, rows=rows, columns=columns))
+
+    def wide(self, name: str, shape: tuple[int, ...], rows: range | None = None) -> Tensor:
+        """What is held in float32 whatever the rest is."""
+        return self.read(name, shape, rows).to(self.device, torch.float32)
+
+    def check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
+        for part in parts:
+            if not biased:
+                StoredMatrices(self.checkpoint).check_no_bias(part)
+
+    def checked(self, name: str, numbers: Tensor) -> Tensor:
+        if not numbers.is_floating_point() or numbers.itemsize < PLAIN_BYTES:
+            kind = str(numbers.dtype).removeprefix("torch.")
+            raise UserError(
+                f"{self.checkpoint.folder}: {name} is {kind}, for which config.json has no "
+                "quantization_config; should be float32, bfloat16 or float16"
+            )
+        return numbers
+
+    def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
+        if not biased:
+            return None
+        return torch.cat([self._bias(part)[part.ordered()] for part in parts]).to(self.device, self.dtype)
+
+    def _bias(self, place: Place) -> Tensor:
+        if place.expert is None:
+            return self.read(place.name + ".bias", (place.num_outputs,), place.rows)
+        (index, count), name = place.expert, place.name + "_bias"
+        return self.checked(name, self.checkpoint.read_one(name, (count, place.num_outputs), index, place.rows))
+
+    def _scheme(self, name: str) -> Scheme | None:
+        return None if self.stored is None else self.stored.scheme_of(name)
+
+    def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:
+        """The product with matrices that are all stored in codes to compute with; None where they are not."""
+        schemes = [scheme for part in parts if (scheme := self._scheme(part.name)) is not None and scheme.is_small]
+        if len(schemes) < len(parts):
+            return None
+        read = StoredMatrices(self.checkpoint)
+        slices = [read.small(scheme, part) for scheme, part in zip(schemes, parts, strict=True)]
+        if len(set(schemes)) > 1 or not all(one.is_laid_out_like(slices[0]) for one in slices):
+            return Stacked([self._sliced([one], self._biases([part], biased=biased))
+                            for one, part in zip(slices, parts, strict=True)])  # fmt: skip
+        return self._sliced(slices, self._biases(parts, biased=biased))
+
+    def _sliced(self, slices: Sequence[Slice], bias: Tensor | None) -> Linear:
+        grid, places = slices[0].matrix.grid, slices[0].places_I
+        made = joined([one.matrix.made for one in slices]).to(self.device)
+        product = quantized_linear(Ready(made, grid), bias, self.device, reference=self.reference)
+        return product if places is None else Scattered(product, places.to(self.device), grid.width)
+
+    def _linear(
+        self, weight: Tensor, bias: Tensor | None, grid: Grid | None = None, bits: Bits | None = None
+    ) -> Linear:
+        """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
+        weight = weight.to(self.device, self.dtype)
+        if self.quantize is None:
+            return PlainLinear(weight, bias) if self.reference else linear(weight, bias)
+        return rounded_linear(weight, bias, bits or BITS[self.quantize], grid, reference=self.reference)
