@@ -81,6 +81,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {
         "model_type": "deepseek_v3",
         **DEEPSEEK,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
         "q_lora_rank": 28,
         "routed_scaling_factor": 2.5,
         "num_nextn_predict_layers": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Literal
@@ -47,6 +48,7 @@ def mixture(
     *,
     sums_to_one: bool = True,
     sigmoid: bool = False,
+    groups: tuple[int, int] = (1, 1),
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Router, list[GatedMlp]]:
     noise = torch.Generator().manual_seed(count)
@@ -61,7 +63,8 @@ def mixture(
         return GatedMlp(product(2 * CHANNELS, HIDDEN), down)
 
     weight_ND = (3 * torch.randn(count, HIDDEN, generator=noise) / HIDDEN**0.5).to(DEVICE)
-    experts = Experts(count, chosen, sums_to_one, sigmoid=sigmoid, scale=2.5 if sigmoid else 1.0)
+    scale, (of, best) = 2.5 if sigmoid else 1.0, groups
+    experts = Experts(count, chosen, sums_to_one, sigmoid=sigmoid, scale=scale, groups=of, groups_chosen=best)
     bias_N = torch.randn(count, generator=noise).to(DEVICE) if sigmoid else None
     return Router(weight_ND, experts, bias_N), [mlp() for _ in range(count)]
 
@@ -91,6 +94,19 @@ def test_a_mixture_is_what_the_reference_makes_of_it(
         due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS).float()
         made_TD = CardMixture(router, experts)(x_TD, STEPS).float()
         assert (made_TD - due_TD).abs().max() <= ROUNDING[dtype] * due_TD.abs().max()
+
+
+@pytest.mark.parametrize("sums_to_one", [True, False])
+@pytest.mark.parametrize("sigmoid", [True, False])
+def test_experts_of_other_groups_than_the_best_are_not_chosen(sigmoid: bool, sums_to_one: bool) -> None:
+    """As in DeepSeek-V3, and V2. Stands against a row's groups taken for another's, and weights of a softmax over what
+    is left."""
+    router, experts = mixture(12, 3, 16, sums_to_one=sums_to_one, sigmoid=sigmoid, groups=(4, 2))
+    x_TD = rows(20)
+    due_TD, made_TD = Mixture(router, experts, whole=False)(x_TD, STEPS), CardMixture(router, experts)(x_TD, STEPS)
+    assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+    apart = Router(router.weight_ND, replace(router.experts, groups=1, groups_chosen=1), router.bias_N)
+    assert (Mixture(apart, experts, whole=False)(x_TD, STEPS) - due_TD).abs().max() > 0.01, "no group was closed"
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from transformers import AutoConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from tpspec.cache.store import KVStore
 from tpspec.model.experts import Mixture, Router
 from tpspec.model.linear import PlainLinear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.steps import Shape, TorchSteps
-from tpspec.topology.experts import Experts
+from tpspec.topology.experts import Experts, experts_of
+from tpspec.topology.reads import Reads
 
 CPU = torch.device("cpu")
 HIDDEN, CHANNELS = 48, 40
@@ -19,6 +24,34 @@ STEPS = TorchSteps(SHAPE, [], KVStore(1, 1, 16, 16, torch.float32, CPU), None)  
 
 def noise(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+
+
+@pytest.mark.parametrize(("groups", "chosen"), [(4, 2), (6, 1), (2, 2)])
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
+def test_experts_are_of_the_groups_that_transformers_chooses(kind: str, groups: int, chosen: int) -> None:
+    """Stands against groups compared by another number of their experts, by scores without a bias, or none at all, and
+    weights that are parts of what is left."""
+    said = {"n_routed_experts": 12, "num_experts_per_tok": 2, "n_group": groups, "topk_group": chosen}
+    said |= {
+        "hidden_size": HIDDEN,
+        "num_attention_heads": 2,
+        "topk_method": "group_limited_greedy" if kind == "deepseek_v2" else "noaux_tc",
+    }
+    config = AutoConfig.for_model(kind, **said, routed_scaling_factor=1.7)
+    theirs = (DeepseekV2TopkRouter if kind == "deepseek_v2" else DeepseekV3TopkRouter)(config)
+    theirs.weight.data = 3 * noise(12, HIDDEN, seed=1)
+    bias_N = None
+    if kind == "deepseek_v3":
+        bias_N = theirs.e_score_correction_bias = 3 * noise(12, seed=2)
+    experts = experts_of(Reads(config.to_dict() | said, "here"), kind)
+    assert experts is not None
+    x_TD = 3 * noise(64, HIDDEN, seed=3)
+    chosen_TK, weights_TK = Router(theirs.weight.data, experts, bias_N)(x_TD)
+    _, due_weights_TK, due_TK = theirs(x_TD)
+    ours, due = (
+        torch.zeros(64, 12).scatter_(1, at, by) for at, by in ((chosen_TK, weights_TK), (due_TK, due_weights_TK))
+    )
+    assert (ours - due).abs().max() < 1e-6
 
 
 def test_a_row_alone_and_among_others_is_the_same_in_whole_mixtures() -> None:

@@ -127,7 +127,16 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("qwen3_moe", "num_experts", 8.0, "a whole number above 0"),
         ("qwen3_moe", "norm_topk_prob", 1, "true or false"),
         ("qwen3_moe", "moe_intermediate_size", "768", "a whole number above 0"),
-        ("glm4_moe", "n_group", 2, "1"),
+        ("glm4_moe", "n_group", 3, r"a divisor of the number of experts \(128\)"),
+        ("glm4_moe", "n_group", 128, "a divisor .* and at most half of it"),
+        ("glm4_moe", "topk_group", 2, r"at most n_group \(1\)"),
+        (
+            "deepseek_v3",
+            "topk_group",
+            1,
+            r"at most n_group \(8\), and so many that num_experts_per_tok \(33\) are in them",
+        ),
+        ("deepseek_v2", "norm_topk_prob", True, "null: it is not supported"),
         ("glm4_moe", "first_k_dense_replace", -1, "a whole number above -1"),
         ("glm4_moe", "routed_scaling_factor", 0, "a number above 0"),
         ("glm4_moe", "use_qk_norm", 1, "true or false"),
@@ -137,7 +146,8 @@ def test_a_mixture_that_is_not_supported_is_refused_by_its_key(
     model_type: str, key: str, value: object, why: str
 ) -> None:
     """Stands against sizes of a model whose other layers are dense, which would be wrong without a word."""
-    keys = {"num_local_experts": 8} if model_type == "mixtral" else {"num_experts": 128}
+    keys: dict[str, object] = {"num_local_experts": 8} if model_type == "mixtral" else {"num_experts": 128}
+    keys |= {"num_experts": 256, "num_experts_per_tok": 33} if model_type.startswith("deepseek") else {}
     with pytest.raises(UserError, match=f"here: {key} is .*; should be {why}"):
         shape(model_type, **(keys | {key: value}))
 

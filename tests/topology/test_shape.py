@@ -140,7 +140,7 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     refused = {"attention_bias": not arch.qkv_bias, "mlp_bias": arch.mlp_bias is None}
     said = {key: value for key, value in said.items() if not refused.get(key)}
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
-    config |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2} if model_type in LATENTS else {}
+    config |= {"num_experts_per_tok": 2} if model_type in LATENTS else {}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
@@ -163,7 +163,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
 
 
 CALLED = {
-    "deepseek_v2": "DeepSeek-V2-Lite",
+    "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
     "gemma3_text": "Gemma 3",
     "glm4": "GLM-4",
@@ -299,9 +299,6 @@ def test_each_kind_of_layer_has_its_own_rope() -> None:
         ({"v_head_dim": 0}, "v_head_dim is 0; should be a whole number above 0"),
         ({"q_lora_rank": "768"}, "q_lora_rank is '768'; should be a whole number above 0"),
         ({"attention_bias": True}, "attention_bias is True; should be null: it is not supported"),
-        ({"n_group": 8}, "n_group is 8; should be 1"),
-        ({"n_group": None}, "n_group is missing; should be 1"),
-        ({"topk_group": None}, "topk_group is missing; should be 1"),
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'; should be sigmoid"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'; should be noaux_tc"),
         ({"moe_layer_freq": 2}, "moe_layer_freq is 2; should be 1"),
@@ -309,7 +306,7 @@ def test_each_kind_of_layer_has_its_own_rope() -> None:
 )
 def test_a_latent_that_is_not_supported_is_refused_by_its_key(said: dict[str, object], why: str) -> None:
     """Stands against halves of unlike size, biases that nobody adds, and experts that others are chosen for."""
-    config = {**CONFIG, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1} | said
+    config = {**CONFIG, "model_type": "deepseek_v3"} | said
     with pytest.raises(UserError, match=f"here: {why}"):
         ModelShape.from_config(config, "here")
 

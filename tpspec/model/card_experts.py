@@ -75,14 +75,16 @@ class CardMixture:
     def _chosen(self, x_TD: Tensor, slots_T: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the router says, its experts in int32, -1 for rows whose slot is below 0."""
         logits_TN, bias_N, experts = self._router.logits(x_TD), self._router.bias_N, self._router.experts
-        K = experts.chosen
+        K, closed_TN = experts.chosen, logits_TN
+        if experts.is_divided:
+            closed_TN = self._router.closed(self._router.ranked(logits_TN))
         chosen_TK = logits_TN.new_empty(len(x_TD), K, dtype=torch.int32)
         weights_TK = logits_TN.new_empty(len(x_TD), K)
         _choose[(len(x_TD),)](
-            logits_TN, logits_TN if bias_N is None else bias_N, chosen_TK if slots_T is None else slots_T, chosen_TK,
-            weights_TK, self._count, experts.scale, num_chosen=K, wide=triton.next_power_of_2(self._count),
+            logits_TN, logits_TN if bias_N is None else bias_N, closed_TN, chosen_TK if slots_T is None else slots_T,
+            chosen_TK, weights_TK, self._count, experts.scale, num_chosen=K, wide=triton.next_power_of_2(self._count),
             wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid, sums_to_one=experts.sums_to_one,
-            padded=slots_T is not None,
+            divided=experts.is_divided, padded=slots_T is not None,
         )  # fmt: skip
         return chosen_TK, weights_TK
 
@@ -183,6 +185,7 @@ def sorted_by_torch(chosen_TK: Tensor, count: int) -> Tiles:
 def _choose(
     logits_at: tl.tensor,
     bias_at: tl.tensor,
+    closed_at: tl.tensor,
     slots_at: tl.tensor,
     chosen_at: tl.tensor,
     weights_at: tl.tensor,
@@ -193,12 +196,13 @@ def _choose(
     wide_chosen: tl.constexpr,
     sigmoid: tl.constexpr,
     sums_to_one: tl.constexpr,
+    divided: tl.constexpr,
     padded: tl.constexpr,
 ) -> None:
     """The K largest of logits [T, N], in falling order, and their weights, both [T, K]. A program a row. See Router.
 
-    Whatever the logits are, an expert that exists: what is no number makes weights that are none. padded: rows whose
-    slot is below 0 get experts -1.
+    Whatever the logits are, an expert that exists: what is no number makes weights that are none. divided: closed
+    [T, N] is added to what they are chosen by. padded: rows whose slot is below 0 get experts -1.
     """
     row = tl.program_id(0)
     experts, places = tl.arange(0, wide), tl.arange(0, wide_chosen)
@@ -209,6 +213,8 @@ def _choose(
     else:
         scores = tl.exp(logits - tl.max(logits, 0))
         ranked = logits
+    if divided:
+        ranked += tl.load(closed_at + row * count + experts, mask=experts < count, other=0.0)
     total = tl.sum(scores, 0)
     tops = tl.zeros((wide_chosen,), tl.float32)
     for place in tl.static_range(num_chosen):

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from tpspec.topology.experts import GROUP_SCORES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -38,17 +40,32 @@ class Router:
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of every row, [T, K], and the weights of what they make of it, float32."""
         logits_TN, experts = self.logits(x_TD), self.experts
+        ranked_TN = self.ranked(logits_TN)
+        if experts.is_divided:
+            ranked_TN = ranked_TN + self.closed(ranked_TN)
+        chosen = ranked_TN.topk(experts.chosen)
         if experts.sigmoid:
-            assert self.bias_N is not None, "sigmoids come with a bias"
-            scores_TN = logits_TN.sigmoid()
-            chosen_TK = (scores_TN + self.bias_N).topk(experts.chosen).indices
-            weights_TK = scores_TN.gather(1, chosen_TK)
+            weights_TK = logits_TN.sigmoid().gather(1, chosen.indices)
             if experts.sums_to_one:
                 weights_TK /= weights_TK.sum(1, keepdim=True) + LEAST
-            return chosen_TK, weights_TK * experts.scale
-        chosen = logits_TN.topk(experts.chosen)
+            return chosen.indices, weights_TK * experts.scale
         total_T1 = (chosen.values if experts.sums_to_one else logits_TN).logsumexp(1, keepdim=True)
         return chosen.indices, (chosen.values - total_T1).exp() * experts.scale
+
+    def ranked(self, logits_TN: Tensor) -> Tensor:
+        """[T, N], what experts are chosen by."""
+        if not self.experts.sigmoid:
+            return logits_TN
+        assert self.bias_N is not None, "sigmoids come with a bias"
+        return logits_TN.sigmoid() + self.bias_N
+
+    def closed(self, ranked_TN: Tensor) -> Tensor:
+        """[T, N], 0 for experts of the groups that are best for a row, -inf for others."""
+        experts = self.experts
+        num_scores = GROUP_SCORES if experts.sigmoid else 1
+        best_TG = ranked_TN.view(len(ranked_TN), experts.groups, -1).topk(num_scores).values.sum(2)
+        closed_TG = torch.full_like(best_TG, -torch.inf).scatter_(1, best_TG.topk(experts.groups_chosen).indices, 0)
+        return closed_TG.repeat_interleave(experts.count // experts.groups, 1)
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, N] in float32."""

@@ -40,7 +40,8 @@ class Experts:
     scaled to, or stay parts of a softmax over all.
 
     sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; to choose experts, a bias is added to
-    it (DeepSeek-V3, arXiv 2412.19437). scale: of all weights, after that.
+    it (DeepSeek-V3, arXiv 2412.19437). scale: of all weights, after that. groups: into which experts are divided; each
+    token is sent to experts of the `groups_chosen` that are best for it.
     first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
     through which every row goes; 0: there is none. biased: the matrices of experts, and the router.
     """
@@ -54,6 +55,13 @@ class Experts:
     dense: int = 0
     shared: int = 0
     biased: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a row cannot be sent to any of them."""
+        return self.groups > self.groups_chosen
 
     def share_read(self, num_rows: int) -> float:
         """The part of all that so many rows are sent to, if each expert is as likely as any other."""
@@ -123,6 +131,7 @@ MIXTURES = {
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
 }
+GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are in use for the same
 NAMES = {mixing.names for mixing in MIXTURES.values()}
 
@@ -161,13 +170,10 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
 
 
 def _as_deepseek(experts: Experts, read: Reads, usual: Beside) -> Experts:
-    """Experts in groups, of which some are chosen before the experts are, are refused."""
-    for key, number in zip(("n_group", "topk_group"), usual.groups, strict=True):
-        read.one_of(key, (1,), number)
     read.one_of("moe_layer_freq", (1,), 1)
-    scores, method = ("sigmoid", "noaux_tc") if usual.sigmoid else ("softmax", "greedy")
+    scores = "sigmoid" if usual.sigmoid else "softmax"
     read.one_of("scoring_func", (scores,), scores)
-    read.one_of("topk_method", (method,), method)
+    groups, groups_chosen = _groups(read, usual, experts)
     return replace(
         experts,
         sigmoid=usual.sigmoid,
@@ -175,7 +181,23 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside) -> Experts:
         first_layer=_first_mixed(read, usual),
         dense=read.size("intermediate_size", usual.dense),
         shared=read.size("n_shared_experts", usual.shared) * read.size("moe_intermediate_size", usual.channels),
+        groups=groups,
+        groups_chosen=groups_chosen,
     )
+
+
+def _groups(read: Reads, usual: Beside, experts: Experts) -> tuple[int, int]:
+    """Of experts, and how many of those are chosen."""
+    methods = ("noaux_tc",) if usual.sigmoid else ("greedy", "group_limited_greedy")
+    if read.one_of("topk_method", methods, methods[0]) == "greedy":
+        return 1, 1
+    count, chosen = read.size("n_group", usual.groups[0]), read.size("topk_group", usual.groups[1])
+    if experts.count % count or experts.count // count < GROUP_SCORES:
+        raise read.refusal("n_group", f"a divisor of the number of experts ({experts.count}), and at most half of it")
+    if chosen > count or chosen * (experts.count // count) < experts.chosen:
+        right = f"at most n_group ({count}), and so many that num_experts_per_tok ({experts.chosen}) are in them"
+        raise read.refusal("topk_group", right)
+    return count, chosen
 
 
 def _first_mixed(read: Reads, usual: Beside) -> int:
