@@ -1,5 +1,6 @@
 """Compiles every kernel for cards that are not here, down to machine code; run by test_card_kernels.py, in a process
-without Triton's interpreter. Tells a line of JSON a kernel. argv: CAPABILITY:POINTER TYPE:HEAD DIM, as 89:*bf16:128."""
+without Triton's interpreter. Tells a line of JSON a kernel. argv: CAPABILITY:POINTER TYPE:HEAD DIM, as 89:*bf16:128, or
+with :heads behind it, for kernels of heads alone."""
 
 from __future__ import annotations
 
@@ -101,11 +102,13 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     ]  # fmt: skip
 
 
-def compile_for(capability: int, x: str, dim: int) -> None:
+def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
     for small in (False, True):
         for kernel, types, constants in variants(x, dim, small, tiling):
+            if heads and "num_heads" not in constants:
+                continue
             names = kernel.arg_names
             signature = {name: "constexpr" if name in constants else types[name] for name in names}
             at = {(names.index(name),): value for name, value in constants.items()}
@@ -125,5 +128,5 @@ def compile_for(capability: int, x: str, dim: int) -> None:
 
 
 for word in sys.argv[1:]:
-    capability, x, dim = word.split(":")
-    compile_for(int(capability), x, int(dim))
+    capability, x, dim, *heads = word.split(":")
+    compile_for(int(capability), x, int(dim), heads=bool(heads))

@@ -33,7 +33,7 @@ MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
-MOST_HEAD_BYTES, MOST_OLD_BYTES = 1280, 512  # of a head that is read in pieces: as 576 numbers of 16 bits of a latent
+MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
 USUAL_STAGES = 3  # Triton's own
 JOINED = 256  # columns of a program, at most
 LEAST_SIDE = 16  # of what tensor cores take
@@ -60,15 +60,13 @@ class Tiling:
         wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
         if wide * item_bytes <= 256:
             return cls(64, wide, 0, kernels.KEYS, USUAL_STAGES)
-        is_old = capability < OLD_CARDS
-        if wide * item_bytes <= 512 and not is_old:
-            return cls(32, wide, 0, kernels.KEYS, USUAL_STAGES)
-        if head_dim < wide:
-            wide //= 2
-        rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
-        if (wide + rest) * item_bytes > (MOST_OLD_BYTES if is_old else MOST_HEAD_BYTES):
+        if capability < OLD_CARDS:
             return None
-        return cls(32, wide, rest, 16 if is_old else 32, stages=1)
+        if wide * item_bytes <= 512:
+            return cls(32, wide, 0, kernels.KEYS, USUAL_STAGES)
+        wide //= 1 if head_dim == wide else 2
+        rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
+        return cls(32, wide, rest, kernels.KEYS // 2, 1) if (wide + rest) * item_bytes <= MOST_HEAD_BYTES else None
 
 
 class Table:
