@@ -122,6 +122,17 @@ def test_collectives_and_bytes_of_a_round_are_exact() -> None:
     assert sum(round_bytes(SMOL, 1, rows=5, dtype_bytes=2).values()) == 0
 
 
+def test_a_latent_is_cached_whole_on_every_rank() -> None:
+    """As the README has it. Stands against values beside keys, and a cache that is promised to shrink with ranks."""
+    flash = shape_of("zai-org/GLM-4.7-Flash")
+    for num_ranks in (1, 4):
+        for shard in split(flash, (1,) * num_ranks):
+            assert kv_bytes(flash, shard, "bfloat16", 1) == 47 * 576 * 2
+            assert kv_bytes(flash, shard, "bfloat16", 32768) / 2**30 == pytest.approx(1.7, abs=0.05)
+    of_heads = 47 * 20 * (256 + 256) * 2
+    assert (of_heads, of_heads * 32768 / 2**30) == (940 * 1024, pytest.approx(29, abs=0.5))
+
+
 def test_kv_bytes_count_a_boundary_head_on_both_sides() -> None:
     """Against a cache planned for fewer heads than a rank reads."""
     first, second = split(SMOL, (1, 1))

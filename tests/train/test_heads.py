@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,6 +92,12 @@ class Reference:
         gated = F.silu(w[at + "mlp.gate_proj.weight"] @ x) * (w[at + "mlp.up_proj.weight"] @ x)
         h_D = h_D + w[at + "mlp.down_proj.weight"] @ gated
         return h_D, w["lm_head.weight"] @ norm(h_D, w["norm.weight"], t.eps)
+
+
+def test_a_head_for_latents_has_heads_like_the_values_made_of_them(tmp_path: Path) -> None:
+    """Stands against a head whose every query is as wide as a latent: 20 times 576 numbers for GLM-4.7-Flash."""
+    found = taught(tiny("deepseek_v2", tmp_path))
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (6, 6, 20)
 
 
 def test_steps_are_unrolled_as_a_drafter_runs_them(target: Taught, texts: list[Tapped]) -> None:
