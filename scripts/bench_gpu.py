@@ -157,7 +157,8 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
     """What they take, and the bytes that one of so many rows reads, in the middle of the text."""
     from tpspec.model.batch import Span
     from tpspec.topology.shape import ModelShape
-    from tpspec.topology.shards import expert_bytes, kv_bytes_read, split, weight_bytes
+    from tpspec.topology.shards import split
+    from tpspec.topology.sizes import expert_bytes, kv_bytes_read, weight_bytes
 
     shape, middle = ModelShape.of(at(options.model, options.to)), PROMPT + options.tokens // 2
     (whole,) = split(shape, (1.0,))

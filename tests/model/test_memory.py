@@ -11,7 +11,8 @@ import pytest
 
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import weight_bytes
 
 MIB = 2**20
 FLOOR = 24 * MIB  # a layer as it is read, page tables and the library's own buffers

@@ -28,7 +28,8 @@ from tpspec.topology import checkpoint
 from tpspec.topology.checkpoint import find
 from tpspec.topology.groups import TILE, grid_of
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,8 @@ from tpspec.comm.communicator import OneRank
 from tpspec.model.loader import Loader
 from tpspec.request import Request, Sampling
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import kv_bytes, split
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import kv_bytes
 from tpspec.topology.slots import recent_slots, target_slots
 
 CPU = torch.device("cpu")

@@ -38,7 +38,8 @@ from tpspec.topology.groups import Grid
 from tpspec.topology.plan import Wish, plan, topology_of
 from tpspec.topology.report import describe
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import weight_bytes
 
 CPU = torch.device("cpu")
 FORMATS: dict[str, Format] = {

@@ -31,7 +31,8 @@ from tpspec.topology.cost import (
 from tpspec.topology.experts import Experts
 from tpspec.topology.links import Curve, LinkTable, link, straight
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import kv_bytes_read, split
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import kv_bytes_read
 
 LAYERS, ROW_BYTES = 80, 16384
 # Published as 69.6e9 without the embedding, 139.1, 71.7 and 39.1 GB: 69.55e9 is the number that rounds to all four.

@@ -13,7 +13,8 @@ from transformers import AutoConfig
 from tpspec.errors import UserError
 from tpspec.topology.experts import Experts
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import expert_bytes, split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import expert_bytes, weight_bytes
 
 SIZES: dict[str, object] = {
     "num_hidden_layers": 2,

@@ -17,7 +17,8 @@ from tpspec.model.architectures import ARCHITECTURES, LayerSpec, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.latent import LATENTS
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of
-from tpspec.topology.shards import num_params, split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import num_params, weight_bytes
 
 # Parameters as published on each model's page, in units of 1e9.
 PUBLISHED = {

@@ -12,9 +12,9 @@ from tpspec.errors import UserError
 from tpspec.topology.experts import Experts
 from tpspec.topology.groups import grid_of
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import (
+from tpspec.topology.shards import Shard, split
+from tpspec.topology.sizes import (
     WIDE_BYTES,
-    Shard,
     collectives_per_round,
     expert_bytes,
     kv_bytes,
@@ -22,7 +22,6 @@ from tpspec.topology.shards import (
     layer_bytes,
     num_params,
     round_bytes,
-    split,
     weight_bytes,
 )
 

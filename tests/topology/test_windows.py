@@ -14,7 +14,8 @@ from tpspec.model.architectures import ARCHITECTURES, read_spec
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, shape_of
-from tpspec.topology.shards import kv_bytes, split
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import kv_bytes
 from tpspec.topology.slots import recent_of
 from tpspec.topology.windows import SLIDES, Sliding, windows_of
 

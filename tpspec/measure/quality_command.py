@@ -28,7 +28,8 @@ from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import DTYPE_BYTES, weight_bytes
 
 if TYPE_CHECKING:
     from tpspec.model.decoder import Decoder

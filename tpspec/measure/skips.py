@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpspec.topology.cost import tokens_per_round
-from tpspec.topology.shards import attention_params, split
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import attention_params
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:

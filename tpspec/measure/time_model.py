@@ -17,7 +17,8 @@ from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable
 from tpspec.topology.shape import shape_of
-from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, weight_bytes
 from tpspec.topology.slots import recent_slots
 from tpspec.topology.sources import SOURCES
 

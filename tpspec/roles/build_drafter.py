@@ -22,7 +22,7 @@ from tpspec.roles.fit import draft_pool
 from tpspec.roles.tokenizers import check_same_tokenizer
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES
+from tpspec.topology.sizes import DTYPE_BYTES
 from tpspec.topology.slots import draft_slots
 from tpspec.verify.noise import CounterNoise
 

@@ -10,7 +10,8 @@ from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, kv_bytes, layer_bytes, split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import DTYPE_BYTES, kv_bytes, layer_bytes, weight_bytes
 from tpspec.topology.slots import draft_slots, head_bytes, recent_slots, target_slots
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes, split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, weight_bytes
 from tpspec.topology.slots import recent_slots, target_slots
 
 if TYPE_CHECKING:

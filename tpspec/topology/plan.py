@@ -26,7 +26,8 @@ from tpspec.topology.cost import (
 )
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import MODEL_TYPES, shape_of
-from tpspec.topology.shards import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, split, weight_bytes
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, weight_bytes
 from tpspec.topology.slots import recent_of
 from tpspec.topology.sources import SOURCES
 

@@ -11,15 +11,14 @@ from dataclasses import astuple, dataclass
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import (
+from tpspec.topology.shards import Shard, split
+from tpspec.topology.sizes import (
     DTYPE_BYTES,
-    Shard,
     collectives_per_draft,
     collectives_per_round,
     kv_bytes,
     layer_bytes,
     round_bytes,
-    split,
     weight_bytes,
 )
 from tpspec.topology.slots import draft_slots, head_bytes, recent_slots, target_slots

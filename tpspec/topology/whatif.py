@@ -15,7 +15,8 @@ from tpspec.topology.cost import Load, StepCost, sequential_round_s, step_cost, 
 from tpspec.topology.links import link
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape, shape_of
-from tpspec.topology.shards import expert_params, kv_bytes_read, num_params, split
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import expert_params, kv_bytes_read, num_params
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,337 @@
+"""What a slice of a model takes: weights, cache, and what its ranks tell each other in a round.
+
+Integers only, of shapes and shards; must not know tensors, files or devices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tpspec.topology.experts import has_narrow_columns
+from tpspec.topology.formats import HEAD, check_unquantized
+from tpspec.topology.groups import BITS, HEAD_BITS, grid_of, quantized_bytes, shuffled_grid, stored_grid
+from tpspec.topology.latent import LATENT, REDUCED
+from tpspec.topology.shape import check_dtype
+from tpspec.topology.shards import split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tpspec.topology.formats import Scheme, Stored
+    from tpspec.topology.groups import Bits
+    from tpspec.topology.latent import Latent
+    from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import Shard
+    from tpspec.topology.sublayers import Sublayers
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+WIDE_BYTES = 4  # of a weight of a norm or router: float32, whatever the rest is held in
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Matrices of a shard that are computed as one: the name and rows of each, and which columns of how many."""
+
+    parts: tuple[tuple[str, int], ...]
+    columns: range
+    size: int
+
+    @property
+    def num_rows(self) -> int:
+        return sum(rows for _, rows in self.parts)
+
+    @property
+    def is_narrow(self) -> bool:
+        return has_narrow_columns(self.parts[0][0])
+
+
+def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
+    """Bytes of card memory for a shard's weights; the embedding table stays in host memory and is not counted.
+
+    Quantized: the matrices of the layers shrink, the head to HEAD_BITS; norms, biases and routers do not. Those of a
+    quantized checkpoint take what they take there, as far as codes are computed with; UserError where they should
+    shrink again.
+    """
+    held = _Held.of(shape, dtype, quantize)
+    norms = shape.num_layers * (shape.layer_norms * shape.hidden + _inner_norms(shape)) + shape.hidden
+    wide = norms + _routers(shape) + shape.num_layers * len(shard.heads) * shape.sinks
+    vectors = shape.num_layers * _biases(shape, shard) * DTYPE_BYTES[dtype] + wide * WIDE_BYTES
+    attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
+    attention += shape.num_layers * _num_made(shape, shard) * DTYPE_BYTES[dtype]
+    head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
+    return vectors + attention + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
+
+
+def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
+    """Of one more layer like a model's last, whole, that drafts for it: with a head, and what joins a token's embedding
+    with the feature before it."""
+    experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
+    one = replace(shape, num_layers=1, experts=experts, stored=None)
+    (whole,) = split(one, (1.0,))
+    joins = [Fused((("fc", shape.hidden),), range(2 * shape.hidden), 2 * shape.hidden)]
+    return weight_bytes(one, whole, dtype, quantize) + _Held.of(one, dtype, quantize).bytes_of(joins)
+
+
+def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
+    """What experts are of `weight_bytes`: of them a round reads those that its rows are sent to."""
+    return _expert_bytes(shard, _Held.of(shape, dtype, quantize))
+
+
+def num_params(shape: ModelShape, shard: Shard) -> int:
+    """That a shard multiplies a row with, however they are stored: of experts, those that a row is sent to."""
+    held = weight_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
+    if shape.experts is None:
+        return held
+    idle = shape.experts.count - shape.experts.chosen
+    return held - expert_params(shape, shard) * idle // shape.experts.count
+
+
+def expert_params(shape: ModelShape, shard: Shard) -> int:
+    """That a shard holds of all experts; 0 for a model without."""
+    return expert_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
+
+
+def _mlp_bytes(shard: Shard, held: _Held) -> int:
+    """Of what every row goes through."""
+    shape, experts = held.shape, held.shape.experts
+    if experts is None:
+        biases = shape.num_layers * _mlp_biases(shape, shard) * shape.mlp_bias * DTYPE_BYTES[held.dtype]
+        return biases + _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
+    dense = _bytes_of(_mlps(shape), shard.dense, experts.dense, held)
+    return dense + _bytes_of(_shared(shape), shard.shared, experts.shared, held)
+
+
+def _expert_bytes(shard: Shard, held: _Held) -> int:
+    shape, experts = held.shape, held.shape.experts
+    matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held)
+    if experts is None or not experts.biased:
+        return matrices
+    biases = len(_mixed(shape)) * experts.count * _mlp_biases(shape, shard)
+    return matrices + biases * DTYPE_BYTES[held.dtype]
+
+
+def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held: _Held) -> int:
+    """mlps: what the names in one begin with, and how many are stored as it is."""
+    return sum(times * held.bytes_of(_mlp(held.shape, at, channels, size)) for at, times in mlps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """How the matrices of a model are held. shape: stored as it is, where it is not quantized now."""
+
+    shape: ModelShape
+    dtype: str
+    quantize: str | None
+
+    @classmethod
+    def of(cls, shape: ModelShape, dtype: str, quantize: str | None) -> _Held:
+        """UserError where codes are to be quantized again, or a dtype is too small."""
+        check_dtype(shape.model_type, dtype)
+        check_unquantized(shape.stored, quantize)
+        return cls(shape if quantize is None else replace(shape, stored=None), dtype, quantize)
+
+    def bytes_of(self, matrices: Sequence[Fused], bits: Bits | None = None) -> int:
+        """bits: of those that are quantized now, if not as asked for."""
+        if self.quantize is not None:
+            return sum(_quantized(one, bits or BITS[self.quantize]) for one in matrices)
+        if self.shape.stored is None:
+            return sum(one.num_rows * len(one.columns) for one in matrices) * DTYPE_BYTES[self.dtype]
+        return sum(_stored(self.shape.stored, one, self.dtype) for one in matrices)
+
+
+@cache
+def _layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
+    layers = (f"model.layers.{index}." for index in range(shape.num_layers))
+    return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.attention_names, "o_proj")])
+
+
+@cache
+def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of layers that have an MLP."""
+    return _mlps_alike(shape, range(shape.num_layers - len(_mixed(shape))), [""])
+
+
+@cache
+def _shared(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of MLPs beside experts."""
+    experts = shape.experts
+    within = [f"{shape.mlp_names.shared}."] if experts is not None and experts.shared else []
+    return _mlps_alike(shape, _mixed(shape), within)
+
+
+@cache
+def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of experts: a mixture has thousands."""
+    count = 0 if shape.experts is None else shape.experts.count
+    return _mlps_alike(shape, _mixed(shape), [f"experts.{index}." for index in range(count)])
+
+
+def _mixed(shape: ModelShape) -> range:
+    """Layers with experts."""
+    return range(0) if shape.experts is None else range(shape.experts.first_layer, shape.num_layers)
+
+
+def _mlps_alike(shape: ModelShape, layers: range, within: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """within: what stands between the name of a layer's module and those of the matrices."""
+    names = shape.mlp_names
+    mlps = (f"model.layers.{index}.{names.module}.{one}" for index in layers for one in within)
+    return _alike(shape.stored, mlps, (names.gate, names.up, names.down))
+
+
+def _alike(stored: Stored | None, every: Iterable[str], matrices: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """The first of `every` for each way in which their matrices are stored, and how many are stored so."""
+    first: dict[tuple[Scheme | None, ...], str] = {}
+    times: Counter[str] = Counter()
+    for at in every:
+        schemes = () if stored is None else tuple(stored.scheme_of(at + name) for name in matrices)
+        times[first.setdefault(schemes, at)] += 1
+    return tuple(times.items())
+
+
+def _quantized(matrix: Fused, bits: Bits) -> int:
+    return quantized_bytes(matrix.num_rows, grid_of(matrix.columns, matrix.size, narrow=matrix.is_narrow)[0], bits)
+
+
+def _stored(stored: Stored, matrix: Fused, dtype: str) -> int:
+    """Parts that are stored alike are computed as one, others each alone; of shuffled ones that is not known before."""
+    schemes = [stored.scheme_of(name) for name, _ in matrix.parts]
+    alike = len(set(schemes)) == 1 and (schemes[0] is None or not schemes[0].shuffled)
+    rows = [(schemes[0], matrix.num_rows)] if alike else zip(schemes, (rows for _, rows in matrix.parts), strict=True)
+    return sum(_stored_rows(scheme, num_rows, matrix, dtype) for scheme, num_rows in rows)
+
+
+def _stored_rows(scheme: Scheme | None, num_rows: int, matrix: Fused, dtype: str) -> int:
+    if scheme is None or not scheme.is_small:
+        return num_rows * len(matrix.columns) * DTYPE_BYTES[dtype]
+    grid = (shuffled_grid if scheme.shuffled else stored_grid)(
+        matrix.columns, matrix.size, scheme.group, narrow=matrix.is_narrow
+    )
+    codes = quantized_bytes(num_rows, grid, scheme.bits, zeros=scheme.zeros, scale_bits=scheme.scale_bits)
+    return codes + 8 * len(matrix.columns) * scheme.shuffled
+
+
+def _head(shape: ModelShape, shard: Shard) -> Fused:
+    name = "model.embed_tokens" if shape.tied else HEAD
+    return Fused(((name, len(shard.vocab)),), range(shape.hidden), shape.hidden)
+
+
+def attention_params(shape: ModelShape, shard: Shard) -> int:
+    """Numbers in the matrices of one layer's attention."""
+    matrices = _attention(shape, shard, "")
+    return sum(one.num_rows * len(one.columns) for one in matrices) + _num_made(shape, shard)
+
+
+def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
+    """Of q, k and v; of o. at: before their names."""
+    if shape.latent is not None:
+        return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
+    num_q, num_kv = len(shard.heads) * shape.head_dim, len(shard.kv_heads) * shape.head_dim
+    at += "self_attn."
+    qkv = tuple((at + name, rows) for name, rows in zip(shape.attention_names, (num_q, num_kv, num_kv), strict=True))
+    return [Fused(qkv, range(shape.hidden), shape.hidden), _o(shape, shard, at, shape.head_dim)]
+
+
+def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
+    """Every rank makes the whole latent, and what queries are made of; what heads make of it is no product of these."""
+    num_q, latents = len(shard.heads) * latent.head_dim, (at + LATENT, latent.cached)
+    hidden, o = range(shape.hidden), _o(shape, shard, at, latent.values)
+    if latent.queries is None:
+        return [Fused(((at + latent.query_name, num_q), latents), hidden, shape.hidden), o]
+    reduced, size = ((at + REDUCED, latent.queries), latents), latent.queries
+    return [Fused(reduced, hidden, shape.hidden), Fused(((at + latent.query_name, num_q),), range(size), size), o]
+
+
+def _o(shape: ModelShape, shard: Shard, at: str, head_dim: int) -> Fused:
+    columns = range(shard.heads.start * head_dim, shard.heads.stop * head_dim)
+    return Fused(((at + "o_proj", shape.hidden),), columns, shape.num_heads * head_dim)
+
+
+def _num_made(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of what heads make keys and values of a latent with, in a layer; never quantized."""
+    return 0 if shape.latent is None else len(shard.heads) * shape.latent.made * shape.latent.rank
+
+
+def _inner_norms(shape: ModelShape) -> int:
+    """Numbers of those within a layer's attention."""
+    if shape.latent is not None:
+        return shape.latent.rank + (shape.latent.queries or 0)
+    return 2 * shape.head_dim * shape.qk_norm
+
+
+def _mlp(shape: ModelShape, at: str, channels: range, size: int) -> list[Fused]:
+    """Of gate and up; of down. at: before their names. channels: of so many, those of a shard."""
+    names = shape.mlp_names
+    gate_up = ((at + names.gate, len(channels)), (at + names.up, len(channels)))
+    return [
+        Fused(gate_up, range(shape.hidden), shape.hidden),
+        Fused(((at + names.down, shape.hidden),), channels, size),
+    ]
+
+
+def _biases(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of those of a layer's attention."""
+    of_qkv = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias
+    return of_qkv + shape.hidden * (shape.o_bias and _adds_biases(shard))
+
+
+def _mlp_biases(shape: ModelShape, shard: Shard) -> int:
+    """Of those of one MLP, or expert."""
+    return 2 * len(shard.channels) + shape.hidden * _adds_biases(shard)
+
+
+def _adds_biases(shard: Shard) -> bool:
+    """Of what is summed over ranks: one of them does."""
+    return shard.index == 0
+
+
+def _routers(shape: ModelShape) -> int:
+    """Numbers of all routers, which every rank holds."""
+    experts = shape.experts
+    if experts is None:
+        return 0
+    has_biases = experts.sigmoid or experts.biased
+    return len(_mixed(shape)) * experts.count * (shape.hidden + has_biases)
+
+
+def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:
+    """Bytes of K and V that a rank keeps for num_tokens, over all layers. dtype: or int8, with a scale for each head.
+
+    num_recent: tokens that layers with a window keep, where that is another number.
+    """
+    head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
+    saved = shape.num_windowed * (num_tokens - num_recent) if num_recent else 0
+    tensors = 2 if shape.latent is None else 1
+    return tensors * len(shard.kv_heads) * head * (shape.num_layers * num_tokens - saved)
+
+
+def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:
+    """Bytes of K and V that a token behind `context` others reads on a rank."""
+    return kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
+
+
+def collectives_per_round(shape: ModelShape, num_shards: int) -> int:
+    """Two all-reduces in each layer and one all-gather of picks; a rank alone needs none."""
+    return 2 * shape.num_layers + 1 if num_shards > 1 else 0
+
+
+def collectives_per_draft(shape: ModelShape, num_shards: int, left_out: Sublayers) -> int:
+    """Of a drafted token, where the target itself drafts: one for each sublayer that is left, and one to pick."""
+    return 2 * shape.num_layers - len(left_out) + 1 if num_shards > 1 else 0
+
+
+def round_bytes(
+    shape: ModelShape, num_shards: int, rows: int, dtype_bytes: int, num_logit_rows: int | None = None
+) -> dict[str, int]:
+    """Bytes that one rank contributes to the collectives of a round, by purpose.
+
+    rows: query positions in the round; num_logit_rows of them (None: all) are judged, at 8 bytes of (value, id) each.
+    """
+    if num_shards == 1:
+        return {"attention": 0, "mlp": 0, "pick": 0}
+    reduced = shape.num_layers * rows * shape.hidden * dtype_bytes
+    judged = rows if num_logit_rows is None else num_logit_rows
+    return {"attention": reduced, "mlp": reduced, "pick": 8 * judged}
