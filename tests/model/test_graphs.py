@@ -27,7 +27,7 @@ from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
 
 pytest.importorskip("triton")
-from tpspec.model.card_steps import CardSteps
+from tpspec.model.card_steps import CardSteps, Tiling
 
 CPU = torch.device("cpu")
 HIDDEN = 4
@@ -178,7 +178,9 @@ def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
     def begin(rank: int, engine: Engine) -> None:
         assert isinstance(engine.target, ShardedTarget)
         decoder, recorders[rank] = engine.target.decoder, Again(engine.ledger)
-        decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 2), recorders[rank])
+        tiling = Tiling.of(decoder.shape.head_dim, 2, (8, 6))
+        assert tiling is not None
+        decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 2, tiling), recorders[rank])
 
     plain = serve(topology(folder), asks)
     told = serve(topology(folder, 2, draft={"source": "ngram", "tokens": 3, "tree": tree}), asks, begin=begin)
