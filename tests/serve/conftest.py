@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -88,7 +88,9 @@ def tokenizer(model_folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(model_folder / "tokenizer.json"))
 
 
-def reasoning_folder(model_folder: Path, folder: Path, template: str) -> Path:
+def reasoning_folder(
+    model_folder: Path, folder: Path, template: str, marks: Sequence[str] = (*TAGS, "<tool_call>", "</tool_call>")
+) -> Path:
     """As model_folder, with the marks by which the answers of `template` come apart; as published models have them."""
     shutil.copytree(model_folder, folder, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -97,7 +99,7 @@ def reasoning_folder(model_folder: Path, folder: Path, template: str) -> Path:
         ends = [tokenizer.token_to_id(mark) for mark in ("<|return|>", "<|call|>")]
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*ends, 0]}))
     else:
-        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in (*TAGS, "<tool_call>", "</tool_call>")])
+        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpspec.serve.tools import FORMATS, Calling, CallReader, Format, format_of
+from tpspec.serve.call_formats import FORMATS, Format, format_of
+from tpspec.serve.tools import Calling, CallReader
 
-HERMES, LLAMA, HARMONY = FORMATS
+FORMS = {form.name: form for form in FORMATS}
+HERMES, LLAMA, CODER = FORMS["hermes"], FORMS["llama"], FORMS["qwen3-coder"]
 HALF = '{"name": "look", "arguments": {"at": "\\ud800"}}'  # of a pair of surrogates: no UTF-8
-NAMES = frozenset({"look", "add"})
+STRINGS: dict[str, Any] = {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]}
+LOOKS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"at": {"type": "string"}, "far": {"type": "boolean"}, "or": STRINGS},
+    "$defs": {"Word": {"type": "string"}},
+}
+SCHEMAS: dict[str, Any] = {"look": LOOKS, "add": {"type": "object"}}
 LOOK = '{"name": "look", "arguments": {"at": "x } </tool_call> \\" {"}}'
 ADD = '{"name": "add", "parameters": {"a": [1, {}], "b": 1.5}}'
 Found = tuple[str, list[tuple[str, object]]]
 PARTS = ["<tool_call>", "</tool_call>", LOOK, ADD, "<tool", "_call>", " \n", ";", "so ", "{", "}", '"', '{"name": "x"}']
+CODED = (
+    "<function=look>\n<parameter=at>\na </tool_call> b\n</parameter>\n<parameter=far>\nTrue\n</parameter>\n</function>"
+)
+LISTED = (
+    "look\n<arg_key>at</arg_key>\n<arg_value>7 < 8</arg_value>\n<arg_key>or</arg_key>\n<arg_value>null</arg_value>\n"
+)
+PIECES = {
+    "qwen3-coder": [
+        CODED,
+        "<function=add>",
+        "</function>",
+        "<parameter=a>",
+        "</parameter>",
+        "<function=add></function>",
+    ],
+    "seed": ["<seed:tool_call>", "</seed:tool_call>", CODED, "<function=", "</function>", "<seed", "<parameter=a>"],
+    "glm-4.5": [LISTED, LISTED.replace("\n", ""), "look", "add", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>"],
+    "mistral": ["[TOOL_CALLS]", "look[ARGS]", "add", '{"a": 1}', "[CALL_ID]a1b2", "[ARGS]", "[TOOL"],
+    "mistral-list": ["[TOOL_CALLS]", f"[{LOOK}, {ADD}]", "[", "]", LOOK, ", ", "[TOOL", "_CALLS]"],
+}
 
 
-def read(pieces: list[str], form: Format = HERMES, *, parallel: bool = True) -> Found:
-    reader = CallReader(Calling(form, NAMES, parallel))
+def read(pieces: list[str], form: Format = HERMES, *, parallel: bool = True, lenient: bool = True) -> Found:
+    reader = CallReader(Calling(form, SCHEMAS, parallel, lenient=lenient))
     fed = [reader.feed(piece) for piece in pieces]
     calls = [call for _, calls in fed for call in calls]
     assert [call.index for call in calls] == [*range(len(calls))]
@@ -29,9 +59,10 @@ def read(pieces: list[str], form: Format = HERMES, *, parallel: bool = True) -> 
 
 
 @settings(max_examples=400, deadline=None)
-@given(parts=st.lists(st.sampled_from(PARTS), max_size=8), data=st.data(), form=st.sampled_from([HERMES, LLAMA]))
-def test_how_a_text_is_cut_changes_nothing(parts: list[str], data: st.DataObject, form: Format) -> None:
+@given(data=st.data(), form=st.sampled_from([form for form in FORMATS if not form.is_addressed]))
+def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, form: Format) -> None:
     """Marks and braces fall across tokens at every turn; what was let out cannot be taken back."""
+    parts = data.draw(st.lists(st.sampled_from(PARTS + PIECES.get(form.name, [])), max_size=8))
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -42,12 +73,16 @@ def test_how_a_text_is_cut_changes_nothing(parts: list[str], data: st.DataObject
         assert "<tool_call>" not in whole[0]
 
 
-@given(text=st.text(st.characters(exclude_characters="<"), max_size=60))
+@given(text=st.text(st.characters(exclude_characters="<["), max_size=60))
 def test_text_without_calls_is_let_through_as_it_is(text: str) -> None:
-    assert read([*text]) == read([*text], LLAMA) == (text, [])
+    assert all(read([*text], form) == (text, []) for form in FORMATS)
 
 
 LOOKED, ADDED = ("look", {"at": 'x } </tool_call> " {'}), ("add", {"a": [1, {}], "b": 1.5})
+CODED_CALL = ("look", {"at": "a </tool_call> b", "far": True})
+LISTED_CALL, ADD_0 = ("look", {"at": "7 < 8", "or": None}), ("add", {})
+NAN = "\n<function=add>\n<parameter=a>\nNaN\n</parameter>\n</function>"
+SAID = "<function=look><parameter=at>\n x</parameter><parameter=or>y</parameter>"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +134,64 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
     assert read([text], LLAMA) == (said, calls)
 
 
+@pytest.mark.parametrize(
+    ("form", "text", "said", "calls"),
+    [
+        (CODER, f"So.\n<tool_call>\n{CODED}\n</tool_call>", "So.", [CODED_CALL]),
+        (CODER, f"{CODED}\n</tool_call>\n{CODED}", "", [CODED_CALL, CODED_CALL]),  # forgotten marks
+        (CODER, "<tool_call>\n<function=add>\n</function>\n</tool_call>", "", [("add", {})]),
+        (CODER, "<tool_call><function=add><parameter=a>1</parameter></tool_call>", "", [("add", {"a": 1})]),
+        (CODER, "<tool_call>\n<function=rm>\n</function>\n</tool_call> No.", "\n<function=rm>\n</function> No.", []),
+        (CODER, "<tool_call>\n<function=add>\n<parameter=a>\n1", "\n<function=add>\n<parameter=a>\n1", []),
+        (CODER, f"<tool_call>{ADD}</tool_call> So.", f"{ADD} So.", []),  # Hermes'
+        (CODER, "<tool_call>\n<function=add>\n<parameter=a>\nNaN\n</parameter>\n</function>", NAN, []),
+        (
+            FORMS["seed"],
+            f"<seed:tool_call>{SAID}</function></seed:tool_call>",
+            "",
+            [("look", {"at": "\n x", "or": "y"})],
+        ),
+        (
+            FORMS["glm-4.5"],
+            f"\n<tool_call>{LISTED}</tool_call>\n<tool_call>add\n</tool_call>",
+            "",
+            [LISTED_CALL, ADD_0],
+        ),
+        (FORMS["glm-4.5"], f"<tool_call>{LISTED}", LISTED, []),  # nothing but its mark ends it
+        (FORMS["glm-4.7"], f"<tool_call>{LISTED}</tool_call><tool_call>add</tool_call>", "", [LISTED_CALL, ADD_0]),
+        (FORMS["glm-4.7"], "The mark `<tool_call>` opens.", "The mark `` opens.", []),
+        (FORMS["glm-4.7"], "<tool_call>add<arg_value>1</arg_value></tool_call>", "add<arg_value>1</arg_value>", []),
+        (FORMS["mistral"], 'Hm.[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add{}', "Hm.", [("add", {"a": 1}), ADD_0]),
+        (FORMS["mistral"], "[TOOL_CALLS]add[CALL_ID]a1b2c3d4e[ARGS]{}", "", [ADD_0]),
+        (FORMS["mistral"], "[TOOL_CALLS]rm[ARGS]{} No.", "rm[ARGS]{} No.", []),
+        (FORMS["mistral"], "[TOOL_CALLS]" + "so " * 99, "so " * 99, []),  # nothing is held for ever
+        (FORMS["mistral-list"], f"[TOOL_CALLS] [{LOOK}, {ADD}] So.", " So.", [LOOKED, ADDED]),
+        (FORMS["mistral-list"], f"[TOOL_CALLS][{LOOK}, 1]", f"[{LOOK}, 1]", []),
+        (FORMS["mistral-list"], f"[{ADD}]", "", [ADDED]),  # forgotten mark
+        (FORMS["mistral-list"], "[1] is a list", "[1] is a list", []),
+    ],
+    ids=lambda value: value.name if isinstance(value, Format) else None,
+)
+def test_calls_in_the_way_of_each_model(form: Format, text: str, said: str, calls: list[object]) -> None:
+    """Arguments between tags are text, of which the schema says what it stands for."""
+    assert read([*text], form) == (said, calls)
+
+
+def test_where_all_is_bound_a_call_has_its_marks() -> None:
+    """A grammar lets anything be said outside of them, so that what it lets through must not be read as a call."""
+    bare = "<function=add></function>"
+    assert (read([bare], CODER), read([bare], CODER, lenient=False)) == (("", [ADD_0]), (bare, []))
+    assert read([f"[{ADD}]"], FORMS["mistral-list"], lenient=False) == (f"[{ADD}]", [])
+
+
+def test_ids_are_as_templates_take_them() -> None:
+    """Mistral's raise where an id is not of nine letters and digits."""
+    reader = CallReader(Calling(FORMS["mistral"], SCHEMAS))
+    _, calls = reader.feed("[TOOL_CALLS]add{}[TOOL_CALLS]add{}")
+    assert len({call.id for call in calls}) == 2
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", call.id) for call in calls)
+
+
 def test_only_one_call_where_they_may_not_be_parallel() -> None:
     text = f"One.<tool_call>{LOOK}</tool_call><tool_call>{ADD}</tool_call> More."
     assert read([text], parallel=False) == ("One.", [LOOKED])
@@ -111,9 +204,19 @@ def test_a_deep_call_is_text() -> None:
 
 
 def test_the_format_is_read_off_the_template() -> None:
-    qwen = r"within <tool_call></tool_call>:\n{\"name\": <function-name>, \"arguments\": <args-json-object>}"
-    later = """<tools>{{- '\\n<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}"""
-    llama = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name}.' }}"""
-    coder = "<tool_call>\n<function=example_function_name>\n<parameter=a> {% for a in tool_call.arguments|items %}"
-    templates = (qwen, later, llama, coder, "[TOOL_CALLS]")
-    assert [format_of(text) for text in templates] == [HERMES, HERMES, LLAMA, None, None]
+    """Excerpts of published templates. DeepSeek's and Gemma's are none of ours, and are not to pass for another."""
+    templates = {
+        r"within <tool_call></tool_call>:\n{\"name\": <function-name>, \"arguments\": <args-json-object>}": "hermes",
+        """<tools>{{- '\\n<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}""": "hermes",
+        """{{- 'Respond in the format {"name": function name, "parameters": dictionary}.' }}""": "llama",
+        "<tool_call>\n<function=example_function_name>\n<parameter=a> {% for a in arguments|items %}": "qwen3-coder",
+        "toolcall_begin_token = '<seed:tool_call>' {{ '\\n<function=' + tool_call.name }} <parameter=": "seed",
+        "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>": "glm-4.5",
+        "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>": "glm-4.7",
+        """{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}""": "mistral",
+        """{{- "[TOOL_CALLS] [" }}{%- set out = tool_call.function|tojson %}""": "mistral-list",
+        """'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'""": None,
+        "<|tool_call>call:NAME{key:<|": None,
+    }
+    found = {text: format_of(text) for text in templates}
+    assert {text: form and form.name for text, form in found.items()} == templates

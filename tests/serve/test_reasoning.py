@@ -10,23 +10,27 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from tests.serve import test_response_items as response_items
 from tests.serve.conftest import HARMONY_TEMPLATE, THINK_TEMPLATE, reasoning_folder
+from tests.serve.conftest import TEMPLATE as PLAIN_TEMPLATE
 from tests.serve.test_response_items import merged
+from tests.serve.test_tool_grammar import FORMS, add_marks, written
 from tpspec.grammar import Vocabulary
 from tpspec.request import Delta, Sampling
 from tpspec.serve.answers import Ask, Piece, Reader
 from tpspec.serve.asking import chat_asks
+from tpspec.serve.call_formats import FORMATS
 from tpspec.serve.chats import ChatBody
 from tpspec.serve.errors import ApiError
 from tpspec.serve.reasoning import HARMONY, TAGS, splitter_of
 from tpspec.serve.responses import ResponsesBody
-from tpspec.serve.tools import FORMATS, Calling
+from tpspec.serve.tools import Calling
 from tpspec.text import Text
 
-*_, CALLS = FORMATS
-NAMES = frozenset({"look", "wait"})
+(CALLS,) = (form for form in FORMATS if form.is_addressed)
+SCHEMAS: dict[str, Any] = {"look": {}, "wait": {}}
 BEGIN = "<|start|>assistant"
 ANALYSIS, FINAL, COMMENTARY = (f"<|channel|>{channel}<|message|>" for channel in ("analysis", "final", "commentary"))
 LOOK = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "日本"}'
@@ -131,7 +135,7 @@ def test_thoughts_and_what_is_said_come_back_as_they_were(
 def test_messages_of_harmony_come_apart_by_channel_and_by_whom_they_are_for(
     harmony: Text, answer: str, expected: Parts
 ) -> None:
-    calling = Calling(CALLS, NAMES)
+    calling = Calling(CALLS, SCHEMAS)
     for sizes in (None, [1], [2, 3]):
         assert read(harmony, answer, BEGIN, sizes=sizes, calling=calling) == expected
 
@@ -148,7 +152,7 @@ def test_where_a_prompt_leaves_off_an_answer_begins(harmony: Text) -> None:
 
 
 def test_only_one_call_where_they_may_not_be_parallel(harmony: Text) -> None:
-    calling = Calling(CALLS, NAMES, parallel=False)
+    calling = Calling(CALLS, SCHEMAS, parallel=False)
     answer = f"{LOOK}<|end|>{BEGIN}{LOOK}<|end|>{BEGIN}{FINAL}Done."
     for sizes in (None, [1]):
         whole = merged(pieces(harmony, answer, BEGIN, sizes, calling=calling))
@@ -169,7 +173,7 @@ def test_how_an_answer_arrives_changes_none_of_its_parts(
     text, prompt = data.draw(st.sampled_from([(tagged, "a"), (tagged, "a<think>"), (harmony, BEGIN)]))
     fields: dict[str, Any] = {"stops": tuple(stops)}
     if text is harmony:
-        fields["calling"] = Calling(CALLS, NAMES, data.draw(st.booleans()))
+        fields["calling"] = Calling(CALLS, SCHEMAS, data.draw(st.booleans()))
     answer = "".join(written)
     expected = merged(pieces(text, answer, prompt, [1], **fields))
     found = pieces(text, answer, prompt, sizes, **fields)
@@ -183,7 +187,7 @@ def test_how_an_answer_arrives_changes_none_of_its_parts(
 @given(written=st.lists(st.sampled_from(WRITTEN), max_size=9), sizes=st.lists(st.integers(1, 6), min_size=1))
 def test_a_response_has_the_same_items_however_it_is_cut(harmony: Text, written: list[str], sizes: list[int]) -> None:
     """Thoughts may come after what is said, and then stand after it."""
-    calling, answer = Calling(CALLS, NAMES), "".join(written)
+    calling, answer = Calling(CALLS, SCHEMAS), "".join(written)
     found = pieces(harmony, answer, BEGIN, sizes, calling=calling) or [Piece(0, finish="stop")]
     once = pieces(harmony, answer, BEGIN, calling=calling) or found
     assert response_items.whole(once) == response_items.whole(found) == response_items.streamed(found)
@@ -191,7 +195,7 @@ def test_a_response_has_the_same_items_however_it_is_cut(harmony: Text, written:
 
 def test_thoughts_are_items_before_what_came_of_them(harmony: Text) -> None:
     answer = f"{COMMENTARY}I look.<|end|>{BEGIN}{ANALYSIS}Hm.<|end|>{BEGIN}{LOOK}<|call|>"
-    found = pieces(harmony, f"{ANALYSIS}So.<|end|>{BEGIN}{answer}", BEGIN, [1], calling=Calling(CALLS, NAMES))
+    found = pieces(harmony, f"{ANALYSIS}So.<|end|>{BEGIN}{answer}", BEGIN, [1], calling=Calling(CALLS, SCHEMAS))
     items = [("reasoning", "So."), ("message", "I look."), ("reasoning", "Hm."), ("look", {"at": "日本"})]
     assert response_items.streamed(found) == items
 
@@ -274,6 +278,40 @@ def test_strict_functions_leave_room_for_thoughts(model_folder: Path, tmp_path: 
     forced = asked(text, tools=TOOLS, tool_choice="required", chat_template_kwargs={"thinks": True})
     assert prompt_of(text, forced).endswith("</think>\n\n")
     assert accepts(folder, text, forced, call)
+
+
+SIGNS = {
+    "qwen3-coder": "<tool_call><function=look><parameter=at>",
+    "seed": "<seed:tool_call>",
+    "glm-4.5": "<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>",
+    "glm-4.7": "<tool_call>look<arg_key>at</arg_key><arg_value>",
+    "mistral": "[TOOL_CALLS]look[ARGS]{}",
+    "mistral-list": "[TOOL_CALLS] [{}]",
+}
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_a_model_thinks_and_calls_in_the_marks_of_its_own_vocabulary(
+    model_folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Mistral's are special tokens, which text does not show; brackets and colons are no names in a grammar."""
+    form, call = FORMS[name], ("look", {"at": "日本"})
+    tags = {"seed": ("<seed:think>", "</seed:think>"), "mistral": ("[THINK]", "[/THINK]")}.get(name, TAGS)
+    folder = reasoning_folder(model_folder, tmp_path, f"{{# tools: {SIGNS[name]} #}}{PLAIN_TEMPLATE}", [*tags])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    add_marks(tokenizer, [form], special=form.short_ids)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = Text.load(folder)
+    answer = f"{tags[0]}Hm.{tags[1]}\nI look.\n{written(form, call)}"
+    for tools in (TOOLS, [{"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}]):
+        ask = asked(text, tools=tools)
+        for size in (1, 99):
+            found = pieces(text, answer, sizes=[size], calling=ask.calling, skip_special=ask.skip_special)
+            assert parts(merged(found)) == ("Hm.", "I look.", [call])
+    strict, forced = asked(text, tools=TOOLS), asked(text, tools=TOOLS, tool_choice="required")
+    assert accepts(folder, text, strict, answer)
+    assert accepts(folder, text, forced, written(form, call))
+    assert not accepts(folder, text, strict, answer.replace("日本", "Rome"))
 
 
 def test_calls_of_harmony_are_bound_where_they_have_to_be(model_folder: Path, tmp_path: Path) -> None:

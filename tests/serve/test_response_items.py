@@ -8,18 +8,19 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serve.test_call_reader import NAMES, PARTS
+from tests.serve.test_call_reader import HERMES, LLAMA, PARTS, SCHEMAS
 from tpspec.serve.answers import Piece
+from tpspec.serve.call_formats import Format
 from tpspec.serve.effort import Effort
 from tpspec.serve.response_reply import ResponseReply
 from tpspec.serve.responses import ResponsesBody
-from tpspec.serve.tools import FORMATS, Calling, CallReader, Format
+from tpspec.serve.tools import Calling, CallReader
 
 BODY = ResponsesBody.model_validate({"input": "a"})
 
 
 def read(parts: list[str], form: Format) -> list[Piece]:
-    reader, pieces = CallReader(Calling(form, NAMES)), list[Piece]()
+    reader, pieces = CallReader(Calling(form, SCHEMAS)), list[Piece]()
     for part in parts:
         text, calls = reader.feed(part)
         pieces.append(Piece(0, text, asides=[*calls]))
@@ -59,12 +60,12 @@ def streamed(pieces: list[Piece]) -> list[Any]:
 
 def test_what_is_said_after_a_call_stands_after_it() -> None:
     """Stands against a whole answer that has all text first, and a stream of it that has the call first."""
-    pieces = read(['<tool_call>{"name": "look", "arguments": {}}</tool_call> Done.'], FORMATS[0])
+    pieces = read(['<tool_call>{"name": "look", "arguments": {}}</tool_call> Done.'], HERMES)
     assert whole(pieces) == streamed(pieces) == [("look", {}), ("message", " Done.")]
 
 
 @settings(max_examples=200, deadline=None)
-@given(parts=st.lists(st.sampled_from(PARTS), max_size=8), data=st.data(), form=st.sampled_from(FORMATS[:2]))
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=8), data=st.data(), form=st.sampled_from([HERMES, LLAMA]))
 def test_how_an_answer_is_cut_changes_none_of_its_items(parts: list[str], data: st.DataObject, form: Format) -> None:
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))

@@ -3,47 +3,95 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis.strategies import lists, sampled_from
+from hypothesis import given, settings
+from hypothesis.strategies import DataObject, data, lists, sampled_from
 from tokenizers import AddedToken, Tokenizer
 
 from tpspec.grammar import Vocabulary, json_schema
+from tpspec.serve.arguments import read_value
+from tpspec.serve.call_formats import FORMATS, Format
 from tpspec.serve.chats import ChatBody, Message, Tool
 from tpspec.serve.errors import ApiError
 from tpspec.serve.responses import ResponsesBody
 from tpspec.serve.tool_grammar import tool_grammar
-from tpspec.serve.tools import FORMATS, Calling, CallReader, Format, Toolbox
+from tpspec.serve.tools import Calling, CallReader, Toolbox
 
-HERMES, LLAMA, HARMONY = FORMATS
+FORMS = {form.name: form for form in FORMATS if not form.is_addressed}
+HERMES, LLAMA = FORMS["hermes"], FORMS["llama"]
 PLACE = {"type": "object", "properties": {"at": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"enum": ["here", "日本"]}}}
+WORDS = {
+    "word": {"type": "string", "description": "as it is said"},
+    "far": {"type": "boolean"},
+    "to": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "at": {"type": "array", "items": {"type": "integer"}},
+}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "look": PLACE | {"required": ["at"], "additionalProperties": False},
     "wait": {"type": "object", "properties": {}, "additionalProperties": False},
+    "tell": {"type": "object", "properties": WORDS, "required": ["word", "far"], "additionalProperties": False},
 }
+Call = tuple[str, dict[str, Any]]
+LOOK, WAIT, ELSEWHERE = ("look", {"at": "日本"}), ("wait", {}), ("look", {"at": "Rome"})
+TELL: Call = ("tell", {"word": 'a\n< "b" 3', "far": True, "to": None, "at": [1, 2]})
+LOOSE: Call = ("wait", {"for": "ever"})
 
 
-def written(form: Format, *calls: str) -> str:
-    around = [f"{form.opening}\n{call}\n{form.closing}" if form.opening else call for call in calls]
-    return ("\n" if form.opening else "; ").join(around).replace("KEY", form.key)
+def text_of(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
-LOOK, WAIT = '{"name": "look", "KEY": {"at": "日本"}}', '{"name": "wait", "KEY": {}}'
-ELSEWHERE = LOOK.replace("日本", "Rome")
-CALLS = (LOOK, WAIT, ELSEWHERE)
-PIECES = (*CALLS, *(written(HERMES, call) for call in CALLS), *"{ \n;", "No.", "<tool_")
+def in_words(value: Any) -> str:
+    return value if isinstance(value, str) else text_of(value)
+
+
+def written(form: Format, *calls: Call) -> str:
+    """As its chat template writes calls of earlier turns."""
+    match form.name:
+        case "hermes" | "llama":
+            keys = {"hermes": "arguments", "llama": "parameters"}
+            texts = [text_of({"name": name, keys[form.name]: arguments}) for name, arguments in calls]
+            if form is LLAMA:
+                return "; ".join(texts)
+        case "mistral-list":
+            return "[TOOL_CALLS] " + text_of([{"name": name, "arguments": arguments} for name, arguments in calls])
+        case "mistral":
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{text_of(arguments)}" for name, arguments in calls)
+        case "qwen3-coder" | "seed":
+            pad = "\n" if form.name == "qwen3-coder" else ""
+            texts = [
+                f"<function={name}>\n"
+                + "".join(f"<parameter={k}>{pad}{in_words(v)}{pad}</parameter>\n" for k, v in arguments.items())
+                + "</function>"
+                for name, arguments in calls
+            ]
+        case _:
+            gap = "\n" if form.name == "glm-4.5" else ""
+            pair = f"<arg_key>{{}}</arg_key>{gap}<arg_value>{{}}</arg_value>{gap}"
+            texts = [
+                name + gap + "".join(pair.format(k, in_words(v)) for k, v in arguments.items())
+                for name, arguments in calls
+            ]
+            return gap.join(f"{form.opening}{text}{form.closing}" for text in texts)
+    return "\n".join(f"{form.opening}\n{text}\n{form.closing}" for text in texts)
+
+
+def add_marks(tokenizer: Tokenizer, forms: Iterable[Format], *, special: bool) -> None:
+    letters = ("<function=", "</function>", "<parameter=", "</parameter>", ">")  # in every vocabulary
+    marks = {mark: None for form in forms for mark in form.marks if mark not in letters}
+    tokenizer.add_tokens([AddedToken(mark, special=special) for mark in marks])
 
 
 @pytest.fixture(scope="module", params=["letters", "tokens", "special tokens"])
 def vocabulary(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the marks are letters like others, tokens of their own (Qwen), or special ones."""
+    """Where the marks are letters like others, tokens of their own (Qwen, GLM), or special ones (Mistral)."""
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     if request.param != "letters":
-        special = request.param == "special tokens"
-        tokenizer.add_tokens([AddedToken(mark, special=special) for mark in (HERMES.opening, HERMES.closing)])
+        add_marks(tokenizer, FORMS.values(), special=request.param == "special tokens")
     path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
@@ -57,43 +105,56 @@ def accepts(path: Path, grammar: str, text: str) -> bool:
 
 def made(path: Path, form: Format, *, answer: str = "", **fields: Any) -> str:
     given = {"shown": [], "schemas": SCHEMAS, "strict": frozenset(), "must": not answer, "parallel": True} | fields
-    toolbox = Toolbox(**given)
-    has_marks = HERMES.opening in Tokenizer.from_file(str(path)).get_vocab()
-    return tool_grammar(toolbox, form, has_marks and bool(form.opening), answer)
+    added = {token.content: id for id, token in Tokenizer.from_file(str(path)).get_added_tokens_decoder().items()}
+    return tool_grammar(Toolbox(**given), form, added, answer)
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA], ids=lambda form: form.name)
+def read(form: Format, text: str, *, lenient: bool = True) -> tuple[str, list[Call]]:
+    reader = CallReader(Calling(form, SCHEMAS, lenient=lenient))
+    said, found = reader.feed(text)
+    return said + reader.flush(), [(call.name, json.loads(call.arguments)) for call in found]
+
+
+EACH = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+@EACH
 def test_calls_are_let_through_and_read_back(vocabulary: Path, form: Format) -> None:
     grammar = made(vocabulary, form)
-    for calls in ([LOOK], [WAIT], [LOOK, WAIT, LOOK] if form.opening else [LOOK]):
-        text = written(form, *calls)
-        assert accepts(vocabulary, grammar, text)
-        said, found = CallReader(Calling(form, frozenset(SCHEMAS))).feed(text)
-        assert (said, [call.name for call in found]) == ("", [json.loads(call)["name"] for call in calls])
+    for calls in ([LOOK], [WAIT], [TELL], [("tell", {"word": "", "far": False})], [LOOK, WAIT, TELL]):
+        if form.opening or len(calls) == 1:
+            text = written(form, *calls)
+            assert accepts(vocabulary, grammar, text)
+            assert read(form, text) == ("", calls)
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA], ids=lambda form: form.name)
+@EACH
 def test_nothing_else_is(vocabulary: Path, form: Format) -> None:
     grammar = made(vocabulary, form)
     for text in (
         "No.",
         written(form, ELSEWHERE),
-        written(form, WAIT.replace("wait", "rm")),
+        written(form, ("rm", {})),
+        written(form, ("tell", {"word": "a"})),
+        written(form, ("tell", {"word": "a", "far": "not"})),
+        written(form, ("tell", TELL[1] | {"at": ["a"]})),
+        written(form, LOOSE),
         written(form, *[WAIT] * 17),
         "No. " + written(form, WAIT),
     ):
         assert not accepts(vocabulary, grammar, text)
-    assert not accepts(vocabulary, made(vocabulary, form, parallel=False), written(form, WAIT, WAIT))
+    one = made(vocabulary, form, parallel=False)
+    assert accepts(vocabulary, one, written(form, WAIT))
+    assert not accepts(vocabulary, one, written(form, WAIT, WAIT))
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA], ids=lambda form: form.name)
+@EACH
 def test_where_nothing_has_to_be_called_a_strict_function_keeps_its_schema(vocabulary: Path, form: Format) -> None:
     """`strict` under tool_choice auto was read and forgotten."""
     grammar = made(vocabulary, form, must=False, strict=frozenset({"look"}))
-    loose = WAIT.replace("{}", '{"for": "ever"}')
-    for call in (LOOK, WAIT, loose):
+    for call in (LOOK, WAIT, LOOSE):
         assert accepts(vocabulary, grammar, written(form, call))
-    for call in (ELSEWHERE, WAIT.replace("wait", "rm")):
+    for call in (ELSEWHERE, ("rm", {})):
         assert not accepts(vocabulary, grammar, written(form, call))
     for said in ("", "No.", " \n", "a {} b", "日本 < 3"):
         assert accepts(vocabulary, grammar, said)
@@ -115,7 +176,7 @@ def test_a_function_without_parameters_is_called_without_arguments(vocabulary: P
         assert body.toolbox is not None
         grammar = made(vocabulary, HERMES, schemas=body.toolbox.schemas)
         assert accepts(vocabulary, grammar, written(HERMES, WAIT))
-        assert not accepts(vocabulary, grammar, written(HERMES, WAIT.replace("{}", '{"for": "ever"}')))
+        assert not accepts(vocabulary, grammar, written(HERMES, LOOSE))
 
 
 def test_what_is_said_around_calls_is_free_but_no_call_hides_in_it(vocabulary: Path) -> None:
@@ -129,16 +190,60 @@ def test_what_is_said_around_calls_is_free_but_no_call_hides_in_it(vocabulary: P
     assert matcher.try_consume_tokens(ids) < len(ids)
 
 
-@pytest.mark.parametrize("form", [HERMES, LLAMA], ids=lambda form: form.name)
-@given(parts=lists(sampled_from(PIECES), max_size=6))
+@EACH
+@settings(max_examples=60, deadline=None)
+@given(data=data())
 def test_no_call_read_out_of_what_was_let_through_breaks_its_schema(
-    vocabulary: Path, form: Format, parts: list[str]
+    vocabulary: Path, form: Format, data: DataObject
 ) -> None:
     """Grammar and reader are two programs, and could each have their own idea of where a call begins."""
-    text = "".join(parts).replace("KEY", form.key)
+    whole = [written(form, call) for call in (LOOK, WAIT, ELSEWHERE, TELL)]
+    parts = data.draw(
+        lists(sampled_from([*whole, *form.marks, "look", "at", "日本", *"{ \n;", "No.", "<tool_"]), max_size=6)
+    )
+    text = "".join(parts)
     if accepts(vocabulary, made(vocabulary, form, must=False, strict=frozenset(SCHEMAS)), text):
-        _, found = CallReader(Calling(form, frozenset(SCHEMAS), lenient=False)).feed(text)
-        assert all(json.loads(call.arguments) in ({"at": "here"}, {"at": "日本"}, {}) for call in found)
+        _, found = read(form, text, lenient=False)
+        assert all(arguments in ({"at": "here"}, {"at": "日本"}, {}) or name == "tell" for name, arguments in found)
+
+
+CODER, UNBOUND = FORMS["qwen3-coder"], {"a": {"type": "string", "pattern": "^b$"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "properties": UNBOUND}, "pattern"),
+        ({"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}, {}]}}}, "minLength"),
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
+        ({"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}}, "ref"),
+        ({"type": "object", "properties": {"a": {"enum": ["a</parameter>b"]}}}, "would end"),
+        ({"type": "object", "properties": {"a>b": {}}}, "a>b"),
+        ({"type": "object", "properties": {"": {}}}, "tag"),
+        ({"type": "object", "properties": [1]}, "object"),
+        ({"type": "object", "required": [[]]}, "object"),
+        ({"type": "array"}, "object"),
+        ({"anyOf": [{"type": "object"}]}, "anyOf"),
+        ({"type": "object", "properties": {str(i): {} for i in range(2000)}}, "1000"),
+    ],
+)
+def test_a_schema_that_tags_cannot_bind_is_refused_by_name(
+    vocabulary: Path, schema: dict[str, Any], named: str
+) -> None:
+    """And binds nothing where nothing is bound."""
+    with pytest.raises(ApiError, match=named):
+        made(vocabulary, CODER, schemas={"f": schema})
+    free = made(vocabulary, CODER, schemas={"f": schema}, must=False)
+    assert accepts(vocabulary, free, "So. " + written(CODER, ("f", {"x": "y", "z": 1})))
+
+
+def test_a_schema_that_holds_itself_ends() -> None:
+    """Two references to itself in one union would have been followed two to the power of their depth times."""
+    tree = {"anyOf": [{"$ref": "#/$defs/t"}, {"$ref": "#/$defs/t"}, {"type": "integer"}]}
+    chain: dict[str, Any] = {f"c{i}": {"$ref": f"#/$defs/c{i + 1}"} for i in range(2000)}
+    schema = {"properties": {"a": tree, "b": {"$ref": "#/$defs/c0"}}, "$defs": {"t": tree, **chain}}
+    assert [read_value(text, schema, "a") for text in ("1", "x", "null")] == [1, "x", "null"]
+    assert read_value("1", schema, "b") == 1
 
 
 def test_an_answer_that_is_bound_may_be_a_call_instead(vocabulary: Path) -> None:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.answers import Ask
+from tpspec.serve.call_formats import format_of
 from tpspec.serve.errors import bad_request
 from tpspec.serve.reasoning import splitter_of
 from tpspec.serve.text import encode, encode_chat, too_long
 from tpspec.serve.tool_grammar import tool_grammar
-from tpspec.serve.tools import Calling, format_of
+from tpspec.serve.tools import Calling
 
 if TYPE_CHECKING:
     from tpspec.serve.chats import ChatBody
@@ -50,8 +51,8 @@ async def chat_asks(body: ChatBody | ResponsesBody, text: Text, cache_tokens: in
         prompt += text.encode_rendered(splitter.closing)  # what binds an answer knows no thoughts, and no headers
     if toolbox and calling and (is_bound or toolbox.strict):
         calling = replace(calling, lenient=False)
-        by_token, thoughts = text.has_token(calling.format.opening), splitter.thoughts if splitter else ""
-        grammar = await asyncio.to_thread(tool_grammar, toolbox, calling.format, by_token, grammar, thoughts)
+        thoughts = splitter.thoughts if splitter else ""
+        grammar = await asyncio.to_thread(tool_grammar, toolbox, calling.format, text.added, grammar, thoughts)
     return asks(body, text, prompt, cache_tokens, is_chat=True, calling=calling, grammar=grammar)
 
 
@@ -76,7 +77,7 @@ def asks(
     if body.min_tokens and len(stop_ids) >= text.vocab_size:
         raise bad_request("min_tokens leaves no token to draw: all of them are stop tokens", "min_tokens")
     seed = secrets.randbits(62) if body.seed is None else body.seed
-    hides_calls = calling is not None and text.hides(calling.format.opening)
+    hides_calls = calling is not None and any(map(text.hides, calling.format.marks))
     return [
         Ask(
             prompt=prompt,
@@ -115,7 +116,7 @@ def _calling(toolbox: Toolbox, text: Text) -> Calling:
     if written is None:
         message = "the chat template of this model has calls of tools written in a way this server does not read"
         raise bad_request(message, "tools", "chat_template_error")
-    return Calling(written, frozenset(toolbox.schemas), toolbox.parallel)
+    return Calling(written, toolbox.schemas, toolbox.parallel)
 
 
 async def _prompt_ids(text: Text, prompt: str | list[int], cache_tokens: int) -> Ids:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from tpspec.serve.arguments import as_json
 from tpspec.serve.protocol import MAX_LOGPROBS, ChoicesBody, Strict
 from tpspec.serve.text import Chat
-from tpspec.serve.tools import Toolbox, as_json
+from tpspec.serve.tools import Toolbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

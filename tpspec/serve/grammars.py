@@ -36,7 +36,7 @@ WORKER = "tpspec.serve.grammar_worker"
 
 def json_schema(schema: Mapping[str, Any], param: str = "response_format") -> str:
     """The grammar of JSON that a schema accepts. Raises ApiError (400), naming `param`, for one beyond the limits."""
-    _check_size(schema, param)
+    check_size(schema, param)
     return _short(grammar.json_schema(schema), param)
 
 
@@ -61,8 +61,8 @@ def _short(text: str, param: str) -> str:
     return text
 
 
-def _check_size(schema: Mapping[str, Any], param: str) -> None:
-    """Depth, and how much stands side by side anywhere in it."""
+def check_size(schema: Mapping[str, Any], param: str) -> None:
+    """Depth, and how much stands side by side anywhere in it. Raises ApiError."""
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH + 1):
         if any(len(_inside(value)) > MAX_CHOICES for value in level):

@@ -1,7 +1,7 @@
 """Answers of models that reason, taken apart as their tokens come: what was thought, what is said, and who is called.
 
-Tokens that no text spells tell the parts from one another: `<think>` and `</think>`, or those of OpenAI's harmony
-(openai/harmony, docs/format.md). Must not know requests, HTTP or the engine.
+Tokens that no text spells tell the parts from one another: `<think>`, `</think>` and their like, or those of OpenAI's
+harmony (openai/harmony, docs/format.md). Must not know requests, HTTP or the engine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from tpspec.serve.lark import FREE, marked
 from tpspec.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from tpspec.serve.tools import AddressedCalls, ToolCall
     from tpspec.text import Text
 
-TAGS = OPEN, CLOSE = "<think>", "</think>"
+TAGS = "<think>", "</think>"
+ALL_TAGS = (TAGS, ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))  # the latter two: Seed-OSS, Mistral
 HEADER = START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END = "<|end|>"
 ENDS = (END, "<|return|>", "<|call|>")
@@ -55,14 +57,15 @@ class Splitter(Protocol):
 class Tagged:
     """What stands between the tags at the beginning of an answer was thought; templates may open them in the prompt."""
 
-    def __init__(self, text: Text, prompt: Sequence[int]) -> None:
+    def __init__(self, text: Text, prompt: Sequence[int], tags: tuple[str, str]) -> None:
         self._text = text
-        self._open, self._close = (text.added[tag] for tag in TAGS)
+        self._open, self._close = (text.added[tag] for tag in tags)
         last = next((token for token in reversed(prompt) if not self._is_blank(token)), None)
         is_open = last == self._open
         self._section, self._may_open = THOUGHT if is_open else SAID, not is_open
-        self.closing = f"{CLOSE}\n\n" if is_open else ""
-        self.thoughts = f"FREE {CLOSE}" if is_open else f"({OPEN} FREE {CLOSE})?"
+        self.closing = f"{tags[1]}\n\n" if is_open else ""
+        opening, closing = (marked(tag, text.added) for tag in tags)
+        self.thoughts = f"{FREE} {closing}" if is_open else f"({opening} {FREE} {closing})?"
 
     def step(self, token: int) -> Section:
         is_inside = self._section == THOUGHT
@@ -129,7 +132,8 @@ def splitter_of(text: Text, prompt: Sequence[int]) -> Splitter | None:
     """None where the vocabulary has no marks."""
     if all(map(text.has_token, HARMONY)):
         return Harmonic(text, prompt)
-    return Tagged(text, prompt) if all(map(text.has_token, TAGS)) else None
+    tags = next((tags for tags in ALL_TAGS if all(map(text.has_token, tags))), None)
+    return None if tags is None else Tagged(text, prompt, tags)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The grammar of calls of tools: for a chat that has to call one, or whose answer or arguments are bound if it calls.
 
-As llguidance reads it: rules of its Lark, and a JSON schema for the arguments of each function. Must not know HTTP,
+As llguidance reads it: rules of its Lark, and JSON schemas for the arguments of each function. Must not know HTTP,
 bodies of requests or the engine.
 """
 
@@ -9,29 +9,33 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from tpspec.serve.call_formats import Json, JsonList, Named, Tagged
 from tpspec.serve.errors import bad_request
 from tpspec.serve.grammars import json_schema, lark
+from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted
 from tpspec.serve.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from tpspec.serve.tagged_grammar import TaggedRules
 from tpspec.serve.tools import ADDRESS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
-    from tpspec.serve.tools import Format, Toolbox
+    from tpspec.serve.call_formats import Format
+    from tpspec.serve.tools import Toolbox
 
 MOST_CALLS = 16  # in a row: a model that may call for ever sometimes does. Templates of bare calls know but one
-FREE = r"(.|\n)*"  # what is said between calls, up to the mark of the next
 TO_FUNCTION = f'call: {CHANNEL} "commentary to={ADDRESS}" body'
-TO_READER = f'said: {CHANNEL} ("analysis" | "commentary" | "final") {MESSAGE} FREE'
+TO_READER = f'said: {CHANNEL} ("analysis" | "commentary" | "final") {MESSAGE} {FREE}'
 NO_OBJECT = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
 
 
-def tool_grammar(toolbox: Toolbox, form: Format, marks_are_tokens: bool, answer: str = "", thoughts: str = "") -> str:
+def tool_grammar(toolbox: Toolbox, form: Format, added: Mapping[str, int], answer: str = "", thoughts: str = "") -> str:
     """answer: the grammar of JSON that may stand in place of calls, where none has to be. Raises ApiError.
 
     Without one, and where nothing has to be called, anything may be said beside calls, and thought before, as
     `thoughts` of a Splitter has it; and a function that is not strict takes any object.
-    marks_are_tokens: of the vocabulary, by which a grammar has to name them; their letters would be other tokens.
+    added: the words of the vocabulary that are one token each, with its id.
     """
     if answer and toolbox.must:
         raise bad_request("tool_choice has tools called, and the answer is bound: not both", "tools", "invalid_value")
@@ -39,69 +43,93 @@ def tool_grammar(toolbox: Toolbox, form: Format, marks_are_tokens: bool, answer:
     if answer and not (has_marks and answer.startswith("{")):  # where a call begins as the answer may, or in Lark
         raise bad_request("with tools, this answer cannot be bound: use tool_choice none", "tools", "invalid_value")
     is_free = not toolbox.must and not answer
-    schemas = [
-        schema if name in toolbox.strict or not is_free else {"type": "object"}
-        for name, schema in toolbox.schemas.items()
-    ]
-    parts = {f"arguments_{i}": json_schema(schema, "tools") for i, schema in enumerate(schemas)}
+    bodies, schemas = _bodies(toolbox, form, added, is_free)
+    parts = {name: json_schema(schema, "tools") for name, schema in schemas.items()}
     parts |= {"answer": answer} if answer else {}
     rules = [
-        *(_free_calls(toolbox, form, marks_are_tokens) if is_free else _calls(toolbox, form, marks_are_tokens)),
-        f"body: {' | '.join(_body(name, i, form) for i, name in enumerate(toolbox.schemas))}",
+        *(_free_calls(toolbox, form, added) if is_free else _calls(toolbox, form, added)),
+        *bodies,
         f"start: {thoughts if is_free else ''} calls{f' | {_final(form)} @answer' if answer else ''}",
-        f"FREE: /{FREE}/",
+        ANYTHING,
     ]
     whole = [{"lark_grammar": "\n".join(rules)}, *(_named(name, text) for name, text in parts.items())]
     return lark(json.dumps({"grammars": whole}), "tools")
 
 
-def _calls(toolbox: Toolbox, form: Format, marks_are_tokens: bool) -> list[str]:
+def _calls(toolbox: Toolbox, form: Format, added: Mapping[str, int]) -> list[str]:
     if form.is_addressed:
         return ["calls: call", TO_FUNCTION]
-    more = f'("\\n" call){{0,{MOST_CALLS - 1}}}' if toolbox.parallel and form.opening else ""
+    more = _more(joined(quoted(form.between), "call")) if toolbox.parallel and _is_repeated(form) else ""
     return [
         f"calls: call {more}",
-        f"call: {_mark(form.opening, marks_are_tokens)} {_rest(form, marks_are_tokens)}",
+        f"call: {joined(marked(form.opening, added), _rest(form, added, toolbox.parallel))}",
     ]
 
 
-def _free_calls(toolbox: Toolbox, form: Format, marks_are_tokens: bool) -> list[str]:
+def _free_calls(toolbox: Toolbox, form: Format, added: Mapping[str, int]) -> list[str]:
     """Beside text. Marks that are tokens may be spelled all the same, and are read then, too."""
     if form.is_addressed:
         return [f'calls: (said {END} {START} "assistant")* (said | call)', TO_READER, TO_FUNCTION]
     if not form.opening:
         return ["calls: body | said", f"said: /{NO_OBJECT}/"]
+    by_token = f"{FREE} {marked(form.opening, added)} | " if form.opening in added else ""
     return [
-        f"calls: {'call* FREE' if toolbox.parallel else 'call | FREE'}",
-        f"call: ({f'FREE {form.opening} | ' if marks_are_tokens else ''}spelled) {_rest(form, marks_are_tokens)}",
-        f"spelled[lazy]: FREE {_quoted(form.opening)}",
+        f"calls: {f'call* {FREE}' if toolbox.parallel else f'call | {FREE}'}",
+        f"call: ({by_token}spelled) {_rest(form, added, toolbox.parallel)}",
+        f"spelled[lazy]: {FREE} {quoted(form.opening)}",
     ]
 
 
-def _body(name: str, number: int, form: Format) -> str:
+def _rest(form: Format, added: Mapping[str, int], parallel: bool) -> str:
+    """Of a call, after the mark that opens it."""
+    if isinstance(form.form, JsonList):
+        more = _more('", " body') if parallel else ""
+        return f'/ ?/ "[" body {more} "]"'
+    return joined(quoted(form.gap), "body", quoted(form.gap), marked(form.closing, added))
+
+
+def _is_repeated(form: Format) -> bool:
+    """Whether there is a mark for each of several calls."""
+    return bool(form.opening) and not isinstance(form.form, JsonList)
+
+
+def _more(one: str) -> str:
+    return f"({one}){{0,{MOST_CALLS - 1}}}"
+
+
+def _bodies(
+    toolbox: Toolbox, form: Format, added: Mapping[str, int], is_free: bool
+) -> tuple[list[str], dict[str, Mapping[str, Any]]]:
+    """Rules of what stands in a call, and the schemas that they refer to."""
+    bound = {name: not is_free or name in toolbox.strict for name in toolbox.schemas}
+    if isinstance(form.form, Tagged):
+        tagged = TaggedRules(form.form, added)
+        for i, (name, schema) in enumerate(toolbox.schemas.items()):
+            tagged.add(f"body_{i}", name, schema, is_bound=bound[name])
+        names = " | ".join(f"body_{i}" for i in range(len(bound)))
+        return [f"body: {names}", *tagged.rules], dict(tagged.schemas)
+    ways = [_body(name, i, form, added) for i, name in enumerate(toolbox.schemas)]
+    schemas: dict[str, Mapping[str, Any]] = {
+        f"arguments_{i}": schema if bound[name] else {"type": "object"}
+        for i, (name, schema) in enumerate(toolbox.schemas.items())
+    }
+    return [f"body: {' | '.join(ways)}"], schemas
+
+
+def _body(name: str, number: int, form: Format, added: Mapping[str, int]) -> str:
+    arguments = f"@arguments_{number}"
     if form.is_addressed:
-        return f'"{name} " {CONSTRAIN} "json" {MESSAGE} @arguments_{number}'
-    begin = f'{{"name": "{name}", "{form.key}": '
-    return f"{_quoted(begin)} @arguments_{number} {_quoted('}')}"
+        return f'"{name} " {CONSTRAIN} "json" {MESSAGE} {arguments}'
+    if isinstance(form.form, Named):
+        return f"{quoted(name)} {marked(form.form.mark, added)} {arguments}"
+    assert isinstance(form.form, Json | JsonList)
+    begin = f'{{"name": "{name}", "{form.form.key}": '
+    return f"{quoted(begin)} {arguments} {quoted('}')}"
 
 
 def _final(form: Format) -> str:
     """What stands before an answer that is no call."""
     return f'{CHANNEL} "final" {MESSAGE}' if form.is_addressed else ""
-
-
-def _rest(form: Format, marks_are_tokens: bool) -> str:
-    """Of a call, after the mark that opens it: marks have lines of their own."""
-    line = _quoted("\n")
-    return f"{line} body {line} {_mark(form.closing, marks_are_tokens)}" if form.opening else "body"
-
-
-def _mark(mark: str, is_token: bool) -> str:
-    return mark if is_token or not mark else _quoted(mark)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
 
 
 def _named(name: str, grammar: str) -> dict[str, Any]:
