@@ -21,7 +21,10 @@ from safetensors.torch import load_file, save_file
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, torch.Tensor]
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+PROJECTIONS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    *("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"),
+)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = ("llama", "qwen2", "mixtral", "qwen3_moe", "glm4", "glm4_moe", "phi3", "deepseek_v2", "glm4_moe_lite")
+    kinds = ("llama", "qwen2", "mixtral", "qwen3_moe", "glm4", "glm4_moe", "phi3", "deepseek_v2", "deepseek_v3")
     plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 
     @cache
@@ -124,11 +124,11 @@ def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, 
         assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16")
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "glm4_moe_lite"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"])
 @pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "awq", "packed", "fp8"])
 def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind: str) -> None:
     """Stands against codes of an expert taken for a plain weight because of its name (w1), and a router, which nobody
-    quantizes, looked for among the codes."""
+    quantizes, looked for among the codes; and against matrices of latents that are taken for plain."""
     quantized, meant = written(name, kind)
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
     shape = ModelShape.of(quantized)

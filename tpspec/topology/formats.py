@@ -20,7 +20,9 @@ from tpspec.topology.reads import Reads
 
 Kind = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
 HEAD = "lm_head"
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", HEAD)
+LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+EXPERTS = ("w1", "w2", "w3")
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, "gate_proj", "up_proj", "down_proj", *EXPERTS, HEAD)
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
 
