@@ -5,11 +5,14 @@ with :heads behind it, for kernels of heads alone."""
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from triton import compile as compiled
-from triton import next_power_of_2
+from triton import knobs, next_power_of_2
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -54,8 +57,9 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
          heads | {"num_kv_heads": 8, "num_lines": 48, "wide": whole, "normed": True, "turned": True, "grown": True,
                   "small": small}),
         *((card_rows.attend, attend | cache | partial | TABLE,
-           heads | {"wide": tiling.wide, "rest": tiling.rest, "fold": 4, "tile_rows": rows, "tile_keys": tiling.keys,
-                    "splits": 32, "windowed": True, "small": small})
+           heads | {"wide": tiling.wide, "rest": tiling.rest, "fold": 4, "cuts": 1, "tile_rows": rows,
+                    "tile_keys": tiling.keys, "pieces": card_rows.KEYS // tiling.keys, "splits": 32, "windowed": True,
+                    "small": small})
           for rows in (LEAST_SIDE, tiling.rows)),
         *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
                                   "lost_at": "*i32", "count": "i32", "most_looks": "i32"},
@@ -102,6 +106,16 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     ]  # fmt: skip
 
 
+def stack(cubin: bytes) -> int:
+    """Bytes of a thread that found no place in registers."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return max(map(int, re.findall(r"STACK:(\d+)", told)))
+
+
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
@@ -119,11 +133,11 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             if "tile_outputs" in constants:
                 options = {"num_stages": card_products.STAGES[constants["tile_outputs"]]}
             if kernel is card_rows.attend:
-                options = {"num_stages": tiling.stages}
+                options = {"num_stages": tiling.stages, "num_warps": tiling.warps}
             source = ASTSource(kernel, signature, at, aligned)
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
-            told |= {"outputs": constants.get("tile_outputs")}
+            told |= {"outputs": constants.get("tile_outputs"), "stack": stack(made.asm["cubin"])}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

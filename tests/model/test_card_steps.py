@@ -4,6 +4,7 @@ On a machine with a card: pytest -m gpu."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,16 @@ TREE = (-1, 0, 0, 1, 1, 2)
 NUMBER_BYTES, CAPABILITY = 2, (8, 6)  # that tiles are cut for
 
 
-def pair(folder: Path, parts: tuple[float, ...] = (1.0,), **more: Any) -> tuple[Decoder, Decoder]:
-    """The first shard, by torch and by the kernels."""
+def pair(
+    folder: Path, parts: tuple[float, ...] = (1.0,), most: int | None = None, **more: Any
+) -> tuple[Decoder, Decoder]:
+    """The first shard, by torch and by the kernels. most: folded rows of a tile."""
     shard = split(ModelShape.of(folder), parts)[0]
     loader = Loader.open(folder, shard, torch.float32, DEVICE)
     torchs, cards = (loader.decoder(OneRank(), 512, compiled=False, **more) for _ in range(2))
     tiling = card_steps.Tiling.of(cards.shape.head_dim, NUMBER_BYTES, CAPABILITY)
     assert tiling is not None, "no card has room for such heads"
+    tiling = replace(tiling, rows=most or tiling.rows)
     cards._runner.few = card_steps.CardSteps(cards.shape, cards.ropes, cards.store, 4, tiling)
     return torchs, cards
 
@@ -72,6 +76,15 @@ def test_heads_that_are_read_in_pieces_are_what_torch_makes_of_them(tmp_path: Pa
     tiling = card_steps.Tiling.of(296, NUMBER_BYTES, CAPABILITY)
     assert tiling is not None
     assert (tiling.wide, tiling.rest, tiling.keys) == (256, 64, card_rows.KEYS // 2)
+    assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "most"), [("smollm2", 2), ("deepseek_v3", 3), ("gpt_oss", 1)])
+def test_more_heads_than_a_tile_has_rows_are_cut_into_folds(kind: str, most: int, tmp_path: Path) -> None:
+    """128 heads of DeepSeek-V3 read one latent: until now such models ran without kernels. Shard 0 of two: folds of
+    unlike sizes."""
+    torchs, cards = pair(tiny(kind, tmp_path), (1.0, 0.7), most)
+    assert cards._runner.few._cuts > 1
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 

@@ -206,27 +206,30 @@ def attend(
     wide: tl.constexpr,
     rest: tl.constexpr,
     fold: tl.constexpr,
+    cuts: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
+    pieces: tl.constexpr,
     splits: tl.constexpr,
     windowed: tl.constexpr,
     small: tl.constexpr,
 ) -> None:
     """Attention of a tile's rows to every N-th block of their keys, not yet divided by its mass (flash-decoding).
 
-    Programs: tiles x G x N. heads [G + 1]: the first query head of each kv head. sums [T, H, N, E], tops and masses
-    [T, H, N], float32: to be joined by `join`. window: a row sees the keys of so many positions, its own the last.
+    Programs: tiles x F x N. heads [F + 1]: the first query head of each fold; `cuts` of them read one kv head. sums
+    [T, H, N, E], tops and masses [T, H, N], float32: to be joined by `join`. window: a row sees the keys of so many
+    positions, its own the last.
 
     rest: columns behind `wide` ones, if those are not all: a tile's sides are powers of two. tile_keys: of a block, how
-    many at once.
+    many at once, in so many pieces.
     """
     tile_at = table_at + _TILES_AT + tl.program_id(0) * _TILE_SIZE
-    kv, split = tl.program_id(1), tl.program_id(2)
+    kv, split, heads_at = tl.program_id(1) // cuts, tl.program_id(2), heads_at + tl.program_id(1)
     first, before, num_rows = tl.load(tile_at), tl.load(tile_at + 1), tl.load(tile_at + 2)
     num_cached, first_block, end_block = tl.load(tile_at + 3), tl.load(tile_at + 4), tl.load(tile_at + 5)
     folded, columns = tl.arange(0, tile_rows), tl.arange(0, wide)
-    rows, heads = first + before + folded // fold, tl.load(heads_at + kv) + folded % fold
-    real_rows = (folded // fold < num_rows) & (heads < tl.load(heads_at + kv + 1))
+    rows, heads = first + before + folded // fold, tl.load(heads_at) + folded % fold
+    real_rows = (folded // fold < num_rows) & (heads < tl.load(heads_at + 1))
     at_rows = rows * num_heads + heads
     real = real_rows[:, None] & (columns < dim)[None, :]
     q = tl.load(q_at + at_rows[:, None] * dim + columns[None, :], mask=real, other=0.0)
@@ -240,43 +243,43 @@ def attend(
     top = tl.full((tile_rows,), -float("inf"), tl.float32)
     mass = tl.zeros((tile_rows,), tl.float32)
     sums = tl.zeros((tile_rows, wide), tl.float32)
-    for block in range(first_block + split, end_block, splits):
-        block_at = table_at + _BLOCKS_AT + block * _BLOCK_SIZE
+    # One loop over all pieces of all blocks: loads of loops within loops are not pipelined.
+    for piece in range(tl.cdiv(end_block - first_block - split, splits) * pieces):
+        block_at = table_at + _BLOCKS_AT + (first_block + split + piece // pieces * splits) * _BLOCK_SIZE
         first_slot, num_keys, place = tl.load(block_at), tl.load(block_at + 1), tl.load(block_at + 2)
-        for first_key in tl.static_range(0, _KEYS, tile_keys):
-            keys = first_key + tl.arange(0, tile_keys)
-            real_keys = keys < num_keys
-            at_keys = kv.to(tl.int64) * num_slots + first_slot + keys
-            k = _cells(keys_at, at_keys[None, :], real_keys[None, :], columns[:, None], dim)
-            scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
-            if rest:
-                k = _cells(keys_at, at_keys[None, :], real_keys[None, :], others[:, None], dim)
-                scores += tl.dot(more_q, k.to(q.dtype), input_precision="ieee")
-            scores *= scale
-            if small:
-                scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
-            own = place + keys - num_cached  # rows of the span, from 0; before them is the cache
-            is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
-            seen = ~is_own[None, :] | ((sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0)
-            if windowed:
-                at_own = table_at + _POSITIONS + first + own
-                stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0), place + keys)
-                seen &= stands[None, :] > positions[:, None] - window
-            scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
-            base = tl.where(higher == -float("inf"), 0.0, higher)  # a row may see nothing of a block
-            faded = tl.exp(top - base)
-            odds = tl.exp(scores - base[:, None])
-            mass = mass * faded + tl.sum(odds, 1)
-            if small:
-                odds *= tl.load(value_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
-            odds = odds.to(q.dtype)
-            v = _cells(values_at, at_keys[:, None], real_keys[:, None], columns[None, :], dim)
-            sums = sums * faded[:, None] + tl.dot(odds, v.to(q.dtype), input_precision="ieee")
-            if rest:
-                v = _cells(values_at, at_keys[:, None], real_keys[:, None], others[None, :], dim)
-                more_sums = more_sums * faded[:, None] + tl.dot(odds, v.to(q.dtype), input_precision="ieee")
-            top = higher
+        keys = piece % pieces * tile_keys + tl.arange(0, tile_keys)
+        real_keys = keys < num_keys
+        at_keys = kv.to(tl.int64) * num_slots + first_slot + keys
+        k = _cells(keys_at, at_keys[None, :], real_keys[None, :], columns[:, None], dim)
+        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+        if rest:
+            k = _cells(keys_at, at_keys[None, :], real_keys[None, :], others[:, None], dim)
+            scores += tl.dot(more_q, k.to(q.dtype), input_precision="ieee")
+        scores *= scale
+        if small:
+            scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
+        own = place + keys - num_cached  # rows of the span, from 0; before them is the cache
+        is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
+        seen = ~is_own[None, :] | ((sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0)
+        if windowed:
+            at_own = table_at + _POSITIONS + first + own
+            stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0), place + keys)
+            seen &= stands[None, :] > positions[:, None] - window
+        scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # a row may see nothing of a block
+        faded = tl.exp(top - base)
+        odds = tl.exp(scores - base[:, None])
+        mass = mass * faded + tl.sum(odds, 1)
+        if small:
+            odds *= tl.load(value_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
+        odds = odds.to(q.dtype)
+        v = _cells(values_at, at_keys[:, None], real_keys[:, None], columns[None, :], dim)
+        sums = sums * faded[:, None] + tl.dot(odds, v.to(q.dtype), input_precision="ieee")
+        if rest:
+            v = _cells(values_at, at_keys[:, None], real_keys[:, None], others[None, :], dim)
+            more_sums = more_sums * faded[:, None] + tl.dot(odds, v.to(q.dtype), input_precision="ieee")
+        top = higher
     at = at_rows * splits + split
     tl.store(sums_at + at[:, None] * dim + columns[None, :], sums, mask=real)
     if rest:

@@ -34,39 +34,42 @@ GATE_WIDTH = 1024  # channels of a program
 CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
 MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
-USUAL_STAGES = 3  # Triton's own
+USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 JOINED = 256  # columns of a program, at most
 LEAST_SIDE = 16  # of what tensor cores take
-OLD_CARDS = (8, 0)  # compute capability; below it there is less to share
+OLD_CARDS = (8, 0)  # compute capability; below it there is less to share, and products take more registers
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """Of attention: what fits into what a processor shares (tests/model/test_card_kernels.py).
 
-    rows: of a tile, each standing there once for each query head that reads its kv head. wide, rest, keys: see
-    `attend`. stages: of loads, whose results have to fit as well.
+    rows: of a tile, each standing there once for each query head of a fold. wide, rest, keys: see `attend`. stages: of
+    loads, whose results have to fit as well. warps: of a program, whose threads hold a tile's sums.
     """
 
     rows: int
     wide: int
     rest: int
     keys: int
-    stages: int
+    stages: int = USUAL_STAGES
+    warps: int = USUAL_WARPS
 
     @classmethod
     def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
         """None for heads that are too wide."""
         wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
-        if wide * item_bytes <= 256:
-            return cls(64, wide, 0, kernels.KEYS, USUAL_STAGES)
         if capability < OLD_CARDS:
-            return None
+            return cls(32, wide, 0, kernels.KEYS // 2, warps=2 * USUAL_WARPS) if wide * item_bytes <= 256 else None
+        if wide * item_bytes <= 256:
+            return cls(64, wide, 0, kernels.KEYS)
         if wide * item_bytes <= 512:
-            return cls(32, wide, 0, kernels.KEYS, USUAL_STAGES)
+            return cls(32, wide, 0, kernels.KEYS)
         wide //= 1 if head_dim == wide else 2
         rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
-        return cls(32, wide, rest, kernels.KEYS // 2, 1) if (wide + rest) * item_bytes <= MOST_HEAD_BYTES else None
+        if (wide + rest) * item_bytes > MOST_HEAD_BYTES:
+            return None
+        return cls(32, wide, rest, kernels.KEYS // 2, stages=1, warps=2 * USUAL_WARPS)
 
 
 class Table:
@@ -137,8 +140,10 @@ class CardSteps:
     def __init__(self, shape: Shape, ropes: Sequence[Rope], store: KVStore, splits: int, tiling: Tiling) -> None:
         self._shape, self._ropes, self._store, self._splits = shape, ropes, store, splits
         counts = [shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)]
-        self._fold, self._wide, self._tiling = max(counts), triton.next_power_of_2(shape.head_dim), tiling
-        self._heads = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=shape.device)
+        self._wide, self._tiling = triton.next_power_of_2(shape.head_dim), tiling
+        self._cuts = triton.cdiv(max(counts), tiling.rows)  # of the query heads of a kv head, into folds
+        folds = [cut for count in counts for cut in _even(count, self._cuts)]
+        self._fold, self._heads = max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(shape.device)
         windows = [window for window in shape.windows if window is not None]
         self._tables = {False: Table(store.num_slots, None, shape.device)}  # by whether a layer has a window
         if windows:
@@ -180,11 +185,12 @@ class CardSteps:
         sums = torch.empty(num_rows, shape.num_heads, self._splits, shape.head_dim, device=shape.device)
         tops, masses = torch.empty(2, num_rows, shape.num_heads, self._splits, device=shape.device).unbind()
         tiling, folded = self._tiling, max(LEAST_SIDE, triton.next_power_of_2(round * self._fold))
-        kernels.attend[(num_rows, shape.num_kv_heads, self._splits)](
+        kernels.attend[(num_rows, len(self._heads) - 1, self._splits)](
             q_THE, *cells, table, self._heads, sums, tops, masses, keys.num_slots,
             layer.window or 0, shape.score_scale, num_heads=shape.num_heads, dim=shape.head_dim,
-            wide=tiling.wide, rest=tiling.rest, fold=self._fold, tile_rows=folded, tile_keys=tiling.keys,
-            splits=self._splits, windowed=layer.window is not None, small=small, num_stages=tiling.stages,
+            wide=tiling.wide, rest=tiling.rest, fold=self._fold, cuts=self._cuts, tile_rows=folded,
+            tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=self._splits,
+            windowed=layer.window is not None, small=small, num_stages=tiling.stages, num_warps=tiling.warps,
         )  # fmt: skip
         out_TX, joined = torch.empty_like(q_THE), min(self._wide, JOINED)
         kernels.join[(num_rows, shape.num_heads, triton.cdiv(shape.head_dim, joined))](
@@ -236,14 +242,17 @@ def norm_warps(wide: int) -> int:
 
 
 def card_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> CardSteps | None:
-    """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide, or too
-    many of them read the same."""
+    """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
     tiling = Tiling.of(shape.head_dim, shape.dtype.itemsize, torch.cuda.get_device_capability(shape.device))
-    if tiling is None or max(shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)) > tiling.rows:
+    if tiling is None:
         return None
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
     wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)
     return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)), tiling)
+
+
+def _even(count: int, parts: int) -> list[int]:
+    return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
 
 
 def _sees(span: Span) -> list[int]:
