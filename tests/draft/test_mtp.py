@@ -33,7 +33,7 @@ def test_what_a_layer_says_is_what_its_formulas_say(layout: str, kind: str, bran
 
 
 @pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe_lite", "deepseek_v2"])
+@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"])
 def test_a_layer_with_experts_is_what_transformers_makes_of_it(kind: str, branches: int, tmp_path: Path) -> None:
     """GLM-4.5's, and with latents, GLM-4.7-Flash's. Stands against a router without its bias, and heads put in another
     order than their rope's. (No DeepSeek-V2 has such a layer; here its queries are of the hidden state.)"""
@@ -42,20 +42,30 @@ def test_a_layer_with_experts_is_what_transformers_makes_of_it(kind: str, branch
     exercise(Told(written, load_mtp(given(folder, folder)), branches), branches)
 
 
+PLAIN, CODES = torch.float32, torch.float8_e4m3fn
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "dtype", "message"),
     [
-        (None, r"should hold tensors mtp\.\* or model\.layers\.2\.\*"),
-        ("mtp.layers.0.mlp.experts.0.gate_proj.weight", r"has experts \(layers.0.mlp.experts.0.gate_proj.weight\)"),
-        ("mtp.layers.1.input_layernorm.weight", "does not have: mtp.layers.1.input_layernorm.weight"),
-        ("mtp.fc.weight", r"tensor fc.weight has shape \[8, 8\]; by the configs it should be \[72, 144\]"),
+        (None, PLAIN, r"should hold tensors mtp\.\* or model\.layers\.2\.\*"),
+        (
+            "mtp.layers.0.mlp.experts.0.up_proj.weight",
+            PLAIN,
+            r"has experts \(layers.0.mlp.experts.0.up_proj.weight\)",
+        ),
+        ("mtp.layers.1.input_layernorm.weight", PLAIN, "does not have: mtp.layers.1.input_layernorm.weight"),
+        ("mtp.fc.weight", PLAIN, r"tensor fc.weight has shape \[8, 8\]; by the configs it should be \[72, 144\]"),
+        ("mtp.layers.0.mlp.up_proj.weight", CODES, "is float8_e4m3fn, and what drafts is not read in codes"),
     ],
 )
-def test_what_is_no_such_layer_is_refused_by_name(name: str | None, message: str, tmp_path: Path) -> None:
+def test_what_is_no_such_layer_is_refused_by_name(
+    name: str | None, dtype: torch.dtype, message: str, tmp_path: Path
+) -> None:
     """Most published ones have experts: said at the start, not by drafts that are never right."""
     tiny("smollm2", tmp_path, num_hidden_layers=2)
     if name is not None:
         mtp.qwen(tmp_path)
-        mtp.add(tmp_path, {name: torch.ones(8, 8)})
+        mtp.add(tmp_path, {name: torch.ones(8, 8).to(dtype)})
     with pytest.raises(UserError, match=message):
         load_mtp(given(tmp_path, tmp_path))

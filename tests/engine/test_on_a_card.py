@@ -186,6 +186,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("mixtral", {"quantize": "int8"}),
         ("glm4_moe", {}),
         ("glm4_moe_lite", {}),
+        ("deepseek_v3", {}),
         ("gemma3", {}),
         ("gpt_oss", {}),
     ],

@@ -17,7 +17,9 @@ from tpspec.topology.config import Placement, load
 from tpspec.topology.plan import Plan, Ranking, Wish, plan, topology_of
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.shape import shape_of
-from tpspec.topology.whatif import ACCEPTANCES, cases
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import kv_bytes_read, num_params
+from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
 
 ROOT = Path(__file__).parents[2]
 LLAMA70, LLAMA1 = "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
@@ -248,6 +250,14 @@ def test_the_command_tells_errors_in_one_line(tmp_path: Path, capsys: pytest.Cap
     words = ["plan", "--gpus", "8x3090", "--link", "pcie4", "--model", LLAMA70, "--out", str(tmp_path)]
     assert main(words) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_whatif_divides_no_latents() -> None:
+    """Stands against an eighth of a cache that every rank holds whole, and of the matrices that make it."""
+    shape = shape_of("zai-org/GLM-4.7-Flash")
+    load, (first, *_) = even_load(shape, 8, 4), split(shape, (1.0,) * 8)
+    assert load.kv == kv_bytes_read(shape, first, "bfloat16", CONTEXT)
+    assert load.params == num_params(shape, first)
 
 
 def test_whatif_prints_the_table_without_torch() -> None:

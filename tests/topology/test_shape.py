@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import ARCHITECTURES, LayerSpec, resolve
+from tpspec.model.architectures import ARCHITECTURES, LayerSpec, read_spec, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.latent import LATENTS
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of
@@ -139,6 +139,7 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     biases that nobody counts."""
     arch = ARCHITECTURES[model_type]
     refused = {"attention_bias": not arch.qkv_bias, "mlp_bias": arch.mlp_bias is None}
+    refused |= {"head_dim": model_type in LATENTS}
     said = {key: value for key, value in said.items() if not refused.get(key)}
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
     config |= {"num_experts_per_tok": 2} if model_type in LATENTS else {}
@@ -310,6 +311,24 @@ def test_a_latent_that_is_not_supported_is_refused_by_its_key(said: dict[str, ob
     config = {**CONFIG, "model_type": "deepseek_v3"} | said
     with pytest.raises(UserError, match=f"here: {why}"):
         ModelShape.from_config(config, "here")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said", "why"),
+    [
+        ("deepseek_v3", {"head_dim": 192}, "head_dim is 192; should be qk_rope_head_dim, 64"),
+        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported for deepseek_v3"),
+        ("glm4_moe_lite", {"head_dim": 128}, r"turned=64.* is not what this version .* reads, .*turned=128"),
+    ],
+)
+def test_a_latent_of_which_rope_would_turn_other_numbers_is_refused(
+    model_type: str, said: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    """transformers ignores the second, fails at the first, and takes the third for another key: half of the numbers
+    were turned, or some of the latent, or a cache was counted that has another size."""
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": model_type} | said))
+    with pytest.raises(UserError, match=why):
+        read_spec(tmp_path)
 
 
 def test_queries_are_made_of_the_hidden_state_where_a_config_says_null() -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tpspec.errors import UserError
+from tpspec.model.weights import codes_in
 from tpspec.topology.slots import HEAD_FILES as PATTERNS
 from tpspec.topology.slots import head_files
 
@@ -46,10 +47,15 @@ class HeadFiles:
         return next((name for name in self._tensors if pattern.search(name)), None)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Raises UserError where it is missing or has another shape."""
+        """Raises UserError where it is missing, has another shape, or is a weight in codes."""
         if name not in self._tensors:
             raise UserError(f"{self.folder}: tensor {name} is missing; should be {list(shape)}")
         tensor = self._tensors.pop(name)
+        if name.endswith(".weight") and (kind := codes_in(tensor)):
+            raise UserError(
+                f"{self.folder}: tensor {name} is {kind}, and what drafts is not read in codes; should be float32, "
+                "bfloat16 or float16"
+            )
         if tuple(tensor.shape) != shape:
             found = list(tensor.shape)
             raise UserError(

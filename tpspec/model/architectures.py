@@ -208,6 +208,11 @@ def read_spec(folder: Path) -> ModelSpec:
             f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
             "transformers reads it; should be tried with another version"
         )
+    if spec.latent != shape.latent:
+        raise UserError(
+            f"{where}: {shape.latent} is not what this version of transformers reads, {spec.latent}; should have no "
+            "two keys of which each says something else (head_dim)"
+        )
     return spec
 
 
@@ -230,6 +235,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     ropes, said = _ropes(config, where), Reads(config.to_dict(), where)
     latent = latent_of(said, kind)
     head_dim = _head_dim(config) if latent is None else latent.cached
+    if latent is not None:
+        _check_turned(config, latent, list(ropes.values()), where)
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,
@@ -308,6 +315,14 @@ def _latent_scale(config: Any, latent: Latent) -> float:
     if rope.get("rope_type", "default") != "default" and (more := rope.get("mscale_all_dim")):
         sharper = 1 + 0.1 * more * max(0.0, math.log(rope["factor"]))
     return float(latent.head_dim**-0.5 * sharper**2)
+
+
+def _check_turned(config: Any, latent: Latent, ropes: list[dict[str, Any]], where: str) -> None:
+    """That rope turns what the latent's sizes say, and all of it: transformers goes by head_dim."""
+    if _head_dim(config) != latent.turned:
+        raise UserError(f"{where}: head_dim is {_head_dim(config)}; should be qk_rope_head_dim, {latent.turned}")
+    if any(parameters.get("partial_rotary_factor", 1.0) != 1.0 for parameters in ropes):
+        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
 
 
 def _layers(config: Any, arch: Architecture, ropes: list[str | None], where: str) -> tuple[LayerSpec, ...]:

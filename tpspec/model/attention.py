@@ -139,7 +139,9 @@ class View:
         if self.padding:
             q_THE = F.pad(q_THE, (0, 0, 0, 0, 0, self.padding))
         sinks_GR = None if sinks_H is None else fold.fold(sinks_H.expand(len(q_THE), -1).unsqueeze(2)).squeeze(2)
-        out = attend(fold.fold(q_THE), keys.read(self.keys), values.read(self.keys), self.mask_RS, scale, sinks_GR)
+        k_GSE = keys.read(self.keys)
+        v_GSE = k_GSE if values is keys else values.read(self.keys)
+        out = attend(fold.fold(q_THE), k_GSE, v_GSE, self.mask_RS, scale, sinks_GR)
         return fold.unfold(out)[:num_rows]
 
 
@@ -167,7 +169,8 @@ class Layout:
             seen_TS = F.pad(seen_TS, (0, extra, 0, padding))
             seen_TS[len(span.tokens) :, 0] = True  # padding rows see one key, so that none of them is all -inf
         mask_TS = torch.zeros(seen_TS.shape, dtype=self.mask_dtype).masked_fill_(~seen_TS, float("-inf"))
-        mask_RS = sent(mask_TS.repeat_interleave(self.fold_width, 0), self.device)
+        mask_TFS = sent(mask_TS, self.device).unsqueeze(1).expand(-1, self.fold_width, -1)  # there: it may be large
+        mask_RS = mask_TFS.flatten(0, 1)
         return View(rows, self._keys(*held, first_key, extra), mask_RS, padding)
 
     def _keys(self, position: int, runs: Runs, first_key: int, extra: int) -> Slots:

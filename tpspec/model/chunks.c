@@ -19,8 +19,8 @@
 #define UNSEEN -1e30f /* the score of a key that a row does not see */
 
 /* One layer's attention. q, out: [heads, rows, dim]; keys, values: [heads, keys, dim], so many numbers from head to head;
- * the keys may be their own values; mask, which may be NULL: [rows, keys], 0 where a row sees a key. All are bfloat16 or all float. sinks, which may be NULL:
- * [heads, rows], a score beside those of the keys. */
+ * the keys may be their own values; mask, which may be NULL: [rows, keys], 0 where a row sees a key. All are bfloat16 or
+ * all float. sinks, which may be NULL: [heads, rows], a score beside those of the keys. */
 typedef struct {
     int64_t is_bfloat16, num_heads, num_rows, num_keys, dim, key_stride, value_stride;
     const void *q, *keys, *values, *mask;

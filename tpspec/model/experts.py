@@ -65,7 +65,7 @@ class Router:
         num_scores = GROUP_SCORES if experts.sigmoid else 1
         best_TG = ranked_TN.view(len(ranked_TN), experts.groups, -1).topk(num_scores).values.sum(2)
         closed_TG = torch.full_like(best_TG, -torch.inf).scatter_(1, best_TG.topk(experts.groups_chosen).indices, 0)
-        return closed_TG.repeat_interleave(experts.count // experts.groups, 1)
+        return closed_TG[..., None].expand(-1, -1, experts.count // experts.groups).flatten(1)
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, N] in float32."""

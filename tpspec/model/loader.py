@@ -174,10 +174,12 @@ class Loader:
 
     def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
         heads, count, alternate = self.shard.heads, self.spec.num_heads, self.spec.alternate_rope
-        orders = (turned_last(left, latent.turned, alternate=alternate) for left in (latent.rank, latent.plain))
-        keys = self._rows(at + LATENT, range(latent.cached), latent.cached, next(orders))
+        order, key_order = (
+            turned_last(left, latent.turned, alternate=alternate) for left in (latent.plain, latent.rank)
+        )
+        keys = self._rows(at + LATENT, range(latent.cached), latent.cached, key_order)
         of_heads, size = _numbers_of(heads, latent.head_dim), count * latent.head_dim
-        queries, reduced = self._rows(at + latent.query_name, of_heads, size, next(orders)), None
+        queries, reduced = self._rows(at + latent.query_name, of_heads, size, order), None
         if latent.queries is not None:
             queries = replace(queries, num_inputs=latent.queries, columns=range(latent.queries))
             product = self.matrices.column_parallel([queries], biased=False)

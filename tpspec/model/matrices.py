@@ -14,6 +14,7 @@ from tpspec.errors import UserError
 from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import Place, StoredMatrices
+from tpspec.model.weights import codes_in
 from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Quantize
     from tpspec.topology.formats import Scheme, Stored
     from tpspec.topology.groups import Bits, Grid
-
-PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,7 @@ class Matrices:
                 StoredMatrices(self.checkpoint).check_no_bias(part)
 
     def checked(self, name: str, numbers: Tensor) -> Tensor:
-        if not numbers.is_floating_point() or numbers.itemsize < PLAIN_BYTES:
-            kind = str(numbers.dtype).removeprefix("torch.")
+        if kind := codes_in(numbers):
             raise UserError(
                 f"{self.checkpoint.folder}: {name} is {kind}, for which config.json has no "
                 "quantization_config; should be float32, bfloat16 or float16"

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
 MOST_MAPPED = 2 * 2**20  # bytes that are read before files are closed: until then their pages stay resident
+
+
+def codes_in(numbers: Tensor) -> str | None:
+    """The name of their dtype, where these are no numbers but codes."""
+    is_plain = numbers.is_floating_point() and numbers.itemsize >= PLAIN_BYTES
+    return None if is_plain else str(numbers.dtype).removeprefix("torch.")
 
 
 class Checkpoint:

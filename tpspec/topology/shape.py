@@ -63,6 +63,7 @@ MODEL_TYPES = {
         num_layers=32,
         num_heads=32,
         vocab=102400,
+        float16=False,
         intermediate=("moe_intermediate_size", 1407),
     ),
     "deepseek_v3": Defaults(
@@ -70,6 +71,7 @@ MODEL_TYPES = {
         num_layers=61,
         num_heads=128,
         vocab=129280,
+        float16=False,
         intermediate=("moe_intermediate_size", 2048),
     ),
     "gemma3_text": Defaults(

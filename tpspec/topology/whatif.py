@@ -67,15 +67,17 @@ def even_step(shape: ModelShape, on: Card, num_ranks: int, bits: int, over: Link
 
 
 def even_load(shape: ModelShape, num_ranks: int, bits: int) -> Load:
-    """An equal share of weights and of CONTEXT tokens, as if every part could be divided."""
-    (whole,) = split(shape, (1.0,))
-    params, num_bytes = num_params(shape, whole) / num_ranks, STREAMED_BITS[bits] / 8
-    of_experts = expert_params(shape, whole) / num_ranks
+    """An equal share of weights and of CONTEXT tokens, as if every part could be divided; but of latents, which every
+    rank holds whole, what the first rank has."""
+    is_cut = shape.latent is not None
+    held, parts = split(shape, (1.0,) * (num_ranks if is_cut else 1))[0], 1 if is_cut else num_ranks
+    params, num_bytes = num_params(shape, held) / parts, STREAMED_BITS[bits] / 8
+    of_experts = expert_params(shape, held) / parts
     idle = 0.0 if shape.experts is None else of_experts * (1 - shape.experts.share_read(1))
     return Load(
         weights=(params + idle) * num_bytes,
         params=params,
-        kv=kv_bytes_read(shape, whole, "bfloat16", CONTEXT) / num_ranks,
+        kv=kv_bytes_read(shape, held, "bfloat16", CONTEXT) / parts,
         bits=bits,
         expert_weights=of_experts * num_bytes,
         experts=shape.experts,

@@ -95,7 +95,8 @@ def _written(
     }
     if qk_norm := config["model_type"] == "qwen3":
         tensors |= {f"layers.0.self_attn.{part}_norm.weight": random.norm(dim) for part in "qk"}
-    add(folder, {_named(name, names): tensor for name, tensor in tensors.items()} | shared)
+    added = {_named(name, names): tensor for name, tensor in tensors.items()} | shared
+    add(folder, {name: tensor.float() for name, tensor in added.items()})
 
     def enter(embedding: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         pair = [rms(embedding, tensors["enorm.weight"]), rms(feature, tensors["hnorm.weight"])]
@@ -115,7 +116,7 @@ def add(folder: Path, tensors: dict[str, Tensor]) -> None:
     """To a checkpoint that somebody may have open: a new file takes the old one's place."""
     path = folder / "model.safetensors"
     kept = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    whole = kept | {name: tensor.float().contiguous() for name, tensor in tensors.items()}
+    whole = kept | {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(whole, path.with_suffix(".new"), {"format": "pt"})
     path.with_suffix(".new").replace(path)
 
