@@ -18,7 +18,7 @@ from tpspec.topology.plan import Plan, Ranking, Wish, plan, topology_of
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes_read, num_params
+from tpspec.topology.sizes import kv_bytes_read, num_attended, num_params
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
 
 ROOT = Path(__file__).parents[2]
@@ -257,7 +257,7 @@ def test_whatif_divides_no_latents() -> None:
     shape = shape_of("zai-org/GLM-4.7-Flash")
     load, (first, *_) = even_load(shape, 8, 4), split(shape, (1.0,) * 8)
     assert load.kv == kv_bytes_read(shape, first, "bfloat16", CONTEXT)
-    assert load.params == num_params(shape, first)
+    assert load.params == num_params(shape, first) + num_attended(shape, first, CONTEXT)
 
 
 def test_whatif_prints_the_table_without_torch() -> None:

@@ -20,6 +20,7 @@ from tpspec.topology.sizes import (
     kv_bytes,
     kv_bytes_read,
     layer_bytes,
+    num_attended,
     num_params,
     round_bytes,
     weight_bytes,
@@ -226,3 +227,15 @@ def test_a_layer_that_drafts_weighs_what_its_publisher_says() -> None:
     published = 3.61656e9 - shape.vocab * shape.hidden
     assert layer_bytes(shape, "float32") / 4 == pytest.approx(published, rel=1e-4)
     assert layer_bytes(shape, "bfloat16", "int4") < 0.4 * layer_bytes(shape, "bfloat16")
+
+
+def test_a_row_is_multiplied_with_all_that_it_sees() -> None:
+    """Stands against long contexts that cost nothing to compute, and windows or latents counted as if they were none."""
+    llama, gemma, glm = (shape_of(name) for name in ("meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-1b-it",
+                                                     "zai-org/GLM-4.7-Flash"))  # fmt: skip
+    counted = [num_attended(shape, split(shape, (1.0,))[0], 8192) for shape in (llama, gemma, glm)]
+    assert counted == [
+        32 * 32 * (128 + 128) * 8192,
+        4 * (256 + 256) * (4 * 8192 + 22 * 512),
+        47 * 20 * (576 + 576) * 8192,
+    ]

@@ -18,7 +18,15 @@ from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, weight_bytes
+from tpspec.topology.sizes import (
+    DTYPE_BYTES,
+    expert_bytes,
+    kv_bytes,
+    kv_bytes_read,
+    num_attended,
+    num_params,
+    weight_bytes,
+)
 from tpspec.topology.slots import recent_slots
 from tpspec.topology.sources import SOURCES
 
@@ -101,7 +109,7 @@ def _whole_models(topology: Topology, gpus: Sequence[Card], context: int) -> Ite
 def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cache_dtype: str, context: int) -> Load:
     return Load(
         weights=weight_bytes(shape, shard, dtype, quantize),
-        params=num_params(shape, shard),
+        params=num_params(shape, shard) + num_attended(shape, shard, context),
         kv=kv_bytes_read(shape, shard, cache_dtype, context),
         bits=(shape.stored and shape.stored.small_bits) or WEIGHT_BITS[quantize],
         expert_weights=expert_bytes(shape, shard, dtype, quantize),

@@ -49,7 +49,8 @@ IDEAL = Assumptions(MappingProxyType({16: 1.0, 8: 1.0, 4: 1.0}), kv=1, arithmeti
 class Load:
     """What one rank holds, reads and computes in a step. weights, kv: bytes; kv of the whole context.
 
-    params: multiplied with each row. expert_weights: what of weights is for experts. experts: None where none are.
+    params: multiplied with each row, numbers of its context too. expert_weights: what of weights is for experts.
+    experts: None where none are.
     """
 
     weights: float

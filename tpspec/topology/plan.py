@@ -27,7 +27,15 @@ from tpspec.topology.cost import (
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import MODEL_TYPES, shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, kv_bytes_read, num_params, weight_bytes
+from tpspec.topology.sizes import (
+    DTYPE_BYTES,
+    expert_bytes,
+    kv_bytes,
+    kv_bytes_read,
+    num_attended,
+    num_params,
+    weight_bytes,
+)
 from tpspec.topology.slots import recent_of
 from tpspec.topology.sources import SOURCES
 
@@ -273,7 +281,7 @@ class _Planner:
         quantize = widths(shape).get(bits)
         return Load(
             weights=weight_bytes(shape, shard, dtype, quantize),
-            params=num_params(shape, shard),
+            params=num_params(shape, shard) + num_attended(shape, shard, self.wish.context),
             kv=kv_bytes_read(shape, shard, dtype, self.wish.context),
             bits=bits,
             expert_weights=expert_bytes(shape, shard, dtype, quantize),

@@ -313,6 +313,12 @@ def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> 
     return kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
 
 
+def num_attended(shape: ModelShape, shard: Shard, context: int) -> int:
+    """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values."""
+    in_windows = shape.num_windowed * (context - min(context, shape.window or context))
+    return 2 * len(shard.heads) * shape.head_dim * (shape.num_layers * context - in_windows)
+
+
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:
     """Two all-reduces in each layer and one all-gather of picks; a rank alone needs none."""
     return 2 * shape.num_layers + 1 if num_shards > 1 else 0

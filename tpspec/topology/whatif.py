@@ -16,7 +16,7 @@ from tpspec.topology.links import link
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import expert_params, kv_bytes_read, num_params
+from tpspec.topology.sizes import expert_params, kv_bytes_read, num_attended, num_params
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def even_load(shape: ModelShape, num_ranks: int, bits: int) -> Load:
     idle = 0.0 if shape.experts is None else of_experts * (1 - shape.experts.share_read(1))
     return Load(
         weights=(params + idle) * num_bytes,
-        params=params,
+        params=params + num_attended(shape, held, CONTEXT) / parts,
         kv=kv_bytes_read(shape, held, "bfloat16", CONTEXT) / parts,
         bits=bits,
         expert_weights=of_experts * num_bytes,
