@@ -230,7 +230,7 @@ def test_a_layer_that_drafts_weighs_what_its_publisher_says() -> None:
 
 
 def test_a_row_is_multiplied_with_all_that_it_sees() -> None:
-    """Stands against long contexts that cost nothing to compute, and windows or latents counted as if they were none."""
+    """Stands against long contexts that cost nothing to compute, and windows or latents counted as others are."""
     llama, gemma, glm = (shape_of(name) for name in ("meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-1b-it",
                                                      "zai-org/GLM-4.7-Flash"))  # fmt: skip
     counted = [num_attended(shape, split(shape, (1.0,))[0], 8192) for shape in (llama, gemma, glm)]
