@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 KEYS = ("arguments", "parameters")  # models mix them up
 NAME = r"[\w.-]+"
-LONGEST_HEAD = 256  # characters before the arguments of a call that begins with a name
+LONGEST_NAME = 256  # characters, of an argument, or of all before the arguments of a call
+LONGEST_TAGS = 2 * LONGEST_NAME  # all before a value, with blanks between tags
 
 
 class Ending(Protocol):
@@ -54,11 +55,11 @@ class Form(Protocol):
 
 
 class JsonEnd:
-    """Of the JSON with which a text begins, reading each character once as the text grows."""
+    """Of the JSON that begins at `at`, reading each character once as the text grows."""
 
-    def __init__(self, opening: str = "{", closing: str = "}") -> None:
+    def __init__(self, opening: str = "{", closing: str = "}", at: int = 0) -> None:
         self._opening, self._closing = opening, closing
-        self._at = self._depth = 0
+        self._at, self._depth = at, 0
         self._in_string = self._escaped = False
 
     def find(self, text: str) -> int | None:
@@ -145,16 +146,14 @@ class Named:
 
 class _NamedEnd:
     def __init__(self) -> None:
-        self._begin: int | None = None  # of the arguments
-        self._object = JsonEnd()
+        self._arguments: JsonEnd | None = None
 
     def find(self, text: str) -> int | None:
-        if self._begin is None:
-            if (at := text.find("{", 0, LONGEST_HEAD)) < 0:
-                return 0 if len(text) >= LONGEST_HEAD else None
-            self._begin = at
-        end = self._object.find(text[self._begin :])
-        return None if end is None else self._begin + end
+        if self._arguments is None:
+            if (at := text.find("{", 0, LONGEST_NAME)) < 0:
+                return 0 if len(text) >= LONGEST_NAME else None
+            self._arguments = JsonEnd(at=at)
+        return self._arguments.find(text)
 
 
 @dataclass(frozen=True)
@@ -205,8 +204,8 @@ class Tagged:
     @cached_property
     def opened(self) -> re.Pattern[str]:
         """All before a value."""
-        key = rf"{re.escape(self.key[0])}([^<>\n]+){re.escape(self.key[1])}"
-        return re.compile(rf"{key}\s*{re.escape(self.value[0])}" if self.value[0] else key)
+        key = rf"{re.escape(self.key[0])}([^<>\n]{{1,{LONGEST_NAME}}}){re.escape(self.key[1])}"
+        return re.compile(rf"{key}\s{{0,9}}{re.escape(self.value[0])}" if self.value[0] else key)
 
     @cached_property
     def _head(self) -> re.Pattern[str]:
@@ -232,11 +231,14 @@ class _TaggedEnd:
         self._form, self._closing = form, closing
         ends = "|".join(re.escape(end) for end in (form.end, closing) if end)
         self._next = re.compile(rf"(?P<end>{ends})|{form.opened.pattern}")
-        self._at, self._in_value = 0, False
+        self._at, self._has_begun, self._in_value = 0, False, False
 
     def find(self, text: str) -> int | None:
-        if self._is_something_else(text.lstrip()):
-            return 0
+        if not self._has_begun:
+            start = text.lstrip()
+            if self._is_something_else(start):
+                return 0
+            self._has_begun = len(start) >= max(1, len(self._form.begin))
         while True:
             if self._in_value:
                 at = text.find(self._form.value[1], self._at)
@@ -246,6 +248,7 @@ class _TaggedEnd:
                 self._at, self._in_value = at + len(self._form.value[1]), False
             found = self._next.search(text, self._at)
             if found is None:
+                self._at = max(self._at, len(text) - LONGEST_TAGS)  # nothing is looked through over and over
                 return None
             if end := found["end"]:
                 return found.start() if end == self._closing else found.end()
