@@ -3,6 +3,7 @@ run in Triton's interpreter (which must be said before they are imported)."""
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +12,8 @@ if not torch.cuda.is_available():
 
 settings.register_profile("tpspec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tpspec")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs the real model comes first: where two files run at a time, the longest must not be the last."""
+    items.sort(key=lambda item: item.get_closest_marker("real") is None)

@@ -28,6 +28,8 @@ from tpspec.comm.sockets import LENGTH
 from tpspec.errors import WorldFailure
 from tpspec.request import Request, Sampling
 
+pytestmark = pytest.mark.alone
+
 NEWS = News(
     round=7,
     requests=(Request(3, (1, 2), 9, Sampling(temperature=0.5, logit_bias={4: -1.0}, seed=2**63), frozenset({5})),),

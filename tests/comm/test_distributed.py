@@ -19,6 +19,8 @@ from tpspec.comm.messages import Tally
 from tpspec.comm.threads import ThreadWorld
 from tpspec.errors import UserError
 
+pytestmark = pytest.mark.alone
+
 WORLDS = Path(__file__).parent / "worlds"
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

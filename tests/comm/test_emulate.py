@@ -17,6 +17,8 @@ from tpspec.comm.threads import ThreadWorld
 from tpspec.topology.config import LinkConfig
 from tpspec.topology.links import link, straight
 
+pytestmark = pytest.mark.alone
+
 ROW = torch.zeros(8192, dtype=torch.bfloat16)  # 16 KiB
 STOCK = link("rtx3090x8_gen4x16_stock")  # 50 us for it, 4 us of skew
 

@@ -16,7 +16,10 @@ from tpspec.comm.communicator import Purpose
 from tpspec.comm.gap import Filled, Gap, Share, cpu_s, open_gap
 from tpspec.comm.process import keep_to_own_cores
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process sees another's clock")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process sees another's clock"),
+]
 
 WAIT_S, BURN_S = 0.3, 0.2
 X = torch.ones(2)

@@ -22,6 +22,8 @@ from tpspec.comm.messages import Cancel, Hello, Ready, Report, Stats, Stop, Subm
 from tpspec.errors import WorldFailure
 from tpspec.request import Delta, Request
 
+pytestmark = pytest.mark.alone
+
 REPORT = Report([Delta(1, (5, 6), "stop", (2, 1), (1, 0))], Stats(rounds=3, collectives={"mlp": Tally(4, 5, 0.5)}))
 ASKED: list[ToLead] = [Submit(Request(1, (1, 2, 3), 4)), Cancel(1), Stop(3)]
 

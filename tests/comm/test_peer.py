@@ -23,6 +23,8 @@ from tpspec.comm import peer
 from tpspec.comm.peer_cards import SIZES, _built, largest_won
 from tpspec.comm.peer_kernel import CAPACITY
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_sums_and_gathers_are_those_of_gloo(num_ranks: int, tmp_path: Path) -> None:

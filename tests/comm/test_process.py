@@ -11,6 +11,8 @@ import pytest
 
 from tpspec.comm.process import Peer
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = """
 import gc, time, weakref
 from tpspec.comm.process import settle

@@ -27,6 +27,8 @@ from tpspec.comm.shared import SLOT_BYTES, SUMS, SharedMemory, Unavailable, shar
 from tpspec.comm.threads import ThreadWorld
 from tpspec.errors import WorldFailure
 
+pytestmark = pytest.mark.alone
+
 SEGMENTS = Path("/dev/shm")
 LONG = SLOT_BYTES // 2 + 77  # two-byte numbers: more than a slot
 

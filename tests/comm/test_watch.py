@@ -19,6 +19,8 @@ from tpspec.comm.process import Peer, clear_after
 from tpspec.comm.watch import GONE_S, LOOK_S, Watch
 from tpspec.errors import UserError, WorldFailure
 
+pytestmark = pytest.mark.alone
+
 TICKS = "import time\nwhile True: time.sleep(0.01)"
 START = Callable[[], subprocess.Popen[bytes]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_sharded_logits_equal_those_of_transformers(
 
     logits = torch.cat(sharded(folders[kind], weights, run, compiled), -1)
     assert (logits - reference(folders[kind], ids)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("original", [32, 512], ids=["beyond it", "within it"])
+def test_longrope_turns_as_for_the_longest_text_that_fits(tmp_path: Path, original: int) -> None:
+    """Phi-3.5's factors, as published. Keys are cached as they were turned: a text that grew beyond the length they
+    change at would attend to keys of two kinds."""
+    folder = tiny("phi3", tmp_path, original_max_position_embeddings=original)
+    config = json.loads((folder / "config.json").read_text())
+    short, long = ([1 + step * i for i in range(6)] for step in (0.1, 3.0))  # of 6 pairs, three quarters of a head
+    config["rope_scaling"] = {"type": "longrope", "short_factor": short, "long_factor": long}
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(config))
+    ids = prompt()
+    run = [Span(0, 0, tuple(ids), ((0, LENGTH),), LENGTH)]
+    logits = torch.cat(sharded(folder, (1, 2), lambda decoder: decoder.forward(run)), -1)  # with room for 256 tokens
+    assert (logits - reference(folder, ids)).abs().max() < 1e-4
 
 
 @STEPS

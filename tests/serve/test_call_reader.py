@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_formats import FORMATS, Format, format_of
 from tpspec.serve.tools import Calling, CallReader
 
@@ -22,11 +24,29 @@ LOOKS: dict[str, Any] = {
     "properties": {"at": {"type": "string"}, "far": {"type": "boolean"}, "or": STRINGS},
     "$defs": {"Word": {"type": "string"}},
 }
-SCHEMAS: dict[str, Any] = {"look": LOOKS, "add": {"type": "object"}}
+PUTS = {"properties": {"these": {"type": "array"}}}
+FUNCTIONS = {"look": Arguments(LOOKS), "add": Arguments({"type": "object"}), "put": Arguments(PUTS)}
+TAGS = r'["</arg_value></tool_call>", "a\"</parameter><function=look></function>", "<tool_call>look</tool_call>"]'
+PUT = ("put", {"these": json.loads(TAGS)})
 LOOK = '{"name": "look", "arguments": {"at": "x } </tool_call> \\" {"}}'
 ADD = '{"name": "add", "parameters": {"a": [1, {}], "b": 1.5}}'
 Found = tuple[str, list[tuple[str, object]]]
-PARTS = ["<tool_call>", "</tool_call>", LOOK, ADD, "<tool", "_call>", " \n", ";", "so ", "{", "}", '"', '{"name": "x"}']
+PARTS = [
+    "<tool_call>",
+    "</tool_call>",
+    LOOK,
+    ADD,
+    "<tool",
+    "_call>",
+    " \n",
+    ";",
+    "\u3000",
+    "so ",
+    "{",
+    "}",
+    '"',
+    '{"name": "x"}',
+]
 CODED = (
     "<function=look>\n<parameter=at>\na </tool_call> b\n</parameter>\n<parameter=far>\nTrue\n</parameter>\n</function>"
 )
@@ -41,16 +61,27 @@ PIECES = {
         "<parameter=a>",
         "</parameter>",
         "<function=add></function>",
+        f"<function=put><parameter=these>{TAGS}",
     ],
     "seed": ["<seed:tool_call>", "</seed:tool_call>", CODED, "<function=", "</function>", "<seed", "<parameter=a>"],
-    "glm-4.5": [LISTED, LISTED.replace("\n", ""), "look", "add", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>"],
+    "glm-4.5": [
+        LISTED,
+        LISTED.replace("\n", ""),
+        "look",
+        "add",
+        "<arg_key>a</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "put<arg_key>these</arg_key>",
+        TAGS,
+    ],
     "mistral": ["[TOOL_CALLS]", "look[ARGS]", "add", '{"a": 1}', "[CALL_ID]a1b2", "[ARGS]", "[TOOL"],
     "mistral-list": ["[TOOL_CALLS]", f"[{LOOK}, {ADD}]", "[", "]", LOOK, ", ", "[TOOL", "_CALLS]"],
 }
 
 
 def read(pieces: list[str], form: Format = HERMES, *, parallel: bool = True, lenient: bool = True) -> Found:
-    reader = CallReader(Calling(form, SCHEMAS, parallel, lenient=lenient))
+    reader = CallReader(Calling(form, FUNCTIONS, parallel, lenient=lenient))
     fed = [reader.feed(piece) for piece in pieces]
     calls = [call for _, calls in fed for call in calls]
     assert [call.index for call in calls] == [*range(len(calls))]
@@ -81,7 +112,7 @@ def test_text_without_calls_is_let_through_as_it_is(text: str) -> None:
 LOOKED, ADDED = ("look", {"at": 'x } </tool_call> " {'}), ("add", {"a": [1, {}], "b": 1.5})
 CODED_CALL = ("look", {"at": "a </tool_call> b", "far": True})
 LISTED_CALL, ADD_0 = ("look", {"at": "7 < 8", "or": None}), ("add", {})
-NAN = "\n<function=add>\n<parameter=a>\nNaN\n</parameter>\n</function>"
+OTHERS = "\n<function=write>\n<parameter=a>\n<function=add></function>\n</parameter>\n</function>"
 SAID = "<function=look><parameter=at>\n x</parameter><parameter=or>y</parameter>"
 
 
@@ -144,7 +175,20 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
         (CODER, "<tool_call>\n<function=rm>\n</function>\n</tool_call> No.", "\n<function=rm>\n</function> No.", []),
         (CODER, "<tool_call>\n<function=add>\n<parameter=a>\n1", "\n<function=add>\n<parameter=a>\n1", []),
         (CODER, f"<tool_call>{ADD}</tool_call> So.", f"{ADD} So.", []),  # Hermes'
-        (CODER, "<tool_call>\n<function=add>\n<parameter=a>\nNaN\n</parameter>\n</function>", NAN, []),
+        (CODER, "<function=add>\n<parameter=a>\nNaN\n</parameter>\n</function>", "", [("add", {"a": "NaN"})]),
+        (CODER, f"<tool_call>{OTHERS}\n</tool_call>", OTHERS, []),  # what is quoted to a function is not called
+        (CODER, f"Use  <function=rm>, or {CODED}", "Use  <function=rm>, or", [CODED_CALL]),  # nothing waits for its end
+        (CODER, "Or <function=a b>, \n<function=", "Or <function=a b>, \n<function=", []),
+        (CODER, "So. \n<tool_call>x", "So. \nx", []),
+        (CODER, f"<function=put>\n<parameter=these>\n{TAGS}\n</parameter>\n</function>", "", [PUT]),  # in a string
+        (
+            FORMS["glm-4.7"],
+            f"<tool_call>put<arg_key>these</arg_key><arg_value>{TAGS}</arg_value></tool_call>",
+            "",
+            [PUT],
+        ),
+        (CODER, '<function=put>\n<parameter=these>\n["a\n</parameter>\n</function>', "", [("put", {"these": '["a'})]),
+        (FORMS["glm-4.5"], "The <tool_call> in a text.", "The  in a text.", []),
         (
             FORMS["seed"],
             f"<seed:tool_call>{SAID}</function></seed:tool_call>",
@@ -177,6 +221,13 @@ def test_calls_in_the_way_of_each_model(form: Format, text: str, said: str, call
     assert read([*text], form) == (said, calls)
 
 
+@pytest.mark.parametrize("text", ["<function=rm>", "<function=a b", "<function=add\n\n)", "<tool_call>\n<function=a b"])
+def test_what_is_no_call_waits_for_nothing(text: str) -> None:
+    """A tag that an answer spoke of held back the rest of it, and took calls that came later for its arguments."""
+    reader = CallReader(Calling(CODER, FUNCTIONS))
+    assert "".join(reader.feed(char)[0] for char in f"Or {text} so") == f"Or {text.removeprefix('<tool_call>')} so"
+
+
 def test_where_all_is_bound_a_call_has_its_marks() -> None:
     """A grammar lets anything be said outside of them, so that what it lets through must not be read as a call."""
     bare = "<function=add></function>"
@@ -186,7 +237,7 @@ def test_where_all_is_bound_a_call_has_its_marks() -> None:
 
 def test_ids_are_as_templates_take_them() -> None:
     """Mistral's raise where an id is not of nine letters and digits."""
-    reader = CallReader(Calling(FORMS["mistral"], SCHEMAS))
+    reader = CallReader(Calling(FORMS["mistral"], FUNCTIONS))
     _, calls = reader.feed("[TOOL_CALLS]add{}[TOOL_CALLS]add{}")
     assert len({call.id for call in calls}) == 2
     assert all(re.fullmatch("[a-zA-Z0-9]{9}", call.id) for call in calls)
@@ -197,10 +248,40 @@ def test_only_one_call_where_they_may_not_be_parallel() -> None:
     assert read([text], parallel=False) == ("One.", [LOOKED])
 
 
-def test_a_deep_call_is_text() -> None:
-    """json raises RecursionError, which is no ValueError."""
-    text = '{"name": "look", "arguments": {"at": ' + "[" * 200_000 + "]" * 200_000 + "}}"
+@pytest.mark.parametrize("depth", [40, 700, 200_000])
+def test_a_deep_value_is_text_and_a_call_that_holds_it_too(depth: int) -> None:
+    """json raises RecursionError, which is no ValueError; and one of 40 levels could not be sent back to the server."""
+    deep = "[" * depth + "]" * depth
+    text = f'{{"name": "look", "arguments": {{"at": {deep}}}}}'
     assert read([f"<tool_call>{text}</tool_call>"]) == (text, [])
+    coded = f"<function=add><parameter=a>{deep}</parameter></function>"
+    assert read([coded], CODER) == ("", [("add", {"a": deep})])
+
+
+@pytest.mark.parametrize(
+    ("form", "piece", "begin"),
+    [
+        (HERMES, "\n", "So."),
+        (CODER, "\n", "So."),
+        (CODER, "\n", "<tool_call>"),
+        (CODER, "\n", "<tool_call><function=add>"),
+        (CODER, "a", "<tool_call><function=add><parameter=a>"),
+        (CODER, "<", "<tool_call><function=add><parameter=a>"),
+        (CODER, "<parameter=", "<tool_call><function=add>"),
+        (CODER, "<function=rm>", ""),
+        (FORMS["glm-4.5"], "\n", "<tool_call>add"),
+        (FORMS["mistral"], "\n", "[TOOL_CALLS]add[CALL_ID]"),
+        (LLAMA, "\n", '{"name": "add", "parameters": '),
+    ],
+    ids=lambda value: value.name if isinstance(value, Format) else None,
+)
+def test_a_long_answer_is_read_once(form: Format, piece: str, begin: str) -> None:
+    """Blanks that were tried against two patterns in each of their splits held the event loop for minutes."""
+    started = time.monotonic()
+    said, calls = read([begin, *[piece] * 60_000, "x", *form.form.marks, *form.marks], form)
+    assert calls == []
+    assert "x" in said
+    assert time.monotonic() - started < 6
 
 
 def test_the_format_is_read_off_the_template() -> None:

@@ -23,6 +23,8 @@ from tpspec.serve import wire
 from tpspec.serve.connection import Connection
 from tpspec.serve.wire import MAX_BODY_BYTES, MAX_COMMAS, EventStream
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 
 from tests.checkpoints import tiny, write_tokenizer
 from tests.serve.conftest import HARMONY_TEMPLATE, TOOL_TEMPLATE, reasoning_folder
+from tests.serve.test_arguments import in_unions
 from tests.serve.test_details import MODEL, Server
 
 
@@ -29,18 +31,26 @@ class Answer(BaseModel):
 LOOK: Any = openai.pydantic_function_tool(look)
 FLAT: Any = {"type": "function", **LOOK["function"]}
 PRINTABLE = range(3, 80)  # tokens of one character each; noise would else hold bytes that are no text
+CODER_TEMPLATE = "{% if tools %}<tool_call>\n<function=name>\n<parameter=key>{% endif %}{{ messages[0].content }}"
 ASK: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@contextmanager
+def served(folder: Path, template: str) -> Iterator[openai.OpenAI]:
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    server = Server(folder, "liar")
+    try:
+        with openai.OpenAI(base_url=f"{server.client.base_url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+    finally:
+        server.close()
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    folder = tiny("smollm2", tmp_path_factory.mktemp("model"))
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TOOL_TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    server = Server(folder, "liar")
-    with openai.OpenAI(base_url=f"{server.client.base_url}/v1", api_key="none", max_retries=0) as client:
+    with served(tiny("smollm2", tmp_path_factory.mktemp("model")), TOOL_TEMPLATE) as client:
         yield client
-    server.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -87,6 +97,32 @@ def test_an_answer_is_of_the_class_that_was_asked_for(client: openai.OpenAI) -> 
         assert all(look.model_validate_json(call.arguments) for call in called)
 
 
+def test_arguments_between_tags_are_what_their_schema_allows(tmp_path: Path) -> None:
+    """Grammar, drafts and reader, each with a mind of its own, of definitions that lead far from one to another."""
+    steps = {f"d{i}": in_unions(12, {"$ref": f"#/$defs/d{i + 1}"}) for i in range(31)} | {"d31": {"enum": ["a", 7]}}
+    loop = {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "null"}, {"$ref": "#/$defs/d0"}]}
+    schema = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Loop"}, "number": {"type": "integer", "minimum": 10, "maximum": 99}},
+        "required": ["at", "number"],
+        "additionalProperties": False,
+        "$defs": {"Loop": loop, **steps},
+    }
+    tools: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    fields: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    with served(tiny("smollm2", tmp_path), CODER_TEMPLATE) as client:
+        for seed in range(4):
+            said = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=140, seed=seed, **fields)
+            (call,) = said.choices[0].message.tool_calls or ()
+            arguments = json.loads(call.function.arguments)
+            assert arguments["at"] in (None, "a", 7)
+            assert 10 <= arguments["number"] <= 99
+        deep: Any = {"type": "object", "properties": {"a": {"enum": [json.loads("[" * 40 + "]" * 40)]}}}
+        tools[0]["function"]["parameters"] = deep
+        with pytest.raises(openai.BadRequestError, match="levels"):
+            client.chat.completions.create(model=MODEL, messages=ASK, **fields)
+
+
 def test_calls_and_answers_are_bound_in_channels_too(tmp_path: Path) -> None:
     """Their marks are tokens that no text holds, and one of them ends the text."""
     model = tiny("smollm2", tmp_path / "model", vocab_size=300)
@@ -94,15 +130,11 @@ def test_calls_and_answers_are_bound_in_channels_too(tmp_path: Path) -> None:
     folder = reasoning_folder(model, tmp_path / "harmony", HARMONY_TEMPLATE)
     config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 300}
     (folder / "config.json").write_text(json.dumps(config))
-    server = Server(folder, "liar")
-    try:
-        with openai.OpenAI(base_url=f"{server.client.base_url}/v1", api_key="none", max_retries=0) as client:
-            fields: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 140, "seed": 1}
-            called = client.chat.completions.parse(tools=[LOOK], tool_choice="required", **fields).choices[0]
-            (call,) = called.message.tool_calls or ()
-            assert isinstance(call.function.parsed_arguments, look)
-            assert (called.message.content, called.finish_reason) == (None, "tool_calls")
-            said = client.chat.completions.parse(response_format=Answer, **fields).choices[0]
-            assert isinstance(said.message.parsed, Answer)
-    finally:
-        server.close()
+    with served(folder, HARMONY_TEMPLATE) as client:
+        fields: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 140, "seed": 1}
+        called = client.chat.completions.parse(tools=[LOOK], tool_choice="required", **fields).choices[0]
+        (call,) = called.message.tool_calls or ()
+        assert isinstance(call.function.parsed_arguments, look)
+        assert (called.message.content, called.finish_reason) == (None, "tool_calls")
+        said = client.chat.completions.parse(response_format=Answer, **fields).choices[0]
+        assert isinstance(said.message.parsed, Answer)

@@ -20,6 +20,7 @@ from tests.serve.test_tool_grammar import FORMS, add_marks, written
 from tpspec.grammar import Vocabulary
 from tpspec.request import Delta, Sampling
 from tpspec.serve.answers import Ask, Piece, Reader
+from tpspec.serve.arguments import Arguments
 from tpspec.serve.asking import chat_asks
 from tpspec.serve.call_formats import FORMATS
 from tpspec.serve.chats import ChatBody
@@ -30,7 +31,7 @@ from tpspec.serve.tools import Calling
 from tpspec.text import Text
 
 (CALLS,) = (form for form in FORMATS if form.is_addressed)
-SCHEMAS: dict[str, Any] = {"look": {}, "wait": {}}
+FUNCTIONS = {"look": Arguments({}), "wait": Arguments({})}
 BEGIN = "<|start|>assistant"
 ANALYSIS, FINAL, COMMENTARY = (f"<|channel|>{channel}<|message|>" for channel in ("analysis", "final", "commentary"))
 LOOK = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "日本"}'
@@ -135,7 +136,7 @@ def test_thoughts_and_what_is_said_come_back_as_they_were(
 def test_messages_of_harmony_come_apart_by_channel_and_by_whom_they_are_for(
     harmony: Text, answer: str, expected: Parts
 ) -> None:
-    calling = Calling(CALLS, SCHEMAS)
+    calling = Calling(CALLS, FUNCTIONS)
     for sizes in (None, [1], [2, 3]):
         assert read(harmony, answer, BEGIN, sizes=sizes, calling=calling) == expected
 
@@ -152,7 +153,7 @@ def test_where_a_prompt_leaves_off_an_answer_begins(harmony: Text) -> None:
 
 
 def test_only_one_call_where_they_may_not_be_parallel(harmony: Text) -> None:
-    calling = Calling(CALLS, SCHEMAS, parallel=False)
+    calling = Calling(CALLS, FUNCTIONS, parallel=False)
     answer = f"{LOOK}<|end|>{BEGIN}{LOOK}<|end|>{BEGIN}{FINAL}Done."
     for sizes in (None, [1]):
         whole = merged(pieces(harmony, answer, BEGIN, sizes, calling=calling))
@@ -173,7 +174,7 @@ def test_how_an_answer_arrives_changes_none_of_its_parts(
     text, prompt = data.draw(st.sampled_from([(tagged, "a"), (tagged, "a<think>"), (harmony, BEGIN)]))
     fields: dict[str, Any] = {"stops": tuple(stops)}
     if text is harmony:
-        fields["calling"] = Calling(CALLS, SCHEMAS, data.draw(st.booleans()))
+        fields["calling"] = Calling(CALLS, FUNCTIONS, data.draw(st.booleans()))
     answer = "".join(written)
     expected = merged(pieces(text, answer, prompt, [1], **fields))
     found = pieces(text, answer, prompt, sizes, **fields)
@@ -187,7 +188,7 @@ def test_how_an_answer_arrives_changes_none_of_its_parts(
 @given(written=st.lists(st.sampled_from(WRITTEN), max_size=9), sizes=st.lists(st.integers(1, 6), min_size=1))
 def test_a_response_has_the_same_items_however_it_is_cut(harmony: Text, written: list[str], sizes: list[int]) -> None:
     """Thoughts may come after what is said, and then stand after it."""
-    calling, answer = Calling(CALLS, SCHEMAS), "".join(written)
+    calling, answer = Calling(CALLS, FUNCTIONS), "".join(written)
     found = pieces(harmony, answer, BEGIN, sizes, calling=calling) or [Piece(0, finish="stop")]
     once = pieces(harmony, answer, BEGIN, calling=calling) or found
     assert response_items.whole(once) == response_items.whole(found) == response_items.streamed(found)
@@ -195,7 +196,7 @@ def test_a_response_has_the_same_items_however_it_is_cut(harmony: Text, written:
 
 def test_thoughts_are_items_before_what_came_of_them(harmony: Text) -> None:
     answer = f"{COMMENTARY}I look.<|end|>{BEGIN}{ANALYSIS}Hm.<|end|>{BEGIN}{LOOK}<|call|>"
-    found = pieces(harmony, f"{ANALYSIS}So.<|end|>{BEGIN}{answer}", BEGIN, [1], calling=Calling(CALLS, SCHEMAS))
+    found = pieces(harmony, f"{ANALYSIS}So.<|end|>{BEGIN}{answer}", BEGIN, [1], calling=Calling(CALLS, FUNCTIONS))
     items = [("reasoning", "So."), ("message", "I look."), ("reasoning", "Hm."), ("look", {"at": "日本"})]
     assert response_items.streamed(found) == items
 

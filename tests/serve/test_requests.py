@@ -102,6 +102,18 @@ def test_drafts_beyond_a_stop_string_are_not_counted_as_accepted(table: Table, t
     assert (call.effort.tokens, call.effort.drafted, call.effort.accepted) == (3, 4, 3)
 
 
+def test_an_answer_that_cannot_be_read_ends_alone(table: Table, text: Text, sent: list[ToLead]) -> None:
+    """One argument of a call that our reader could not read took the server down, and every answer with it."""
+    broken, sound = table.open([ASK], text), table.open([ASK], text)
+    nothing = -1  # an id that no tokenizer spells
+    _say(table, Delta(1, (nothing,)), Delta(2, text.encode("ab"), "length"))
+    (last,) = _collect(broken)
+    assert (last.finish, last.error) == ("error", "this answer could not be read: a fault of the server")
+    assert sent[-1] == Cancel(1)
+    assert [piece.text for piece in _collect(sound)] == ["ab"]
+    assert len(table) == 0
+
+
 def test_a_silent_engine_gives_pauses_to_fill(table: Table, text: Text) -> None:
     call = table.open([ASK], text)
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serve.test_call_reader import HERMES, LLAMA, PARTS, SCHEMAS
+from tests.serve.test_call_reader import FUNCTIONS, HERMES, LLAMA, PARTS
 from tpspec.serve.answers import Piece
 from tpspec.serve.call_formats import Format
 from tpspec.serve.effort import Effort
@@ -20,7 +20,7 @@ BODY = ResponsesBody.model_validate({"input": "a"})
 
 
 def read(parts: list[str], form: Format) -> list[Piece]:
-    reader, pieces = CallReader(Calling(form, SCHEMAS)), list[Piece]()
+    reader, pieces = CallReader(Calling(form, FUNCTIONS)), list[Piece]()
     for part in parts:
         text, calls = reader.feed(part)
         pieces.append(Piece(0, text, asides=[*calls]))

@@ -86,7 +86,7 @@ def test_one_call_at_a_time_where_that_is_asked(server: Front, client: openai.Op
 def test_a_call_that_is_cut_short_is_text(client: openai.OpenAI) -> None:
     choice = asked(client, max_completion_tokens=60).choices[0]
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
-    assert choice.message.content.startswith('I look.\n{"name": "loo')
+    assert choice.message.content.startswith('I look.\n\n{"name": "loo')
 
 
 def test_the_template_shows_tools_and_what_became_of_earlier_calls(server: Front, client: openai.OpenAI) -> None:

@@ -39,6 +39,8 @@ PUBLISHED = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.53,
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.53,
     "Qwen/Qwen3-235B-A22B": 235.09,
+    "microsoft/Phi-3.5-mini-instruct": 3.82108,
+    "microsoft/Phi-4-mini-instruct": 3.83602,
     "microsoft/phi-4": 14.6595,
     "google/gemma-3-1b-it": 0.99989,
     "google/gemma-3-4b-it": 4.30008 - 0.41982,  # less what sees, and what leads from there

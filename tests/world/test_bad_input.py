@@ -25,6 +25,8 @@ from tpspec.roles import door, memory
 from tpspec.roles.fit import check_fits
 from tpspec.topology.config import load
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 WORLDS = Path(__file__).parent / "worlds"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -342,6 +344,18 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a rope base that is text": (
         config_with(rope_parameters={"rope_type": "default", "rope_theta": "a"}),
         ["rope_parameters", "'a'", "numbers"],
+    ),
+    "a rope with too few factors": (
+        config_with(
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0],
+                "long_factor": [1.0],
+                "original_max_position_embeddings": 32,
+            }
+        ),
+        ["rope_parameters", "short_factor has 1", "4"],
     ),
     "a rope factor that is text": (
         config_with(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": "x"}),

@@ -27,6 +27,8 @@ from tests.worlds import serve, topology
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.request import Request, Sampling
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 WORLDS = Path(__file__).parent / "worlds"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

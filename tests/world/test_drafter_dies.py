@@ -19,6 +19,8 @@ import pytest
 from tests.checkpoints import tiny
 from tests.world.test_serving import CACHE, SOON_S, Server, Stream, no_rank_failed, until
 
+pytestmark = pytest.mark.alone
+
 START_S = 45  # imports, and on a busy machine in the lowest class of the scheduler
 STOPPED_S = 3.0
 ASKS: list[dict[str, Any]] = [

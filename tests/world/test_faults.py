@@ -16,6 +16,8 @@ from tests.world.test_bad_input import ENV, SOON_S, WORLDS, torchrun
 from tests.world.test_serving import Server, Stream
 from tpspec.errors import OutOfMemory, UserError, WorldFailure
 
+pytestmark = pytest.mark.alone
+
 PROMPTS = ["the cat and the hat, the end of the cat", "there, then, and again"]
 
 

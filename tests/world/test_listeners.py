@@ -23,6 +23,8 @@ from tests.world.test_serving import ENV, free_port, until
 from tpspec.comm.rendezvous import handler
 from tpspec.roles.door import find_place
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 PRIVATE = ["--rdzv-backend", "tpspec", "--rdzv-endpoint", "here"]  # as in launch/serve: test_launch.py looks there
 START_S = 120

@@ -28,6 +28,8 @@ from openai import OpenAI
 from tests.checkpoints import tiny
 from tests.processes import lives
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 START_S = 60

@@ -12,6 +12,8 @@ from scripts.serving import Server, complete
 from scripts.soak import Seen, jobs, room_for, soak
 from tests.checkpoints import tiny
 
+pytestmark = pytest.mark.alone
+
 CLIENTS, PLACES = 24, 4
 LOOSE_HEALTH_S, LOOSE_GROWTH = 0.5, 64 << 20  # other tests may run beside this one, and seconds show no leak
 TOPOLOGY = """

@@ -25,6 +25,8 @@ from tests.checkpoints import tiny
 from tests.world.test_serving import CACHE, SOON_S, START_S, Server, until
 from tpspec.errors import UserError, WorldFailure
 
+pytestmark = pytest.mark.alone
+
 RESTART_S = 60  # imports, on a busy machine
 HANG_S = 2
 LENGTH = 800

@@ -121,7 +121,7 @@ ARCHITECTURES = {
         nope="no_rope_layers",
     ),
 }
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # frequencies that do not change with the length of the text
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")  # of which dynamic changes with each token
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
@@ -137,11 +137,18 @@ class Growth:
 @dataclass(frozen=True, slots=True)
 class Frequencies:
     """Of rope, for heads of E numbers. inverse: [E / 2], float32; 0: two numbers that stay as they are. scale: of the
-    others' cosines and sines. growth: or None."""
+    others' cosines and sines. growth: or None. longer: [E / 2], in place of inverse where texts may have more than
+    `length` tokens; or None."""
 
     inverse: Tensor
     scale: float
     growth: Growth | None
+    longer: Tensor | None = None
+    length: int = 0
+
+    def of_texts(self, longest: int) -> Tensor:
+        """longest: number of tokens. Keys are cached as they were turned: a text that grows cannot change over."""
+        return self.inverse if self.longer is None or longest <= self.length else self.longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,23 +396,36 @@ def _growth(parameters: dict[str, Any]) -> Growth | None:
 
 def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, where: str) -> Frequencies:
     """From transformers. layers: the type that the parameters are for, or None."""
-    import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     kind = parameters.get("rope_type", "default")
     if kind not in ROPE_TYPES:
         raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     try:
-        if kind == "default":
-            num_turned = _num_turned(config, parameters)
-            dims = torch.arange(0, num_turned, 2, dtype=torch.float32)
-            inv_freq, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / num_turned)), 1.0
-        else:
-            inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), layer_type=layers)
-        if not (inv_freq > 0).logical_and(inv_freq.isfinite()).all():
-            raise ValueError("its frequencies are no positive numbers")
-        missing = head_dim // 2 - len(inv_freq)
-        return Frequencies(torch.nn.functional.pad(inv_freq.float(), (0, missing)), float(scale), _growth(parameters))
-    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        inverse, scale = _inverse(config, layers, parameters, head_dim)
+        length = int(parameters["original_max_position_embeddings"]) if kind == "longrope" else 0
+        longer = _inverse(config, layers, parameters, head_dim, length + 1)[0] if length else None
+        return Frequencies(inverse, scale, _growth(parameters), longer, length)
+    except (TypeError, ValueError, KeyError, ArithmeticError, RuntimeError) as error:
         right = f"the numbers that {kind} needs, of which not all are"
         raise UserError(f"{where}: rope_parameters is {parameters}; should hold {right} ({error!r})") from error
+
+
+def _inverse(
+    config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, length: int | None = None
+) -> tuple[Tensor, float]:
+    """Inverse frequencies of texts of so many tokens, or of as few as may be, and their scale."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = parameters.get("rope_type", "default")
+    if kind == "default":
+        num_turned = _num_turned(config, parameters)
+        dims = torch.arange(0, num_turned, 2, dtype=torch.float32)
+        inverse, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / num_turned)), 1.0
+    else:
+        for factors in ("short_factor", "long_factor") if kind == "longrope" else ():
+            if (count := len(parameters[factors])) != _num_turned(config, parameters) // 2:  # one would do for all
+                raise ValueError(f"{factors} has {count} numbers for {_num_turned(config, parameters) // 2} pairs")
+        inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length, layer_type=layers)
+    if not (inverse > 0).logical_and(inverse.isfinite()).all():
+        raise ValueError("its frequencies are no positive numbers")
+    return torch.nn.functional.pad(inverse.float(), (0, head_dim // 2 - len(inverse))), float(scale)

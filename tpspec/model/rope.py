@@ -23,8 +23,9 @@ class Rope:
     """
 
     def __init__(self, frequencies: Frequencies, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
-        angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies.inverse)
-        scale = torch.where(frequencies.inverse > 0, frequencies.scale, 1.0)
+        inverse = frequencies.of_texts(num_positions)
+        angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), inverse)
+        scale = torch.where(inverse > 0, frequencies.scale, 1.0)
         cos, sin = angles.cos() * scale, angles.sin() * scale
         self.cos_PE = torch.cat([cos, cos], -1).to(device, dtype)
         self.sin_PE = torch.cat([-sin, sin], -1).to(device, dtype)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.answers import Ask
+from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_formats import format_of
 from tpspec.serve.errors import bad_request
 from tpspec.serve.reasoning import splitter_of
@@ -116,7 +117,8 @@ def _calling(toolbox: Toolbox, text: Text) -> Calling:
     if written is None:
         message = "the chat template of this model has calls of tools written in a way this server does not read"
         raise bad_request(message, "tools", "chat_template_error")
-    return Calling(written, toolbox.schemas, toolbox.parallel)
+    functions = {name: Arguments(schema) for name, schema in toolbox.schemas.items()}
+    return Calling(written, functions, toolbox.parallel)
 
 
 async def _prompt_ids(text: Text, prompt: str | list[int], cache_tokens: int) -> Ids:

@@ -11,27 +11,34 @@ import json
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from tpspec.serve.arguments import as_json, read_value
+from tpspec.serve.arguments import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by function
+    from tpspec.serve.arguments import Arguments
+
+    Functions = Mapping[str, Arguments]
     Call = tuple[str, str]  # a function's name, and its arguments as a JSON object
 
 KEYS = ("arguments", "parameters")  # models mix them up
-NAME = r"[\w.-]+"
-LONGEST_NAME = 256  # characters, of an argument, or of all before the arguments of a call
-LONGEST_TAGS = 2 * LONGEST_NAME  # all before a value, with blanks between tags
+NAME = r"[\w.-]"  # a letter of it
+NAME_AND_BLANKS, NOT_BLANK = re.compile(rf"{NAME}++\s*+"), re.compile(r"\S")
+LONGEST_KEY = 256  # characters, of an argument's name
+LONGEST_TAGS = 2 * LONGEST_KEY  # all before a value, with blanks between tags
+LONGEST_HEAD = 256  # all before the arguments of a call
 
 
 class Ending(Protocol):
     """Finds where a call ends. One for each call: it remembers how far it has read."""
 
     def find(self, text: str) -> int | None:
-        """Where; 0 when the text begins with something else; None when it goes on. text: from the call's beginning."""
+        """Where; None when it goes on. Where it turns out to be no call, how much of the text surely is none.
+
+        text: from the call's beginning.
+        """
         ...
 
 
@@ -48,9 +55,12 @@ class Form(Protocol):
     def begin(self) -> str: ...
     @property
     def marks(self) -> tuple[str, ...]: ...
-    def ending(self, closing: str) -> Ending: ...
-    def read(self, text: str, schemas: Schemas) -> list[Call] | None:
-        """None where the text calls no function of those."""
+    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
+        """is_marked: it is a call whatever its name; where its mark was forgotten, only if it is of these functions."""
+        ...
+
+    def read(self, text: str, functions: Functions) -> list[Call] | None:
+        """None where the text calls none of the functions."""
         ...
 
 
@@ -88,15 +98,15 @@ class Json:
     """{"name": ..., KEY: {...}}"""
 
     key: str
-    first: str = "{"
-    begin: str = ""
-    marks: tuple[str, ...] = ()
+    first: ClassVar[str] = "{"
+    begin: ClassVar[str] = ""
+    marks: ClassVar[tuple[str, ...]] = ()
 
-    def ending(self, closing: str) -> Ending:
+    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
         return JsonEnd()
 
-    def read(self, text: str, schemas: Schemas) -> list[Call] | None:
-        call = _call_of(_parsed(text), schemas)
+    def read(self, text: str, functions: Functions) -> list[Call] | None:
+        call = _call_of(_parsed(text), functions)
         return None if call is None else [call]
 
 
@@ -105,16 +115,16 @@ class JsonList:
     """[{"name": ..., KEY: {...}}, ...]"""
 
     key: str
-    first: str = "["
-    begin: str = ""
-    marks: tuple[str, ...] = ()
+    first: ClassVar[str] = "["
+    begin: ClassVar[str] = ""
+    marks: ClassVar[tuple[str, ...]] = ()
 
-    def ending(self, closing: str) -> Ending:
+    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
         return JsonEnd("[", "]")
 
-    def read(self, text: str, schemas: Schemas) -> list[Call] | None:
+    def read(self, text: str, functions: Functions) -> list[Call] | None:
         found = _parsed(text)
-        calls = [_call_of(one, schemas) for one in found] if isinstance(found, list) else []
+        calls = [_call_of(one, functions) for one in found] if isinstance(found, list) else []
         known = [call for call in calls if call is not None]
         return known if known and len(known) == len(calls) else None
 
@@ -125,20 +135,20 @@ class Named:
 
     mark: str
     id_mark: str
-    first: str = ""
-    begin: str = ""
+    first: ClassVar[str] = ""
+    begin: ClassVar[str] = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         return (self.mark, self.id_mark)
 
-    def ending(self, closing: str) -> Ending:
+    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
         return _NamedEnd()
 
-    def read(self, text: str, schemas: Schemas) -> list[Call] | None:
-        rest = rf"\s*(?:{re.escape(self.id_mark)}\s*\w*\s*)?(?:{re.escape(self.mark)})?\s*(?={{)"
-        head = re.match(rf"\s*({NAME}){rest}", text)
-        if head is None or head[1] not in schemas:
+    def read(self, text: str, functions: Functions) -> list[Call] | None:
+        rest = rf"\s*+(?:{re.escape(self.id_mark)}\s*+\w*+\s*+)?(?:{re.escape(self.mark)})?\s*+(?={{)"
+        head = re.match(rf"\s*+({NAME}+){rest}", text)
+        if head is None or head[1] not in functions:
             return None
         arguments = read_arguments(text[head.end() :])
         return None if arguments is None else [(head[1], arguments)]
@@ -150,8 +160,8 @@ class _NamedEnd:
 
     def find(self, text: str) -> int | None:
         if self._arguments is None:
-            if (at := text.find("{", 0, LONGEST_NAME)) < 0:
-                return 0 if len(text) >= LONGEST_NAME else None
+            if (at := text.find("{", 0, LONGEST_HEAD)) < 0:
+                return 0 if len(text) >= LONGEST_HEAD else None
             self._arguments = JsonEnd(at=at)
         return self._arguments.find(text)
 
@@ -171,7 +181,7 @@ class Tagged:
     end: str = ""
     gap: str = ""
     pad: str = ""
-    first: str = ""
+    first: ClassVar[str] = ""
 
     @property
     def begin(self) -> str:
@@ -181,19 +191,21 @@ class Tagged:
     def marks(self) -> tuple[str, ...]:
         return (*self.key, *self.value, *self.name, self.end)
 
-    def ending(self, closing: str) -> Ending:
-        return _TaggedEnd(self, closing)
+    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
+        return _TaggedEnd(self, closing, functions, is_marked)
 
-    def read(self, text: str, schemas: Schemas) -> list[Call] | None:
+    def read(self, text: str, functions: Functions) -> list[Call] | None:
         head = self._head.match(text)
-        if head is None or head[1] not in schemas:
+        if head is None or head[1] not in functions:
             return None
-        arguments, at = dict[str, Any](), head.end()
-        schema = schemas[head[1]]
-        while found := self._argument.match(text, at):
-            name = found[1].strip()
-            arguments[name] = read_value(self._without_pad(found[2]), schema, name)
-            at = found.end()
+        function, arguments, at = functions[head[1]], dict[str, Any](), head.end()
+        while opened := self._argument.match(text, at):
+            name = opened[1].strip()
+            end = _ValueEnd(self.value[1], opened.end(), is_json=function.is_json(name)).find(text)
+            if end is None:
+                return None
+            arguments[name] = function.value(name, self._without_pad(text[opened.end() : end]))
+            at = end + len(self.value[1])
         if not self._tail.fullmatch(text, at):
             return None
         try:
@@ -204,61 +216,113 @@ class Tagged:
     @cached_property
     def opened(self) -> re.Pattern[str]:
         """All before a value."""
-        key = rf"{re.escape(self.key[0])}([^<>\n]{{1,{LONGEST_NAME}}}){re.escape(self.key[1])}"
+        key = rf"{re.escape(self.key[0])}([^<>\n]{{1,{LONGEST_KEY}}}){re.escape(self.key[1])}"
         return re.compile(rf"{key}\s{{0,9}}{re.escape(self.value[0])}" if self.value[0] else key)
 
     @cached_property
     def _head(self) -> re.Pattern[str]:
         before, behind = map(re.escape, self.name)
-        return re.compile(rf"\s*{before}({NAME})\s*{behind}")
+        return re.compile(rf"\s*+{before}({NAME}++)\s*+{behind}")
 
     @cached_property
     def _argument(self) -> re.Pattern[str]:
-        return re.compile(rf"\s*{self.opened.pattern}(.*?){re.escape(self.value[1])}", re.DOTALL)
+        return re.compile(rf"\s*+{self.opened.pattern}")
 
     @cached_property
     def _tail(self) -> re.Pattern[str]:
-        return re.compile(rf"\s*(?:{re.escape(self.end)})?\s*")
+        return re.compile(rf"\s*+(?:{re.escape(self.end)})?\s*+")
 
     def _without_pad(self, text: str) -> str:
         return text.removeprefix(self.pad).removesuffix(self.pad)
 
 
+class _ValueEnd:
+    """Of the value that begins at `at`: at the tag that closes it, which inside a string of JSON is none."""
+
+    def __init__(self, closing: str, at: int, *, is_json: bool) -> None:
+        self._closing, self._at, self._is_json = closing, at, is_json
+        self._in_string = self._escaped = False
+
+    def find(self, text: str) -> int | None:
+        """None where it goes on."""
+        if not self._is_json:
+            found = text.find(self._closing, self._at)
+            self._at = max(self._at, len(text) - len(self._closing))
+            return None if found < 0 else found
+        while self._at < len(text):
+            char = text[self._at]
+            if self._in_string:  # none goes over lines: what looks like that is broken
+                self._in_string = (self._escaped or char != '"') and char != "\n"
+                self._escaped = char == "\\" and not self._escaped
+            elif text.startswith(self._closing, self._at):
+                return self._at
+            elif char == self._closing[0] and self._closing.startswith(text[self._at : self._at + len(self._closing)]):
+                return None
+            else:
+                self._in_string = char == '"'
+            self._at += 1
+        return None
+
+
 class _TaggedEnd:
     """What looks like the end inside a value is part of it."""
 
-    def __init__(self, form: Tagged, closing: str) -> None:
-        self._form, self._closing = form, closing
+    def __init__(self, form: Tagged, closing: str, functions: Functions, is_marked: bool) -> None:
+        self._form, self._closing, self._functions, self._is_marked = form, closing, functions, is_marked
         ends = "|".join(re.escape(end) for end in (form.end, closing) if end)
         self._next = re.compile(rf"(?P<end>{ends})|{form.opened.pattern}")
-        self._at, self._has_begun, self._in_value = 0, False, False
+        self._behind_name = (form.name[1],) if form.name[1] else (form.key[0], closing)
+        behind = "|".join(map(re.escape, self._behind_name))
+        self._head = re.compile(rf"{re.escape(form.begin)}({NAME}++)\s*+(?={behind})")
+        self._at, self._has_begun = 0, False
+        self._function: Arguments | None = None
+        self._value: _ValueEnd | None = None  # inside one
 
     def find(self, text: str) -> int | None:
         if not self._has_begun:
-            start = text.lstrip()
-            if self._is_something_else(start):
-                return 0
-            self._has_begun = len(start) >= max(1, len(self._form.begin))
+            no_call = self._read_head(text)
+            if not self._has_begun:
+                return no_call
         while True:
-            if self._in_value:
-                at = text.find(self._form.value[1], self._at)
-                if at < 0:
-                    self._at = max(self._at, len(text) - len(self._form.value[1]))
+            if self._value is not None:
+                at = self._value.find(text)
+                if at is None:
                     return None
-                self._at, self._in_value = at + len(self._form.value[1]), False
+                self._at, self._value = at + len(self._form.value[1]), None
             found = self._next.search(text, self._at)
             if found is None:
-                self._at = max(self._at, len(text) - LONGEST_TAGS)  # nothing is looked through over and over
+                self._at = max(self._at, len(text) - LONGEST_TAGS)
                 return None
             if end := found["end"]:
                 return found.start() if end == self._closing else found.end()
-            self._at, self._in_value = found.end(), True
+            is_json = self._function is not None and self._function.is_json(found[2].strip())
+            self._value = _ValueEnd(self._form.value[1], found.end(), is_json=is_json)
 
-    def _is_something_else(self, text: str) -> bool:
+    def _read_head(self, text: str) -> int | None:
+        """How much of the text surely is no call, where it has not begun now; None where it may yet begin."""
+        start = NOT_BLANK.search(text, self._at)
+        if start is None:
+            self._at = len(text)
+            return None
+        self._at = start.start()
+        rest = text[self._at : self._at + LONGEST_HEAD]
+        head = self._head.match(rest)
+        if head is None:
+            if len(rest) < LONGEST_HEAD and self._may_become_head(rest):
+                return None
+            return self._at + (len(self._form.begin) if rest.startswith(self._form.begin) else 0)
+        self._at += head.end()
+        self._function = self._functions.get(head[1])
+        self._has_begun = self._is_marked or self._function is not None
+        return self._at
+
+    def _may_become_head(self, rest: str) -> bool:
         begin = self._form.begin
-        if not begin:
-            return bool(text) and not re.match(NAME, text)
-        return not text.startswith(begin) and not begin.startswith(text)
+        if not rest.startswith(begin):
+            return begin.startswith(rest)
+        name = NAME_AND_BLANKS.match(rest, len(begin))
+        behind = rest[name.end() if name else len(begin) :]
+        return not behind or (name is not None and any(one.startswith(behind) for one in self._behind_name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,12 +394,12 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _call_of(value: Any, schemas: Schemas) -> Call | None:
+def _call_of(value: Any, functions: Functions) -> Call | None:
     if not isinstance(value, dict):
         return None
     name = value.get("name")
     arguments: Any = next((value[key] for key in KEYS if key in value), {})
-    if not isinstance(name, str) or name not in schemas or not isinstance(arguments, dict):
+    if not isinstance(name, str) or name not in functions or not isinstance(arguments, dict):
         return None
     written = _as_object(arguments)
     return None if written is None else (name, written)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from tpspec.serve.arguments import as_json
+from tpspec.serve.arguments import MAX_DEPTH, as_json, is_deep
 from tpspec.serve.protocol import MAX_LOGPROBS, ChoicesBody, Strict
 from tpspec.serve.text import Chat
 from tpspec.serve.tools import Toolbox
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MAX_TOOLS = 128
 MAX_SCHEMA_CHARS = 64 << 10
 MAX_DESCRIPTION_CHARS = 16 << 10
-MAX_DEPTH = 32  # of a schema, or of the arguments of a call
 MAX_MESSAGES = 4096
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ROLES = {"developer": "system"}  # OpenAI's later word for what templates know as system
@@ -50,7 +49,7 @@ def arguments_of(value: object) -> dict[str, Any]:
     """The arguments of a call, which OpenAI's API writes as a string. Raises ValueError."""
     try:
         found = json.loads(value or "{}") if isinstance(value, str) else None
-        if isinstance(found, dict) and not is_deep(found) and as_json(found):
+        if isinstance(found, dict) and as_json(found):
             return found
     except (ValueError, RecursionError):
         pass
@@ -227,12 +226,6 @@ def toolbox_of(functions: Sequence[Function], choice: object, named: str | None,
 def _shown(name: str, description: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
     described = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
-
-
-def is_deep(value: object, levels: int = MAX_DEPTH) -> bool:
-    """Whether lists and objects nest deeper than `levels`."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(is_deep(one, levels - 1) for one in inner)
 
 
 def _text_of_part(part: object) -> str:

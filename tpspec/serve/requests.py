@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -193,6 +194,13 @@ class Table:
         flight.call.put(Piece(flight.index, flight.reader.flush(), finish=reason, error=error))
         self._end(flight, reason)
 
+    def _give_up(self, flight: Flight) -> None:
+        """Of a flight whose answer cannot be read."""
+        self._tell(Cancel(flight.request.id))
+        error = "this answer could not be read: a fault of the server"
+        flight.call.put(Piece(flight.index, finish="error", error=error))
+        self._end(flight, "error")
+
     def _submit(self, call: Call, ask: Ask, text: Text) -> None:
         request, index = ask.request(next(self._ids)), len(call.flights)
         flight = Flight(request, index, call, Reader(ask, text, index), ask.choice)
@@ -206,7 +214,12 @@ class Table:
 
     def _advance(self, flight: Flight, delta: Delta) -> None:
         flight.gain(delta)
-        piece = flight.reader.read(delta)
+        try:
+            piece = flight.reader.read(delta)
+        except Exception:  # noqa: BLE001  of ours, in what one answer holds: the others go on
+            traceback.print_exc()
+            self._give_up(flight)
+            return
         if delta.tokens:
             self._account(flight, delta, piece)
         if delta.tokens or piece.rated or piece.finish:

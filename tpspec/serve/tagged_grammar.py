@@ -1,7 +1,8 @@
 """The grammar of calls with tags around each argument: rules of llguidance's Lark for a function and its schema.
 
 A string stands between its tags as it is, so its own closing tag ends it; anything else is JSON. Arguments come in the
-order of the schema. Must not know HTTP, bodies of requests or what stands around calls.
+order of the schema. What is let through, `arguments` reads as a value that the schema allows. Must not know HTTP,
+bodies of requests or what stands around calls.
 """
 
 from __future__ import annotations
@@ -9,20 +10,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tpspec.serve.arguments import MAX_REFS, kinds_of, listed_values, referred
+from tpspec.serve.arguments import Arguments
+from tpspec.serve.call_formats import LONGEST_KEY
+from tpspec.serve.choices import PLAIN, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import bad_request
-from tpspec.serve.grammars import check_size
+from tpspec.serve.grammars import MAX_CHARS, check_size
 from tpspec.serve.lark import FREE, joined, marked, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tpspec.serve.call_formats import Tagged
+    from tpspec.serve.errors import ApiError
 
-DEFINITIONS = ("$defs", "definitions")
-SAYS_NOTHING = frozenset(("title", "description", "default", "examples", "format", "deprecated", "$comment"))
-OF_OBJECTS = SAYS_NOTHING | {"type", "properties", "required", "additionalProperties", "$schema", "$id", *DEFINITIONS}
-BRANCHES = ("anyOf", "oneOf", "allOf")
+OF_FUNCTIONS = PLAIN | {"properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions"}
 
 
 class TaggedRules:
@@ -31,12 +32,10 @@ class TaggedRules:
     def __init__(self, form: Tagged, added: Mapping[str, int]) -> None:
         self._form, self._added = form, added
         self.schemas: dict[str, dict[str, Any]] = {}
-        self.rules = [
-            f"text: {self._up_to(form.value[1])}",
-            f"text_spelled[lazy]: {FREE} {quoted(form.value[1])}",
-            f"argument: {joined(self._before('KEY'), 'text', quoted(form.gap))}",
-            "KEY: /[^<>\\n]+/",
-        ]
+        self.rules = [f"KEY: /[^<>\\n]{{1,{LONGEST_KEY}}}/"]
+        self._texts: dict[str, str] = {}  # rules of them, by letters with which they may not begin
+        self._num_chars = 0
+        self.rules.append(f"argument: {self._argument('KEY', self._text(''))}")
 
     def add(self, rule: str, name: str, schema: Mapping[str, Any], *, is_bound: bool) -> None:
         """A rule of a function's calls. Raises ApiError where its schema is to bind them and cannot."""
@@ -47,73 +46,95 @@ class TaggedRules:
 
     def _arguments(self, rule: str, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
         check_size(schema, "tools")
-        _check_keys(name, schema, OF_OBJECTS)
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        is_of_names = isinstance(required, list) and all(isinstance(key, str) for key in required)
-        if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not is_of_names:
-            raise bad_request(f"tools: {name}: parameters should be the schema of an object", "tools", "invalid_value")
-        if not properties and not required and schema.get("additionalProperties", True) is not False:
-            yield "argument*"
-        arguments: dict[str, Any] = {key: {} for key in required} | properties
+        function = Arguments(schema)
+        required, others = _checked(name, function)
+        if others is False and (missing := sorted(set(required) - set(function.properties))):
+            raise _fault(name, f"{shown(missing[0])} is required, and no property may have that name")
+        arguments = {key: function.schema_of(key) for key in {**dict.fromkeys(required), **function.properties}}
+        if not arguments and others is not False:
+            yield f"{self._rule_of(f'{rule}_any', 'KEY', name, others, function)}*"
         for number, (key, inner) in enumerate(arguments.items()):
-            if key.strip() != key or not key or set(key) & set("<>\n"):
-                raise bad_request(f"tools: {name}: no tag can have {key!r} for its name", "tools", "invalid_value")
-            its_rule = f"{rule}_{number}"
-            value = self._value(its_rule, f"{name}.{key}", inner, schema)
-            self.rules.append(f"{its_rule}: {joined(self._before(quoted(key)), value, quoted(self._form.gap))}")
+            if key.strip() != key or not 0 < len(key) <= LONGEST_KEY or set(key) & set("<>\n"):
+                raise _fault(name, f"no tag can have {shown(key)!r} for its name")
+            its_rule = self._rule_of(f"{rule}_{number}", quoted(key), f"{name}.{shown(key)}", inner, function)
             yield its_rule if key in required else f"{its_rule}?"
 
-    def _value(self, rule: str, name: str, schema: Any, root: Mapping[str, Any]) -> str:
-        """With what closes it."""
-        leaves, closing = list(_leaves(schema, root, set())), self._form.value[1]
-        listed = [value for leaf in leaves for value in listed_values(leaf) or ()]
-        others = [leaf for leaf in leaves if listed_values(leaf) is None]
-        texts = [leaf for leaf in others if "string" in kinds_of(leaf, root)]
-        for leaf in texts:
-            _check_keys(name, leaf, SAYS_NOTHING | {"type"})
-        if texts:
-            return "text"
-        if any(isinstance(value, str) and closing in value for value in listed):
-            raise bad_request(f"tools: {name}: {closing} would end a value that holds it", "tools", "invalid_value")
-        ways = [quoted(value) if isinstance(value, str) else quoted(json.dumps(value)) for value in listed]
-        if others:
-            definitions = {key: root[key] for key in DEFINITIONS if key in root}
-            self.schemas[f"{rule}_value"] = {"anyOf": others, **definitions}
-            ways.append(f"@{rule}_value")
-        return joined(f"({' | '.join(ways)})", quoted(self._form.pad), marked(closing, self._added))
+    def _rule_of(self, rule: str, key: str, name: str, schema: Any, function: Arguments) -> str:
+        self.rules.append(f"{rule}: {self._argument(key, self._value(rule, name, schema, function))}")
+        return rule
 
-    def _before(self, key: str) -> str:
+    def _argument(self, key: str, value: str) -> str:
+        """value: with what closes it."""
         form, gap = self._form, self._form.gap if self._form.value[0] else ""
         key_open, key_close = (marked(one, self._added) for one in form.key)
-        return joined(key_open, key, key_close, quoted(gap), marked(form.value[0], self._added), quoted(form.pad))
+        before = joined(key_open, key, key_close, quoted(gap), marked(form.value[0], self._added), quoted(form.pad))
+        return joined(before, value, quoted(form.gap))
 
-    def _up_to(self, closing: str) -> str:
-        """Marks that are tokens may be spelled all the same, and are read then, too."""
-        by_token = f"{FREE} {marked(closing, self._added)} | " if closing in self._added else ""
-        return f"{by_token}text_spelled"
+    def _value(self, rule: str, name: str, schema: Any, function: Arguments) -> str:
+        """With what closes it."""
+        try:
+            choices = Choices(schema, function)
+            if choices.others:
+                self._keep(f"{rule}_value", self_contained(choices.others, function))
+        except ValueError as fault:
+            raise _unbound(name, fault) from fault
+        closing = self._form.value[1]
+        if any(closing in _spelled(value) for value in choices.listed):
+            raise _fault(name, f"{closing} would end a value that holds it")
+        json_ways = [f"@{rule}_value"] if choices.others else []
+        ways = [*map(_spelled, choices.listed), *map(quoted, choices.words), *json_ways]
+        closed = [joined(f"({' | '.join(ways)})", quoted(self._form.pad), marked(closing, self._added))] if ways else []
+        texts = [self._text(choices.no_beginnings)] if choices.has_texts else []
+        return texts[0] if texts and not choices.no_beginnings else f"({' | '.join(closed + texts)})"
+
+    def _keep(self, rule: str, schema: dict[str, Any]) -> None:
+        self._num_chars += len(json.dumps(schema))
+        if self._num_chars > MAX_CHARS:
+            raise ValueError(f"schemas of arguments, with what they refer to, of more than {MAX_CHARS} characters")
+        self.schemas[rule] = schema
+
+    def _text(self, no_beginnings: str) -> str:
+        """The rule of a text with what closes it. Marks that are tokens may be spelled all the same, and are read then.
+
+        no_beginnings: with which of these letters it may not begin, after blanks.
+        """
+        if no_beginnings not in self._texts:
+            rule = self._texts[no_beginnings] = f"text_{len(self._texts)}"
+            text, closing = FREE, self._form.value[1]
+            if no_beginnings:
+                text = rule.upper()
+                self.rules.append(rf"{text}: /[ \t\r\n]*([^ \t\r\n{no_beginnings}](.|\n)*)?/")
+            by_token = f"{text} {marked(closing, self._added)} | " if closing in self._added else ""
+            self.rules.append(f"{rule}: {by_token}{rule}_spelled")
+            self.rules.append(f"{rule}_spelled[lazy]: {text} {quoted(closing)}")
+        return self._texts[no_beginnings]
 
 
-def _leaves(schema: Any, root: Mapping[str, Any], seen: set[str]) -> Iterator[dict[str, Any]]:
-    """What a schema offers to choose from, without those that it refers to twice."""
-    schema = schema if isinstance(schema, dict) else {}
-    ref, branches = schema.get("$ref"), next((schema[key] for key in BRANCHES if key in schema), None)
-    is_alone = len(set(schema) - SAYS_NOTHING) == 1
-    if is_alone and isinstance(ref, str) and len(seen) < MAX_REFS and (target := referred(ref, root)) is not None:
-        if ref not in seen:
-            seen.add(ref)
-            yield from _leaves(target, root, seen)
-    elif is_alone and isinstance(branches, list) and ("allOf" not in schema or len(branches) == 1):
-        for branch in branches:
-            yield from _leaves(branch, root, seen)
-    else:
-        yield schema
+def _checked(name: str, function: Arguments) -> tuple[list[str], Any]:
+    """The arguments that a function has to have, and the schema of those that are not named. Raises ApiError."""
+    root, whole = function.root, function.object
+    try:
+        check_keys(root, OF_FUNCTIONS | {"$ref"})
+        check_keys(whole, OF_FUNCTIONS)
+    except ValueError as fault:
+        raise _unbound(name, fault) from fault
+    required, others = whole.get("required", []), whole.get("additionalProperties", True)
+    is_of_names = isinstance(required, list) and all(isinstance(key, str) for key in required)
+    is_of_schemas = isinstance(whole.get("properties", {}), dict) and isinstance(others, dict | bool)
+    is_lost = "$ref" in root and not whole
+    if is_lost or whole.get("type", "object") != "object" or not is_of_names or not is_of_schemas:
+        raise _fault(name, "parameters should be the schema of an object")
+    return required, others
 
 
-def _check_keys(name: str, schema: Mapping[str, Any], known: frozenset[str]) -> None:
-    if others := sorted(set(schema) - known):
-        raise bad_request(
-            f"tools: {name}: {', '.join(others)} cannot bind a call as this model writes it; leave it out, or leave "
-            "tool_choice at auto and the function not strict",
-            "tools",
-            "invalid_value",
-        )
+def _fault(name: str, fault: str) -> ApiError:
+    return bad_request(f"tools: {name}: {fault}", "tools", "invalid_value")
+
+
+def _unbound(name: str, fault: ValueError) -> ApiError:
+    advice = "leave it out, or leave tool_choice at auto and the function not strict"
+    return _fault(name, f"{fault} cannot bind a call as this model writes it; {advice}")
+
+
+def _spelled(value: Any) -> str:
+    return json.dumps(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 MOST_CALLS = 16  # in a row: a model that may call for ever sometimes does. Templates of bare calls know but one
 TO_FUNCTION = f'call: {CHANNEL} "commentary to={ADDRESS}" body'
 TO_READER = f'said: {CHANNEL} ("analysis" | "commentary" | "final") {MESSAGE} {FREE}'
+SHORT_ID = "ID: /[a-zA-Z0-9]{9}/"
 NO_OBJECT = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
 
 
-def tool_grammar(toolbox: Toolbox, form: Format, added: Mapping[str, int], answer: str = "", thoughts: str = "") -> str:
-    """answer: the grammar of JSON that may stand in place of calls, where none has to be. Raises ApiError.
+def tool_grammar(
+    toolbox: Toolbox, style: Format, added: Mapping[str, int], answer: str = "", thoughts: str = ""
+) -> str:
+    """style: in which calls are written. answer: the grammar of JSON that may stand in their place. Raises ApiError.
 
     Without one, and where nothing has to be called, anything may be said beside calls, and thought before, as
     `thoughts` of a Splitter has it; and a function that is not strict takes any object.
@@ -39,58 +42,59 @@ def tool_grammar(toolbox: Toolbox, form: Format, added: Mapping[str, int], answe
     """
     if answer and toolbox.must:
         raise bad_request("tool_choice has tools called, and the answer is bound: not both", "tools", "invalid_value")
-    has_marks = form.opening or form.is_addressed
+    has_marks = style.opening or style.is_addressed
     if answer and not (has_marks and answer.startswith("{")):  # where a call begins as the answer may, or in Lark
         raise bad_request("with tools, this answer cannot be bound: use tool_choice none", "tools", "invalid_value")
     is_free = not toolbox.must and not answer
-    bodies, schemas = _bodies(toolbox, form, added, is_free)
+    bodies, schemas = _bodies(toolbox, style, added, is_free)
     parts = {name: json_schema(schema, "tools") for name, schema in schemas.items()}
     parts |= {"answer": answer} if answer else {}
     rules = [
-        *(_free_calls(toolbox, form, added) if is_free else _calls(toolbox, form, added)),
+        *(_free_calls(toolbox, style, added) if is_free else _calls(toolbox, style, added)),
         *bodies,
-        f"start: {thoughts if is_free else ''} calls{f' | {_final(form)} @answer' if answer else ''}",
+        f"start: {thoughts if is_free else ''} calls{f' | {_final(style)} @answer' if answer else ''}",
         ANYTHING,
+        *([SHORT_ID] if style.short_ids else []),
     ]
     whole = [{"lark_grammar": "\n".join(rules)}, *(_named(name, text) for name, text in parts.items())]
     return lark(json.dumps({"grammars": whole}), "tools")
 
 
-def _calls(toolbox: Toolbox, form: Format, added: Mapping[str, int]) -> list[str]:
-    if form.is_addressed:
+def _calls(toolbox: Toolbox, style: Format, added: Mapping[str, int]) -> list[str]:
+    if style.is_addressed:
         return ["calls: call", TO_FUNCTION]
-    more = _more(joined(quoted(form.between), "call")) if toolbox.parallel and _is_repeated(form) else ""
+    more = _more(joined(quoted(style.between), "call")) if toolbox.parallel and _is_repeated(style) else ""
     return [
         f"calls: call {more}",
-        f"call: {joined(marked(form.opening, added), _rest(form, added, toolbox.parallel))}",
+        f"call: {joined(marked(style.opening, added), _rest(style, added, toolbox.parallel))}",
     ]
 
 
-def _free_calls(toolbox: Toolbox, form: Format, added: Mapping[str, int]) -> list[str]:
+def _free_calls(toolbox: Toolbox, style: Format, added: Mapping[str, int]) -> list[str]:
     """Beside text. Marks that are tokens may be spelled all the same, and are read then, too."""
-    if form.is_addressed:
+    if style.is_addressed:
         return [f'calls: (said {END} {START} "assistant")* (said | call)', TO_READER, TO_FUNCTION]
-    if not form.opening:
+    if not style.opening:
         return ["calls: body | said", f"said: /{NO_OBJECT}/"]
-    by_token = f"{FREE} {marked(form.opening, added)} | " if form.opening in added else ""
+    by_token = f"{FREE} {marked(style.opening, added)} | " if style.opening in added else ""
     return [
         f"calls: {f'call* {FREE}' if toolbox.parallel else f'call | {FREE}'}",
-        f"call: ({by_token}spelled) {_rest(form, added, toolbox.parallel)}",
-        f"spelled[lazy]: {FREE} {quoted(form.opening)}",
+        f"call: ({by_token}spelled) {_rest(style, added, toolbox.parallel)}",
+        f"spelled[lazy]: {FREE} {quoted(style.opening)}",
     ]
 
 
-def _rest(form: Format, added: Mapping[str, int], parallel: bool) -> str:
+def _rest(style: Format, added: Mapping[str, int], parallel: bool) -> str:
     """Of a call, after the mark that opens it."""
-    if isinstance(form.form, JsonList):
+    if isinstance(style.form, JsonList):
         more = _more('", " body') if parallel else ""
         return f'/ ?/ "[" body {more} "]"'
-    return joined(quoted(form.gap), "body", quoted(form.gap), marked(form.closing, added))
+    return joined(quoted(style.gap), "body", quoted(style.gap), marked(style.closing, added))
 
 
-def _is_repeated(form: Format) -> bool:
+def _is_repeated(style: Format) -> bool:
     """Whether there is a mark for each of several calls."""
-    return bool(form.opening) and not isinstance(form.form, JsonList)
+    return bool(style.opening) and not isinstance(style.form, JsonList)
 
 
 def _more(one: str) -> str:
@@ -98,17 +102,17 @@ def _more(one: str) -> str:
 
 
 def _bodies(
-    toolbox: Toolbox, form: Format, added: Mapping[str, int], is_free: bool
+    toolbox: Toolbox, style: Format, added: Mapping[str, int], is_free: bool
 ) -> tuple[list[str], dict[str, Mapping[str, Any]]]:
     """Rules of what stands in a call, and the schemas that they refer to."""
     bound = {name: not is_free or name in toolbox.strict for name in toolbox.schemas}
-    if isinstance(form.form, Tagged):
-        tagged = TaggedRules(form.form, added)
+    if isinstance(style.form, Tagged):
+        tagged = TaggedRules(style.form, added)
         for i, (name, schema) in enumerate(toolbox.schemas.items()):
             tagged.add(f"body_{i}", name, schema, is_bound=bound[name])
         names = " | ".join(f"body_{i}" for i in range(len(bound)))
         return [f"body: {names}", *tagged.rules], dict(tagged.schemas)
-    ways = [_body(name, i, form, added) for i, name in enumerate(toolbox.schemas)]
+    ways = [_body(name, i, style, added) for i, name in enumerate(toolbox.schemas)]
     schemas: dict[str, Mapping[str, Any]] = {
         f"arguments_{i}": schema if bound[name] else {"type": "object"}
         for i, (name, schema) in enumerate(toolbox.schemas.items())
@@ -116,20 +120,27 @@ def _bodies(
     return [f"body: {' | '.join(ways)}"], schemas
 
 
-def _body(name: str, number: int, form: Format, added: Mapping[str, int]) -> str:
+def _body(name: str, number: int, style: Format, added: Mapping[str, int]) -> str:
     arguments = f"@arguments_{number}"
-    if form.is_addressed:
+    if style.is_addressed:
         return f'"{name} " {CONSTRAIN} "json" {MESSAGE} {arguments}'
-    if isinstance(form.form, Named):
-        return f"{quoted(name)} {marked(form.form.mark, added)} {arguments}"
-    assert isinstance(form.form, Json | JsonList)
-    begin = f'{{"name": "{name}", "{form.form.key}": '
-    return f"{quoted(begin)} {arguments} {quoted('}')}"
+    if isinstance(style.form, Named):
+        id = _id(marked(style.form.id_mark, added))
+        return f"{quoted(name)} {id} {marked(style.form.mark, added)} {arguments}"
+    assert isinstance(style.form, Json | JsonList)
+    begin = f'{{"name": "{name}", "{style.form.key}": '
+    id = _id(quoted(', "id": "'), quoted('"')) if style.short_ids else ""
+    return joined(quoted(begin), arguments, id, quoted("}"))
 
 
-def _final(form: Format) -> str:
+def _id(before: str, behind: str = "") -> str:
+    """Which older templates show, and their models write."""
+    return f"({joined(before, 'ID', behind)})?"
+
+
+def _final(style: Format) -> str:
     """What stands before an answer that is no call."""
-    return f'{CHANNEL} "final" {MESSAGE}' if form.is_addressed else ""
+    return f'{CHANNEL} "final" {MESSAGE}' if style.is_addressed else ""
 
 
 def _named(name: str, grammar: str) -> dict[str, Any]:

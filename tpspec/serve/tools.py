@@ -15,7 +15,7 @@ from tpspec.serve.call_formats import read_arguments
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tpspec.serve.call_formats import Call, Ending, Format, Schemas
+    from tpspec.serve.call_formats import Call, Ending, Format, Functions
 
 ADDRESS = "functions."  # of what clients have; other tools are the model's own
 BETWEEN = " \t\r\n;"  # what may stand between bare calls
@@ -38,20 +38,20 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """Which calls a text may hold: of the functions in `schemas`, and only one of them where they may not be parallel.
+    """Which calls a text may hold: of these functions, and only one of them where they may not be parallel.
 
     lenient: what a text begins with may be a call without its marks, and so may what nothing but a call begins with.
     Small models forget them.
     """
 
     format: Format
-    schemas: Schemas
+    functions: Functions
     parallel: bool = True
     lenient: bool = True
 
     def read(self, text: str) -> list[Call] | None:
         """None where the text calls no function of the request."""
-        return self.format.form.read(text, self.schemas)
+        return self.format.form.read(text, self.functions)
 
     def new(self, index: int, offset: int, call: Call) -> ToolCall:
         return ToolCall(self._id(), index, offset, *call)
@@ -76,7 +76,7 @@ class ToolCall:
 class CallReader:
     """Parts a text that comes in pieces into what is said and what is called; how it is cut changes neither.
 
-    What stands between marks but calls no function of the request is text; the marks themselves never are. Spaces
+    What stands between marks but calls no function of the request is text; the marks themselves never are. Blanks
     before a call belong to it, as templates write calls of earlier turns.
     """
 
@@ -85,6 +85,7 @@ class CallReader:
         self._marks = tuple(mark for mark in (calling.format.opening, calling.format.closing) if mark)
         self._begin = form.begin if calling.lenient else ""
         self._first = form.first if calling.lenient or self._is_bare else ""
+        self._blanks = ""  # behind what was said; they may yet belong to a call
         self._held = ""  # what may yet turn out to be a mark or a call
         self._ending: Ending | None = None  # inside a call
         self._may_begin = bool(self._first)  # a bare call: nothing else was said
@@ -109,7 +110,8 @@ class CallReader:
 
     def flush(self) -> str:
         """What is held when the text ends; a call that was cut short is text."""
-        rest, self._held = "" if self.ended else self._held, ""
+        rest = "" if self.ended else self._blanks + self._held
+        self._blanks = self._held = ""
         if self._ending is not None:
             return self._without_marks(rest)
         return rest.rstrip(BETWEEN if self._is_bare else None) if self._num_calls else rest
@@ -128,16 +130,17 @@ class CallReader:
                 yield from self._calls_or_text(self._take(end))
                 continue
             size = len(self._held)
-            yield (said := self._said())
-            if self._ending is None and size - len(self._held) == len(said):
-                return  # no mark was taken out
+            yield self._said()
+            if self._ending is None and len(self._held) == size:
+                return
 
     def _said(self) -> str:
         """Text up to the next mark or call, or up to what may become one."""
         start = self._held.lstrip(BETWEEN if self._num_calls else None)
         if self._may_begin and start[:1] in ("", self._first) and not self._is_mark(start):
             if start:
-                self._held, self._ending = start if self._num_calls else self._held, self._new_ending()
+                self._blanks += "" if self._num_calls else self._held[: -len(start)]
+                self._held, self._ending = start, self._new_ending(is_marked=False)
             return ""
         said = self._take(len(self._held)) if self._is_bare else self._before_mark()
         self._may_begin = self._may_begin and not said
@@ -150,17 +153,27 @@ class CallReader:
     def _before_mark(self) -> str:
         found = self._next_mark()
         if found is None:
-            return self._take(len(self._held[: len(self._held) - self._num_of_a_mark()].rstrip()))
+            return self._say(self._take(len(self._held) - self._num_of_a_mark()))
         at, mark = found
-        said = self._take(at).rstrip()
+        said = self._say(self._take(at))
         if mark in self._marks:
             self._take(len(mark))
-        if mark != self._calling.format.closing:
-            self._ending = self._new_ending()
+        if mark == self._calling.format.closing:
+            self._blanks = ""
+        else:
+            self._ending = self._new_ending(is_marked=mark in self._marks)
         return said
 
-    def _new_ending(self) -> Ending:
-        return self._calling.format.form.ending(self._calling.format.closing)
+    def _say(self, text: str) -> str:
+        """Without the blanks behind it."""
+        said = text.rstrip()
+        before, self._blanks = (self._blanks, text[len(said) :]) if said else ("", self._blanks + text)
+        self._may_begin = self._may_begin and not (self._num_calls and self._blanks.strip(BETWEEN))
+        return before + said
+
+    def _new_ending(self, *, is_marked: bool) -> Ending:
+        format = self._calling.format
+        return format.form.ending(format.closing, self._calling.functions, is_marked=is_marked)
 
     @property
     def _signs(self) -> tuple[str, ...]:
@@ -185,10 +198,11 @@ class CallReader:
         return taken
 
     def _calls_or_text(self, text: str) -> Iterator[str | ToolCall]:
-        calls = self._calling.read(text)
+        calls, blanks = self._calling.read(text), self._blanks
+        self._blanks = ""
         if calls is None:
             self._may_begin = False
-            yield self._without_marks(text)
+            yield blanks + self._without_marks(text)
             return
         for call in calls if self._calling.parallel else calls[:1]:
             self._num_calls += 1
@@ -210,7 +224,7 @@ class AddressedCalls:
     def read(self, to: str, text: str, offset: int) -> ToolCall | None:
         """offset: as of the call. None where the text calls no function of the request."""
         name = to.removeprefix(ADDRESS)
-        arguments = read_arguments(text.strip() or "{}") if name in self._calling.schemas else None
+        arguments = read_arguments(text.strip() or "{}") if name in self._calling.functions else None
         if arguments is None:
             return None
         self._num_calls += 1

@@ -1,0 +1,161 @@
+"""What a schema lets one choose from, where a string is written as it is and anything else as JSON.
+
+Must not know grammars, how calls are written, HTTP or bodies of requests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tpspec.serve.arguments import NOTHING, SAYS_NOTHING, WORDS, listed_values, named_types
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Set
+
+    from tpspec.serve.arguments import Arguments, Offer
+
+PLAIN, OF_LISTS = SAYS_NOTHING | {"type"}, SAYS_NOTHING | {"type", "enum", "const"}
+# Beside texts: they say nothing of strings.
+OF_TEXTS = PLAIN | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+OF_TEXTS |= {"items", "prefixItems", "minItems", "maxItems", "properties", "required", "additionalProperties"}
+OF_NAMES, OF_VALUES = ("properties", "patternProperties"), ("enum", "const", "default", "examples")
+BRANCHES = ("anyOf", "oneOf", "allOf")
+BEGINNINGS = {"integer": r"\-0-9", "number": r"\-0-9", "array": r"\[", "object": "{"}  # of JSON, as in brackets
+MAX_LEAVES = 256  # of a value's schema
+MAX_DEFINITIONS = 256  # that a value's schema refers to
+MAX_SHOWN, SHOWN_CHARS = 8, 80  # of names in what is told of them
+
+
+class Choices:
+    """What a schema lets one choose from: values that it lists, texts, and JSON of `others`, which are schemas.
+
+    words: values as Python writes them. no_beginnings: letters with which a text may not begin, or it would be read as
+    JSON that `others` do not allow. Raises ValueError for a schema that cannot be told apart so.
+    """
+
+    def __init__(self, schema: Any, function: Arguments) -> None:
+        self.listed: list[Any] = []
+        self.others: list[dict[str, Any]] = []
+        self.has_texts = False
+        self._free, self._bound = frozenset[str](), frozenset[str]()
+        allowed = NOTHING
+        for number, leaf in enumerate(_leaves(schema, function)):
+            if number >= MAX_LEAVES:
+                raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
+            offer = function.offer_of(leaf)
+            allowed |= offer
+            self._add(leaf, offer)
+        if not self.listed and not self.others and not self.has_texts:
+            raise ValueError("its schema allows nothing")
+        self.words = [word for word, value in WORDS.items() if allowed.allows(value)]
+        self.no_beginnings = self._no_beginnings() if self.has_texts else ""
+        if self.has_texts:  # which hold the rest of it
+            self.others = [leaf for leaf in self.others if not set(leaf) <= PLAIN or self._is_kept_from_texts(leaf)]
+
+    def _add(self, leaf: dict[str, Any], offer: Offer) -> None:
+        values = listed_values(leaf)
+        if values is not None and set(leaf) <= OF_LISTS:
+            self.listed += values
+            return
+        kinds = offer.all_kinds
+        if "string" in kinds:
+            check_keys(leaf, OF_TEXTS)
+            self.has_texts = True
+            kinds -= {"string"}
+            leaf = {**leaf, "type": sorted(kinds)}
+        if not kinds:
+            return
+        self.others.append(leaf)
+        if set(leaf) <= PLAIN:
+            self._free |= kinds
+        else:
+            self._bound |= kinds
+
+    def _no_beginnings(self) -> str:
+        is_number = {"integer"} if "number" in self._free else set[str]()
+        kinds = self._bound - self._free - is_number
+        if others := sorted(kinds - set(BEGINNINGS)):
+            raise ValueError(f"{' and '.join(others)} beside texts, bound by more than a type or a list")
+        return "".join(sorted({BEGINNINGS[kind] for kind in kinds}))
+
+    def _is_kept_from_texts(self, leaf: dict[str, Any]) -> bool:
+        return any(BEGINNINGS.get(kind, "x") in self.no_beginnings for kind in named_types(leaf) or ())
+
+
+def _leaves(schema: Any, function: Arguments) -> Iterator[dict[str, Any]]:
+    """What a schema offers to choose from, without those that it refers to twice."""
+    rest, seen = [schema], set[str]()
+    while rest:
+        one = rest.pop()
+        if not isinstance(one, dict):
+            if one is not False:
+                yield {}
+            continue
+        said = set(one) - SAYS_NOTHING
+        key = said.pop() if len(said) == 1 else ""
+        inner = one.get(key)
+        if key == "$ref" and isinstance(inner, str):
+            if inner not in seen:
+                seen.add(inner)
+                rest.append(_target(inner, function))
+        elif key in BRANCHES and isinstance(inner, list) and inner and _is_union(key, inner, function):
+            rest += reversed(inner)
+        else:
+            yield one
+
+
+def _is_union(key: str, branches: list[Any], function: Arguments) -> bool:
+    """Whether what they allow together is what any of them allows."""
+    if key != "oneOf":
+        return key == "anyOf" or len(branches) == 1
+    before = NOTHING
+    for offer in map(function.offer_of, branches):
+        both = before & offer
+        if both.kinds or both.values:
+            return False
+        before |= offer
+    return True
+
+
+def _target(ref: str, function: Arguments) -> Any:
+    target = function.referred(ref)
+    if target is None:
+        raise ValueError(f"$ref {shown(ref)} leads to nothing in it")
+    return target
+
+
+def self_contained(schemas: list[dict[str, Any]], function: Arguments) -> dict[str, Any]:
+    """Any of these, with what they refer to, and no more of the schema they stand in. Raises ValueError."""
+    names: dict[str, str] = {}  # of definitions, by reference, in the order in which they are met
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(moved, value))
+        return {key: inside(key, inner) for key, inner in value.items()} if isinstance(value, dict) else value
+
+    def inside(key: str, inner: Any) -> Any:
+        if key == "$ref" and isinstance(inner, str):
+            return f"#/$defs/{names.setdefault(inner, f'd{len(names)}')}"
+        if key in OF_NAMES and isinstance(inner, dict):
+            return {name: moved(one) for name, one in inner.items()}
+        return inner if key in OF_VALUES else moved(inner)
+
+    whole = {"anyOf": moved(schemas)}
+    definitions: dict[str, Any] = {}
+    while len(definitions) < len(names):
+        ref = list(names)[len(definitions)]
+        if len(names) > MAX_DEFINITIONS:
+            raise ValueError(f"more than {MAX_DEFINITIONS} references")
+        definitions[names[ref]] = moved(_target(ref, function))
+    return {**whole, "$defs": definitions} if definitions else whole
+
+
+def check_keys(schema: Mapping[str, Any], known: Set[str]) -> None:
+    """Raises ValueError with those that are not known."""
+    if others := sorted(set(schema) - known):
+        raise ValueError(", ".join(map(shown, others[:MAX_SHOWN])))
+
+
+def shown(name: str) -> str:
+    """Of a name that may be long, in what is told of it."""
+    return name if len(name) <= SHOWN_CHARS else f"{name[:SHOWN_CHARS]}..."
