@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -27,12 +29,16 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 300.0
 END_S = 60.0
+PORTS = range(20000, 32768)
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has, of those that no system gives away: a connection could take one before a server does."""
+    while True:
+        port = random.choice(PORTS)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def torchrun(num_ranks: int, module: str, *words: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from scripts.serving import free_port
 from tpspec.comm import distributed
 from tpspec.comm.communicator import OneRank, Purpose, sum_in_order
 from tpspec.comm.distributed import Place, join_world
@@ -30,12 +30,6 @@ def torchrun(num_ranks: int, script: str, *args: str) -> subprocess.CompletedPro
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     command = [*launch, str(WORLDS / script), *args]
     return subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120, check=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def two_ranks(script: str, *args: str) -> list[tuple[int, str]]:

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.comm.test_distributed import ENV, WORLDS, free_port, torchrun
+from scripts.serving import free_port
+from tests.comm.test_distributed import ENV, WORLDS, torchrun
 from tpspec.comm import shared
 from tpspec.comm.communicator import Communicator, Purpose, sum_in_order
 from tpspec.comm.ledger import Ledger, counted

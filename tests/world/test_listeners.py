@@ -18,8 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scripts.serving import free_port
 from tests.checkpoints import tiny
-from tests.world.test_serving import ENV, free_port, until
+from tests.world.test_serving import ENV, until
 from tpspec.comm.rendezvous import handler
 from tpspec.roles.door import find_place
 

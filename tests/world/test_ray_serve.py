@@ -15,8 +15,9 @@ import httpx
 import psutil
 import pytest
 
+from scripts.serving import free_port
 from tests.checkpoints import tiny
-from tests.world.test_serving import ENV, ROOT, SOON_S, free_port, until
+from tests.world.test_serving import ENV, ROOT, SOON_S, until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.slow

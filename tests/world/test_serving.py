@@ -25,6 +25,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from scripts.serving import free_port
 from tests.checkpoints import tiny
 from tests.processes import lives
 
@@ -44,12 +45,6 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:
@@ -76,8 +71,12 @@ class Server:
         return "".join(self.lines)
 
     def ready(self) -> Server:
-        until(lambda: self.launcher.poll() is not None or self._is_ready(), START_S, "the server is ready")
-        assert self.launcher.poll() is None, self.output
+        try:
+            until(lambda: self.launcher.poll() is not None or self._is_ready(), START_S, "the server is ready")
+            assert self.launcher.poll() is None, self.output
+        except AssertionError:
+            self.kill()
+            raise
         self.processes = [self.launcher, *self.launcher.children(recursive=True)]
         return self
 
