@@ -109,10 +109,12 @@ def test_text_without_calls_is_let_through_as_it_is(text: str) -> None:
     assert all(read([*text], form) == (text, []) for form in FORMATS)
 
 
+QUOTED = f'{{"name": "look", "arguments": {{"at": "as "so" <tool_call>{ADD}</tool_call>"}}}}'
 LOOKED, ADDED = ("look", {"at": 'x } </tool_call> " {'}), ("add", {"a": [1, {}], "b": 1.5})
 CODED_CALL = ("look", {"at": "a </tool_call> b", "far": True})
 LISTED_CALL, ADD_0 = ("look", {"at": "7 < 8", "or": None}), ("add", {})
 OTHERS = "\n<function=write>\n<parameter=a>\n<function=add></function>\n</parameter>\n</function>"
+ADD_1 = "<function=add><parameter=a>1</parameter>"
 SAID = "<function=look><parameter=at>\n x</parameter><parameter=or>y</parameter>"
 
 
@@ -141,6 +143,8 @@ SAID = "<function=look><parameter=at>\n x</parameter><parameter=or>y</parameter>
         (r'<tool_call>{"name": "look", "arguments": {"at": "\\"}}</tool_call> "So"', ' "So"', [("look", {"at": "\\"})]),
         (' {"city": "Rome"} is', ' {"city": "Rome"} is', []),
         ("a < b <tool", "a < b <tool", []),
+        (f'<tool_call>{{"a": {{"b": 1}}</tool_call><tool_call>{ADD}</tool_call>', '{"a": {"b": 1}', [ADDED]),  # a brace
+        (f"<tool_call>{QUOTED}</tool_call>", re.sub("</?tool_call>", "", QUOTED), []),  # quotes that were not escaped
     ],
 )
 def test_calls_between_marks(text: str, said: str, calls: list[object]) -> None:
@@ -177,6 +181,17 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
         (CODER, f"<tool_call>{ADD}</tool_call> So.", f"{ADD} So.", []),  # Hermes'
         (CODER, "<function=add>\n<parameter=a>\nNaN\n</parameter>\n</function>", "", [("add", {"a": "NaN"})]),
         (CODER, f"<tool_call>{OTHERS}\n</tool_call>", OTHERS, []),  # what is quoted to a function is not called
+        (
+            CODER,
+            f"<tool_call>{OTHERS.replace('write', 'fs:write')}\n</tool_call>",
+            OTHERS.replace("write", "fs:write"),
+            [],
+        ),
+        (CODER, OTHERS, OTHERS, []),
+        (CODER, f"Use <function=add> and {CODED}", "Use <function=add> and", [CODED_CALL]),
+        (CODER, f"<function=add> {CODED}", "<function=add>", [CODED_CALL]),
+        (CODER, f"<tool_call><function=add><parameter=a>1</parameter> So. {CODED}", f"{ADD_1} So.", [CODED_CALL]),
+        (CODER, f"A <tool_call> holds <function=look>. {CODED}", "A  holds <function=look>.", [CODED_CALL]),
         (CODER, f"Use  <function=rm>, or {CODED}", "Use  <function=rm>, or", [CODED_CALL]),  # nothing waits for its end
         (CODER, "Or <function=a b>, \n<function=", "Or <function=a b>, \n<function=", []),
         (CODER, "So. \n<tool_call>x", "So. \nx", []),
@@ -208,6 +223,9 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
         (FORMS["mistral"], 'Hm.[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add{}', "Hm.", [("add", {"a": 1}), ADD_0]),
         (FORMS["mistral"], "[TOOL_CALLS]add[CALL_ID]a1b2c3d4e[ARGS]{}", "", [ADD_0]),
         (FORMS["mistral"], "[TOOL_CALLS]rm[ARGS]{} No.", "rm[ARGS]{} No.", []),
+        (FORMS["mistral"], '[TOOL_CALLS]add[ARGS]{"a": [1[TOOL_CALLS]add{}', 'add[ARGS]{"a": [1', [ADD_0]),
+        (FORMS["mistral"], "A [TOOL_CALLS] opens [TOOL_CALLS]add{}", "A  opens", [ADD_0]),
+        (FORMS["mistral-list"], f"[TOOL_CALLS][{ADD}[TOOL_CALLS][{ADD}]", f"[{ADD}", [ADDED]),
         (FORMS["mistral"], "[TOOL_CALLS]" + "so " * 99, "so " * 99, []),  # nothing is held for ever
         (FORMS["mistral-list"], f"[TOOL_CALLS] [{LOOK}, {ADD}] So.", " So.", [LOOKED, ADDED]),
         (FORMS["mistral-list"], f"[TOOL_CALLS][{LOOK}, 1]", f"[{LOOK}, 1]", []),

@@ -141,6 +141,14 @@ def test_messages_of_harmony_come_apart_by_channel_and_by_whom_they_are_for(
         assert read(harmony, answer, BEGIN, sizes=sizes, calling=calling) == expected
 
 
+def test_a_message_to_nobody_who_is_known_is_not_held_back(harmony: Text) -> None:
+    """What a model wrote to a function that the request did not have came all at once, with its end."""
+    answer = "<|channel|>commentary to=functions.rm json<|message|>a long text"
+    came = pieces(harmony, answer, sizes=[1], calling=Calling(CALLS, FUNCTIONS))
+    assert "".join(piece.text for piece in came[:-2]) != ""
+    assert "".join(piece.text for piece in came) == "a long text"
+
+
 def test_a_call_that_nobody_asked_for_is_text(harmony: Text) -> None:
     assert read(harmony, f"{LOOK}<|call|>", BEGIN) == ("", '{"at": "日本"}', [])
 

@@ -10,7 +10,7 @@ import pytest
 from tpspec.comm.messages import Cancel, Report, Stats, Submit, ToLead
 from tpspec.request import Delta, Sampling
 from tpspec.serve.metrics import Metrics
-from tpspec.serve.requests import BACKLOG, Ask, Call, Piece, Table
+from tpspec.serve.requests import BACKLOG, Ask, Exchange, Piece, Table
 from tpspec.text import Text
 
 ASK = Ask((5, 6), 200, Sampling(), frozenset({2}))
@@ -35,37 +35,37 @@ def _say(table: Table, *deltas: Delta, running: int = 0) -> None:
     table.read(Report(list(deltas), Stats(running=running)))
 
 
-def _collect(call: Call) -> list[Piece]:
+def _collect(exchange: Exchange) -> list[Piece]:
     async def collect() -> list[Piece]:
-        return [piece async for piece in call.pieces() if piece is not None]
+        return [piece async for piece in exchange.pieces() if piece is not None]
 
     return asyncio.run(collect())
 
 
 def test_pieces_that_nobody_reads_are_merged_and_none_is_lost(table: Table, text: Text) -> None:
-    """Memory of a reader who lags is bounded; two sequences of one call keep their texts apart."""
-    call = table.open([ASK, ASK], text)
+    """Memory of a reader who lags is bounded; two sequences of one exchange keep their texts apart."""
+    exchange = table.open([ASK, ASK], text)
     words = text.encode("abcdefghij")
     for i in range(100):
         _say(table, Delta(1, (words[i % 10],)), Delta(2, (words[9 - i % 10],)))
     _say(table, Delta(1, (2,), "stop"), Delta(2, (), "length"))
-    pieces = _collect(call)
+    pieces = _collect(exchange)
     assert len(pieces) == 2 * BACKLOG
     for index, expected in enumerate(("abcdefghij" * 10, "jihgfedcba" * 10)):
         mine = [piece for piece in pieces if piece.index == index]
         assert "".join(piece.text for piece in mine) == expected
         assert mine[-1].finish == ("stop", "length")[index]
-    assert call.effort.tokens == 201
+    assert exchange.effort.tokens == 201
     assert len(table) == 0
 
 
 def test_a_call_that_is_closed_cancels_what_still_runs_and_later_deltas_are_ignored(
     table: Table, text: Text, sent: list[ToLead]
 ) -> None:
-    call = table.open([ASK, ASK], text)
+    exchange = table.open([ASK, ASK], text)
     _say(table, Delta(1, (5, 2), "stop"))
-    call.close()
-    call.close()
+    exchange.close()
+    exchange.close()
     assert [type(message) for message in sent] == [Submit, Submit, Cancel]
     assert sent[-1] == Cancel(2)
     _say(table, Delta(2, (5,)), Delta(99, (5,)))
@@ -73,14 +73,14 @@ def test_a_call_that_is_closed_cancels_what_still_runs_and_later_deltas_are_igno
 
 
 def test_the_queue_is_what_the_engine_has_not_begun(table: Table, text: Text) -> None:
-    calls = [table.open([ASK], text) for _ in range(3)]
+    exchanges = [table.open([ASK], text) for _ in range(3)]
     assert table.num_queued == 3
     _say(table, Delta(1, (5,)), running=1)
     assert table.num_queued == 2
     _say(table, running=3)  # the others are in prefill
     assert table.num_queued == 0
-    for call in calls:
-        call.close()
+    for exchange in exchanges:
+        exchange.close()
     assert table.num_queued == 0
 
 
@@ -96,10 +96,10 @@ def test_a_report_that_is_older_than_a_request_does_not_take_it_out_of_the_queue
 
 def test_drafts_beyond_a_stop_string_are_not_counted_as_accepted(table: Table, text: Text) -> None:
     """Otherwise accepted exceeds what came out, and every ratio made of it is wrong."""
-    call = table.open([Ask((5,), 99, Sampling(), frozenset(), stops=("b",))], text)
+    exchange = table.open([Ask((5,), 99, Sampling(), frozenset(), stops=("b",))], text)
     tokens = tuple(text.encode("aXbXc"))
     _say(table, Delta(1, tokens, drafted=(1, 1, 1, 1), accepted=(1, 1, 1, 1)))
-    assert (call.effort.tokens, call.effort.drafted, call.effort.accepted) == (3, 4, 3)
+    assert (exchange.effort.tokens, exchange.effort.drafted, exchange.effort.accepted) == (3, 4, 3)
 
 
 def test_an_answer_that_cannot_be_read_ends_alone(table: Table, text: Text, sent: list[ToLead]) -> None:
@@ -115,10 +115,10 @@ def test_an_answer_that_cannot_be_read_ends_alone(table: Table, text: Text, sent
 
 
 def test_a_silent_engine_gives_pauses_to_fill(table: Table, text: Text) -> None:
-    call = table.open([ASK], text)
+    exchange = table.open([ASK], text)
 
     async def two() -> list[Piece | None]:
-        pieces = call.pieces(0.01)
+        pieces = exchange.pieces(0.01)
         first = await anext(pieces)
         table.end_all("error", "gone")
         return [first, await anext(pieces)]

@@ -28,7 +28,7 @@ from tpspec.request import Delta, Logprob, Request, Sampling
 from tpspec.serve.answers import Ask, Piece
 from tpspec.serve.leads import Leads
 from tpspec.serve.metrics import Metrics
-from tpspec.serve.requests import MOST_LOST, Call, Table
+from tpspec.serve.requests import MOST_LOST, Exchange, Table
 from tpspec.text import Text
 
 GONE = 2**22 + 1  # a pid above any
@@ -101,9 +101,9 @@ class World:
         assert not self.known, "a message for an engine that is gone"
 
 
-def all_of(call: Call) -> list[Piece]:
+def all_of(exchange: Exchange) -> list[Piece]:
     async def collect() -> list[Piece]:
-        return [piece async for piece in call.pieces() if piece is not None]
+        return [piece async for piece in exchange.pieces() if piece is not None]
 
     return asyncio.run(collect())
 
@@ -130,13 +130,13 @@ def test_wherever_engines_end_every_token_comes_once(
     sent: list[ToLead] = []
     table = Table(Metrics("m"), sent.append)
     world = World(table, sent, words)
-    call = table.open([ask(length) for length in lengths], text)
+    exchange = table.open([ask(length) for length in lengths], text)
     for count, fate in [*rounds, *[(1, "told")] * 21]:
         deltas = world.round(count)
         if fate == "told":
             table.read(Report(deltas, Stats()))
             continue
-        for flight in call.flights:
+        for flight in exchange.flights:
             flight.num_lost = 0  # how many losses are too many is another test's
         world.die()
         table.resume()
@@ -145,14 +145,14 @@ def test_wherever_engines_end_every_token_comes_once(
     world.hear()
     assert not world.known
     assert len(table) == 0
-    pieces = all_of(call)
+    pieces = all_of(exchange)
     for index, length in enumerate(lengths):
         mine = [piece for piece in pieces if piece.index == index]
         assert "".join(piece.text for piece in mine) == "abcdefghijklmnopqrst"[:length]
         assert mine[-1].finish == "length"
         rated = [rated for piece in mine for rated in piece.rated]
         assert [one.logprob for one in rated] == [Logprob(-float(i)) for i in range(length)]
-    assert call.effort.tokens == sum(lengths)
+    assert exchange.effort.tokens == sum(lengths)
 
 
 def test_log_probabilities_of_a_prompt_that_was_told_in_part_are_not_told_again(text: Text) -> None:

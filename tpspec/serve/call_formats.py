@@ -1,4 +1,4 @@
-"""How models write calls of tools: where a call ends in a text that still grows, and what it says.
+"""How models write calls of tools, and what a call says; where it ends, call_endings finds.
 
 A format is data, read off published chat templates; how its calls are written is one of a few forms: JSON, a list of
 it, JSON behind a name, or tags around each argument. Nothing a model writes is ever evaluated. Must not know HTTP,
@@ -14,32 +14,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tpspec.serve.arguments import as_json
+from tpspec.serve.call_endings import GAP, KEY, TAGGED_NAME, JsonEnd, NamedEnd, TaggedEnd, ValueEnd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tpspec.serve.arguments import Arguments
+    from tpspec.serve.call_endings import Ending
 
     Functions = Mapping[str, Arguments]
     Call = tuple[str, str]  # a function's name, and its arguments as a JSON object
 
 KEYS = ("arguments", "parameters")  # models mix them up
 NAME = r"[\w.-]"  # a letter of it
-NAME_AND_BLANKS, NOT_BLANK = re.compile(rf"{NAME}++\s*+"), re.compile(r"\S")
-LONGEST_KEY = 256  # characters, of an argument's name
-LONGEST_TAGS = 2 * LONGEST_KEY  # all before a value, with blanks between tags
-LONGEST_HEAD = 256  # all before the arguments of a call
-
-
-class Ending(Protocol):
-    """Finds where a call ends. One for each call: it remembers how far it has read."""
-
-    def find(self, text: str) -> int | None:
-        """Where; None when it goes on. Where it turns out to be no call, how much of the text surely is none.
-
-        text: from the call's beginning.
-        """
-        ...
 
 
 class Form(Protocol):
@@ -55,42 +42,13 @@ class Form(Protocol):
     def begin(self) -> str: ...
     @property
     def marks(self) -> tuple[str, ...]: ...
-    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
-        """is_marked: it is a call whatever its name; where its mark was forgotten, only if it is of these functions."""
+    def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
+        """around: the marks around it, which may be none."""
         ...
 
     def read(self, text: str, functions: Functions) -> list[Call] | None:
         """None where the text calls none of the functions."""
         ...
-
-
-class JsonEnd:
-    """Of the JSON that begins at `at`, reading each character once as the text grows."""
-
-    def __init__(self, opening: str = "{", closing: str = "}", at: int = 0) -> None:
-        self._opening, self._closing = opening, closing
-        self._at, self._depth = at, 0
-        self._in_string = self._escaped = False
-
-    def find(self, text: str) -> int | None:
-        while self._at < len(text):
-            char = text[self._at]
-            if self._depth == 0 and char != self._opening and not char.isspace():
-                return 0
-            self._at += 1
-            self._step(char)
-            if char == self._closing and self._depth == 0:
-                return self._at
-        return None
-
-    def _step(self, char: str) -> None:
-        if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._in_string = True
-        else:
-            self._depth += {self._opening: 1, self._closing: -1}.get(char, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +60,8 @@ class Json:
     begin: ClassVar[str] = ""
     marks: ClassVar[tuple[str, ...]] = ()
 
-    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
-        return JsonEnd()
+    def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
+        return JsonEnd(_stop(around))
 
     def read(self, text: str, functions: Functions) -> list[Call] | None:
         call = _call_of(_parsed(text), functions)
@@ -119,8 +77,8 @@ class JsonList:
     begin: ClassVar[str] = ""
     marks: ClassVar[tuple[str, ...]] = ()
 
-    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
-        return JsonEnd("[", "]")
+    def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
+        return JsonEnd(_stop(around), "[", "]")
 
     def read(self, text: str, functions: Functions) -> list[Call] | None:
         found = _parsed(text)
@@ -142,8 +100,8 @@ class Named:
     def marks(self) -> tuple[str, ...]:
         return (self.mark, self.id_mark)
 
-    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
-        return _NamedEnd()
+    def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
+        return NamedEnd(_stop(around))
 
     def read(self, text: str, functions: Functions) -> list[Call] | None:
         rest = rf"\s*+(?:{re.escape(self.id_mark)}\s*+\w*+\s*+)?(?:{re.escape(self.mark)})?\s*+(?={{)"
@@ -152,18 +110,6 @@ class Named:
             return None
         arguments = read_arguments(text[head.end() :])
         return None if arguments is None else [(head[1], arguments)]
-
-
-class _NamedEnd:
-    def __init__(self) -> None:
-        self._arguments: JsonEnd | None = None
-
-    def find(self, text: str) -> int | None:
-        if self._arguments is None:
-            if (at := text.find("{", 0, LONGEST_HEAD)) < 0:
-                return 0 if len(text) >= LONGEST_HEAD else None
-            self._arguments = JsonEnd(at=at)
-        return self._arguments.find(text)
 
 
 @dataclass(frozen=True)
@@ -191,8 +137,8 @@ class Tagged:
     def marks(self) -> tuple[str, ...]:
         return (*self.key, *self.value, *self.name, self.end)
 
-    def ending(self, closing: str, functions: Functions, *, is_marked: bool) -> Ending:
-        return _TaggedEnd(self, closing, functions, is_marked)
+    def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
+        return TaggedEnd(self, around[1], functions)
 
     def read(self, text: str, functions: Functions) -> list[Call] | None:
         head = self._head.match(text)
@@ -201,7 +147,7 @@ class Tagged:
         function, arguments, at = functions[head[1]], dict[str, Any](), head.end()
         while opened := self._argument.match(text, at):
             name = opened[1].strip()
-            end = _ValueEnd(self.value[1], opened.end(), is_json=function.is_json(name)).find(text)
+            end = ValueEnd(self.value[1], opened.end(), is_json=function.is_json(name)).find(text)
             if end is None:
                 return None
             arguments[name] = function.value(name, self._without_pad(text[opened.end() : end]))
@@ -216,13 +162,13 @@ class Tagged:
     @cached_property
     def opened(self) -> re.Pattern[str]:
         """All before a value."""
-        key = rf"{re.escape(self.key[0])}([^<>\n]{{1,{LONGEST_KEY}}}){re.escape(self.key[1])}"
-        return re.compile(rf"{key}\s{{0,9}}{re.escape(self.value[0])}" if self.value[0] else key)
+        key = rf"{re.escape(self.key[0])}({KEY.pattern}){re.escape(self.key[1])}"
+        return re.compile(rf"{key}{GAP.pattern}{re.escape(self.value[0])}" if self.value[0] else key)
 
     @cached_property
     def _head(self) -> re.Pattern[str]:
         before, behind = map(re.escape, self.name)
-        return re.compile(rf"\s*+{before}({NAME}++)\s*+{behind}")
+        return re.compile(rf"\s*+{before}({TAGGED_NAME}++)\s*+{behind}")
 
     @cached_property
     def _argument(self) -> re.Pattern[str]:
@@ -234,95 +180,6 @@ class Tagged:
 
     def _without_pad(self, text: str) -> str:
         return text.removeprefix(self.pad).removesuffix(self.pad)
-
-
-class _ValueEnd:
-    """Of the value that begins at `at`: at the tag that closes it, which inside a string of JSON is none."""
-
-    def __init__(self, closing: str, at: int, *, is_json: bool) -> None:
-        self._closing, self._at, self._is_json = closing, at, is_json
-        self._in_string = self._escaped = False
-
-    def find(self, text: str) -> int | None:
-        """None where it goes on."""
-        if not self._is_json:
-            found = text.find(self._closing, self._at)
-            self._at = max(self._at, len(text) - len(self._closing))
-            return None if found < 0 else found
-        while self._at < len(text):
-            char = text[self._at]
-            if self._in_string:  # none goes over lines: what looks like that is broken
-                self._in_string = (self._escaped or char != '"') and char != "\n"
-                self._escaped = char == "\\" and not self._escaped
-            elif text.startswith(self._closing, self._at):
-                return self._at
-            elif char == self._closing[0] and self._closing.startswith(text[self._at : self._at + len(self._closing)]):
-                return None
-            else:
-                self._in_string = char == '"'
-            self._at += 1
-        return None
-
-
-class _TaggedEnd:
-    """What looks like the end inside a value is part of it."""
-
-    def __init__(self, form: Tagged, closing: str, functions: Functions, is_marked: bool) -> None:
-        self._form, self._closing, self._functions, self._is_marked = form, closing, functions, is_marked
-        ends = "|".join(re.escape(end) for end in (form.end, closing) if end)
-        self._next = re.compile(rf"(?P<end>{ends})|{form.opened.pattern}")
-        self._behind_name = (form.name[1],) if form.name[1] else (form.key[0], closing)
-        behind = "|".join(map(re.escape, self._behind_name))
-        self._head = re.compile(rf"{re.escape(form.begin)}({NAME}++)\s*+(?={behind})")
-        self._at, self._has_begun = 0, False
-        self._function: Arguments | None = None
-        self._value: _ValueEnd | None = None  # inside one
-
-    def find(self, text: str) -> int | None:
-        if not self._has_begun:
-            no_call = self._read_head(text)
-            if not self._has_begun:
-                return no_call
-        while True:
-            if self._value is not None:
-                at = self._value.find(text)
-                if at is None:
-                    return None
-                self._at, self._value = at + len(self._form.value[1]), None
-            found = self._next.search(text, self._at)
-            if found is None:
-                self._at = max(self._at, len(text) - LONGEST_TAGS)
-                return None
-            if end := found["end"]:
-                return found.start() if end == self._closing else found.end()
-            is_json = self._function is not None and self._function.is_json(found[2].strip())
-            self._value = _ValueEnd(self._form.value[1], found.end(), is_json=is_json)
-
-    def _read_head(self, text: str) -> int | None:
-        """How much of the text surely is no call, where it has not begun now; None where it may yet begin."""
-        start = NOT_BLANK.search(text, self._at)
-        if start is None:
-            self._at = len(text)
-            return None
-        self._at = start.start()
-        rest = text[self._at : self._at + LONGEST_HEAD]
-        head = self._head.match(rest)
-        if head is None:
-            if len(rest) < LONGEST_HEAD and self._may_become_head(rest):
-                return None
-            return self._at + (len(self._form.begin) if rest.startswith(self._form.begin) else 0)
-        self._at += head.end()
-        self._function = self._functions.get(head[1])
-        self._has_begun = self._is_marked or self._function is not None
-        return self._at
-
-    def _may_become_head(self, rest: str) -> bool:
-        begin = self._form.begin
-        if not rest.startswith(begin):
-            return begin.startswith(rest)
-        name = NAME_AND_BLANKS.match(rest, len(begin))
-        behind = rest[name.end() if name else len(begin) :]
-        return not behind or (name is not None and any(one.startswith(behind) for one in self._behind_name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +235,12 @@ FORMATS = (
 def format_of(template: str) -> Format | None:
     """The format a chat template has calls written in; None when it is none of ours."""
     return next((one for one in FORMATS if re.search(one.sign, template, re.DOTALL)), None)
+
+
+def _stop(around: tuple[str, str]) -> str:
+    """The mark that no call goes beyond."""
+    opening, closing = around
+    return closing or opening
 
 
 def read_arguments(text: str) -> str | None:

@@ -54,7 +54,7 @@ class Splitter(Protocol):
     def step(self, token: int) -> Section: ...
 
 
-class Tagged:
+class ThinkTags:
     """What stands between the tags at the beginning of an answer was thought; templates may open them in the prompt."""
 
     def __init__(self, text: Text, prompt: Sequence[int], tags: tuple[str, str]) -> None:
@@ -133,7 +133,7 @@ def splitter_of(text: Text, prompt: Sequence[int]) -> Splitter | None:
     if all(map(text.has_token, HARMONY)):
         return Harmonic(text, prompt)
     tags = next((tags for tags in ALL_TAGS if all(map(text.has_token, tags))), None)
-    return None if tags is None else Tagged(text, prompt, tags)
+    return None if tags is None else ThinkTags(text, prompt, tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,8 @@ class Parts:
 
     @property
     def _calls_here(self) -> AddressedCalls | None:
-        """None where the section is no call."""
-        return self._calls if self._section.to else None
+        """None where the section calls no function of the request."""
+        return self._calls if self._calls is not None and self._calls.knows(self._section.to) else None
 
     def _add(self, text: str) -> str:
         if self._calls_here is None:

@@ -33,7 +33,7 @@ MEAN_WEIGHT = 0.2  # weight of the latest request in the running mean of latenci
 MOST_LOST = 2  # engines that may be lost one after another with a request in flight that none of them gives a token
 
 
-class Call:
+class Exchange:
     """The sequences of one HTTP request and the pieces that wait for it. Bounded: old pieces merge, none is dropped."""
 
     def __init__(self, table: Table) -> None:
@@ -62,7 +62,7 @@ class Call:
         return self._waiting.popleft()
 
     async def pieces(self, pause_s: float | None = None) -> AsyncGenerator[Piece | None]:
-        """Every piece until all sequences have ended, with None for each pause_s of silence. Closes the call."""
+        """Every piece until all sequences have ended, with None for each pause_s of silence. Closes the exchange."""
         num_open = len(self.flights)
         try:
             while num_open:
@@ -87,7 +87,7 @@ class Flight:
 
     request: Request
     index: int
-    call: Call
+    exchange: Exchange
     reader: Reader
     choice: int
     born: float = field(default_factory=time.monotonic)
@@ -134,11 +134,11 @@ class Table:
         silent = sum(flight.last is None for flight in self._flights.values())
         return min(max(0, len(self._flights) - self._running), silent)
 
-    def open(self, asks: Iterable[Ask], text: Text) -> Call:
-        call = Call(self)
+    def open(self, asks: Iterable[Ask], text: Text) -> Exchange:
+        exchange = Exchange(self)
         for ask in asks:
-            self._submit(call, ask, text)
-        return call
+            self._submit(exchange, ask, text)
+        return exchange
 
     def refuse(self) -> None:
         self._metrics.refused("queue_full")
@@ -176,8 +176,8 @@ class Table:
         total = sum(tally.count for tally in report.stats.collectives.values())
         num_collectives, self._collectives = max(0, total - self._collectives), total
         flights = [(flight, delta) for delta in report.deltas if (flight := self._flights.get(delta.id))]
-        for call in {flight.call for flight, delta in flights if delta.tokens}:
-            call.effort.collectives += num_collectives
+        for exchange in {flight.exchange for flight, delta in flights if delta.tokens}:
+            exchange.effort.collectives += num_collectives
         for flight, delta in flights:
             self._advance(flight, delta)
 
@@ -191,23 +191,23 @@ class Table:
             self._send(message)
 
     def _fail(self, flight: Flight, reason: FinishReason, error: str | None) -> None:
-        flight.call.put(Piece(flight.index, flight.reader.flush(), finish=reason, error=error))
+        flight.exchange.put(Piece(flight.index, flight.reader.flush(), finish=reason, error=error))
         self._end(flight, reason)
 
     def _give_up(self, flight: Flight) -> None:
         """Of a flight whose answer cannot be read."""
         self._tell(Cancel(flight.request.id))
         error = "this answer could not be read: a fault of the server"
-        flight.call.put(Piece(flight.index, finish="error", error=error))
+        flight.exchange.put(Piece(flight.index, finish="error", error=error))
         self._end(flight, "error")
 
-    def _submit(self, call: Call, ask: Ask, text: Text) -> None:
-        request, index = ask.request(next(self._ids)), len(call.flights)
-        flight = Flight(request, index, call, Reader(ask, text, index), ask.choice)
+    def _submit(self, exchange: Exchange, ask: Ask, text: Text) -> None:
+        request, index = ask.request(next(self._ids)), len(exchange.flights)
+        flight = Flight(request, index, exchange, Reader(ask, text, index), ask.choice)
         if not self._flights:
             self.busy_since, self._running = flight.born, 0  # an engine that was idle has not said so
-        call.flights.append(flight)
-        call.effort.sequences += 1
+        exchange.flights.append(flight)
+        exchange.effort.sequences += 1
         self._flights[request.id] = flight
         self._tell(Submit(request))
         self._metrics.submitted(len(ask.prompt))
@@ -223,7 +223,7 @@ class Table:
         if delta.tokens:
             self._account(flight, delta, piece)
         if delta.tokens or piece.rated or piece.finish:
-            flight.call.put(piece)
+            flight.exchange.put(piece)
         if piece.finish:
             if delta.finish is None:  # a stop string, of which the engine knows nothing
                 self._tell(Cancel(delta.id))
@@ -235,12 +235,12 @@ class Table:
         self._metrics.round(delta, piece.num_tokens, accepted)
         if flight.last is None:
             self._metrics.first(now - flight.born)
-            flight.call.effort.cached += 0 if flight.choice else delta.num_cached
+            flight.exchange.effort.cached += 0 if flight.choice else delta.num_cached
         else:
             self._metrics.between(now - flight.last)
         flight.last = now
-        flight.call.effort.add(piece.num_tokens, sum(delta.drafted), accepted)
-        flight.call.effort.thought += piece.num_thought
+        flight.exchange.effort.add(piece.num_tokens, sum(delta.drafted), accepted)
+        flight.exchange.effort.thought += piece.num_thought
 
     def _end(self, flight: Flight, reason: FinishReason) -> None:
         seconds = time.monotonic() - flight.born
@@ -251,5 +251,5 @@ class Table:
 
 
 def num_prompt_tokens(asks: Sequence[Ask]) -> int:
-    """Prompt tokens of a call: the choices of one prompt share it."""
+    """Prompt tokens of an exchange: the choices of one prompt share it."""
     return sum(len(ask.prompt) for ask in asks if not ask.choice)

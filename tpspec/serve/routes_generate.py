@@ -19,7 +19,7 @@ from tpspec.serve.key import salt_of
 from tpspec.serve.log import EFFORT
 from tpspec.serve.protocol import Body, ChoicesBody, CompletionBody, check, parse
 from tpspec.serve.replies import ChatShape, ChoicesReply, CompletionShape
-from tpspec.serve.requests import Call, num_prompt_tokens
+from tpspec.serve.requests import Exchange, num_prompt_tokens
 from tpspec.serve.response_reply import ResponseReply
 from tpspec.serve.responses import ResponsesBody
 from tpspec.serve.wire import EventStream, JsonAnswer, apart, read_body, unless_left
@@ -87,14 +87,14 @@ class GenerateRoutes:
         self._state.serving()  # it may have begun to stop while the prompt was encoded
         self._state.admit()
         ready = [replace(ask, salt=salt_of(request.scope, ask.salt), grammar=grammar) for ask in asked]
-        call = self._state.table.open(ready, text)
-        request.scope[EFFORT] = call.effort
+        exchange = self._state.table.open(ready, text)
+        request.scope[EFFORT] = exchange.effort
         if stream:
-            return EventStream(_events(call, reply), call.close, named=reply.are_named)
+            return EventStream(_events(exchange, reply), exchange.close, named=reply.are_named)
         try:
-            return JsonAnswer(await unless_left(request.receive, _whole(call, reply)))
+            return JsonAnswer(await unless_left(request.receive, _whole(exchange, reply)))
         finally:
-            call.close()
+            exchange.close()
 
 
 def _details(body: ChoicesBody, text: Text) -> tuple[Text | None, bool]:
@@ -102,32 +102,32 @@ def _details(body: ChoicesBody, text: Text) -> tuple[Text | None, bool]:
     return text if body.num_logprobs is not None else None, body.return_token_ids
 
 
-async def _whole(call: Call, reply: Reply) -> dict[str, Any]:
-    answers = [Piece(flight.index) for flight in call.flights]
-    async for piece in call.pieces():
+async def _whole(exchange: Exchange, reply: Reply) -> dict[str, Any]:
+    answers = [Piece(flight.index) for flight in exchange.flights]
+    async for piece in exchange.pieces():
         if piece is not None:
             answers[piece.index].absorb(piece)
             if (error := _error_of(piece)) is not None:
                 raise error
     if any(answer.rated for answer in answers):  # thousands of words to spell, while others wait for their tokens
-        return await asyncio.to_thread(reply.whole, answers, call.effort)
-    return reply.whole(answers, call.effort)
+        return await asyncio.to_thread(reply.whole, answers, exchange.effort)
+    return reply.whole(answers, exchange.effort)
 
 
-async def _events(call: Call, reply: Reply) -> AsyncGenerator[Any]:
+async def _events(exchange: Exchange, reply: Reply) -> AsyncGenerator[Any]:
     """The events of a stream; those of a round of a sequence follow one another. None: nothing came for a while."""
     for event in reply.begin():
         yield event
-    async for piece in call.pieces(KEEP_ALIVE_S):
+    async for piece in exchange.pieces(KEEP_ALIVE_S):
         if piece is None:
             yield None
             continue
         error = _error_of(piece)
-        for event in reply.part(piece, call.effort) if error is None else reply.fail(error):
+        for event in reply.part(piece, exchange.effort) if error is None else reply.fail(error):
             yield event
         if error is not None:
             return
-    for event in reply.end(call.effort):
+    for event in reply.end(exchange.effort):
         yield event
 
 

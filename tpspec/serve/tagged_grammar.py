@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.arguments import Arguments
-from tpspec.serve.call_formats import LONGEST_KEY
+from tpspec.serve.call_endings import LONGEST_KEY
 from tpspec.serve.choices import PLAIN, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import bad_request
 from tpspec.serve.grammars import MAX_CHARS, check_size

@@ -15,7 +15,8 @@ from tpspec.serve.call_formats import read_arguments
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tpspec.serve.call_formats import Call, Ending, Format, Functions
+    from tpspec.serve.call_endings import Ending
+    from tpspec.serve.call_formats import Call, Format, Functions
 
 ADDRESS = "functions."  # of what clients have; other tools are the model's own
 BETWEEN = " \t\r\n;"  # what may stand between bare calls
@@ -123,11 +124,11 @@ class CallReader:
     def _found(self) -> Iterator[str | ToolCall]:
         while not self.ended:
             if self._ending is not None:
-                end = self._ending.find(self._held)
-                if end is None:
+                ended = self._ending.find(self._held)
+                if ended is None:
                     return
                 self._ending = None
-                yield from self._calls_or_text(self._take(end))
+                yield from self._calls_or_text(self._take(ended.at), ended.is_call)
                 continue
             size = len(self._held)
             yield self._said()
@@ -140,7 +141,7 @@ class CallReader:
         if self._may_begin and start[:1] in ("", self._first) and not self._is_mark(start):
             if start:
                 self._blanks += "" if self._num_calls else self._held[: -len(start)]
-                self._held, self._ending = start, self._new_ending(is_marked=False)
+                self._held, self._ending = start, self._new_ending()
             return ""
         said = self._take(len(self._held)) if self._is_bare else self._before_mark()
         self._may_begin = self._may_begin and not said
@@ -161,7 +162,7 @@ class CallReader:
         if mark == self._calling.format.closing:
             self._blanks = ""
         else:
-            self._ending = self._new_ending(is_marked=mark in self._marks)
+            self._ending = self._new_ending()
         return said
 
     def _say(self, text: str) -> str:
@@ -171,9 +172,9 @@ class CallReader:
         self._may_begin = self._may_begin and not (self._num_calls and self._blanks.strip(BETWEEN))
         return before + said
 
-    def _new_ending(self, *, is_marked: bool) -> Ending:
+    def _new_ending(self) -> Ending:
         format = self._calling.format
-        return format.form.ending(format.closing, self._calling.functions, is_marked=is_marked)
+        return format.form.ending((format.opening, format.closing), self._calling.functions)
 
     @property
     def _signs(self) -> tuple[str, ...]:
@@ -197,13 +198,13 @@ class CallReader:
         taken, self._held = self._held[:size], self._held[size:]
         return taken
 
-    def _calls_or_text(self, text: str) -> Iterator[str | ToolCall]:
-        calls, blanks = self._calling.read(text), self._blanks
-        self._blanks = ""
+    def _calls_or_text(self, text: str, is_call: bool) -> Iterator[str | ToolCall]:
+        calls = self._calling.read(text) if is_call else None
         if calls is None:
             self._may_begin = False
-            yield blanks + self._without_marks(text)
+            yield self._say(self._without_marks(text))
             return
+        self._blanks = ""
         for call in calls if self._calling.parallel else calls[:1]:
             self._num_calls += 1
             yield self._calling.new(self._num_calls - 1, self._num_said, call)
@@ -221,11 +222,14 @@ class AddressedCalls:
         """As of a CallReader."""
         return self._num_calls > 0 and not self._calling.parallel
 
+    def knows(self, to: str) -> bool:
+        """Whether that is a function of the request."""
+        return to.removeprefix(ADDRESS) in self._calling.functions
+
     def read(self, to: str, text: str, offset: int) -> ToolCall | None:
-        """offset: as of the call. None where the text calls no function of the request."""
-        name = to.removeprefix(ADDRESS)
-        arguments = read_arguments(text.strip() or "{}") if name in self._calling.functions else None
+        """to: a function that it knows. offset: as of the call. None where the text is no object of arguments."""
+        arguments = read_arguments(text.strip() or "{}")
         if arguments is None:
             return None
         self._num_calls += 1
-        return self._calling.new(self._num_calls - 1, offset, (name, arguments))
+        return self._calling.new(self._num_calls - 1, offset, (to.removeprefix(ADDRESS), arguments))
