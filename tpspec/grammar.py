@@ -21,15 +21,43 @@ if TYPE_CHECKING:
 
 # Between the parts of JSON, as in llama.cpp's grammars: some models would otherwise go on with blanks for ever.
 WHITESPACE = r"(?: |\n{1,2}[ \t]{0,20})"
+ANNOTATIONS = frozenset((  # of a schema: they say nothing of what it accepts
+    "title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "nullable",
+    "$comment",
+))  # fmt: skip
+OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
+OF_VALUES = ("enum", "const")
 MAX_FAULT_CHARS = 300
 MOST_STATES = 50_000  # of a lexer, 1 to 2 kB each
 MOST_KEPT = 8  # compiled grammars: the choices of one request share theirs
 
 
-def json_schema(schema: Mapping[str, Any]) -> str:
-    """JSON that a schema accepts. Its `x-guidance`, if it has one, is llguidance's own way to set options."""
+def json_schema(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
+    """JSON that a schema accepts. Its `x-guidance`, if it has one, is llguidance's own way to set options.
+
+    is_lenient: what of it llguidance cannot bind binds nothing; the compiler refuses it otherwise.
+    """
     options = schema.get("x-guidance", {"whitespace_pattern": WHITESPACE})
-    return json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
+    if is_lenient and isinstance(options, dict):
+        options = {**options, "lenient": True}
+    return json.dumps({"grammars": [{"json_schema": {**without_annotations(schema), "x-guidance": options}}]})
+
+
+def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What binds, without what is for people: most of a schema that was made of a program."""
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(bare, value))
+        return without_annotations(value) if isinstance(value, dict) else value
+
+    def inside(key: str, inner: Any) -> Any:
+        if key in OF_NAMES and isinstance(inner, dict):
+            return {name: bare(one) for name, one in inner.items()}
+        return inner if key in OF_VALUES else bare(inner)
+
+    kept = {key: inner for key, inner in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
+    return {key: inside(key, inner) for key, inner in kept.items()}
 
 
 def regex(pattern: str) -> str:

@@ -274,7 +274,7 @@ def test_what_a_schema_lets_through_is_read_as_what_it_allows(vocabulary: Path, 
     """The grammar of a string beside a number said nothing of the number, which the reader then took the string for."""
     whole = one_argument(schema)
     try:
-        grammar = made(vocabulary, form, schemas={"f": whole})
+        grammar = made(vocabulary, form, schemas={"f": whole}, strict=frozenset({"f"}))
         accepts(vocabulary, grammar, "")
     except (ApiError, UserError):  # refused by name
         return
@@ -340,7 +340,7 @@ BIG = {"type": "object", "properties": {f"b{i}": {"type": "integer"} for i in ra
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        ({"properties": {"a": {"type": "string", "pattern": "^b$"}}}, "f.a: pattern cannot bind"),
+        ({"properties": {"a": {"type": "string", "pattern": "^b$"}}}, "f.a: pattern: no call can be bound"),
         ({"properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}, {}]}}}, "minLength"),
         ({"properties": {"a": {"not": {}}}}, "not"),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, r"\$ref file:///etc/passwd leads to nothing in it"),
@@ -370,11 +370,31 @@ BIG = {"type": "object", "properties": {f"b{i}": {"type": "integer"} for i in ra
 def test_a_schema_that_tags_cannot_bind_is_refused_by_name(
     vocabulary: Path, schema: dict[str, Any], named: str
 ) -> None:
-    """And binds nothing where nothing is bound."""
+    """Where the function is strict. And it binds nothing where nothing is bound."""
     with pytest.raises(ApiError, match=named):
-        made(vocabulary, CODER, schemas={"f": schema})
+        made(vocabulary, CODER, schemas={"f": schema}, strict=frozenset({"f"}))
     free = made(vocabulary, CODER, schemas={"f": schema}, must=False)
     assert accepts(vocabulary, free, "So. " + written(CODER, ("f", {"x": "y", "z": 1})))
+
+
+@EACH
+def test_what_cannot_bind_a_call_binds_nothing_where_a_function_is_not_strict(vocabulary: Path, form: Format) -> None:
+    """A tool of somebody else's, with one keyword too many, had every request refused that asked for a call."""
+    notes = {"title": "A", "description": "b" * 200_000, "examples": ["c"], "x-order": 1, "readOnly": True}
+    word = {"type": "string", "minLength": 1, "pattern": "^[a-z]+$"}
+    items: dict[str, Any] = {"type": "array", "items": SMALL, "uniqueItems": True}
+    properties = {"title": {"type": "boolean"} | notes, "word": word, "at": items}
+    schema = {"type": "object", "properties": properties, "required": ["title"], "additionalProperties": False}
+    grammar = made(vocabulary, form, schemas={"f": schema})
+    assert accepts(vocabulary, grammar, written(form, ("f", {"title": True, "word": "a", "at": [1, 1]})))
+    for broken in ({"word": "a"}, {"title": "so"}, {"title": True, "at": [21]}):
+        assert not accepts(vocabulary, grammar, written(form, ("f", broken)))
+
+
+def test_a_function_that_tags_cannot_bind_at_all_is_called_with_anything(vocabulary: Path) -> None:
+    grammar = made(vocabulary, CODER, schemas={"f": {"anyOf": [{"type": "object"}]}, "wait": SCHEMAS["wait"]})
+    assert accepts(vocabulary, grammar, written(CODER, ("f", {"x": 1, "y": "z"})))
+    assert not accepts(vocabulary, grammar, written(CODER, LOOSE))
 
 
 def test_an_answer_that_is_bound_may_be_a_call_instead(vocabulary: Path) -> None:

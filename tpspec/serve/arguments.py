@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from tpspec.grammar import without_annotations
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
@@ -24,7 +26,7 @@ KINDS: dict[type, str] = {
 ANY_KIND = frozenset(KINDS.values())
 MAX_LEVELS = 32  # of one schema, through its references: definitions may hold themselves
 MAX_STEPS = 1 << 15  # schemas and listed values of one function that are looked at: and hold themselves twice
-SAYS_NOTHING = frozenset(("title", "description", "default", "examples", "format", "deprecated", "$comment"))
+SAYS_NOTHING = frozenset(("format",))  # to us; annotations are taken out before
 BESIDE_REFS = SAYS_NOTHING | {"$ref", "$defs", "definitions", "$schema", "$id"}
 MAX_LITERAL = 1 << 16  # characters of a list or an object that Python would read
 
@@ -99,10 +101,10 @@ ANYTHING, NOTHING = Offer(), Offer(kinds=frozenset())
 
 
 class Arguments:
-    """Of one function. schema: of the object that they are."""
+    """Of one function. schema: of the object that they are. root: without its annotations."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self.root = schema
+        self.root = without_annotations(schema)
         self._offers: dict[str | None, Offer] = {}
         self._owns: dict[int, tuple[dict[str, Any], Offer]] = {}  # by id of a schema, which is kept with it
         self._targets: dict[str, Any] = {}  # of references

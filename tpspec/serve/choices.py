@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tpspec.grammar import OF_NAMES, OF_VALUES
 from tpspec.serve.arguments import NOTHING, SAYS_NOTHING, WORDS, listed_values, named_types
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ PLAIN, OF_LISTS = SAYS_NOTHING | {"type"}, SAYS_NOTHING | {"type", "enum", "cons
 # Beside texts: they say nothing of strings.
 OF_TEXTS = PLAIN | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_TEXTS |= {"items", "prefixItems", "minItems", "maxItems", "properties", "required", "additionalProperties"}
-OF_NAMES, OF_VALUES = ("properties", "patternProperties"), ("enum", "const", "default", "examples")
 BRANCHES = ("anyOf", "oneOf", "allOf")
 BEGINNINGS = {"integer": r"\-0-9", "number": r"\-0-9", "array": r"\[", "object": "{"}  # of JSON, as in brackets
 MAX_LEAVES = 256  # of a value's schema

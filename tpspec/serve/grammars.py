@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-MAX_CHARS = 1 << 16
+MAX_CHARS, MAX_TOOLS_CHARS = 1 << 16, 1 << 18  # of a grammar; of one that binds calls of up to 128 functions
 MAX_DEPTH = 32
 MAX_CHOICES = 1000
 START_S = 60.0  # for a worker to read the tokenizer
@@ -34,10 +34,10 @@ MAX_KEPT = 256
 WORKER = "tpspec.serve.grammar_worker"
 
 
-def json_schema(schema: Mapping[str, Any], param: str = "response_format") -> str:
+def json_schema(schema: Mapping[str, Any], param: str = "response_format", *, is_lenient: bool = False) -> str:
     """The grammar of JSON that a schema accepts. Raises ApiError (400), naming `param`, for one beyond the limits."""
     check_size(schema, param)
-    return _short(grammar.json_schema(schema), param)
+    return _short(grammar.json_schema(schema, is_lenient=is_lenient), param)
 
 
 def regex(pattern: str, param: str) -> str:
@@ -56,8 +56,9 @@ def lark(text: str, param: str) -> str:
 
 
 def _short(text: str, param: str) -> str:
-    if len(text) > MAX_CHARS:
-        raise bad_request(f"{param}: should be at most {MAX_CHARS} characters", param, "invalid_value")
+    most = MAX_TOOLS_CHARS if param == "tools" else MAX_CHARS
+    if len(text) > most:
+        raise bad_request(f"{param}: should be at most {most} characters", param, "invalid_value")
     return text
 
 
@@ -143,10 +144,23 @@ class Grammars:
 
     async def _compiled(self, key: bytes, text: str) -> Outcome:
         async with self._turn:
-            outcome = self._known[key] = await self._ask(text)
+            outcome = await self._ask(text)
+            if outcome.fault is not None and outcome.until == math.inf:
+                outcome = outcome._replace(fault=await self._located(outcome.fault, text))
+            self._known[key] = outcome
         if len(self._known) > MAX_KEPT:
             del self._known[next(iter(self._known))]
         return outcome
+
+    async def _located(self, fault: str, text: str) -> str:
+        """The fault with the name of the grammar that has it, where a text holds several: compilers do not say."""
+        deadline = time.monotonic() + COMPILE_S  # for all of them: others wait
+        for name, part in _parts(text).items():
+            if time.monotonic() > deadline:
+                break
+            if (own := (await self._ask(part)).fault) is not None:
+                return f"{name}: {own}"
+        return fault
 
     def _remembered(self, key: bytes) -> Outcome | None:
         outcome = self._known.pop(key, None)
@@ -192,6 +206,15 @@ class Grammars:
             self.close()
             raise ApiError(501, "this model has no tokenizer that grammars can be read with", code="no_grammars")
         return worker
+
+
+def _parts(text: str) -> dict[str, str]:
+    """The grammars that a text refers to, by name, each on its own."""
+    try:
+        grammars = json.loads(text)["grammars"]
+        return {one["name"]: json.dumps({"grammars": [one]}) for one in grammars[1:]}
+    except (ValueError, TypeError, KeyError, RecursionError):  # Lark, or what a client made up
+        return {}
 
 
 def _failed(fault: str) -> Outcome:

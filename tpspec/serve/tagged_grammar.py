@@ -1,56 +1,70 @@
 """The grammar of calls with tags around each argument: rules of llguidance's Lark for a function and its schema.
 
 A string stands between its tags as it is, so its own closing tag ends it; anything else is JSON. Arguments come in the
-order of the schema. What is let through, `arguments` reads as a value that the schema allows. Must not know HTTP,
-bodies of requests or what stands around calls.
+order of the schema. What is let through, `arguments` reads as a value that the schema allows; where a function is not
+strict, what of its schema cannot bind a call binds none. Must not know HTTP, bodies of requests or what stands around
+calls.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_endings import LONGEST_KEY
 from tpspec.serve.choices import PLAIN, Choices, check_keys, self_contained, shown
-from tpspec.serve.errors import bad_request
-from tpspec.serve.grammars import MAX_CHARS, check_size
+from tpspec.serve.errors import ApiError, bad_request
+from tpspec.serve.grammars import MAX_TOOLS_CHARS, check_size, json_schema
 from tpspec.serve.lark import FREE, joined, marked, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tpspec.serve.call_formats import Tagged
-    from tpspec.serve.errors import ApiError
 
 OF_FUNCTIONS = PLAIN | {"properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions"}
 
 
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """One whose calls are bound. rule: of them. is_strict: what cannot bind them is refused, and does not otherwise."""
+
+    rule: str
+    name: str
+    arguments: Arguments
+    is_strict: bool
+
+
 class TaggedRules:
-    """Of the functions that are added, one by one. schemas: of the values that `rules` refer to."""
+    """Of the functions that are added, one by one. parts: grammars of the values that `rules` refer to, by name."""
 
     def __init__(self, form: Tagged, added: Mapping[str, int]) -> None:
         self._form, self._added = form, added
-        self.schemas: dict[str, dict[str, Any]] = {}
+        self.parts: dict[str, str] = {}
         self.rules = [f"KEY: /[^<>\\n]{{1,{LONGEST_KEY}}}/"]
         self._texts: dict[str, str] = {}  # rules of them, by letters with which they may not begin
         self._num_chars = 0
         self.rules.append(f"argument: {self._argument('KEY', self._text(''))}")
 
-    def add(self, rule: str, name: str, schema: Mapping[str, Any], *, is_bound: bool) -> None:
-        """A rule of a function's calls. Raises ApiError where its schema is to bind them and cannot."""
-        arguments = " ".join(self._arguments(rule, name, schema)) if is_bound else "argument*"
+    def add(self, rule: str, name: str, schema: Mapping[str, Any], *, is_bound: bool, is_strict: bool) -> None:
+        """A rule of a function's calls. Raises ApiError where a strict one's schema cannot bind them."""
+        arguments = "argument*"
+        if is_bound:
+            check_size(schema, "tools")
+            function = _Function(rule, name, Arguments(schema), is_strict)
+            arguments = _bound(function, lambda: " ".join(self._arguments(function)), otherwise=arguments)
         before, behind = (marked(one, self._added) for one in self._form.name)
         head = joined(before, quoted(name), behind, quoted(self._form.gap))
         self.rules.append(f"{rule}: {joined(head, arguments, marked(self._form.end, self._added))}")
 
-    def _arguments(self, rule: str, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
-        check_size(schema, "tools")
-        function = Arguments(schema)
-        required, others = _checked(name, function)
-        if others is False and (missing := sorted(set(required) - set(function.properties))):
+    def _arguments(self, function: _Function) -> Iterator[str]:
+        rule, name, said = function.rule, function.name, function.arguments
+        required, others = _checked(name, said)
+        if others is False and (missing := sorted(set(required) - set(said.properties))):
             raise _fault(name, f"{shown(missing[0])} is required, and no property may have that name")
-        arguments = {key: function.schema_of(key) for key in {**dict.fromkeys(required), **function.properties}}
+        arguments = {key: said.schema_of(key) for key in {**dict.fromkeys(required), **said.properties}}
         if not arguments and others is not False:
             yield f"{self._rule_of(f'{rule}_any', 'KEY', name, others, function)}*"
         for number, (key, inner) in enumerate(arguments.items()):
@@ -59,8 +73,9 @@ class TaggedRules:
             its_rule = self._rule_of(f"{rule}_{number}", quoted(key), f"{name}.{shown(key)}", inner, function)
             yield its_rule if key in required else f"{its_rule}?"
 
-    def _rule_of(self, rule: str, key: str, name: str, schema: Any, function: Arguments) -> str:
-        self.rules.append(f"{rule}: {self._argument(key, self._value(rule, name, schema, function))}")
+    def _rule_of(self, rule: str, key: str, name: str, schema: Any, function: _Function) -> str:
+        value = _bound(function, lambda: self._value(rule, name, schema, function), otherwise=self._text(""))
+        self.rules.append(f"{rule}: {self._argument(key, value)}")
         return rule
 
     def _argument(self, key: str, value: str) -> str:
@@ -70,28 +85,30 @@ class TaggedRules:
         before = joined(key_open, key, key_close, quoted(gap), marked(form.value[0], self._added), quoted(form.pad))
         return joined(before, value, quoted(form.gap))
 
-    def _value(self, rule: str, name: str, schema: Any, function: Arguments) -> str:
+    def _value(self, rule: str, name: str, schema: Any, function: _Function) -> str:
         """With what closes it."""
+        part = f"argument{rule.removeprefix(function.rule)}-of-{function.name}"  # as clients are told of a fault
         try:
-            choices = Choices(schema, function)
+            choices = Choices(schema, function.arguments)
             if choices.others:
-                self._keep(f"{rule}_value", self_contained(choices.others, function))
+                whole = self_contained(choices.others, function.arguments)
+                self._keep(part, json_schema(whole, "tools", is_lenient=not function.is_strict))
         except ValueError as fault:
             raise _unbound(name, fault) from fault
         closing = self._form.value[1]
         if any(closing in _spelled(value) for value in choices.listed):
             raise _fault(name, f"{closing} would end a value that holds it")
-        json_ways = [f"@{rule}_value"] if choices.others else []
+        json_ways = [f"@{part}"] if choices.others else []
         ways = [*map(_spelled, choices.listed), *map(quoted, choices.words), *json_ways]
         closed = [joined(f"({' | '.join(ways)})", quoted(self._form.pad), marked(closing, self._added))] if ways else []
         texts = [self._text(choices.no_beginnings)] if choices.has_texts else []
         return texts[0] if texts and not choices.no_beginnings else f"({' | '.join(closed + texts)})"
 
-    def _keep(self, rule: str, schema: dict[str, Any]) -> None:
-        self._num_chars += len(json.dumps(schema))
-        if self._num_chars > MAX_CHARS:
-            raise ValueError(f"schemas of arguments, with what they refer to, of more than {MAX_CHARS} characters")
-        self.schemas[rule] = schema
+    def _keep(self, name: str, grammar: str) -> None:
+        self._num_chars += len(grammar)
+        if self._num_chars > MAX_TOOLS_CHARS:
+            raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
+        self.parts[name] = grammar
 
     def _text(self, no_beginnings: str) -> str:
         """The rule of a text with what closes it. Marks that are tokens may be spelled all the same, and are read then.
@@ -108,6 +125,15 @@ class TaggedRules:
             self.rules.append(f"{rule}: {by_token}{rule}_spelled")
             self.rules.append(f"{rule}_spelled[lazy]: {text} {quoted(closing)}")
         return self._texts[no_beginnings]
+
+
+def _bound(function: _Function, make: Callable[[], str], otherwise: str) -> str:
+    try:
+        return make()
+    except ApiError:
+        if function.is_strict:
+            raise
+        return otherwise
 
 
 def _checked(name: str, function: Arguments) -> tuple[list[str], Any]:
@@ -132,8 +158,8 @@ def _fault(name: str, fault: str) -> ApiError:
 
 
 def _unbound(name: str, fault: ValueError) -> ApiError:
-    advice = "leave it out, or leave tool_choice at auto and the function not strict"
-    return _fault(name, f"{fault} cannot bind a call as this model writes it; {advice}")
+    advice = "leave it out, or let the function not be strict"
+    return _fault(name, f"{fault}: no call can be bound to that as this model writes them; {advice}")
 
 
 def _spelled(value: Any) -> str:

@@ -37,7 +37,8 @@ def tool_grammar(
     """style: in which calls are written. answer: the grammar of JSON that may stand in their place. Raises ApiError.
 
     Without one, and where nothing has to be called, anything may be said beside calls, and thought before, as
-    `thoughts` of a Splitter has it; and a function that is not strict takes any object.
+    `thoughts` of a Splitter has it; and a function that is not strict takes any object. Where it has to be called, what
+    of its schema cannot bind it binds nothing.
     added: the words of the vocabulary that are one token each, with its id.
     """
     if answer and toolbox.must:
@@ -46,8 +47,7 @@ def tool_grammar(
     if answer and not (has_marks and answer.startswith("{")):  # where a call begins as the answer may, or in Lark
         raise bad_request("with tools, this answer cannot be bound: use tool_choice none", "tools", "invalid_value")
     is_free = not toolbox.must and not answer
-    bodies, schemas = _bodies(toolbox, style, added, is_free)
-    parts = {name: json_schema(schema, "tools") for name, schema in schemas.items()}
+    bodies, parts = _bodies(toolbox, style, added, is_free)
     parts |= {"answer": answer} if answer else {}
     rules = [
         *(_free_calls(toolbox, style, added) if is_free else _calls(toolbox, style, added)),
@@ -103,25 +103,27 @@ def _more(one: str) -> str:
 
 def _bodies(
     toolbox: Toolbox, style: Format, added: Mapping[str, int], is_free: bool
-) -> tuple[list[str], dict[str, Mapping[str, Any]]]:
-    """Rules of what stands in a call, and the schemas that they refer to."""
+) -> tuple[list[str], dict[str, str]]:
+    """Rules of what stands in a call, and the grammars that they refer to, by name."""
     bound = {name: not is_free or name in toolbox.strict for name in toolbox.schemas}
     if isinstance(style.form, Tagged):
         tagged = TaggedRules(style.form, added)
         for i, (name, schema) in enumerate(toolbox.schemas.items()):
-            tagged.add(f"body_{i}", name, schema, is_bound=bound[name])
+            tagged.add(f"body_{i}", name, schema, is_bound=bound[name], is_strict=name in toolbox.strict)
         names = " | ".join(f"body_{i}" for i in range(len(bound)))
-        return [f"body: {names}", *tagged.rules], dict(tagged.schemas)
-    ways = [_body(name, i, style, added) for i, name in enumerate(toolbox.schemas)]
-    schemas: dict[str, Mapping[str, Any]] = {
-        f"arguments_{i}": schema if bound[name] else {"type": "object"}
-        for i, (name, schema) in enumerate(toolbox.schemas.items())
+        return [f"body: {names}", *tagged.rules], tagged.parts
+    ways = [_body(name, style, added) for name in toolbox.schemas]
+    parts = {
+        _arguments_of(name): json_schema(
+            schema if bound[name] else {"type": "object"}, "tools", is_lenient=name not in toolbox.strict
+        )
+        for name, schema in toolbox.schemas.items()
     }
-    return [f"body: {' | '.join(ways)}"], schemas
+    return [f"body: {' | '.join(ways)}"], parts
 
 
-def _body(name: str, number: int, style: Format, added: Mapping[str, int]) -> str:
-    arguments = f"@arguments_{number}"
+def _body(name: str, style: Format, added: Mapping[str, int]) -> str:
+    arguments = f"@{_arguments_of(name)}"
     if style.is_addressed:
         return f'"{name} " {CONSTRAIN} "json" {MESSAGE} {arguments}'
     if isinstance(style.form, Named):
@@ -131,6 +133,11 @@ def _body(name: str, number: int, style: Format, added: Mapping[str, int]) -> st
     begin = f'{{"name": "{name}", "{style.form.key}": '
     id = _id(quoted(', "id": "'), quoted('"')) if style.short_ids else ""
     return joined(quoted(begin), arguments, id, quoted("}"))
+
+
+def _arguments_of(name: str) -> str:
+    """What the grammar of a function's arguments is called, also in what clients are told of a fault."""
+    return f"arguments-of-{name}"
 
 
 def _id(before: str, behind: str = "") -> str:
