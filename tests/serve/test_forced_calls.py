@@ -97,6 +97,18 @@ def test_an_answer_is_of_the_class_that_was_asked_for(client: openai.OpenAI) -> 
         assert all(look.model_validate_json(call.arguments) for call in called)
 
 
+def test_what_a_strict_schema_cannot_bind_is_told_with_the_function_that_has_it(client: openai.OpenAI) -> None:
+    """One keyword of one of many tools: the compiler said which keyword, and nobody said which tool."""
+    schema = {"type": "object", "properties": {"at": {"type": "array", "uniqueItems": True}}}
+    wait: Any = {"type": "function", "function": {"name": "wait"}}
+    put: Any = {"type": "function", "function": {"name": "put", "parameters": schema, "strict": True}}
+    fields: dict[str, Any] = {"model": MODEL, "messages": ASK, "max_tokens": 140, "tool_choice": "required"}
+    with pytest.raises(openai.BadRequestError, match=r"arguments-of-put: .*uniqueItems"):
+        client.chat.completions.create(tools=[wait, put], **fields)
+    put["function"]["strict"] = False
+    assert client.chat.completions.create(tools=[wait, put], **fields).choices[0].message.tool_calls
+
+
 def test_arguments_between_tags_are_what_their_schema_allows(tmp_path: Path) -> None:
     """Grammar, drafts and reader, each with a mind of its own, of definitions that lead far from one to another."""
     steps = {f"d{i}": in_unions(12, {"$ref": f"#/$defs/d{i + 1}"}) for i in range(31)} | {"d31": {"enum": ["a", 7]}}

@@ -235,6 +235,7 @@ SIMPLE: list[Any] = [
     {"$ref": "#/properties/c"},
     {"type": ["string", "number"], "minimum": 5},
     {"type": ["boolean", "array"], "items": SMALL},
+    {"type": "array", "items": {"type": "string"}},
     SMALL, PAIR, ROWS, {}, True,
 ]  # fmt: skip
 DEFINITIONS: dict[str, Any] = {
@@ -247,7 +248,12 @@ VALUES = [
     "[]", "[1]", '["a"]', '[{"b": 2}]', '[{"b": 22}]', "[[], null]", "[[1]]", "{}", '{"b": 2}', '{"b": "x"}',
     "{'b': 2}", " 1", "\t{", "\n", '"a"', "(1)", "<", "a\n</x", "-", "+1", "\u00a01", "٣", "[", "tru",
 ]  # fmt: skip
-CLOSED = ['["</parameter>"]', '["</arg_value>"]', '{"a": "</parameter></arg_value>"}']
+CLOSED = [
+    *('["a"', ' ["a</parameter>"]', '\u00a0["</parameter>', '\n{"</arg_value>'),
+    '["</parameter>"]',
+    '["</arg_value>"]',
+    '{"a": "</parameter></arg_value>"}',
+]
 
 
 def unions() -> SearchStrategy[Any]:
@@ -308,6 +314,17 @@ def test_values_that_a_schema_allows_are_let_through(
     grammar = made(vocabulary, CODER, schemas={"f": one_argument(schema)})
     assert [value for value in values if not accepts(vocabulary, grammar, raw(CODER, value))] == []
     assert [value for value in others if accepts(vocabulary, grammar, raw(CODER, value))] == []
+
+
+@pytest.mark.parametrize("others", [{"type": "string"}, {"enum": ["a", "b"]}], ids=["texts", "words"])
+def test_a_list_beside_strings_may_hold_the_tag_that_ends_them(vocabulary: Path, others: dict[str, Any]) -> None:
+    """The grammar let such a list through, and the reader cut it in two."""
+    whole = one_argument({"anyOf": [others, {"type": "array", "items": {"type": "string"}}]})
+    reader = CallReader(Calling(CODER, {"f": Arguments(whole)}))
+    text = raw(CODER, '["</parameter>"]')
+    assert accepts(vocabulary, made(vocabulary, CODER, schemas={"f": whole}), text)
+    (call,) = reader.feed(text)[1]
+    assert json.loads(call.arguments) == {"a": ["</parameter>"]}
 
 
 def test_arguments_without_names_keep_to_their_schema(vocabulary: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tpspec.serve.choices import BLANKS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     Piece = str | re.Pattern[str]
 
-NOT_BLANK = re.compile(r"\S")
+NOT_BLANK, JSON_BLANKS = re.compile(r"\S"), re.compile(f"[{BLANKS}]*")
 LONGEST_KEY = 256  # characters, of an argument's name
 LONGEST_TAGS = 2 * LONGEST_KEY  # all before a value, with blanks between tags
 LONGEST_HEAD = 256  # all before the arguments of a call
@@ -94,14 +96,23 @@ class NamedEnd:
 
 
 class ValueEnd:
-    """Of the value that begins at `at`: at the tag that closes it, which inside a string of JSON is none."""
+    """Of the value that begins at `at`: at the tag that closes it, which inside a string of JSON is none.
 
-    def __init__(self, closing: str, at: int, *, is_json: bool) -> None:
-        self._closing, self._at, self._is_json = closing, at, is_json
+    letters: with which it is JSON, after blanks.
+    """
+
+    def __init__(self, closing: str, at: int, letters: str) -> None:
+        self._closing, self._at, self._letters = closing, at, letters
+        self._is_json: bool | None = None if letters else False  # None before its first letter
         self._in_string = self._escaped = False
 
     def find(self, text: str) -> int | None:
         """None where it goes on."""
+        if self._is_json is None:
+            self._at = JSON_BLANKS.match(text, self._at).end()  # type: ignore[union-attr]  # it always matches
+            if self._at == len(text):
+                return None
+            self._is_json = text[self._at] in self._letters
         if not self._is_json:
             found = text.find(self._closing, self._at)
             self._at = max(self._at, len(text) - len(self._closing))
@@ -163,8 +174,8 @@ class TaggedEnd:
                 return self._none_unless(self._nexts, text, LONGEST_TAGS)
             if end_tag := found["end"]:
                 return Ended(found.start() if end_tag == self._closing else found.end(), is_call=True)
-            is_json = self._function is not None and self._function.is_json(found[2].strip())
-            self._value = ValueEnd(self._form.value[1], found.end(), is_json=is_json)
+            letters = "" if self._function is None else self._function.json_letters(found[2].strip())
+            self._value = ValueEnd(self._form.value[1], found.end(), letters)
 
     def _read_head(self, text: str) -> bool:
         head = self._head.match(text, self._at, self._at + LONGEST_HEAD)

@@ -147,7 +147,7 @@ class Tagged:
         function, arguments, at = functions[head[1]], dict[str, Any](), head.end()
         while opened := self._argument.match(text, at):
             name = opened[1].strip()
-            end = ValueEnd(self.value[1], opened.end(), is_json=function.is_json(name)).find(text)
+            end = ValueEnd(self.value[1], opened.end(), function.json_letters(name)).find(text)
             if end is None:
                 return None
             arguments[name] = function.value(name, self._without_pad(text[opened.end() : end]))

@@ -8,19 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tpspec.grammar import OF_NAMES, OF_VALUES
-from tpspec.serve.arguments import NOTHING, SAYS_NOTHING, WORDS, listed_values, named_types
+from tpspec.serve.schemas import NOTHING, SAYS_NOTHING, listed_values, named_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
 
-    from tpspec.serve.arguments import Arguments, Offer
+    from tpspec.serve.schemas import Offer, Schema
 
 PLAIN, OF_LISTS = SAYS_NOTHING | {"type"}, SAYS_NOTHING | {"type", "enum", "const"}
 # Beside texts: they say nothing of strings.
 OF_TEXTS = PLAIN | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_TEXTS |= {"items", "prefixItems", "minItems", "maxItems", "properties", "required", "additionalProperties"}
 BRANCHES = ("anyOf", "oneOf", "allOf")
-BEGINNINGS = {"integer": r"\-0-9", "number": r"\-0-9", "array": r"\[", "object": "{"}  # of JSON, as in brackets
+BLANKS = " \t\r\n"  # JSON's own
+WORDS = {"True": True, "False": False, "None": None}  # as chat templates show a model its earlier arguments
+LETTERS = {"array": "[", "object": "{"}  # with which JSON begins
+BEGINNINGS = {"integer": r"\-0-9", "number": r"\-0-9", "array": r"\[", "object": "{"}  # as in brackets of a pattern
 MAX_LEAVES = 256  # of a value's schema
 MAX_DEFINITIONS = 256  # that a value's schema refers to
 MAX_SHOWN, SHOWN_CHARS = 8, 80  # of names in what is told of them
@@ -33,16 +36,16 @@ class Choices:
     JSON that `others` do not allow. Raises ValueError for a schema that cannot be told apart so.
     """
 
-    def __init__(self, schema: Any, function: Arguments) -> None:
+    def __init__(self, schema: Any, within: Schema) -> None:
         self.listed: list[Any] = []
         self.others: list[dict[str, Any]] = []
         self.has_texts = False
         self._free, self._bound = frozenset[str](), frozenset[str]()
         allowed = NOTHING
-        for number, leaf in enumerate(_leaves(schema, function)):
+        for number, leaf in enumerate(_leaves(schema, within)):
             if number >= MAX_LEAVES:
                 raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
-            offer = function.offer_of(leaf)
+            offer = within.offer_of(leaf)
             allowed |= offer
             self._add(leaf, offer)
         if not self.listed and not self.others and not self.has_texts:
@@ -82,7 +85,7 @@ class Choices:
         return any(BEGINNINGS.get(kind, "x") in self.no_beginnings for kind in named_types(leaf) or ())
 
 
-def _leaves(schema: Any, function: Arguments) -> Iterator[dict[str, Any]]:
+def _leaves(schema: Any, within: Schema) -> Iterator[dict[str, Any]]:
     """What a schema offers to choose from, without those that it refers to twice."""
     rest, seen = [schema], set[str]()
     while rest:
@@ -97,19 +100,19 @@ def _leaves(schema: Any, function: Arguments) -> Iterator[dict[str, Any]]:
         if key == "$ref" and isinstance(inner, str):
             if inner not in seen:
                 seen.add(inner)
-                rest.append(_target(inner, function))
-        elif key in BRANCHES and isinstance(inner, list) and inner and _is_union(key, inner, function):
+                rest.append(_target(inner, within))
+        elif key in BRANCHES and isinstance(inner, list) and inner and _is_union(key, inner, within):
             rest += reversed(inner)
         else:
             yield one
 
 
-def _is_union(key: str, branches: list[Any], function: Arguments) -> bool:
+def _is_union(key: str, branches: list[Any], within: Schema) -> bool:
     """Whether what they allow together is what any of them allows."""
     if key != "oneOf":
         return key == "anyOf" or len(branches) == 1
     before = NOTHING
-    for offer in map(function.offer_of, branches):
+    for offer in map(within.offer_of, branches):
         both = before & offer
         if both.kinds or both.values:
             return False
@@ -117,14 +120,14 @@ def _is_union(key: str, branches: list[Any], function: Arguments) -> bool:
     return True
 
 
-def _target(ref: str, function: Arguments) -> Any:
-    target = function.referred(ref)
+def _target(ref: str, within: Schema) -> Any:
+    target = within.referred(ref)
     if target is None:
         raise ValueError(f"$ref {shown(ref)} leads to nothing in it")
     return target
 
 
-def self_contained(schemas: list[dict[str, Any]], function: Arguments) -> dict[str, Any]:
+def self_contained(schemas: list[dict[str, Any]], within: Schema) -> dict[str, Any]:
     """Any of these, with what they refer to, and no more of the schema they stand in. Raises ValueError."""
     names: dict[str, str] = {}  # of definitions, by reference, in the order in which they are met
 
@@ -146,7 +149,7 @@ def self_contained(schemas: list[dict[str, Any]], function: Arguments) -> dict[s
         ref = list(names)[len(definitions)]
         if len(names) > MAX_DEFINITIONS:
             raise ValueError(f"more than {MAX_DEFINITIONS} references")
-        definitions[names[ref]] = moved(_target(ref, function))
+        definitions[names[ref]] = moved(_target(ref, within))
     return {**whole, "$defs": definitions} if definitions else whole
 
 

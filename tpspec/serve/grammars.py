@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-MAX_CHARS, MAX_TOOLS_CHARS = 1 << 16, 1 << 18  # of a grammar; of one that binds calls of up to 128 functions
+MAX_CHARS, MAX_TOOLS_CHARS = 1 << 16, 1 << 19  # of a grammar; of one that binds calls of up to 128 functions
 MAX_DEPTH = 32
 MAX_CHOICES = 1000
 START_S = 60.0  # for a worker to read the tokenizer

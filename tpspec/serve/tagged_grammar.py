@@ -12,12 +12,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_endings import LONGEST_KEY
 from tpspec.serve.choices import PLAIN, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import ApiError, bad_request
 from tpspec.serve.grammars import MAX_TOOLS_CHARS, check_size, json_schema
 from tpspec.serve.lark import FREE, joined, marked, quoted
+from tpspec.serve.schemas import Schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ class _Function:
 
     rule: str
     name: str
-    arguments: Arguments
+    schema: Schema
     is_strict: bool
 
 
@@ -53,14 +53,14 @@ class TaggedRules:
         arguments = "argument*"
         if is_bound:
             check_size(schema, "tools")
-            function = _Function(rule, name, Arguments(schema), is_strict)
+            function = _Function(rule, name, Schema(schema), is_strict)
             arguments = _bound(function, lambda: " ".join(self._arguments(function)), otherwise=arguments)
         before, behind = (marked(one, self._added) for one in self._form.name)
         head = joined(before, quoted(name), behind, quoted(self._form.gap))
         self.rules.append(f"{rule}: {joined(head, arguments, marked(self._form.end, self._added))}")
 
     def _arguments(self, function: _Function) -> Iterator[str]:
-        rule, name, said = function.rule, function.name, function.arguments
+        rule, name, said = function.rule, function.name, function.schema
         required, others = _checked(name, said)
         if others is False and (missing := sorted(set(required) - set(said.properties))):
             raise _fault(name, f"{shown(missing[0])} is required, and no property may have that name")
@@ -89,9 +89,9 @@ class TaggedRules:
         """With what closes it."""
         part = f"argument{rule.removeprefix(function.rule)}-of-{function.name}"  # as clients are told of a fault
         try:
-            choices = Choices(schema, function.arguments)
+            choices = Choices(schema, function.schema)
             if choices.others:
-                whole = self_contained(choices.others, function.arguments)
+                whole = self_contained(choices.others, function.schema)
                 self._keep(part, json_schema(whole, "tools", is_lenient=not function.is_strict))
         except ValueError as fault:
             raise _unbound(name, fault) from fault
@@ -136,9 +136,9 @@ def _bound(function: _Function, make: Callable[[], str], otherwise: str) -> str:
         return otherwise
 
 
-def _checked(name: str, function: Arguments) -> tuple[list[str], Any]:
+def _checked(name: str, schema: Schema) -> tuple[list[str], Any]:
     """The arguments that a function has to have, and the schema of those that are not named. Raises ApiError."""
-    root, whole = function.root, function.object
+    root, whole = schema.root, schema.object
     try:
         check_keys(root, OF_FUNCTIONS | {"$ref"})
         check_keys(whole, OF_FUNCTIONS)
