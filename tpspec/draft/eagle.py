@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Taps
-    from tpspec.model.architectures import Frequencies
+    from tpspec.model.frequencies import Frequencies
     from tpspec.model.graphs import Graphs
     from tpspec.model.linear import Linear
     from tpspec.model.steps import Layer, Norm, Shape, Steps

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
+from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.experts import experts_of
@@ -21,8 +22,7 @@ from tpspec.topology.shape import MODEL_TYPES, ModelShape
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor
-
+    from tpspec.model.frequencies import Frequencies
     from tpspec.model.steps import Gate
     from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
@@ -121,34 +121,7 @@ ARCHITECTURES = {
         nope="no_rope_layers",
     ),
 }
-ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")  # of which dynamic changes with each token
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Of queries with their position p, so that attention stays as sharp in long texts: by 1 + rate log(1 + p //
-    length). As Llama 4 has it."""
-
-    rate: float
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Frequencies:
-    """Of rope, for heads of E numbers. inverse: [E / 2], float32; 0: two numbers that stay as they are. scale: of the
-    others' cosines and sines. growth: or None. longer: [E / 2], in place of inverse where texts may have more than
-    `length` tokens; or None."""
-
-    inverse: Tensor
-    scale: float
-    growth: Growth | None
-    longer: Tensor | None = None
-    length: int = 0
-
-    def of_texts(self, longest: int) -> Tensor:
-        """longest: number of tokens. Keys are cached as they were turned: a text that grows cannot change over."""
-        return self.inverse if self.longer is None or longest <= self.length else self.longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +212,9 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
     arch, kind = _declaration(config, where), config.model_type
-    ropes, said = _ropes(config, where), Reads(config.to_dict(), where)
+    ropes, said = ropes_of(config, where), Reads(config.to_dict(), where)
     latent = latent_of(said, kind)
-    head_dim = _head_dim(config) if latent is None else latent.cached
+    head_dim = head_dim_of(config) if latent is None else latent.cached
     if latent is not None:
         _check_turned(config, latent, list(ropes.values()), where)
     return ModelSpec(
@@ -265,7 +238,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
         layers=_layers(config, arch, list(ropes), where),
-        ropes=tuple(_frequencies(config, layers, parameters, head_dim, where) for layers, parameters in ropes.items()),
+        ropes=tuple(frequencies_of(config, layers, rope, head_dim, where) for layers, rope in ropes.items()),
         head_order=None if latent else _head_order(config, arch, list(ropes.values()), where),
         stored=stored,
         experts=experts_of(said, kind),
@@ -304,13 +277,9 @@ def _flag(config: Any, flag: bool | str | None) -> bool:
     return bool(getattr(config, flag)) if isinstance(flag, str) else bool(flag)
 
 
-def _head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
 def _score_scale(config: Any, arch: Architecture, where: str) -> float:
     if arch.score_scale is None:
-        return float(_head_dim(config) ** -0.5)
+        return float(head_dim_of(config) ** -0.5)
     if not (number := getattr(config, arch.score_scale)) > 0:
         raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
     return float(number**-0.5)
@@ -326,8 +295,8 @@ def _latent_scale(config: Any, latent: Latent) -> float:
 
 def _check_turned(config: Any, latent: Latent, ropes: list[dict[str, Any]], where: str) -> None:
     """That rope turns what the latent's sizes say, and all of it: transformers goes by head_dim."""
-    if _head_dim(config) != latent.turned:
-        raise UserError(f"{where}: head_dim is {_head_dim(config)}; should be qk_rope_head_dim, {latent.turned}")
+    if head_dim_of(config) != latent.turned:
+        raise UserError(f"{where}: head_dim is {head_dim_of(config)}; should be qk_rope_head_dim, {latent.turned}")
     if any(parameters.get("partial_rotary_factor", 1.0) != 1.0 for parameters in ropes):
         raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
 
@@ -350,32 +319,16 @@ def _layers(config: Any, arch: Architecture, ropes: list[str | None], where: str
     return tuple(LayerSpec(which[i] if rope[i] else None, windows[i]) for i in range(num_layers))
 
 
-def _ropes(config: Any, where: str) -> dict[str | None, dict[str, Any]]:
-    """Rope's parameters, for each type of layers that has its own; of None where all have the same."""
-    parameters = config.rope_parameters
-    types = sorted(set(getattr(config, "layer_types", None) or ()))
-    if not set(types) & set(parameters):
-        return {None: parameters}
-    if missing := set(types) - set(parameters):
-        raise UserError(f"{where}: rope_parameters has nothing for {', '.join(missing)}; should for each layer type")
-    return {kind: parameters[kind] for kind in types}
-
-
-def _num_turned(config: Any, parameters: dict[str, Any]) -> int:
-    """Of a head's numbers, how many rope turns."""
-    return int(_head_dim(config) * parameters.get("partial_rotary_factor", 1.0))
-
-
 def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], where: str) -> tuple[int, ...] | None:
     """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
     those go where our two halves begin, and what it leaves as it is behind them."""
-    size, part = _head_dim(config), ropes[0].get("partial_rotary_factor", 1.0)
+    size, part = head_dim_of(config), ropes[0].get("partial_rotary_factor", 1.0)
     is_whole = all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in ropes)
     if is_whole and not arch.alternate_rope:
         return None
     if not arch.partial_rope or len(ropes) > 1:
         raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
-    turned = _num_turned(config, ropes[0])
+    turned = num_of_turned(config, ropes[0])
     if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):
         raise UserError(f"{where}: partial_rotary_factor is {part}; should leave an even part of {size}, the head_dim")
     halves = range(turned // 2), range(turned // 2, turned)
@@ -383,49 +336,3 @@ def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], wh
         halves = range(0, turned, 2), range(1, turned, 2)
     left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
     return (*halves[0], *left[0], *halves[1], *left[1])
-
-
-def _growth(parameters: dict[str, Any]) -> Growth | None:
-    """Raises what `_frequencies` catches."""
-    if (rate := parameters.get("llama_4_scaling_beta")) is None:
-        return None
-    if (length := int(parameters["original_max_position_embeddings"])) < 1:
-        raise ValueError("original_max_position_embeddings is no length")
-    return Growth(float(rate), length)
-
-
-def _frequencies(config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, where: str) -> Frequencies:
-    """From transformers. layers: the type that the parameters are for, or None."""
-    kind = parameters.get("rope_type", "default")
-    if kind not in ROPE_TYPES:
-        raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    try:
-        inverse, scale = _inverse(config, layers, parameters, head_dim)
-        length = int(parameters["original_max_position_embeddings"]) if kind == "longrope" else 0
-        longer = _inverse(config, layers, parameters, head_dim, length + 1)[0] if length else None
-        return Frequencies(inverse, scale, _growth(parameters), longer, length)
-    except (TypeError, ValueError, KeyError, ArithmeticError, RuntimeError) as error:
-        right = f"the numbers that {kind} needs, of which not all are"
-        raise UserError(f"{where}: rope_parameters is {parameters}; should hold {right} ({error!r})") from error
-
-
-def _inverse(
-    config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, length: int | None = None
-) -> tuple[Tensor, float]:
-    """Inverse frequencies of texts of so many tokens, or of as few as may be, and their scale."""
-    import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    kind = parameters.get("rope_type", "default")
-    if kind == "default":
-        num_turned = _num_turned(config, parameters)
-        dims = torch.arange(0, num_turned, 2, dtype=torch.float32)
-        inverse, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / num_turned)), 1.0
-    else:
-        for factors in ("short_factor", "long_factor") if kind == "longrope" else ():
-            if (count := len(parameters[factors])) != _num_turned(config, parameters) // 2:  # one would do for all
-                raise ValueError(f"{factors} has {count} numbers for {_num_turned(config, parameters) // 2} pairs")
-        inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length, layer_type=layers)
-    if not (inverse > 0).logical_and(inverse.isfinite()).all():
-        raise ValueError("its frequencies are no positive numbers")
-    return torch.nn.functional.pad(inverse.float(), (0, head_dim // 2 - len(inverse))), float(scale)

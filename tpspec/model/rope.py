@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.architectures import Frequencies
+    from tpspec.model.frequencies import Frequencies
 
 
 class Rope:

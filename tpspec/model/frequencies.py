@@ -1,0 +1,110 @@
+"""Frequencies of rope, as a config says them and transformers computes them.
+
+What its scaling needs of a config differs with its type; a config that lacks some of it is refused by name. Must not
+know shards, ranks, or what is turned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpspec.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")  # dynamic changes with each token
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Of queries with their position p, so that attention stays as sharp in long texts: by 1 + rate log(1 + p //
+    length). As Llama 4 has it."""
+
+    rate: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frequencies:
+    """Of rope, for heads of E numbers. inverse: [E / 2], float32; 0: two numbers that stay as they are. scale: of the
+    others' cosines and sines. growth: or None. longer: [E / 2], in place of inverse where texts may have more than
+    `length` tokens; or None."""
+
+    inverse: Tensor
+    scale: float
+    growth: QueryGrowth | None
+    longer: Tensor | None = None
+    length: int = 0
+
+    def of_texts(self, longest: int) -> Tensor:
+        """longest: number of tokens. Keys are cached as they were turned: a text that grows cannot change over."""
+        return self.inverse if self.longer is None or longest <= self.length else self.longer
+
+
+def head_dim_of(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def ropes_of(config: Any, where: str) -> dict[str | None, dict[str, Any]]:
+    """Rope's parameters, for each type of layers that has its own; of None where all have the same."""
+    parameters = config.rope_parameters
+    types = sorted(set(getattr(config, "layer_types", None) or ()))
+    if not set(types) & set(parameters):
+        return {None: parameters}
+    if missing := set(types) - set(parameters):
+        raise UserError(f"{where}: rope_parameters has nothing for {', '.join(missing)}; should for each layer type")
+    return {kind: parameters[kind] for kind in types}
+
+
+def num_of_turned(config: Any, parameters: dict[str, Any]) -> int:
+    """Of a head's numbers, how many rope turns."""
+    return int(head_dim_of(config) * parameters.get("partial_rotary_factor", 1.0))
+
+
+def _growth(parameters: dict[str, Any]) -> QueryGrowth | None:
+    """Raises what `frequencies_of` catches."""
+    if (rate := parameters.get("llama_4_scaling_beta")) is None:
+        return None
+    if (length := int(parameters["original_max_position_embeddings"])) < 1:
+        raise ValueError("original_max_position_embeddings is no length")
+    return QueryGrowth(float(rate), length)
+
+
+def frequencies_of(
+    config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, where: str
+) -> Frequencies:
+    """From transformers. layers: those that the parameters are for, or None. Raises UserError for what it lacks."""
+    kind = parameters.get("rope_type", "default")
+    if kind not in ROPE_TYPES:
+        raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
+    try:
+        inverse, scale = _inverse(config, layers, parameters, head_dim)
+        length = int(parameters["original_max_position_embeddings"]) if kind == "longrope" else 0
+        longer = _inverse(config, layers, parameters, head_dim, length + 1)[0] if length else None
+        return Frequencies(inverse, scale, _growth(parameters), longer, length)
+    except (TypeError, ValueError, KeyError, ArithmeticError, RuntimeError) as error:
+        right = f"the numbers that {kind} needs, of which not all are"
+        raise UserError(f"{where}: rope_parameters is {parameters}; should hold {right} ({error!r})") from error
+
+
+def _inverse(
+    config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, length: int | None = None
+) -> tuple[Tensor, float]:
+    """Inverse frequencies of texts of so many tokens, or of as few as may be, and their scale."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind, turned = parameters.get("rope_type", "default"), num_of_turned(config, parameters)
+    if kind == "default":
+        dims = torch.arange(0, turned, 2, dtype=torch.float32)
+        inverse, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / turned)), 1.0
+    else:
+        for factors in ("short_factor", "long_factor") if kind == "longrope" else ():
+            if (count := len(parameters[factors])) != turned // 2:  # one would do for all
+                raise ValueError(f"{factors} has {count} numbers for {turned // 2} pairs")
+        inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length, layer_type=layers)
+    if not (inverse > 0).logical_and(inverse.isfinite()).all():
+        raise ValueError("its frequencies are no positive numbers")
+    return torch.nn.functional.pad(inverse.float(), (0, head_dim // 2 - len(inverse))), float(scale)
