@@ -239,11 +239,28 @@ def test_calls_in_the_way_of_each_model(form: Format, text: str, said: str, call
     assert read([*text], form) == (said, calls)
 
 
-@pytest.mark.parametrize("text", ["<function=rm>", "<function=a b", "<function=add\n\n)", "<tool_call>\n<function=a b"])
-def test_what_is_no_call_waits_for_nothing(text: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (CODER, "<function=rm>"),
+        (CODER, "<function=add>"),
+        (CODER, "<function=a b"),
+        (CODER, "<function=add\n\n)"),
+        (CODER, "<tool_call>\n<function=a b"),
+        (CODER, f"<function={'a' * 300}"),
+        (CODER, f"<function=add><parameter={'a' * 300}"),
+        (CODER, "<function=add><parameter=a>1</parameter>"),
+        (FORMS["glm-4.5"], "<tool_call>add" + "\n" * 300),
+        (FORMS["mistral"], f"[TOOL_CALLS]{'so ' * 99}"),
+        (HERMES, "<tool_call>{</tool_call>"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Format) else None,
+)
+def test_what_is_no_call_waits_for_nothing(form: Format, text: str) -> None:
     """A tag that an answer spoke of held back the rest of it, and took calls that came later for its arguments."""
-    reader = CallReader(Calling(CODER, FUNCTIONS))
-    assert "".join(reader.feed(char)[0] for char in f"Or {text} so") == f"Or {text.removeprefix('<tool_call>')} so"
+    reader = CallReader(Calling(form, FUNCTIONS))
+    said = "".join(reader.feed(char)[0] for char in f"Or {text} so")
+    assert said == re.sub(f"{re.escape(form.opening)}|{re.escape(form.closing) or '$'}", "", f"Or {text} so")
 
 
 def test_where_all_is_bound_a_call_has_its_marks() -> None:
