@@ -75,8 +75,7 @@ class Choices:
             self._bound |= kinds
 
     def _no_beginnings(self) -> str:
-        is_number = {"integer"} if "number" in self._free else set[str]()
-        kinds = self._bound - self._free - is_number
+        kinds = self._bound - self._free
         if others := sorted(kinds - set(BEGINNINGS)):
             raise ValueError(f"{' and '.join(others)} beside texts, bound by more than a type or a list")
         return "".join(sorted({BEGINNINGS[kind] for kind in kinds}))
