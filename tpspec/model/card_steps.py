@@ -64,7 +64,7 @@ class Tiling:
         if wide * item_bytes <= 256:
             return cls(64, wide, 0, kernels.KEYS)
         if wide * item_bytes <= 512:
-            return cls(32, wide, 0, kernels.KEYS)
+            return cls(32, wide, 0, kernels.KEYS, warps=2 * USUAL_WARPS)
         wide //= 1 if head_dim == wide else 2
         rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
         if (wide + rest) * item_bytes > MOST_HEAD_BYTES:
