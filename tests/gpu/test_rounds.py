@@ -79,6 +79,22 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
     assert (told[0] - told[1]).abs().max() < (2e-3 if dtype == torch.float32 and not small else 0.3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_row_in_16_bits_is_the_same_beside_others(dtype: torch.dtype, tmp_path: Path) -> None:
+    """To the last bit: a round that verifies drafts says of each row what a plain round says. Stands against products
+    and tiles of attention that are others for other row counts, and then turn near ties."""
+    (whole,) = split(ModelShape.of(tiny("smollm2", tmp_path)), (1.0,))
+    decoder = Loader.open(tmp_path, whole, dtype, CUDA).decoder(OneRank(), 512)
+
+    def logits(start: int, count: int) -> torch.Tensor:
+        tokens = IDS[start : start + count]
+        return decoder.forward([Span(0, start, tokens, ((0, start + count),), count)]).clone()
+
+    logits(0, 60)
+    alone = torch.cat([logits(60 + row, 1) for row in range(16)])
+    assert torch.equal(logits(60, 16), alone)
+
+
 def engine_with(folder: Path, sampling: Sampling = GREEDY, **keys: Any) -> Engine:
     made = topology(folder, device="cuda", target={"dtype": "bfloat16"}, **keys)
     built = build_engine(made, OneRank(), CUDA)
@@ -129,23 +145,30 @@ def torchrun(num_ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
+def text_of(folder: Path, num_ranks: int, transport: str) -> str:
+    keys = {"target.model": folder, "target.ranks": list(range(num_ranks)), "target.dtype": "float32"}
+    keys |= {"device": "cuda", "link.transport": transport, "draft.source": "ngram"}
+    sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    words = ["--prompt", "the cat and the hat", "--max-tokens", "32", "--ignore-eos", "--json"]
+    ended = torchrun(num_ranks, "-m", "tpspec.generate", *sets, *words)
+    assert "do not go through peer memory" not in ended.stderr
+    told = next(line for line in ended.stdout.splitlines() if line.startswith("{"))
+    return str(json.loads(told)["text"])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A checkpoint, and what one rank writes with it."""
+    folder = tiny("smollm2", tmp_path_factory.mktemp("shared"))
+    return folder, text_of(folder, 1, "auto")
+
+
 @pytest.mark.parametrize("transport", ["host", "peer"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, transport: str, tmp_path: Path) -> None:
+def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, transport: str, alone: tuple[Path, str]) -> None:
     """A torchrun world, its collectives through the host's memory or each other's, one card for all."""
-    folder = tiny("smollm2", tmp_path)
-
-    def text(count: int) -> str:
-        keys = {"target.model": folder, "target.ranks": list(range(count)), "target.dtype": "float32"}
-        keys |= {"device": "cuda", "link.transport": transport, "draft.source": "ngram"}
-        sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-        words = ["--prompt", "the cat and the hat", "--max-tokens", "32", "--ignore-eos", "--json"]
-        ended = torchrun(count, "-m", "tpspec.generate", *sets, *words)
-        assert "do not go through peer memory" not in ended.stderr
-        told = next(line for line in ended.stdout.splitlines() if line.startswith("{"))
-        return str(json.loads(told)["text"])
-
-    assert text(num_ranks) == text(1)
+    folder, text = alone
+    assert text_of(folder, num_ranks, transport) == text
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -78,6 +78,11 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
           for bits, codes in ((8, "*i8"), (4, "*u8"))
           for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)),
         *([] if small else mixture(x)),
+        *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
+                                     "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
+           {"columns": card_products.COLUMNS, "has_biases": True, "tile_rows": card_products.TILE_ROWS,
+            "tile_outputs": outputs})
+          for outputs in ([] if small or x != "*bf16" else card_products.COLUMN_STAGES)),
     ]  # fmt: skip
 
 
@@ -131,13 +136,15 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
             options = {"num_warps": norm_warps(constants["wide"])} if kernel is card_rows.add_norm else {}
             if "tile_outputs" in constants:
-                options = {"num_stages": card_products.STAGES[constants["tile_outputs"]]}
+                stages = card_products.COLUMN_STAGES if kernel is card_products._few_rows else card_products.STAGES
+                options = {"num_stages": stages[constants["tile_outputs"]]}
             if kernel is card_rows.attend:
                 options = {"num_stages": tiling.stages, "num_warps": tiling.warps}
             source = ASTSource(kernel, signature, at, aligned)
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
             told |= {"outputs": constants.get("tile_outputs"), "stack": stack(made.asm["cubin"])}
+            told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

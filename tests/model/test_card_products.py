@@ -1,4 +1,4 @@
-"""Products with codes as a kernel of ours computes them on a card. Without a card, in Triton's interpreter."""
+"""Products as kernels of ours compute them on a card. Without a card, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
-from tpspec.model.card_products import CodedLinear, has_tinygemm, tile_outputs
+from tpspec.model.card_products import CodedLinear, FewRowsLinear, has_tensor_cores, tile_outputs
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -23,6 +24,36 @@ def processors(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (8, 0)
     found = SimpleNamespace(multi_processor_count=count, major=major, minor=minor)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 6, 16, 17, 64, 65])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("num_processors", [1, 1000])
+def test_few_rows_become_what_torch_makes_of_them(
+    num_processors: int, biased: bool, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a shard's 250 inputs, which are read as 256, and 70 outputs, which fill no tile. Stands against rows, columns
+    or outputs that are read twice or not at all, and a column behind the last that is read as a number."""
+    processors(monkeypatch, num_processors)
+    noise = torch.Generator().manual_seed(0)
+    weight, bias, x = (torch.randn(*size, generator=noise).to(DEVICE, torch.float16)
+                       for size in ((70, 250), (70,), (num_rows, 250)))  # fmt: skip
+    made = FewRowsLinear(weight, bias if biased else None)(x)
+    expected = F.linear(x.double(), weight.double(), bias.double() if biased else None)
+    assert made.shape == (num_rows, 70)
+    assert made.dtype == torch.float16
+    assert num_rows == 0 or (made - expected).abs().max() <= 2**-10 * expected.abs().max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter leaves products to the host's library")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_row_does_not_depend_on_how_many_stand_beside_it(dtype: torch.dtype) -> None:
+    """To the last bit. Stands against another kernel, or another order of sums, for another number of rows."""
+    noise = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(*size, generator=noise).to(DEVICE, dtype) for size in ((4096, 4096), (64, 4096)))
+    product = FewRowsLinear(weight, None)
+    whole = product(x)
+    assert all(torch.equal(product(x[:count]), whole[:count]) for count in (1, 2, 6, 7, 16, 33))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -70,8 +101,9 @@ def test_no_processor_is_left_without_outputs(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_torchs_kernel_is_left_to_cards_that_have_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands against products of nothing on a 2080 Ti, for which torch builds it empty."""
+    """Stands against products of nothing on a 2080 Ti, for which torch builds it empty. (Triton has none of its tensor
+    cores, either.)"""
     told = {(7, 5): False, (8, 0): True, (8, 6): True, (12, 0): True}
     for capability, due in told.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert has_tinygemm(DEVICE) == due
+        assert has_tensor_cores(DEVICE) == due

@@ -97,7 +97,7 @@ def test_a_row_of_a_tree_has_the_bits_of_its_own_path(make: Make, compiled: bool
 
 
 def test_the_packed_product_is_the_plain_one() -> None:
-    """The plain product is the reference; they differ by rounding only. float32 is never packed: see PACKABLE."""
+    """The plain product is the reference; they differ by rounding only. float32 is never packed: see HALVES."""
     half = torch.bfloat16
     assert not can_pack(torch.float32)
     if not can_pack(half):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
 
 HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
+OWN_BYTES = 2 << 20  # smaller allocations may be part of another, which a handle then stands for
 LAZY_PEER_ACCESS = 1
 SIZES = (4096, 8192, 16384, 32768, 65536, 98304, CAPACITY, 2 * CAPACITY, 4 * CAPACITY, 8 * CAPACITY)
 ROUNDS = 20
@@ -52,7 +53,7 @@ class Runtime:
 
     def allocate(self, num_bytes: int) -> int:
         """Of zeros, for the life of the process."""
-        at = ctypes.c_void_p()
+        at, num_bytes = ctypes.c_void_p(), -(-num_bytes // OWN_BYTES) * OWN_BYTES
         self._call("cudaMalloc", ctypes.byref(at), ctypes.c_size_t(num_bytes))
         self._call("cudaMemset", at, 0, ctypes.c_size_t(num_bytes))
         self._call("cudaDeviceSynchronize")

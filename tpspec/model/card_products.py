@@ -1,8 +1,7 @@
-"""Products with weights of 8 or 4 bits on a CUDA card: four through torch's own kernel where it runs, else through one
-of ours in Triton. quantized.py is the reference. Must not know what a matrix is of. Imported on cards only: needs
-Triton.
+"""Products of few rows on a CUDA card, by kernels of ours in Triton; with weights of 4 bits by torch's own, where it
+runs. linear.py and quantized.py have the references. Must not know what a matrix is of. Imported on cards only.
 
-Shapes: O outputs, W columns of the groups the shard touches, G groups, X columns of a group; T rows.
+Shapes: I inputs, O outputs, W columns of the groups the shard touches, G groups, X columns of a group; T rows.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.quantized import joined, spread
 
 if TYPE_CHECKING:
@@ -22,12 +22,38 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
 
 OUTPUTS = 8  # that torch's kernel takes at a time
-TINYGEMM = (8, 0)  # compute capability that it asks for; below it there is no bfloat16
+TENSOR_CORES = (8, 0)  # compute capability that it and Triton ask for; below it there is no bfloat16
 TILE_ROWS, TILE_OUTPUTS = 16, 32  # of a program of ours; fewer rows than 16 no tensor core takes
 FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a processor alone reads too slowly
 # Of Triton's, by outputs of a program: one more than groups that are on their way at a time. Smaller programs, of which
 # there are as many more, ask for no more at once unless each has more groups on their way.
 STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}
+COLUMNS, COLUMN_STAGES = 128, {TILE_OUTPUTS: 5, FEW_OUTPUTS: 6}  # of a matrix of 16 bits that are read at a time
+ALIGNED = 16  # numbers, at which its rows begin: what Triton needs to know for loads of 16 bytes
+
+
+class FewRowsLinear:
+    """A matrix of 16 bits. Of as many rows as a recorded round may have the kernel is ours, so that what a row becomes
+    does not depend, by a single bit, on how many stand beside it: verified drafts are what plain decoding computes.
+    torch's kernels, which more rows take, are others for other row counts, and add in another order."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        missing = -weight_OI.shape[1] % ALIGNED
+        self._weight_OI = F.pad(weight_OI, (0, missing)) if missing else weight_OI.contiguous()
+        self._bias_O, self._tile_outputs = bias_O, tile_outputs(len(weight_OI), weight_OI.device)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        (num_rows, num_inputs), (num_outputs, stride) = x_TI.shape, self._weight_OI.shape
+        if not 0 < num_rows <= MOST_ROWS:
+            return F.linear(x_TI, self._weight_OI[:, :num_inputs], self._bias_O)
+        y_TO, bias_O = x_TI.new_empty(num_rows, num_outputs), self._bias_O
+        # Tiles of rows come first: those that read the same weights do so together.
+        _few_rows[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_outputs, self._tile_outputs))](
+            x_TI.contiguous(), self._weight_OI, y_TO if bias_O is None else bias_O, y_TO, num_rows, num_outputs,
+            num_inputs, stride, columns=COLUMNS, has_biases=bias_O is not None, tile_rows=TILE_ROWS,
+            tile_outputs=self._tile_outputs, num_stages=COLUMN_STAGES[self._tile_outputs],
+        )  # fmt: skip
+        return y_TO
 
 
 class FourBitLinear:
@@ -80,8 +106,8 @@ class CodedLinear:
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
 
-def has_tinygemm(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= TINYGEMM
+def has_tensor_cores(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= TENSOR_CORES
 
 
 def paired(codes_OW: Tensor, group: int) -> Tensor:
@@ -97,9 +123,44 @@ def tile_outputs(num_outputs: int, device: torch.device) -> int:
     return TILE_OUTPUTS if triton.cdiv(num_outputs, TILE_OUTPUTS) >= num_processors else FEW_OUTPUTS
 
 
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _few_rows(
+    x_at: tl.tensor,  # no name of Python's may stand here: Triton reads annotations
+    weights_at: tl.tensor,
+    biases_at: tl.tensor,
+    y_at: tl.tensor,
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    stride: int,
+    columns: tl.constexpr,
+    has_biases: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+) -> None:
+    """A tile of y [T, O] from x [T, I] and weights [O, stride]. The same code for any number of rows, of which each is
+    added up by itself, in the order of columns."""
+    rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    real_rows, real_outputs = rows < num_rows, outputs < num_outputs
+    from_x = x_at + rows[:, None] * num_inputs
+    from_weights = weights_at + outputs[None, :].to(tl.int64) * stride
+    sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
+    for first in range(0, num_inputs, columns):
+        at = first + tl.arange(0, columns)
+        inside = at < num_inputs
+        x = tl.load(from_x + at[None, :], mask=real_rows[:, None] & inside[None, :], other=0.0)
+        weights = tl.load(from_weights + at[:, None], mask=real_outputs[None, :] & inside[:, None], other=0.0)
+        sums = tl.dot(x, weights, sums, input_precision="ieee")
+    if has_biases:
+        sums += tl.load(biases_at + outputs, mask=real_outputs, other=0.0).to(tl.float32)[None, :]
+    to = y_at + rows[:, None] * num_outputs + outputs[None, :]
+    tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def group_product(
-    from_x: tl.tensor,  # no name of Python's may stand here: Triton reads annotations
+    from_x: tl.tensor,
     from_codes: tl.tensor,
     real_rows: tl.tensor,
     real_outputs: tl.tensor,

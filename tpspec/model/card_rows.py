@@ -227,6 +227,8 @@ def attend(
     kv, split, heads_at = tl.program_id(1) // cuts, tl.program_id(2), heads_at + tl.program_id(1)
     first, before, num_rows = tl.load(tile_at), tl.load(tile_at + 1), tl.load(tile_at + 2)
     num_cached, first_block, end_block = tl.load(tile_at + 3), tl.load(tile_at + 4), tl.load(tile_at + 5)
+    if (num_rows == 0) | (split >= end_block - first_block):
+        return  # most programs of a round of few rows and keys; `join` does not ask for what they have
     folded, columns = tl.arange(0, tile_rows), tl.arange(0, wide)
     rows, heads = first + before + folded // fold, tl.load(heads_at) + folded % fold
     real_rows = (folded // fold < num_rows) & (heads < tl.load(heads_at + 1))

@@ -10,7 +10,7 @@ Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +38,9 @@ USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 JOINED = 256  # columns of a program, at most
 LEAST_SIDE = 16  # of what tensor cores take
 OLD_CARDS = (8, 0)  # compute capability; below it there is less to share, and products take more registers
+# Compute capabilities, from 9.0 on, whose products of 64 rows are other instructions than those of fewer: a row's bits
+# would depend on how many stand beside it.
+OTHER_PRODUCTS = (9, 10, 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class Tiling:
         wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
         if capability < OLD_CARDS:
             return cls(32, wide, 0, kernels.KEYS // 2, warps=2 * USUAL_WARPS) if wide * item_bytes <= 256 else None
-        if wide * item_bytes <= 256:
-            return cls(64, wide, 0, kernels.KEYS)
+        if wide * item_bytes <= 256 and item_bytes == 2:
+            return cls(32 if capability[0] in OTHER_PRODUCTS else 64, wide, 0, kernels.KEYS)
         if wide * item_bytes <= 512:
             return cls(32, wide, 0, kernels.KEYS, warps=2 * USUAL_WARPS)
         wide //= 1 if head_dim == wide else 2
@@ -96,22 +99,22 @@ class Table:
     def send(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
         """By one copy that nobody waits for; rows behind the spans' are padding. stand_see: of each span, by row, its
         position and what it sees."""
-        numbers, used = self._numbers.room(), kernels.BLOCKS_AT
+        numbers, used = self._numbers.room().numpy(), kernels.BLOCKS_AT  # numpy writes a few in a quarter of the time
         numbers[: kernels.BLOCKS_AT] = 0
-        rows_CT = numbers[: kernels.TILES_AT].view(4, MOST_ROWS)
+        rows_CT = numbers[: kernels.TILES_AT].reshape(4, MOST_ROWS)
         rows_CT[kernels.ROW_SLOT] = -1
-        tiles_NX = numbers[kernels.TILES_AT : kernels.BLOCKS_AT].view(-1, kernels.TILE_SIZE)
+        tiles_NX = numbers[kernels.TILES_AT : kernels.BLOCKS_AT].reshape(-1, kernels.TILE_SIZE)
         first = num_tiles = num_blocks = 0
         for span, (positions, sees) in zip(spans, stand_see, strict=True):
             blocks, count = self._blocks(span), len(span.tokens)
             slots = span.own_slots(windowed=self._window is not None)
-            rows_CT[:, first : first + count] = torch.tensor([positions, slots, sees, [len(blocks)] * count])
+            rows_CT[:, first : first + count] = positions, slots, sees, [len(blocks)] * count
             tiles = [
                 (first, before, min(tile_rows, count - before), span.start, num_blocks, num_blocks + len(blocks))
                 for before in range(0, count, tile_rows)
             ]
-            tiles_NX[num_tiles : num_tiles + len(tiles)] = torch.tensor(tiles)
-            numbers[used : used + kernels.BLOCK_SIZE * len(blocks)] = torch.tensor(blocks).flatten()
+            tiles_NX[num_tiles : num_tiles + len(tiles)] = tiles
+            numbers[used : used + kernels.BLOCK_SIZE * len(blocks)] = [*chain.from_iterable(blocks)]
             first, num_tiles, num_blocks = first + count, num_tiles + len(tiles), num_blocks + len(blocks)
             used += kernels.BLOCK_SIZE * len(blocks)
         self._numbers.send(used)

@@ -2,7 +2,8 @@
 
 On CPU the weight is reordered once. In bfloat16, where the CPU multiplies pairs, and where oneDNN does not know its
 vectors (AVX2), into the tiles of products.c: a row's result is then independent of the rows beside it. Elsewhere into
-oneDNN's blocked layout (the one torch's compiler uses); where there is neither, the plain product serves.
+oneDNN's blocked layout (the one torch's compiler uses); where there is neither, the plain product serves. On a card a
+row's result is independent of the rows beside it in 16 bits, too (card_products.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
 # 0.6e-4 with the plain one, which is also what transformers' own attention variants differ by.
-PACKABLE = (torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class Linear(Protocol):
@@ -82,7 +83,7 @@ class Stacked:
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this torch, CPU and dtype have the packed product; tried once on a small matrix, not assumed."""
-    if dtype not in PACKABLE or not torch._C._has_mkldnn:
+    if dtype not in HALVES or not torch._C._has_mkldnn:
         return False
     try:
         x = torch.ones(2, 16, dtype=dtype)
@@ -93,6 +94,11 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def linear(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
     dtype, on_cpu = weight_OI.dtype, weight_OI.device.type == "cpu"
+    if weight_OI.device.type == "cuda" and dtype in HALVES:
+        from tpspec.model.card_products import FewRowsLinear, has_tensor_cores  # Triton comes with torch for cards only
+
+        if has_tensor_cores(weight_OI.device):
+            return FewRowsLinear(weight_OI, bias_O)
     loaded = compiled_products() if on_cpu and dtype == torch.bfloat16 else None
     if loaded is not None and (multiplies_pairs(loaded) or not can_pack(dtype)):
         return TiledLinear(loaded, weight_OI, bias_O)
@@ -107,9 +113,9 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
         # Triton comes with torch for cards only.
-        from tpspec.model.card_products import CodedLinear, FourBitLinear, has_tinygemm
+        from tpspec.model.card_products import CodedLinear, FourBitLinear, has_tensor_cores
 
-        is_torchs = matrix.bits == 4 and has_tinygemm(device)
+        is_torchs = matrix.bits == 4 and has_tensor_cores(device)
         return FourBitLinear(matrix, bias_O) if is_torchs else CodedLinear(matrix, bias_O)
     if device.type == "cpu" and (loaded := compiled_products()) is not None:
         return CompiledLinear(loaded, matrix, bias_O)
