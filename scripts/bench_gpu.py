@@ -12,6 +12,8 @@ runs in a process of its own, one after the other:
                 rounds of 2 to 16 rows against rounds of one
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
+  products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
+                over its time, against the copy bandwidth; nothing of them is in a cache
   quantized     tokens/s with target.quantize int8 and int4
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
@@ -36,7 +38,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,8 @@ ROWS = (1, 2, 4, 6, 8, 12, 16)
 DRAFTS, SHARED_TOKENS = 4, 32
 MIXTURE_LAYERS = 4  # 6 GB of Qwen3-30B-A3B
 COPY_BYTES = 1 << 30
+NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
+PRODUCT_ROWS = (1, 6, 16)
 END_S = 30.0
 SLOW = "collectives go through gloo"
 SAYS = "bench_gpu: "
@@ -184,6 +188,40 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
         **{f"{num_rows} rows to 1": seconds / forward_s[1] for num_rows, seconds in forward_s.items()},
     }
     return found, read
+
+
+def products(options: argparse.Namespace) -> dict[str, Any]:
+    from tpspec.model.linear import PlainLinear, linear
+    from tpspec.topology.shape import ModelShape
+
+    shape, found = ModelShape.of(at(options.model, options.to)), {}
+    copied = copy_bytes_per_s(torch.device(options.device))
+    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    sizes = {"qkv": (heads + 2 * kv_heads, shape.hidden), "o": (shape.hidden, heads),
+             "gate_up": (2 * shape.intermediate, shape.hidden), "down": (shape.hidden, shape.intermediate),
+             "head": (shape.vocab, shape.hidden)}  # fmt: skip
+    for name, size in sizes.items():
+        weights = [torch.randn(size, device=options.device).bfloat16()]
+        weights += [weights[0].clone() for _ in range(NEVER_CACHED // weights[0].nbytes)]
+        for num_rows in PRODUCT_ROWS:
+            x = torch.randn(num_rows, size[1], device=options.device).bfloat16()
+            own_s, torchs_s = (product_s([make(weight) for weight in weights], x) for make in (linear, PlainLinear))
+            found[f"{name}, rows: {num_rows}, to torch's"] = own_s / torchs_s
+            if num_rows == 1:
+                found[f"{name}, share of the copy bandwidth"] = weights[0].nbytes / own_s / copied
+        del weights
+        forget()
+    return found
+
+
+def product_s(products: list[Any], x: torch.Tensor) -> float:
+    """Of one, the median; on a card inside a graph, where no launch stands between them."""
+    from tpspec.comm.replay_time import seconds_in_graph
+
+    turn = cycle(products)
+    if x.is_cuda:
+        return seconds_in_graph(lambda x: next(turn)(x), x, 20)
+    return in_turns({0: lambda: next(turn)(x)})[0]
 
 
 def quantized(options: argparse.Namespace) -> dict[str, Any]:
@@ -393,6 +431,7 @@ def show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
 WORKERS = {
     "decode": decode,
     "mixture": mixture,
+    "products": products,
     "quantized": quantized,
     "transformers": transformers,
     "shared": shared,
