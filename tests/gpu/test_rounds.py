@@ -163,6 +163,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, text_of(folder, 1, "auto")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", ["host", "peer"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, transport: str, alone: tuple[Path, str]) -> None:
@@ -171,6 +172,7 @@ def test_ranks_that_share_a_card_write_the_text_of_one(num_ranks: int, transport
     assert text_of(folder, num_ranks, transport) == text
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_collectives_by_peer_memory_are_right_also_in_a_recording(num_ranks: int, tmp_path: Path) -> None:
     """Stands against flags of an epoch that a replay does not count on, and sums in another order."""
