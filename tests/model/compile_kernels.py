@@ -144,6 +144,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
             told |= {"outputs": constants.get("tile_outputs"), "stack": stack(made.asm["cubin"])}
+            told |= {"products": sorted(set(re.findall(r"w?g?mma\.\S*\.(m\d+)n", made.asm["ptx"])))}
             told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 

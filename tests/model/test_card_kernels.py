@@ -14,7 +14,7 @@ from scripts.serving import environment
 pytest.importorskip("triton")
 from tpspec.model import card_products
 
-SCRIPT = Path(__file__).with_name("compile_kernels.py")
+HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
 SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10}
 MOST_STACK = 64  # bytes of a thread
@@ -24,17 +24,23 @@ CASES = ["75:*fp16:128", "86:*bf16:128", "86:*bf16:256", "86:*fp32:128", "90:*bf
 HEADS = ["86:*bf16:576:heads", "90:*bf16:256:heads"]
 
 
+def without_interpreter(script: str, *words: str) -> list[str]:
+    """The lines that it tells."""
+    variables = environment() | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, str(HERE / script), *words]
+    told = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=500)
+    assert told.returncode == 0, told.stderr[-3000:]
+    return told.stdout.splitlines()
+
+
 def test_every_kernel_compiles_and_fits_every_card() -> None:
     """Stands against what the interpreter lets pass (a name of Python's in an annotation, a type that changes in a
     loop), tiles that a small card has no room for, sums that do not fit into registers (of heads of 576, a thread kept
     6520 bytes in memory; of 128, on old cards, 8304), smaller programs that ask for less of their matrix at once, and
-    weights that are read number by number.
+    weights that are read number by number. And in 16 bits, where there are tensor cores, against tiles of many rows
+    whose products are other instructions than those of few: a row's bits would depend on how many stand beside it.
     """
-    variables = environment() | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, str(SCRIPT), *CASES, *HEADS]
-    told = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=500)
-    assert told.returncode == 0, told.stderr[-3000:]
-    made = [json.loads(line) for line in told.stdout.splitlines()]
+    made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_16_bits = [one for one in made if one["kernel"] == "_few_rows"]
     assert len(of_16_bits) == 2 * sum("*bf16" in case for case in CASES)
     assert len(made) == 46 * len(CASES) + 10 * len(HEADS) + len(of_16_bits)
@@ -42,5 +48,14 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     attend = [one for one in made if one["kernel"] == "attend" and one["rows"] != "*fp32"]
     assert [one for one in attend if one["stack"] > MOST_STACK] == []
+    on_tensor_cores = [one for one in attend if one["capability"] >= 80] + of_16_bits
+    assert {tuple(one["products"]) for one in on_tensor_cores} == {("m16",)}
     shared = {one["outputs"]: one["shared"] for one in made if one["kernel"] == "_product" and one["capability"] == 86}
     assert shared[card_products.FEW_OUTPUTS] > shared[card_products.TILE_OUTPUTS]
+
+
+def test_rows_take_the_same_kernel_however_many_they_are() -> None:
+    """Stands against one that is compiled anew for a single row, or for sixteen, and adds in another order."""
+    kernels = without_interpreter("launch_products.py", "1", "2", "6", "16", "64")
+    assert len(kernels) == 5
+    assert len(set(kernels)) == 1

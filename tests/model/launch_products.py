@@ -1,0 +1,42 @@
+"""Which kernel Triton's own launcher would take for the products of some row counts, for a card that is not here. Run
+by test_card_kernels.py, in a process without Triton's interpreter. argv: row counts. Tells a line a row count."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from tpspec.model import card_products
+
+SIZE = 4096
+
+
+class Absent:
+    """In place of the driver of a card."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+driver.set_active(Absent())
+weight = torch.zeros(SIZE, SIZE, dtype=torch.bfloat16)
+for num_rows in map(int, sys.argv[1:]):
+    x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
+    kernel = card_products._few_rows.warmup(
+        x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=card_products.COLUMNS, has_biases=False,
+        tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.FEW_OUTPUTS, grid=(1, 1),
+        num_stages=card_products.COLUMN_STAGES[card_products.FEW_OUTPUTS],
+    )  # fmt: skip
+    sys.stdout.write(f"{kernel.hash}\n")
