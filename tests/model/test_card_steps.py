@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.checkpoints import KINDS, tiny
 from tests.recent import told, whole_and_windowed
@@ -129,3 +131,26 @@ def test_keys_in_single_slots_are_still_read(tmp_path: Path) -> None:
         decoder.forward([Span(0, 0, IDS[: size - 1], scattered[:-1], 0)])
         told.append(decoder.forward([Span(0, size - 1, IDS[size - 1 : size], scattered, 1)]))
     assert (told[0] - told[1]).abs().max() < 1e-4
+
+
+@given(
+    counts=st.lists(st.integers(1, 200), min_size=1, max_size=8),
+    num_rows=st.integers(1, 8),
+    window=st.none() | st.integers(1, 300),
+)
+def test_every_key_that_is_seen_is_in_one_block(counts: list[int], num_rows: int, window: int | None) -> None:
+    """Stands against keys that are read twice, never or at another place, and blocks that end elsewhere in another
+    round: rows would sum other keys together."""
+    counts[-1] += num_rows
+    start = sum(counts) - num_rows
+    runs = tuple((1000 * run, count) for run, count in enumerate(counts))
+    slots = [first + at for first, count in runs for at in range(count)]
+    span = Span(0, start, (5,) * num_rows, runs, num_rows)
+    blocks = card_steps.Table(len(slots), window, torch.device("cpu"))._blocks(span).tolist()
+    seen_from = 0 if window is None else max(0, start - window + 1)
+    read = [(first + key, place + key) for first, count, place in blocks for key in range(count)]
+    assert read == [(slots[place], place) for place in range(seen_from, len(slots))]
+    assert all(place // card_rows.KEYS == (place + count - 1) // card_rows.KEYS for _, count, place in blocks)
+    ends = {place + count for _, count, place in blocks[:-1]}
+    run_ends = {sum(counts[: run + 1]) for run in range(len(counts))}
+    assert all(end % card_rows.KEYS == 0 or end in run_ends for end in ends)

@@ -10,9 +10,10 @@ Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import triton
 
@@ -22,6 +23,7 @@ from tpspec.staged import Staged
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from tpspec.cache.store import KVStore
@@ -99,7 +101,7 @@ class Table:
     def send(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
         """By one copy that nobody waits for; rows behind the spans' are padding. stand_see: of each span, by row, its
         position and what it sees."""
-        numbers, used = self._numbers.room().numpy(), kernels.BLOCKS_AT  # numpy writes a few in a quarter of the time
+        numbers, used = self._numbers.room().numpy(), kernels.BLOCKS_AT
         numbers[: kernels.BLOCKS_AT] = 0
         rows_CT = numbers[: kernels.TILES_AT].reshape(4, MOST_ROWS)
         rows_CT[kernels.ROW_SLOT] = -1
@@ -114,26 +116,30 @@ class Table:
                 for before in range(0, count, tile_rows)
             ]
             tiles_NX[num_tiles : num_tiles + len(tiles)] = tiles
-            numbers[used : used + kernels.BLOCK_SIZE * len(blocks)] = [*chain.from_iterable(blocks)]
+            numbers[used : used + blocks.size] = blocks.ravel()
             first, num_tiles, num_blocks = first + count, num_tiles + len(tiles), num_blocks + len(blocks)
-            used += kernels.BLOCK_SIZE * len(blocks)
+            used += blocks.size
         self._numbers.send(used)
 
-    def _blocks(self, span: Span) -> list[tuple[int, int, int]]:
-        """(first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run.
+    def _blocks(self, span: Span) -> NDArray[np.int64]:
+        """[N, 3]: (first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run.
 
         They end where positions are multiples of KEYS, so that rows sum the same keys together in every round.
         """
         begin, runs = span.held(windowed=self._window is not None)
-        seen_from = 0 if self._window is None else max(0, span.start - self._window + 1)
-        blocks: list[tuple[int, int, int]] = []
-        for first, count in runs:
-            at, end = max(begin, seen_from), begin + count
-            while at < end:
-                stop = min(end, (at // kernels.KEYS + 1) * kernels.KEYS)
-                blocks.append((first + at - begin, stop - at, at))
-                at = stop
-            begin = end
+        slots, counts = np.array(runs, dtype=np.int64).T
+        ends = begin + counts.cumsum()
+        seen_from = begin if self._window is None else max(begin, span.start - self._window + 1)
+        first = np.arange(seen_from // kernels.KEYS * kernels.KEYS, ends[-1], kernels.KEYS)
+        first[0] = seen_from
+        if len(runs) > 1:
+            first = np.union1d(first, ends[:-1][ends[:-1] > seen_from])
+        run = ends.searchsorted(first, side="right")
+        blocks = np.empty((len(first), kernels.BLOCK_SIZE), dtype=np.int64)
+        blocks[:, 0] = first + (slots + counts - ends)[run]
+        blocks[:-1, 1], blocks[-1, 1] = first[1:], ends[-1]
+        blocks[:, 1] -= first
+        blocks[:, 2] = first
         return blocks
 
 
