@@ -424,11 +424,20 @@ def test_an_answer_that_is_bound_may_be_a_call_instead(vocabulary: Path) -> None
     assert not accepts(vocabulary, grammar, "No.")
 
 
+MADE_UP = [
+    "{", "{'a", "{}", '{"grammars": []}', '{"grammars": 1}', '{"grammars": ["json_schema"]}', '{"grammars": [{}]}',
+    '{"grammars": [{"json_schema": {}}, {"json_schema": {}}]}', '{"grammars": [{"lark_grammar": "start: \\"a\\""}]}',
+    '{"a":' * 10_000, '{"grammars": [{"json_schema": ' + "[" * 800 + "]" * 800 + "}]}",
+]  # fmt: skip
+
+
 def test_what_cannot_both_be_is_refused(vocabulary: Path) -> None:
-    """A grammar cannot tell a bare call from a bound answer by its first letter."""
+    """A grammar cannot tell a bare call from a bound answer by its first letter. What a client made up that begins as
+    JSON does was taken for a schema's, and was the server's fault: a 500."""
     for form, answer, must in (
         (HERMES, json_schema({}), True),
         (HERMES, 'start: "a"', False),
+        *((HERMES, made_up, False) for made_up in MADE_UP),
         (LLAMA, json_schema({}), False),
     ):
         with pytest.raises(ApiError, match="bound"):

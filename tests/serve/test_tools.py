@@ -146,6 +146,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "deep": ({"tools": [tool(parameters=deep(40))]}, "levels"),
     "large": ({"tools": [tool(parameters={"enum": ["x" * 100] * 1000})]}, "65536 characters"),
     "parameters of a list": ({"tools": [tool(parameters=[1])]}, "parameters"),
+    "a grammar that is none": ({"tools": [LOOK], "guided_grammar": '{"grammars": []}'}, "bound"),
     "an unknown choice": ({"tools": [LOOK], "tool_choice": "perhaps"}, "tool_choice"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "a choice of no tool": ({"tools": [LOOK], "tool_choice": tool(name="rm")}, "rm"),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from tpspec.serve.arguments import is_deep
 from tpspec.serve.call_formats import Json, JsonList, Named, Tagged
 from tpspec.serve.errors import bad_request
-from tpspec.serve.grammars import json_schema, lark
+from tpspec.serve.grammars import MAX_DEPTH, json_schema, lark
 from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted
 from tpspec.serve.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from tpspec.serve.tagged_grammar import TaggedRules
@@ -44,7 +45,7 @@ def tool_grammar(
     if answer and toolbox.must:
         raise bad_request("tool_choice has tools called, and the answer is bound: not both", "tools", "invalid_value")
     has_marks = style.opening or style.is_addressed
-    if answer and not (has_marks and answer.startswith("{")):  # where a call begins as the answer may, or in Lark
+    if answer and not (has_marks and _is_of_json(answer)):  # where a call begins as the answer may
         raise bad_request("with tools, this answer cannot be bound: use tool_choice none", "tools", "invalid_value")
     is_free = not toolbox.must and not answer
     bodies, parts = _bodies(toolbox, style, added, is_free)
@@ -148,6 +149,15 @@ def _id(before: str, behind: str = "") -> str:
 def _final(style: Format) -> str:
     """What stands before an answer that is no call."""
     return f'{CHANNEL} "final" {MESSAGE}' if style.is_addressed else ""
+
+
+def _is_of_json(grammar: str) -> bool:
+    """Whether it is a schema's, and not Lark, or what else a client made up."""
+    try:
+        (only,) = json.loads(grammar)["grammars"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+    return isinstance(only, dict) and "json_schema" in only and not is_deep(only, MAX_DEPTH + 1)
 
 
 def _named(name: str, grammar: str) -> dict[str, Any]:
