@@ -328,6 +328,38 @@ def test_a_list_beside_strings_may_hold_the_tag_that_ends_them(vocabulary: Path,
     assert json.loads(call.arguments) == {"a": ["</parameter>"]}
 
 
+NULLS: list[dict[str, Any]] = [
+    {"properties": {"a": SMALL}},
+    {"type": ["object", "null"], "properties": {"a": SMALL}},
+    {"anyOf": [PAIR, {"type": "null"}]},
+    {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": SMALL}}}},
+    {"type": "null"},
+]
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA, FORMS["mistral"], FORMS["mistral-list"]], ids=lambda form: form.name)
+@pytest.mark.parametrize("schema", NULLS, ids=str)
+def test_arguments_are_an_object_whatever_else_their_schema_allows(
+    vocabulary: Path, form: Format, schema: dict[str, Any]
+) -> None:
+    """A schema that left out its type let null through, which no reader takes for arguments: the call was lost."""
+    for strict in (frozenset("f"), frozenset[str]()):
+        if strict and schema == {"type": "null"}:
+            with pytest.raises(ApiError, match="f: parameters should be the schema of an object"):
+                made(vocabulary, form, schemas={"f": schema}, strict=strict)
+            continue
+        grammar, text = made(vocabulary, form, schemas={"f": schema}, strict=strict), written(form, ("f", {"b": 2}))
+        assert accepts(vocabulary, grammar, text)
+        for none in ("null", "[1]"):
+            assert not accepts(vocabulary, grammar, text.replace('{"b": 2}', none))
+
+
+def test_a_type_beside_that_of_an_object_leaves_arguments_between_tags_bound(vocabulary: Path) -> None:
+    grammar = made(vocabulary, CODER, schemas={"f": one_argument(SMALL) | {"type": ["object", "null"]}})
+    assert accepts(vocabulary, grammar, raw(CODER, "20"))
+    assert not accepts(vocabulary, grammar, raw(CODER, "21"))
+
+
 def test_arguments_without_names_keep_to_their_schema(vocabulary: Path) -> None:
     """Where no property was named, the schema of all others bound nothing."""
     grammar = made(vocabulary, CODER, schemas={"f": {"type": "object", "additionalProperties": SMALL}})

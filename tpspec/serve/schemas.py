@@ -164,6 +164,11 @@ def named_types(schema: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset((named,)) if isinstance(named, str) else None
 
 
+def is_of_objects(schema: Mapping[str, Any]) -> bool:
+    """By the types that it names, among which there may be others."""
+    return "type" not in schema or "object" in (named_types(schema) or ())
+
+
 def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
     """Those that are allowed, where a schema lists them: of the types that it names."""
     values, kinds = _listed(schema), named_types(schema)

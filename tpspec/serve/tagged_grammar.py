@@ -17,7 +17,7 @@ from tpspec.serve.choices import PLAIN, Choices, check_keys, self_contained, sho
 from tpspec.serve.errors import ApiError, bad_request
 from tpspec.serve.grammars import MAX_TOOLS_CHARS, check_size, json_schema
 from tpspec.serve.lark import FREE, joined, marked, quoted
-from tpspec.serve.schemas import Schema
+from tpspec.serve.schemas import Schema, is_of_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tpspec.serve.call_formats import Tagged
 
 OF_FUNCTIONS = PLAIN | {"properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions"}
+NO_OBJECT = "parameters should be the schema of an object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,13 @@ class TaggedRules:
         rule, name, said = function.rule, function.name, function.schema
         required, others = _checked(name, said)
         if others is False and (missing := sorted(set(required) - set(said.properties))):
-            raise _fault(name, f"{shown(missing[0])} is required, and no property may have that name")
+            raise fault_of(name, f"{shown(missing[0])} is required, and no property may have that name")
         arguments = {key: said.schema_of(key) for key in {**dict.fromkeys(required), **said.properties}}
         if not arguments and others is not False:
             yield f"{self._rule_of(f'{rule}_any', 'KEY', name, others, function)}*"
         for number, (key, inner) in enumerate(arguments.items()):
             if key.strip() != key or not 0 < len(key) <= LONGEST_KEY or set(key) & set("<>\n"):
-                raise _fault(name, f"no tag can have {shown(key)!r} for its name")
+                raise fault_of(name, f"no tag can have {shown(key)!r} for its name")
             its_rule = self._rule_of(f"{rule}_{number}", quoted(key), f"{name}.{shown(key)}", inner, function)
             yield its_rule if key in required else f"{its_rule}?"
 
@@ -97,7 +98,7 @@ class TaggedRules:
             raise _unbound(name, fault) from fault
         closing = self._form.value[1]
         if any(closing in _spelled(value) for value in choices.listed):
-            raise _fault(name, f"{closing} would end a value that holds it")
+            raise fault_of(name, f"{closing} would end a value that holds it")
         json_ways = [f"@{part}"] if choices.others else []
         ways = [*map(_spelled, choices.listed), *map(quoted, choices.words), *json_ways]
         closed = [joined(f"({' | '.join(ways)})", quoted(self._form.pad), marked(closing, self._added))] if ways else []
@@ -148,18 +149,18 @@ def _checked(name: str, schema: Schema) -> tuple[list[str], Any]:
     is_of_names = isinstance(required, list) and all(isinstance(key, str) for key in required)
     is_of_schemas = isinstance(whole.get("properties", {}), dict) and isinstance(others, dict | bool)
     is_lost = "$ref" in root and not whole
-    if is_lost or whole.get("type", "object") != "object" or not is_of_names or not is_of_schemas:
-        raise _fault(name, "parameters should be the schema of an object")
+    if is_lost or not is_of_objects(whole) or not is_of_names or not is_of_schemas:
+        raise fault_of(name, NO_OBJECT)
     return required, others
 
 
-def _fault(name: str, fault: str) -> ApiError:
+def fault_of(name: str, fault: str) -> ApiError:
     return bad_request(f"tools: {name}: {fault}", "tools", "invalid_value")
 
 
 def _unbound(name: str, fault: ValueError) -> ApiError:
     advice = "leave it out, or let the function not be strict"
-    return _fault(name, f"{fault}: no call can be bound to that as this model writes them; {advice}")
+    return fault_of(name, f"{fault}: no call can be bound to that as this model writes them; {advice}")
 
 
 def _spelled(value: Any) -> str:

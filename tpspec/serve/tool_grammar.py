@@ -15,7 +15,8 @@ from tpspec.serve.errors import bad_request
 from tpspec.serve.grammars import MAX_DEPTH, json_schema, lark
 from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted
 from tpspec.serve.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from tpspec.serve.tagged_grammar import TaggedRules
+from tpspec.serve.schemas import is_of_objects
+from tpspec.serve.tagged_grammar import NO_OBJECT, TaggedRules, fault_of
 from tpspec.serve.tools import ADDRESS
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ MOST_CALLS = 16  # in a row: a model that may call for ever sometimes does. Temp
 TO_FUNCTION = f'call: {CHANNEL} "commentary to={ADDRESS}" body'
 TO_READER = f'said: {CHANNEL} ("analysis" | "commentary" | "final") {MESSAGE} {FREE}'
 SHORT_ID = "ID: /[a-zA-Z0-9]{9}/"
-NO_OBJECT = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
+NO_CALL = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
 
 
 def tool_grammar(
@@ -76,7 +77,7 @@ def _free_calls(toolbox: Toolbox, style: Format, added: Mapping[str, int]) -> li
     if style.is_addressed:
         return [f'calls: (said {END} {START} "assistant")* (said | call)', TO_READER, TO_FUNCTION]
     if not style.opening:
-        return ["calls: body | said", f"said: /{NO_OBJECT}/"]
+        return ["calls: body | said", f"said: /{NO_CALL}/"]
     by_token = f"{FREE} {marked(style.opening, added)} | " if style.opening in added else ""
     return [
         f"calls: {f'call* {FREE}' if toolbox.parallel else f'call | {FREE}'}",
@@ -115,9 +116,7 @@ def _bodies(
         return [f"body: {names}", *tagged.rules], tagged.parts
     ways = [_body(name, style, added) for name in toolbox.schemas]
     parts = {
-        _arguments_of(name): json_schema(
-            schema if bound[name] else {"type": "object"}, "tools", is_lenient=name not in toolbox.strict
-        )
+        _arguments_of(name): _arguments(name, schema if bound[name] else {}, is_strict=name in toolbox.strict)
         for name, schema in toolbox.schemas.items()
     }
     return [f"body: {' | '.join(ways)}"], parts
@@ -134,6 +133,15 @@ def _body(name: str, style: Format, added: Mapping[str, int]) -> str:
     begin = f'{{"name": "{name}", "{style.form.key}": '
     id = _id(quoted(', "id": "'), quoted('"')) if style.short_ids else ""
     return joined(quoted(begin), arguments, id, quoted("}"))
+
+
+def _arguments(name: str, schema: Mapping[str, Any], *, is_strict: bool) -> str:
+    """Of an object, whatever else the schema allows: nothing else is read. Raises ApiError."""
+    if not is_of_objects(schema):
+        if is_strict:
+            raise fault_of(name, NO_OBJECT)
+        schema = {}
+    return json_schema({**schema, "type": "object"}, "tools", is_lenient=not is_strict)
 
 
 def _arguments_of(name: str) -> str:
