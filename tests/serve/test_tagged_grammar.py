@@ -1,0 +1,193 @@
+"""Grammars of calls with tags around each argument: what they let through is read as what its schema allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import SearchStrategy, builds, lists, sampled_from
+
+from tests.serve.written_calls import CODER, GLM, LOOSE, PAIR, SCHEMAS, SMALL, accepts, made, written
+from tpspec.errors import UserError
+from tpspec.serve.arguments import Arguments
+from tpspec.serve.call_formats import Format
+from tpspec.serve.errors import ApiError
+from tpspec.serve.tools import Calling, CallReader
+
+ROWS = {"type": "array", "items": {"$ref": "#/$defs/Pair"}}
+SIMPLE: list[Any] = [
+    *({"type": kind} for kind in ("string", "integer", "number", "boolean", "null", "array", "object")),
+    {"type": ["string", "integer", "null"]},
+    {"enum": ["1", "a b", "", "True", "\n"]},
+    {"enum": [1, None, True, [1], {"b": 2}, 1.5]},
+    {"type": "integer", "enum": ["1", 2, 3.0]},
+    {"const": True},
+    {"$ref": "#/$defs/Small"},
+    {"$ref": "#/$defs/Pair"},
+    {"$ref": "#/$defs/Tree"},
+    {"$ref": "#/properties/c"},
+    {"type": ["string", "number"], "minimum": 5},
+    {"type": ["boolean", "array"], "items": SMALL},
+    {"type": "array", "items": {"type": "string"}},
+    SMALL, PAIR, ROWS, {}, True,
+]  # fmt: skip
+DEFINITIONS: dict[str, Any] = {
+    "Small": SMALL,
+    "Pair": PAIR,
+    "Tree": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/Tree"}}]},
+}
+VALUES = [
+    "", "a", "a b", "1", "3", "3.0", "-7", "20", "21", "1.5", "1e2", "true", "True", "false", "null", "None", "NaN",
+    "[]", "[1]", '["a"]', '[{"b": 2}]', '[{"b": 22}]', "[[], null]", "[[1]]", "{}", '{"b": 2}', '{"b": "x"}',
+    "{'b': 2}", " 1", "\t{", "\n", '"a"', "(1)", "<", "a\n</x", "-", "+1", "\u00a01", "٣", "[", "tru",
+]  # fmt: skip
+CLOSED = [
+    *('["a"', ' ["a</parameter>"]', '\u00a0["</parameter>', '\n{"</arg_value>'),
+    '["</parameter>"]',
+    '["</arg_value>"]',
+    '{"a": "</parameter></arg_value>"}',
+]
+
+
+def unions() -> SearchStrategy[Any]:
+    some = lists(sampled_from(SIMPLE), min_size=1, max_size=3)
+    return sampled_from(SIMPLE) | builds(
+        lambda key, inner: {key: inner}, sampled_from(["anyOf", "oneOf", "allOf"]), some
+    )
+
+
+def one_argument(schema: Any) -> dict[str, Any]:
+    properties = {"a": schema, "c": {"type": "boolean"}}
+    return {"properties": properties, "required": ["a"], "additionalProperties": False, "$defs": DEFINITIONS}
+
+
+def raw(form: Format, text: str) -> str:
+    if form is GLM:
+        return f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>"
+    return f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+
+
+@settings(max_examples=120, deadline=None)
+@given(schema=unions(), form=sampled_from([CODER, GLM]))
+def test_what_a_schema_lets_through_is_read_as_what_it_allows(vocabulary: Path, schema: Any, form: Format) -> None:
+    """The grammar of a string beside a number said nothing of the number, which the reader then took the string for."""
+    whole = one_argument(schema)
+    try:
+        grammar = made(vocabulary, form, schemas={"f": whole}, strict=frozenset({"f"}))
+        accepts(vocabulary, grammar, "")
+    except (ApiError, UserError):  # refused by name
+        return
+    reader = CallReader(Calling(form, {"f": Arguments(whole)}))
+    for value in VALUES + CLOSED:
+        if accepts(vocabulary, grammar, raw(form, value)):
+            _, (call,) = reader.feed(raw(form, value))
+            jsonschema.validate(json.loads(call.arguments), whole)
+
+
+@pytest.mark.parametrize(
+    ("schema", "values", "others"),
+    [
+        ({"type": "string"}, VALUES, []),
+        ({"type": ["integer", "null"]}, ["1", "null", "None"], ["a", "true", "1.5", ""]),
+        ({"type": "boolean"}, ["true", "True", "false", "False"], ["None", "1"]),
+        ({"anyOf": [{"type": "string"}, SMALL]}, ["a", "20", "true", "{", ""], ["21", "-7", "1.5"]),
+        ({"anyOf": [{"type": "string"}, {"type": "number"}, SMALL]}, ["21", "21a", "1.5"], []),
+        ({"anyOf": [{"type": "string"}, PAIR]}, ["a", '{"b": 2}', "21", "[1]"], ['{"b": 22}', "{", "{'b': 2}"]),
+        ({"oneOf": [SMALL, {"type": "null"}, {"enum": ["a", ""]}]}, ["3", "null", "a", ""], ["b", "21"]),
+        (ROWS, ["[]", '[{"b": 2}]'], ['[{"b": 22}]', "a"]),
+        ({"enum": [1, "1", [True]]}, ["1", "[true]"], ["[True]", "2"]),
+        ({"$ref": "#/properties/c", "description": "as c"}, ["true"], ["a"]),
+        ({"$ref": "#/$defs/Tree"}, ["null", "[[], null]"], ["[[1]]"]),
+        (True, VALUES, []),
+    ],
+    ids=str,
+)
+def test_values_that_a_schema_allows_are_let_through(
+    vocabulary: Path, schema: Any, values: list[str], others: list[str]
+) -> None:
+    grammar = made(vocabulary, CODER, schemas={"f": one_argument(schema)})
+    assert [value for value in values if not accepts(vocabulary, grammar, raw(CODER, value))] == []
+    assert [value for value in others if accepts(vocabulary, grammar, raw(CODER, value))] == []
+
+
+@pytest.mark.parametrize("others", [{"type": "string"}, {"enum": ["a", "b"]}], ids=["texts", "words"])
+def test_a_list_beside_strings_may_hold_the_tag_that_ends_them(vocabulary: Path, others: dict[str, Any]) -> None:
+    """The grammar let such a list through, and the reader cut it in two."""
+    whole = one_argument({"anyOf": [others, {"type": "array", "items": {"type": "string"}}]})
+    reader = CallReader(Calling(CODER, {"f": Arguments(whole)}))
+    text = raw(CODER, '["</parameter>"]')
+    assert accepts(vocabulary, made(vocabulary, CODER, schemas={"f": whole}), text)
+    (call,) = reader.feed(text)[1]
+    assert json.loads(call.arguments) == {"a": ["</parameter>"]}
+
+
+def test_a_type_beside_that_of_an_object_leaves_arguments_between_tags_bound(vocabulary: Path) -> None:
+    grammar = made(vocabulary, CODER, schemas={"f": one_argument(SMALL) | {"type": ["object", "null"]}})
+    assert accepts(vocabulary, grammar, raw(CODER, "20"))
+    assert not accepts(vocabulary, grammar, raw(CODER, "21"))
+
+
+def test_arguments_without_names_keep_to_their_schema(vocabulary: Path) -> None:
+    """Where no property was named, the schema of all others bound nothing."""
+    grammar = made(vocabulary, CODER, schemas={"f": {"type": "object", "additionalProperties": SMALL}})
+    assert accepts(vocabulary, grammar, written(CODER, ("f", {"x": 1, "any name": 20})))
+    assert not accepts(vocabulary, grammar, written(CODER, ("f", {"x": 21})))
+    whole = {"$ref": "#/$defs/All", "$defs": {"All": one_argument(SMALL), **DEFINITIONS}}
+    grammar = made(vocabulary, CODER, schemas={"f": whole})
+    assert accepts(vocabulary, grammar, raw(CODER, "3"))
+    assert not accepts(vocabulary, grammar, raw(CODER, "21"))
+
+
+MANY = {f"d{i}": {"type": "object", "properties": {"b": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(300)}
+WIDE = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/Big"}, {"type": "null"}], "minimum": 1} for i in range(50)}
+BIG = {"type": "object", "properties": {f"b{i}": {"type": "integer"} for i in range(500)}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "^b$"}}}, "f.a: pattern: no call can be bound"),
+        ({"properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}, {}]}}}, "minLength"),
+        ({"properties": {"a": {"not": {}}}}, "not"),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, r"\$ref file:///etc/passwd leads to nothing in it"),
+        ({"properties": {"a": {"type": "array", "items": {"$ref": "#/nothing"}}}}, r"\$ref #/nothing leads"),
+        ({"properties": {"a": {"$ref": "#anchor"}}}, r"\$ref #anchor leads"),
+        ({"properties": {"a": {"enum": ["a</parameter>b"]}}}, "would end"),
+        ({"properties": {"a": {"type": "string", "enum": [1]}}}, "allows nothing"),
+        ({"properties": {"a": False}}, "allows nothing"),
+        ({"properties": {"a": {"$ref": "#/$defs/L"}}, "$defs": {"L": {"$ref": "#/$defs/L"}}}, "allows nothing"),
+        ({"properties": {"a": {"oneOf": [{"type": "string"}, {}]}}}, "oneOf"),
+        ({"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": MANY}, "more than 256 references"),
+        ({"properties": WIDE, "$defs": {"Big": BIG}}, "characters"),
+        ({"properties": {"a": {"anyOf": [{"type": "integer", "minimum": i} for i in range(300)]}}}, "256 schemas"),
+        ({"properties": {"a" * 300: {}}}, "no tag can have '" + "a" * 80 + r"\.\.\.'"),
+        ({"$ref": "#/$defs/no"}, "object"),
+        ({"$ref": "#/$defs/A", "required": ["b"], "$defs": {"A": {"type": "object"}}}, r"\$ref"),
+        ({"properties": {}, "required": ["a"], "additionalProperties": False}, "a is required, and no property"),
+        ({"type": "object", "properties": {"a>b": {}}}, "a>b"),
+        ({"type": "object", "properties": {"": {}}}, "tag"),
+        ({"type": "object", "properties": [1]}, "object"),
+        ({"type": "object", "required": [[]]}, "object"),
+        ({"type": "array"}, "object"),
+        ({"anyOf": [{"type": "object"}]}, "anyOf"),
+        ({"type": "object", "properties": {str(i): {} for i in range(2000)}}, "1000"),
+    ],
+)
+def test_a_schema_that_tags_cannot_bind_is_refused_by_name(
+    vocabulary: Path, schema: dict[str, Any], named: str
+) -> None:
+    """Where the function is strict. And it binds nothing where nothing is bound."""
+    with pytest.raises(ApiError, match=named):
+        made(vocabulary, CODER, schemas={"f": schema}, strict=frozenset({"f"}))
+    free = made(vocabulary, CODER, schemas={"f": schema}, must=False)
+    assert accepts(vocabulary, free, "So. " + written(CODER, ("f", {"x": "y", "z": 1})))
+
+
+def test_a_function_that_tags_cannot_bind_at_all_is_called_with_anything(vocabulary: Path) -> None:
+    grammar = made(vocabulary, CODER, schemas={"f": {"anyOf": [{"type": "object"}]}, "wait": SCHEMAS["wait"]})
+    assert accepts(vocabulary, grammar, written(CODER, ("f", {"x": 1, "y": "z"})))
+    assert not accepts(vocabulary, grammar, written(CODER, LOOSE))
