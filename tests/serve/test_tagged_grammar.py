@@ -131,6 +131,14 @@ def test_a_type_beside_that_of_an_object_leaves_arguments_between_tags_bound(voc
     assert not accepts(vocabulary, grammar, raw(CODER, "21"))
 
 
+def test_arguments_come_in_the_order_in_which_the_model_is_shown_them(vocabulary: Path) -> None:
+    """Those that have to be there came first, which is not what a model has in mind; those not described come last."""
+    schema = {"properties": {"a": {}, "b": {}, "c": {}}, "required": ["d", "c", "b"]}
+    grammar = made(vocabulary, GLM, schemas={"f": schema})
+    for keys, is_let_through in (("abcd", True), ("bcd", True), ("cbd", False), ("bcad", False), ("dbc", False)):
+        assert accepts(vocabulary, grammar, written(GLM, ("f", dict.fromkeys(keys, 1)))) == is_let_through
+
+
 def test_arguments_without_names_keep_to_their_schema(vocabulary: Path) -> None:
     """Where no property was named, the schema of all others bound nothing."""
     grammar = made(vocabulary, CODER, schemas={"f": {"type": "object", "additionalProperties": SMALL}})

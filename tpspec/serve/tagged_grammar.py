@@ -65,7 +65,7 @@ class TaggedRules:
         required, others = _checked(name, said)
         if others is False and (missing := sorted(set(required) - set(said.properties))):
             raise fault_of(name, f"{shown(missing[0])} is required, and no property may have that name")
-        arguments = {key: said.schema_of(key) for key in {**dict.fromkeys(required), **said.properties}}
+        arguments = {key: said.schema_of(key) for key in {**said.properties, **dict.fromkeys(required)}}
         if not arguments and others is not False:
             yield f"{self._rule_of(f'{rule}_any', 'KEY', name, others, function)}*"
         for number, (key, inner) in enumerate(arguments.items()):
