@@ -152,6 +152,24 @@ def test_arguments_are_an_object_whatever_else_their_schema_allows(
             assert not accepts(vocabulary, grammar, text.replace('{"b": 2}', none))
 
 
+@EACH
+def test_a_property_of_a_strict_function_has_no_other_name(vocabulary: Path, form: Format) -> None:
+    """Spelled with an escape it passed for one of which the schema says nothing, and was read as what it is."""
+    for others in ({}, {"additionalProperties": {"type": "string"}}, {"patternProperties": {"b": {}}}):
+        schema = {"properties": {"o": {"type": "object", "properties": {"a": SMALL}} | others}}
+        text = written(form, ("f", {"o": {"c": "x"}}))
+        grammar = made(vocabulary, form, schemas={"f": schema}, strict=frozenset("f"))
+        assert accepts(vocabulary, grammar, text)
+        assert not accepts(vocabulary, grammar, text.replace('"c"', r'"\u0061"'))
+
+
+def test_strings_may_hold_what_only_an_escape_can_say(vocabulary: Path) -> None:
+    """Unless it would undo what binds: see above."""
+    schema = {"properties": {"o": {"type": "string"}}, "additionalProperties": False}
+    grammar = made(vocabulary, HERMES, schemas={"f": schema}, strict=frozenset("f"))
+    assert accepts(vocabulary, grammar, written(HERMES, ("f", {"o": "\x1b[0m"})))
+
+
 def test_calls_as_older_templates_show_them_are_let_through(vocabulary: Path) -> None:
     """Their models write an id, which a bound answer forbade them."""
     for name, text in {

@@ -34,10 +34,16 @@ MAX_KEPT = 256
 WORKER = "tpspec.serve.grammar_worker"
 
 
-def json_schema(schema: Mapping[str, Any], param: str = "response_format", *, is_lenient: bool = False) -> str:
+def json_schema(schema: Mapping[str, Any], param: str = "response_format") -> str:
     """The grammar of JSON that a schema accepts. Raises ApiError (400), naming `param`, for one beyond the limits."""
     check_size(schema, param)
-    return _short(grammar.json_schema(schema, is_lenient=is_lenient), param)
+    return _short(grammar.json_schema(schema), param)
+
+
+def arguments_schema(schema: Mapping[str, Any], *, is_strict: bool) -> str:
+    """As json_schema, of a function's arguments or one of them."""
+    check_size(schema, "tools")
+    return _short(grammar.json_schema(schema, is_lenient=not is_strict, is_exact=is_strict), "tools")
 
 
 def regex(pattern: str, param: str) -> str:

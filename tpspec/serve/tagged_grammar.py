@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.serve.call_endings import LONGEST_KEY
 from tpspec.serve.choices import PLAIN, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import ApiError, bad_request
-from tpspec.serve.grammars import MAX_TOOLS_CHARS, check_size, json_schema
+from tpspec.serve.grammars import MAX_TOOLS_CHARS, arguments_schema, check_size
 from tpspec.serve.lark import FREE, joined, marked, quoted
 from tpspec.serve.schemas import Schema, is_of_objects
 
@@ -93,7 +93,7 @@ class TaggedRules:
             choices = Choices(schema, function.schema)
             if choices.others:
                 whole = self_contained(choices.others, function.schema)
-                self._keep(part, json_schema(whole, "tools", is_lenient=not function.is_strict))
+                self._keep(part, arguments_schema(whole, is_strict=function.is_strict))
         except ValueError as fault:
             raise _unbound(name, fault) from fault
         closing = self._form.value[1]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tpspec.serve.arguments import is_deep
 from tpspec.serve.call_formats import Json, JsonList, Named, Tagged
 from tpspec.serve.errors import bad_request
-from tpspec.serve.grammars import MAX_DEPTH, json_schema, lark
+from tpspec.serve.grammars import MAX_DEPTH, arguments_schema, lark
 from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted
 from tpspec.serve.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from tpspec.serve.schemas import is_of_objects
@@ -141,7 +141,7 @@ def _arguments(name: str, schema: Mapping[str, Any], *, is_strict: bool) -> str:
         if is_strict:
             raise fault_of(name, NO_OBJECT)
         schema = {}
-    return json_schema({**schema, "type": "object"}, "tools", is_lenient=not is_strict)
+    return arguments_schema({**schema, "type": "object"}, is_strict=is_strict)
 
 
 def _arguments_of(name: str) -> str:
