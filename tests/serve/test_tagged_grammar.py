@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy, builds, lists, sampled_from
 
-from tests.serve.written_calls import CODER, GLM, LOOSE, PAIR, SCHEMAS, SMALL, accepts, made, written
+from tests.serve.written_calls import CODER, FORMS, GLM, LOOSE, PAIR, SCHEMAS, SMALL, accepts, made, written
 from tpspec.errors import UserError
 from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_formats import Format
 from tpspec.serve.errors import ApiError
 from tpspec.serve.tools import Calling, CallReader
 
+SEED = FORMS["seed"]
 ROWS = {"type": "array", "items": {"$ref": "#/$defs/Pair"}}
 SIMPLE: list[Any] = [
     *({"type": kind} for kind in ("string", "integer", "number", "boolean", "null", "array", "object")),
@@ -129,6 +130,65 @@ def test_a_type_beside_that_of_an_object_leaves_arguments_between_tags_bound(voc
     grammar = made(vocabulary, CODER, schemas={"f": one_argument(SMALL) | {"type": ["object", "null"]}})
     assert accepts(vocabulary, grammar, raw(CODER, "20"))
     assert not accepts(vocabulary, grammar, raw(CODER, "21"))
+
+
+NUMBERED = one_argument({"type": "integer"}) | {"properties": {"a": {"type": "integer"}, "l": {"type": "array"}}}
+OPEN: dict[str, Any] = {"properties": {"a": {"type": ["array", "object"]}, "b/ c": {"type": "object"}}}
+OTHERS: dict[str, Any] = {"properties": {"n": {"type": "integer"}}, "additionalProperties": {"type": "array"}}
+
+
+def tagged(function: str, key: str, value: str) -> str:
+    inner = f"<function={function}>\n<parameter={key}>{value}</parameter>\n</function>"
+    return f"<seed:tool_call>\n{inner}\n</seed:tool_call>"
+
+
+SWALLOWED = tagged("u", "a", '["x') + tagged("f", "l", '["' + tagged("f", "a", "x") + '"]')
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        (tagged("u", "a", '["</parameter>"]'), {"a": ["</parameter>"]}),
+        (tagged("u", "a", '{"b": "</parameter></function>"}'), {"a": {"b": "</parameter></function>"}}),
+        (tagged("u", "a", "x ["), {"a": "x ["}),
+        (tagged("u", "b/ c", "["), {"b/ c": "["}),
+        (tagged("u", "b", "["), {"b": "["}),
+        (tagged("o", "b", '["<"]'), {"b": ["<"]}),
+        (tagged("o", "n", "["), {"n": "["}),
+        (tagged("u", "a", '["x]'), None),
+        (tagged("u", " a", '["x]'), None),
+        (tagged("u", "b/ c", '{"x}'), None),
+        (tagged("o", "b", "['"), None),
+        (SWALLOWED, None),
+    ],
+)
+def test_where_a_value_ends_grammar_and_reader_agree_beside_a_strict_function(
+    vocabulary: Path, text: str, call: dict[str, Any] | None
+) -> None:
+    """To the grammar a list of a function that is not strict was text up to the first tag, to the reader it was JSON:
+    a call was lost, or one that the grammar took for a part of it was read as that of the strict function."""
+    schemas = {"f": NUMBERED, "u": OPEN, "o": OTHERS}
+    grammar = made(vocabulary, SEED, schemas=schemas, must=False, strict=frozenset("f"))
+    assert accepts(vocabulary, grammar, text) == (call is not None)
+    calling = Calling(SEED, {name: Arguments(schema) for name, schema in schemas.items()}, lenient=False)
+    if call is not None:
+        assert [json.loads(one.arguments) for one in CallReader(calling).feed(text)[1]] == [call]
+
+
+def test_a_list_that_binds_nothing_is_whole_where_a_call_is_required(vocabulary: Path) -> None:
+    for schema in ({"not": {}, **OPEN}, {"properties": {"a": {"type": "array", "items": {"$ref": "#/no"}}}}):
+        grammar = made(vocabulary, SEED, schemas={"f": schema})
+        assert accepts(vocabulary, grammar, tagged("f", "a", '["</parameter>"]'))
+        assert not accepts(vocabulary, grammar, tagged("f", "a", '["x]'))
+
+
+def test_a_listed_text_that_would_be_read_as_the_beginning_of_a_list_is_refused(vocabulary: Path) -> None:
+    """It was let through, and the call that held it never ended."""
+    whole = one_argument({"anyOf": [{"enum": ['["a']}, {"type": "array"}]})
+    grammar = made(vocabulary, CODER, schemas={"f": whole}, strict=frozenset("f"))
+    assert accepts(vocabulary, grammar, raw(CODER, '["a'))  # whose lines end a string
+    with pytest.raises(ApiError, match=r"f\.a: </parameter> would end a value that holds it, or begins as a list"):
+        made(vocabulary, SEED, schemas={"f": whole}, strict=frozenset("f"))
 
 
 def test_arguments_come_in_the_order_in_which_the_model_is_shown_them(vocabulary: Path) -> None:

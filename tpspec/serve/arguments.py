@@ -63,14 +63,17 @@ class Arguments:
             return text
         return text if isinstance(value, str) or not offer.allows(value) else value
 
-    def json_letters(self, name: str) -> str:
-        """With which the argument `name` is a list or an object: it is no text that begins so, after blanks."""
+    def json_letters(self, name: str | None) -> str:
+        """With which the argument `name` is a list or an object: it is no text that begins so, after blanks.
+
+        None: for all that the schema does not name.
+        """
         key = self._key(name)
         if key not in self._letters:
             self._letters[key] = self._found_letters(name)
         return self._letters[key]
 
-    def _found_letters(self, name: str) -> str:
+    def _found_letters(self, name: str | None) -> str:
         offer = self._known_offer(name)
         if "string" not in offer.kinds:
             return "".join(letter for kind, letter in LETTERS.items() if kind in offer.all_kinds)
@@ -80,13 +83,13 @@ class Arguments:
             return ""
         return "".join(letter for letter in LETTERS.values() if letter in choices.no_beginnings)
 
-    def _known_offer(self, name: str) -> Offer:
+    def _known_offer(self, name: str | None) -> Offer:
         key = self._key(name)
         if key not in self._offers:
             self._offers[key] = self.schema.offer_of(self.schema.schema_of(name))
         return self._offers[key]
 
-    def _key(self, name: str) -> str | None:
+    def _key(self, name: str | None) -> str | None:
         """One for all that the schema does not name."""
         return name if name in self.schema.properties else None
 

@@ -85,9 +85,9 @@ class Schema:
         self._targets: dict[str, Any] = {}  # of references
         self._num_steps = 0
 
-    def schema_of(self, name: str) -> Any:
-        """Of an argument; {} where nothing is said of it."""
-        if name in self.properties:
+    def schema_of(self, name: str | None) -> Any:
+        """Of an argument, None for all that have no name here; {} where nothing is said of it."""
+        if name is not None and name in self.properties:
             return self.properties[name]
         others = self.object.get("additionalProperties")
         return others if isinstance(others, dict) else {}
