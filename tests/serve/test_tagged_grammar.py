@@ -221,6 +221,7 @@ BIG = {"type": "object", "properties": {f"b{i}": {"type": "integer"} for i in ra
         ({"properties": {"a": {"type": "string", "pattern": "^b$"}}}, "f.a: pattern: no call can be bound"),
         ({"properties": {"a": {"anyOf": [{"type": "string", "minLength": 1}, {}]}}}, "minLength"),
         ({"properties": {"a": {"not": {}}}}, "not"),
+        ({"properties": {"a": {"enum": ["b"], "minLength": 1, "note": 1}}}, "f.a: minLength: no call"),
         ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, r"\$ref file:///etc/passwd leads to nothing in it"),
         ({"properties": {"a": {"type": "array", "items": {"$ref": "#/nothing"}}}}, r"\$ref #/nothing leads"),
         ({"properties": {"a": {"$ref": "#anchor"}}}, r"\$ref #anchor leads"),
@@ -253,6 +254,30 @@ def test_a_schema_that_tags_cannot_bind_is_refused_by_name(
         made(vocabulary, CODER, schemas={"f": schema}, strict=frozenset({"f"}))
     free = made(vocabulary, CODER, schemas={"f": schema}, must=False)
     assert accepts(vocabulary, free, "So. " + written(CODER, ("f", {"x": "y", "z": 1})))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"minProperties": 1}, {"dependentRequired": {"a": ["c"]}}, {"strict": True}, {"$comment": "a"}, {"format": "b"}],
+    ids=str,
+)
+def test_what_cannot_bind_leaves_the_rest_bound_where_a_function_is_not_strict(
+    vocabulary: Path, more: dict[str, Any]
+) -> None:
+    """One keyword too many of the arguments, or of one that has to be of a list, and nothing was bound at all."""
+    for more_of_it in ({"minLength": 1}, {"pattern": "^a$"}, {"enumDescriptions": ["1st", "2nd"]}):
+        schema = one_argument({"type": "string", "enum": ["a", "b"]} | more_of_it) | more
+        grammar = made(vocabulary, CODER, schemas={"f": schema})
+        assert accepts(vocabulary, grammar, raw(CODER, "b"))
+        assert not accepts(vocabulary, grammar, raw(CODER, "c"))
+        assert not accepts(vocabulary, grammar, written(CODER, ("f", {})))
+
+
+def test_what_is_no_keyword_is_no_reason_to_refuse_a_strict_function(vocabulary: Path) -> None:
+    schema = one_argument({"enum": ["a", "b"], "enumDescriptions": ["1st", "2nd"]}) | {"strict": True}
+    grammar = made(vocabulary, CODER, schemas={"f": schema}, strict=frozenset("f"))
+    assert accepts(vocabulary, grammar, raw(CODER, "b"))
+    assert not accepts(vocabulary, grammar, raw(CODER, "c"))
 
 
 def test_a_function_that_tags_cannot_bind_at_all_is_called_with_anything(vocabulary: Path) -> None:

@@ -78,7 +78,7 @@ class Arguments:
         if "string" not in offer.kinds:
             return "".join(letter for kind, letter in LETTERS.items() if kind in offer.all_kinds)
         try:
-            choices = Choices(self.schema.schema_of(name), self.schema)
+            choices = Choices(self.schema.schema_of(name), self.schema, is_lenient=True)
         except ValueError:
             return ""
         return "".join(letter for letter in LETTERS.values() if letter in choices.no_beginnings)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tpspec.grammar import OF_NAMES, OF_VALUES
-from tpspec.serve.schemas import NOTHING, SAYS_NOTHING, listed_values, named_types
+from tpspec.serve.schemas import KEYWORDS, NOTHING, listed_values, named_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
 
     from tpspec.serve.schemas import Offer, Schema
 
-PLAIN, OF_LISTS = SAYS_NOTHING | {"type"}, SAYS_NOTHING | {"type", "enum", "const"}
+PLAIN, OF_LISTS = {"type"}, {"type", "enum", "const"}
 # Beside texts: they say nothing of strings.
 OF_TEXTS = PLAIN | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_TEXTS |= {"items", "prefixItems", "minItems", "maxItems", "properties", "required", "additionalProperties"}
@@ -34,9 +34,11 @@ class Choices:
 
     words: values as Python writes them. no_beginnings: letters with which a text may not begin, or it would be read as
     JSON that `others` do not allow. Raises ValueError for a schema that cannot be told apart so.
+    is_lenient: what else a schema says of texts counts for nothing, and is no reason to raise.
     """
 
-    def __init__(self, schema: Any, within: Schema) -> None:
+    def __init__(self, schema: Any, within: Schema, *, is_lenient: bool) -> None:
+        self._is_lenient = is_lenient
         self.listed: list[Any] = []
         self.others: list[dict[str, Any]] = []
         self.has_texts = False
@@ -56,13 +58,13 @@ class Choices:
             self.others = [leaf for leaf in self.others if not set(leaf) <= PLAIN or self._is_kept_from_texts(leaf)]
 
     def _add(self, leaf: dict[str, Any], offer: Offer) -> None:
-        values = listed_values(leaf)
-        if values is not None and set(leaf) <= OF_LISTS:
+        values, kinds = listed_values(leaf), offer.all_kinds
+        if values is not None and (set(leaf) <= OF_LISTS or "string" in kinds):
+            self._check(leaf, OF_LISTS)
             self.listed += values
             return
-        kinds = offer.all_kinds
         if "string" in kinds:
-            check_keys(leaf, OF_TEXTS)
+            self._check(leaf, OF_TEXTS)
             self.has_texts = True
             kinds -= {"string"}
             leaf = {**leaf, "type": sorted(kinds)}
@@ -73,6 +75,10 @@ class Choices:
             self._free |= kinds
         else:
             self._bound |= kinds
+
+    def _check(self, leaf: dict[str, Any], known: Set[str]) -> None:
+        if not self._is_lenient:
+            check_keys(leaf, known)
 
     def _no_beginnings(self) -> str:
         kinds = self._bound - self._free
@@ -93,8 +99,8 @@ def _leaves(schema: Any, within: Schema) -> Iterator[dict[str, Any]]:
             if one is not False:
                 yield {}
             continue
-        said = set(one) - SAYS_NOTHING
-        key = said.pop() if len(said) == 1 else ""
+        one = {key: one[key] for key in one if key in KEYWORDS}
+        key = next(iter(one)) if len(one) == 1 else ""
         inner = one.get(key)
         if key == "$ref" and isinstance(inner, str):
             if inner not in seen:
@@ -153,8 +159,8 @@ def self_contained(schemas: list[dict[str, Any]], within: Schema) -> dict[str, A
 
 
 def check_keys(schema: Mapping[str, Any], known: Set[str]) -> None:
-    """Raises ValueError with those that are not known."""
-    if others := sorted(set(schema) - known):
+    """Raises ValueError with those that bind, and are not known."""
+    if others := sorted(set(schema) & KEYWORDS - known):
         raise ValueError(", ".join(map(shown, others[:MAX_SHOWN])))
 
 

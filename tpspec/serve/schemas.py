@@ -21,8 +21,15 @@ KINDS: dict[type, str] = {
 ANY_KIND = frozenset(KINDS.values())
 MAX_LEVELS = 32  # of one schema, through its references: definitions may hold themselves
 MAX_STEPS = 1 << 15  # schemas and listed values of one function that are looked at: and hold themselves twice
-SAYS_NOTHING = frozenset(("format",))  # to us; annotations are taken out before
-BESIDE_REFS = SAYS_NOTHING | {"$ref", "$defs", "definitions", "$schema", "$id"}
+# All that bind; anything else is a note of somebody's, and `format` is to us.
+KEYWORDS = frozenset((
+    "type", "enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "anyOf", "oneOf", "allOf", "not", "if", "then",
+    "else", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength",
+    "pattern", "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "minContains", "maxContains",
+    "minItems", "maxItems", "uniqueItems", "properties", "patternProperties", "additionalProperties", "propertyNames",
+    "unevaluatedProperties", "minProperties", "maxProperties", "required", "dependentRequired", "dependentSchemas",
+    "dependencies",
+))  # fmt: skip
 
 
 def key_of(value: Any) -> Hashable:
@@ -102,7 +109,7 @@ class Schema:
         """The schema, or what it refers to where it does only that."""
         schema: Any = self.root
         for _ in range(MAX_LEVELS):
-            if set(schema) - BESIDE_REFS or not isinstance(ref := schema.get("$ref"), str):
+            if set(schema) & KEYWORDS != {"$ref"} or not isinstance(ref := schema["$ref"], str):
                 return schema  # type: ignore[no-any-return]
             target = self.referred(ref)
             schema = target if isinstance(target, dict) else {}

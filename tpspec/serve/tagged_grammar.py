@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_endings import LONGEST_KEY, ValueEnd
-from tpspec.serve.choices import BEGINNINGS, LETTERS, PLAIN, Choices, check_keys, self_contained, shown
+from tpspec.serve.choices import BEGINNINGS, LETTERS, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import ApiError, bad_request
 from tpspec.serve.grammars import MAX_TOOLS_CHARS, arguments_schema, check_size
 from tpspec.serve.lark import FREE, joined, marked, quoted
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from tpspec.serve.call_formats import Tagged
 
-OF_FUNCTIONS = PLAIN | {"properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions"}
+OF_FUNCTIONS = {"type", "properties", "required", "additionalProperties"}
+OF_ANY = {"minProperties", "maxProperties", "dependentRequired", "propertyNames"}  # which name no argument of their own
 NO_OBJECT = "parameters should be the schema of an object"
 ANY_ARGUMENT, ANY_KEY, BLANK = "argument", f"/[^<>\\n]{{1,{LONGEST_KEY}}}/", r"[\s\x1c-\x1f]"
 
@@ -93,7 +94,7 @@ class TaggedRules:
 
     def _arguments(self, function: _Function) -> Iterator[str]:
         rule, name, said = function.rule, function.name, function.schema
-        required, others = _checked(name, said)
+        required, others = _checked(function)
         if others is False and (missing := sorted(set(required) - set(said.properties))):
             raise fault_of(name, f"{shown(missing[0])} is required, and no property may have that name")
         keys = list({**said.properties, **dict.fromkeys(required)})
@@ -123,7 +124,7 @@ class TaggedRules:
         part = f"argument{rule.removeprefix(function.rule)}-of-{function.name}"  # as clients are told of a fault
         name = function.name if key is None else f"{function.name}.{shown(key)}"
         try:
-            choices = Choices(function.schema.schema_of(key), function.schema)
+            choices = Choices(function.schema.schema_of(key), function.schema, is_lenient=not function.is_strict)
             if choices.others:
                 whole = self_contained(choices.others, function.schema)
                 self._keep(part, arguments_schema(whole, is_strict=function.is_strict))
@@ -192,12 +193,13 @@ def _any_of(texts: list[str]) -> str:
     return "|".join("".join(rf"\x{{{ord(letter):x}}}" for letter in text) for text in texts)
 
 
-def _checked(name: str, schema: Schema) -> tuple[list[str], Any]:
+def _checked(function: _Function) -> tuple[list[str], Any]:
     """The arguments that a function has to have, and the schema of those that are not named. Raises ApiError."""
-    root, whole = schema.root, schema.object
+    name, root, whole = function.name, function.schema.root, function.schema.object
+    known = OF_FUNCTIONS if function.is_strict else OF_FUNCTIONS | OF_ANY
     try:
-        check_keys(root, OF_FUNCTIONS | {"$ref"})
-        check_keys(whole, OF_FUNCTIONS)
+        check_keys(root, known | {"$ref"})
+        check_keys(whole, known)
     except ValueError as fault:
         raise _unbound(name, fault) from fault
     required, others = whole.get("required", []), whole.get("additionalProperties", True)
