@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tpspec.errors import UserError
 from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_formats import Format
 from tpspec.serve.errors import ApiError
+from tpspec.serve.grammars import MAX_TOOLS_CHARS
 from tpspec.serve.tools import Calling, CallReader
 
 SEED = FORMS["seed"]
@@ -97,6 +99,7 @@ def test_what_a_schema_lets_through_is_read_as_what_it_allows(vocabulary: Path, 
         ({"type": "boolean"}, ["true", "True", "false", "False"], ["None", "1"]),
         ({"anyOf": [{"type": "string"}, SMALL]}, ["a", "20", "true", "{", ""], ["21", "-7", "1.5"]),
         ({"anyOf": [{"type": "string"}, {"type": "number"}, SMALL]}, ["21", "21a", "1.5"], []),
+        ({"anyOf": [{"type": ["string", "integer"]}, {"type": "number", "minimum": 5}]}, ["a", "3", "5.5"], ["4.5"]),
         ({"anyOf": [{"type": "string"}, PAIR]}, ["a", '{"b": 2}', "21", "[1]"], ['{"b": 22}', "{", "{'b': 2}"]),
         ({"oneOf": [SMALL, {"type": "null"}, {"enum": ["a", ""]}]}, ["3", "null", "a", ""], ["b", "21"]),
         (ROWS, ["[]", '[{"b": 2}]'], ['[{"b": 22}]', "a"]),
@@ -211,7 +214,7 @@ def test_arguments_without_names_keep_to_their_schema(vocabulary: Path) -> None:
 
 
 MANY = {f"d{i}": {"type": "object", "properties": {"b": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(300)}
-WIDE = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/Big"}, {"type": "null"}], "minimum": 1} for i in range(50)}
+WIDE = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/Big"}, {"type": "null"}], "minimum": i} for i in range(50)}
 BIG = {"type": "object", "properties": {f"b{i}": {"type": "integer"} for i in range(500)}}
 
 
@@ -278,6 +281,39 @@ def test_what_is_no_keyword_is_no_reason_to_refuse_a_strict_function(vocabulary:
     grammar = made(vocabulary, CODER, schemas={"f": schema}, strict=frozenset("f"))
     assert accepts(vocabulary, grammar, raw(CODER, "b"))
     assert not accepts(vocabulary, grammar, raw(CODER, "c"))
+
+
+def test_many_functions_share_what_is_said_of_their_arguments(vocabulary: Path) -> None:
+    """Tools whose schemas are a fifth of what they may be were refused, for a grammar of which they knew nothing."""
+    kinds = ("string", "integer", "boolean", "array")
+    properties = {f"property_{i}": {"type": kinds[i % 4], "description": f"the {i}th"} for i in range(20)}
+    schemas = {f"tool_number_{i}": {"type": "object", "properties": properties} for i in range(128)}
+    for strict in (frozenset[str](), frozenset(schemas)):
+        grammar = made(vocabulary, CODER, schemas=schemas, strict=strict)
+        assert len(grammar) < MAX_TOOLS_CHARS / 8
+        assert accepts(vocabulary, grammar, written(CODER, ("tool_number_9", {"property_1": 1})))
+        assert not accepts(vocabulary, grammar, written(CODER, ("tool_number_9", {"property_1": "a"})))
+    wide = {f"f{i}": {"properties": {f"{i} {j}": {"const": f"{i} {j}"} for j in range(1000)}} for i in range(12)}
+    with pytest.raises(ApiError, match="the grammar of their calls would be longer"):
+        made(vocabulary, CODER, schemas=wide)
+
+
+def test_a_part_that_does_not_compile_has_the_name_of_its_argument(vocabulary: Path) -> None:
+    """It had its number, which is nowhere in what a client wrote."""
+    properties = {"at": {"type": "string"}, "files": {"type": "array", "uniqueItems": True}, "by day": SMALL}
+    grammar = made(vocabulary, CODER, schemas={"put": {"properties": properties}}, strict=frozenset({"put"}))
+    assert [part.get("name") for part in json.loads(grammar)["grammars"][1:]] == [
+        "argument-files-of-put",
+        "argument_2-of-put",
+    ]
+
+
+def test_what_excludes_one_another_is_told_in_one_reading(vocabulary: Path) -> None:
+    """Each branch of a `oneOf` was held against all before it, in a copy."""
+    some = [{"enum": [f"{i} {j}" for j in range(20)]} for i in range(900)]
+    started = time.monotonic()
+    made(vocabulary, CODER, schemas={"f": one_argument({"oneOf": some})})
+    assert time.monotonic() - started < 3
 
 
 def test_a_function_that_tags_cannot_bind_at_all_is_called_with_anything(vocabulary: Path) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tpspec.grammar import OF_NAMES, OF_VALUES
-from tpspec.serve.schemas import KEYWORDS, NOTHING, listed_values, named_types
+from tpspec.serve.schemas import KEYWORDS, Offer, any_of, closed, listed_values, named_types
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Hashable, Iterator, Mapping, Set
 
-    from tpspec.serve.schemas import Offer, Schema
+    from tpspec.serve.schemas import Schema
 
 PLAIN, OF_LISTS = {"type"}, {"type", "enum", "const"}
 # Beside texts: they say nothing of strings.
@@ -43,15 +43,16 @@ class Choices:
         self.others: list[dict[str, Any]] = []
         self.has_texts = False
         self._free, self._bound = frozenset[str](), frozenset[str]()
-        allowed = NOTHING
+        offers = list[Offer]()
         for number, leaf in enumerate(_leaves(schema, within)):
             if number >= MAX_LEAVES:
                 raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
             offer = within.offer_of(leaf)
-            allowed |= offer
+            offers.append(offer)
             self._add(leaf, offer)
         if not self.listed and not self.others and not self.has_texts:
             raise ValueError("its schema allows nothing")
+        allowed = any_of(offers)
         self.words = [word for word, value in WORDS.items() if allowed.allows(value)]
         self.no_beginnings = self._no_beginnings() if self.has_texts else ""
         if self.has_texts:  # which hold the rest of it
@@ -116,12 +117,15 @@ def _is_union(key: str, branches: list[Any], within: Schema) -> bool:
     """Whether what they allow together is what any of them allows."""
     if key != "oneOf":
         return key == "anyOf" or len(branches) == 1
-    before = NOTHING
+    keys: set[Hashable] = set()
+    kinds_of_values, kinds = frozenset[str](), frozenset[str]()
     for offer in map(within.offer_of, branches):
-        both = before & offer
-        if both.kinds or both.values:
+        its_kinds, all_kinds = closed(offer.kinds), closed(offer.kinds) | offer.all_kinds
+        if not keys.isdisjoint(offer.values) or all_kinds & kinds or its_kinds & kinds_of_values:
             return False
-        before |= offer
+        keys.update(offer.values)
+        kinds_of_values |= all_kinds
+        kinds |= its_kinds
     return True
 
 

@@ -63,10 +63,18 @@ def lark(text: str, param: str) -> str:
 
 
 def _short(text: str, param: str) -> str:
-    most = MAX_TOOLS_CHARS if param == "tools" else MAX_CHARS
-    if len(text) > most:
-        raise bad_request(f"{param}: should be at most {most} characters", param, "invalid_value")
+    if param == "tools":
+        check_tools(len(text))
+    elif len(text) > MAX_CHARS:
+        raise bad_request(f"{param}: should be at most {MAX_CHARS} characters", param, "invalid_value")
     return text
+
+
+def check_tools(num_chars: int) -> None:
+    """Of the grammar of all calls. Raises ApiError."""
+    if num_chars > MAX_TOOLS_CHARS:
+        message = f"tools: the grammar of their calls would be longer than {MAX_TOOLS_CHARS} characters"
+        raise bad_request(message, "tools", "invalid_value")
 
 
 def check_size(schema: Mapping[str, Any], param: str) -> None:

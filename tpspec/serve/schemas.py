@@ -66,16 +66,13 @@ class Offer:
         """With those of its values."""
         return self.kinds.union(*map(kinds_of, self.values.values()))
 
-    def __or__(self, other: Offer) -> Offer:
-        return _any_of([self, other])
-
     def __and__(self, other: Offer) -> Offer:
         values = {key: one for key, one in self.values.items() if key in other.values or other.has_kind(one)}
         values |= {key: one for key, one in other.values.items() if self.has_kind(one)}
-        return Offer(values, _closed(self.kinds) & _closed(other.kinds))
+        return Offer(values, closed(self.kinds) & closed(other.kinds))
 
 
-def _closed(kinds: frozenset[str]) -> frozenset[str]:
+def closed(kinds: frozenset[str]) -> frozenset[str]:
     """Numbers are whole ones, too."""
     return kinds | {"integer"} if "number" in kinds else kinds
 
@@ -142,7 +139,7 @@ class Schema:
         for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(branches := schema.get(key), list):
                 offers = [self._offer(branch, [*trail, key]) for branch in branches]
-                parts += offers if key == "allOf" else [_any_of(offers)]
+                parts += offers if key == "allOf" else [any_of(offers)]
         for part in sorted(parts, key=lambda part: len(part.values)):
             self._num_steps += len(own.values)
             if self._num_steps <= MAX_STEPS:
@@ -158,7 +155,7 @@ class Schema:
         return self._owns[id(schema)][1]
 
 
-def _any_of(offers: list[Offer]) -> Offer:
+def any_of(offers: list[Offer]) -> Offer:
     values = {key: value for offer in offers for key, value in offer.values.items()}
     return Offer(values, frozenset[str]().union(*(offer.kinds for offer in offers)))
 

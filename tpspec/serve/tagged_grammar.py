@@ -9,6 +9,7 @@ calls.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_endings import LONGEST_KEY, ValueEnd
 from tpspec.serve.choices import BEGINNINGS, LETTERS, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import ApiError, bad_request
-from tpspec.serve.grammars import MAX_TOOLS_CHARS, arguments_schema, check_size
+from tpspec.serve.grammars import MAX_TOOLS_CHARS, arguments_schema, check_size, check_tools
 from tpspec.serve.lark import FREE, joined, marked, quoted
 from tpspec.serve.schemas import Schema, is_of_objects
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 OF_FUNCTIONS = {"type", "properties", "required", "additionalProperties"}
 OF_ANY = {"minProperties", "maxProperties", "dependentRequired", "propertyNames"}  # which name no argument of their own
 NO_OBJECT = "parameters should be the schema of an object"
-ANY_ARGUMENT, ANY_KEY, BLANK = "argument", f"/[^<>\\n]{{1,{LONGEST_KEY}}}/", r"[\s\x1c-\x1f]"
+ANY_KEY, BLANK = f"/[^<>\\n]{{1,{LONGEST_KEY}}}/", r"[\s\x1c-\x1f]"
+WORD = re.compile(r"\w{1,64}", re.ASCII)  # which may be part of a grammar's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,12 @@ class TaggedRules:
     def __init__(self, form: Tagged, added: Mapping[str, int]) -> None:
         self._form, self._added = form, added
         self.parts: dict[str, str] = {}
-        self.rules = [f"KEY: {ANY_KEY}"]
+        self.rules: list[str] = []
         self._texts: dict[str, str] = {}  # rules of them, by letters with which they may not begin
+        self._names: dict[str, str] = {}  # of rules and parts, by what they say: functions share them
         self._num_chars = 0
-        self.rules.append(f"{ANY_ARGUMENT}: {self._argument('KEY', self._text(''))}")
+        self._key = self._rule("KEY", ANY_KEY)
+        self._any = self._rule("argument", self._argument(self._key, self._text("")))
 
     def add(self, rule: str, name: str, schema: Mapping[str, Any], *, is_bound: bool, is_strict: bool) -> None:
         """A rule of a function's calls. Raises ApiError where a strict one's schema cannot bind them."""
@@ -66,7 +70,8 @@ class TaggedRules:
             arguments = self._free(function)
         before, behind = (marked(one, self._added) for one in self._form.name)
         head = joined(before, quoted(name), behind, quoted(self._form.gap))
-        self.rules.append(f"{rule}: {joined(head, arguments, marked(self._form.end, self._added))}")
+        self._rule(rule, joined(head, arguments, marked(self._form.end, self._added)))
+        check_tools(self._num_chars)
 
     def _free(self, function: _Function) -> str:
         """Any arguments. One that is a list or an object by its schema is read as JSON, to its end."""
@@ -76,9 +81,10 @@ class TaggedRules:
         others = function.arguments.json_letters(None)
         by_letters.pop(others, None)
         if not by_letters and not others:
-            return f"{ANY_ARGUMENT}*"
-        other_key, named = f"{function.rule.upper()}_KEY", [key for keys in by_letters.values() for key in keys]
-        self.rules.append(f"{other_key}: {ANY_KEY}{f' & ~/{BLANK}*({_any_of(named)}){BLANK}*/' if named else ''}")
+            return f"{self._any}*"
+        named = [key for keys in by_letters.values() for key in keys]
+        no_named = f" & ~/{BLANK}*({_any_of(named)}){BLANK}*/" if named else ""
+        other_key = self._rule(f"{function.rule.upper()}_KEY", f"{ANY_KEY}{no_named}")
         by_key = {f"({' | '.join(map(quoted, keys))})": letters for letters, keys in by_letters.items()}
         by_key[other_key] = others
         return f"({' | '.join(self._argument(key, self._free_value(letters)) for key, letters in by_key.items())})*"
@@ -88,8 +94,7 @@ class TaggedRules:
         if not letters:
             return self._text("")
         kinds = [kind for kind, letter in LETTERS.items() if letter in letters]
-        part = f"any-{'-or-'.join(kinds)}"
-        self.parts[part] = arguments_schema({"type": kinds}, is_strict=False)
+        part = self._part(f"any-{'-or-'.join(kinds)}", arguments_schema({"type": kinds}, is_strict=False))
         return f"({self._closed([f'@{part}'])} | {self._text(''.join(BEGINNINGS[kind] for kind in kinds))})"
 
     def _arguments(self, function: _Function) -> Iterator[str]:
@@ -109,8 +114,15 @@ class TaggedRules:
     def _rule_of(self, rule: str, key: str | None, function: _Function) -> str:
         letters = function.arguments.json_letters(key)
         value = _bound(function, lambda: self._value(rule, key, function), lambda: self._free_value(letters))
-        self.rules.append(f"{rule}: {self._argument('KEY' if key is None else quoted(key), value)}")
-        return rule
+        return self._rule(rule, self._argument(self._key if key is None else quoted(key), value))
+
+    def _rule(self, name: str, text: str) -> str:
+        """The name of one that says so."""
+        if text not in self._names:
+            self._names[text] = name
+            self._num_chars += len(text)
+            self.rules.append(f"{name}: {text}")
+        return self._names[text]
 
     def _argument(self, key: str, value: str) -> str:
         """value: with what closes it."""
@@ -121,26 +133,25 @@ class TaggedRules:
 
     def _value(self, rule: str, key: str | None, function: _Function) -> str:
         """With what closes it."""
-        part = f"argument{rule.removeprefix(function.rule)}-of-{function.name}"  # as clients are told of a fault
         name = function.name if key is None else f"{function.name}.{shown(key)}"
         try:
             choices = Choices(function.schema.schema_of(key), function.schema, is_lenient=not function.is_strict)
-            if choices.others:
-                whole = self_contained(choices.others, function.schema)
-                self._keep(part, arguments_schema(whole, is_strict=function.is_strict))
+            json_ways = [f"@{self._json(rule, key, function, choices.others)}"] if choices.others else []
         except ValueError as fault:
             raise _unbound(name, fault) from fault
-        listed = [
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in choices.listed
-        ]
-        letters = function.arguments.json_letters(key)
+        listed, letters = list(map(_written, choices.listed)), function.arguments.json_letters(key)
         if not all(self._is_whole(text, letters) for text in listed):
             raise fault_of(name, f"{self._form.value[1]} would end a value that holds it, or begins as a list does")
-        json_ways = [f"@{part}"] if choices.others else []
         ways = [*map(json.dumps, listed), *map(quoted, choices.words), *json_ways]
         closed = [self._closed(ways)] if ways else []
         texts = [self._text(choices.no_beginnings)] if choices.has_texts else []
         return texts[0] if texts and not choices.no_beginnings else f"({' | '.join(closed + texts)})"
+
+    def _json(self, rule: str, key: str | None, function: _Function, schemas: list[dict[str, Any]]) -> str:
+        """The name of the part, as clients are told of a fault. Raises ValueError."""
+        shown_key = f"-{key}" if key and WORD.fullmatch(key) else rule.removeprefix(function.rule)
+        grammar = arguments_schema(self_contained(schemas, function.schema), is_strict=function.is_strict)
+        return self._part(f"argument{shown_key}-of-{function.name}", grammar)
 
     def _is_whole(self, text: str, letters: str) -> bool:
         """Whether a value is read up to its end, and no further. letters: with which it is JSON."""
@@ -151,11 +162,15 @@ class TaggedRules:
     def _closed(self, ways: list[str]) -> str:
         return joined(f"({' | '.join(ways)})", quoted(self._form.pad), marked(self._form.value[1], self._added))
 
-    def _keep(self, name: str, grammar: str) -> None:
-        self._num_chars += len(grammar)
-        if self._num_chars > MAX_TOOLS_CHARS:
-            raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
-        self.parts[name] = grammar
+    def _part(self, name: str, grammar: str) -> str:
+        """The name of one that says so."""
+        if grammar not in self._names:
+            self._names[grammar] = name
+            self._num_chars += len(grammar)
+            if self._num_chars > MAX_TOOLS_CHARS:
+                raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
+            self.parts[name] = grammar
+        return self._names[grammar]
 
     def _text(self, no_beginnings: str) -> str:
         """The rule of a text with what closes it. Marks that are tokens may be spelled all the same, and are read then.
@@ -167,10 +182,10 @@ class TaggedRules:
             text, closing = FREE, self._form.value[1]
             if no_beginnings:
                 text = rule.upper()
-                self.rules.append(rf"{text}: /[ \t\r\n]*([^ \t\r\n{no_beginnings}](.|\n)*)?/")
+                self._rule(text, rf"/[ \t\r\n]*([^ \t\r\n{no_beginnings}](.|\n)*)?/")
             by_token = f"{text} {marked(closing, self._added)} | " if closing in self._added else ""
-            self.rules.append(f"{rule}: {by_token}{rule}_spelled")
-            self.rules.append(f"{rule}_spelled[lazy]: {text} {quoted(closing)}")
+            self._rule(rule, f"{by_token}{rule}_spelled")
+            self._rule(f"{rule}_spelled[lazy]", f"{text} {quoted(closing)}")
         return self._texts[no_beginnings]
 
 
@@ -181,6 +196,10 @@ def _bound(function: _Function, make: Callable[[], str], otherwise: Callable[[],
         if function.is_strict:
             raise
         return otherwise()
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _is_tag(key: str) -> bool:
