@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from llguidance import LLMatcher, LLTokenizer
@@ -56,19 +56,30 @@ def _is_open(schema: Any) -> bool:
 
 def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What binds, without what is for people: most of a schema that was made of a program."""
+    bare: dict[str, Any] = rewritten(schema, _without_annotations)
+    return bare
 
-    def bare(value: Any) -> Any:
-        if isinstance(value, list):
-            return list(map(bare, value))
-        return without_annotations(value) if isinstance(value, dict) else value
+
+def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What clients call `x-...` stays where schemas may stand in it, to which others may refer."""
+    return {
+        key: inner
+        for key, inner in schema.items()
+        if key not in ANNOTATIONS and (not key.startswith("x-") or isinstance(inner, dict))
+    }
+
+
+def rewritten(value: Any, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+    """A schema, or a list of them, with every schema in it changed, from the outside in; values that they list stay."""
 
     def inside(key: str, inner: Any) -> Any:
         if key in OF_NAMES and isinstance(inner, dict):
-            return {name: bare(one) for name, one in inner.items()}
-        return inner if key in OF_VALUES else bare(inner)
+            return {name: rewritten(one, change) for name, one in inner.items()}
+        return inner if key in OF_VALUES else rewritten(inner, change)
 
-    kept = {key: inner for key, inner in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
-    return {key: inside(key, inner) for key, inner in kept.items()}
+    if isinstance(value, list):
+        return [rewritten(one, change) for one in value]
+    return {key: inside(key, inner) for key, inner in change(value).items()} if isinstance(value, dict) else value
 
 
 def regex(pattern: str) -> str:

@@ -170,6 +170,15 @@ def test_strings_may_hold_what_only_an_escape_can_say(vocabulary: Path) -> None:
     assert accepts(vocabulary, grammar, written(HERMES, ("f", {"o": "\x1b[0m"})))
 
 
+@EACH
+def test_what_is_referred_to_stays_wherever_it_stands(vocabulary: Path, form: Format) -> None:
+    """What clients call `x-...` was taken out as a note, and then was missed."""
+    schema = {"properties": {"a": {"$ref": "#/x-types/T"}}, "x-types": {"T": SMALL}, "x-order": ["a"]}
+    grammar = made(vocabulary, form, schemas={"f": schema}, strict=frozenset("f"))
+    assert accepts(vocabulary, grammar, written(form, ("f", {"a": 20})))
+    assert not accepts(vocabulary, grammar, written(form, ("f", {"a": 21})))
+
+
 def test_calls_as_older_templates_show_them_are_let_through(vocabulary: Path) -> None:
     """Their models write an id, which a bound answer forbade them."""
     for name, text in {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.choices import BLANKS, LETTERS, WORDS, Choices
@@ -109,7 +110,8 @@ def read_value(text: str, offer: Offer) -> Any:
 
 def _python_literal(text: str) -> Any:
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python will not read for ever
+            value = ast.literal_eval(text)
     except (SyntaxError, TypeError) as error:
         raise ValueError(str(error)) from error
     if not _is_json(value):

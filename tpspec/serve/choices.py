@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpspec.grammar import OF_NAMES, OF_VALUES
+from tpspec.grammar import rewritten
 from tpspec.serve.schemas import KEYWORDS, Offer, any_of, closed, listed_values, named_types
 
 if TYPE_CHECKING:
@@ -140,25 +140,19 @@ def self_contained(schemas: list[dict[str, Any]], within: Schema) -> dict[str, A
     """Any of these, with what they refer to, and no more of the schema they stand in. Raises ValueError."""
     names: dict[str, str] = {}  # of definitions, by reference, in the order in which they are met
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, list):
-            return list(map(moved, value))
-        return {key: inside(key, inner) for key, inner in value.items()} if isinstance(value, dict) else value
+    def moved(schema: Mapping[str, Any]) -> dict[str, Any]:
+        ref = schema.get("$ref")
+        if not isinstance(ref, str):
+            return dict(schema)
+        return {**schema, "$ref": f"#/$defs/{names.setdefault(ref, f'd{len(names)}')}"}
 
-    def inside(key: str, inner: Any) -> Any:
-        if key == "$ref" and isinstance(inner, str):
-            return f"#/$defs/{names.setdefault(inner, f'd{len(names)}')}"
-        if key in OF_NAMES and isinstance(inner, dict):
-            return {name: moved(one) for name, one in inner.items()}
-        return inner if key in OF_VALUES else moved(inner)
-
-    whole = {"anyOf": moved(schemas)}
+    whole = {"anyOf": rewritten(schemas, moved)}
     definitions: dict[str, Any] = {}
     while len(definitions) < len(names):
         ref = list(names)[len(definitions)]
         if len(names) > MAX_DEFINITIONS:
             raise ValueError(f"more than {MAX_DEFINITIONS} references")
-        definitions[names[ref]] = moved(_target(ref, within))
+        definitions[names[ref]] = rewritten(_target(ref, within), moved)
     return {**whole, "$defs": definitions} if definitions else whole
 
 
