@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from tpspec.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from llguidance import LLMatcher, LLTokenizer
 
 # Between the parts of JSON, as in llama.cpp's grammars: some models would otherwise go on with blanks for ever.
 WHITESPACE = r"(?: |\n{1,2}[ \t]{0,20})"
+SHORT_ESCAPES = '"\\bfnrt'  # all but those of four digits
 ANNOTATIONS = frozenset((  # of a schema: they say nothing of what it accepts
     "title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "nullable",
     "$comment",
@@ -32,32 +33,53 @@ MOST_STATES = 50_000  # of a lexer, 1 to 2 kB each
 MOST_KEPT = 8  # compiled grammars: the choices of one request share theirs
 
 
-def json_schema(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
+def json_schema(schema: Mapping[str, Any], *, is_lenient: bool = False, is_exact: bool = False) -> str:
     """JSON that a schema accepts. Its `x-guidance`, if it has one, is llguidance's own way to set options.
 
-    is_lenient: what of it llguidance cannot bind binds nothing; the compiler refuses it otherwise.
+    is_lenient: what of it llguidance cannot bind binds nothing; the compiler refuses it otherwise. is_exact: no key is
+    spelled with escapes by which llguidance takes one that has a schema for one that has none.
     """
     options = schema.get("x-guidance", {"whitespace_pattern": WHITESPACE})
-    if is_lenient and isinstance(options, dict):
-        options = {**options, "lenient": True}
+    if isinstance(options, dict):
+        options = options | ({"lenient": True} if is_lenient else {})
+        options |= {"json_allowed_escapes": SHORT_ESCAPES} if is_exact and _is_open(schema) else {}
     return json.dumps({"grammars": [{"json_schema": {**without_annotations(schema), "x-guidance": options}}]})
+
+
+def _is_open(schema: Any) -> bool:
+    """Whether an object in it may have properties beside those that it names."""
+    if not isinstance(schema, dict):
+        return isinstance(schema, list) and any(map(_is_open, schema))
+    others = schema.get("additionalProperties", True) if {"properties", "patternProperties"} & set(schema) else False
+    return others is not False or any(map(_is_open, schema.values()))
 
 
 def without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What binds, without what is for people: most of a schema that was made of a program."""
+    bare: dict[str, Any] = rewritten(schema, _without_annotations)
+    return bare
 
-    def bare(value: Any) -> Any:
-        if isinstance(value, list):
-            return list(map(bare, value))
-        return without_annotations(value) if isinstance(value, dict) else value
+
+def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What clients call `x-...` stays where schemas may stand in it, to which others may refer."""
+    return {
+        key: inner
+        for key, inner in schema.items()
+        if key not in ANNOTATIONS and (not key.startswith("x-") or isinstance(inner, dict))
+    }
+
+
+def rewritten(value: Any, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
+    """A schema, or a list of them, with every schema in it changed, from the outside in; values that they list stay."""
 
     def inside(key: str, inner: Any) -> Any:
         if key in OF_NAMES and isinstance(inner, dict):
-            return {name: bare(one) for name, one in inner.items()}
-        return inner if key in OF_VALUES else bare(inner)
+            return {name: rewritten(one, change) for name, one in inner.items()}
+        return inner if key in OF_VALUES else rewritten(inner, change)
 
-    kept = {key: inner for key, inner in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
-    return {key: inside(key, inner) for key, inner in kept.items()}
+    if isinstance(value, list):
+        return [rewritten(one, change) for one in value]
+    return {key: inside(key, inner) for key, inner in change(value).items()} if isinstance(value, dict) else value
 
 
 def regex(pattern: str) -> str:

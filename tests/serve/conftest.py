@@ -16,6 +16,7 @@ import openai
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.serve.written_calls import FORMS, add_marks
 from tpspec.comm.link import FrontendLink
 from tpspec.comm.messages import Cancel, Ready, Report, Stats, Stop, Submit, Tally
 from tpspec.request import Delta, Request
@@ -301,3 +302,14 @@ def say(front: Front, text: str) -> None:
 
 def prompt_of(front: Front) -> str:
     return front.engine.tokenizer.decode(front.engine.requests[-1].prompt, skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module", params=["letters", "tokens", "special tokens"])
+def vocabulary(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the marks are letters like others, tokens of their own (Qwen, GLM), or special ones (Mistral)."""
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    if request.param != "letters":
+        add_marks(tokenizer, FORMS.values(), special=request.param == "special tokens")
+    path = tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path

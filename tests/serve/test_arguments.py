@@ -56,6 +56,7 @@ DEEP = "[" * 40 + "]" * 40
         ({"$ref": "#/$defs/Loop"}, "1", "1"),  # which offers nothing
         ({"type": "array"}, "[1, 'a', None]", [1, "a", None]),
         ({"type": "object"}, "{'a': True}", {"a": True}),
+        ({"type": "array"}, r"['\d']", [r"\d"]),  # of which Python warns
         ({"type": "object"}, "{1: 2}", "{1: 2}"),
         ({"type": "array"}, "[1j]", "[1j]"),
         ({"type": "array"}, "[1e999]", "[1e999]"),

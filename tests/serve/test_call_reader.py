@@ -78,6 +78,16 @@ PIECES = {
     "mistral": ["[TOOL_CALLS]", "look[ARGS]", "add", '{"a": 1}', "[CALL_ID]a1b2", "[ARGS]", "[TOOL"],
     "mistral-list": ["[TOOL_CALLS]", f"[{LOOK}, {ADD}]", "[", "]", LOOK, ", ", "[TOOL", "_CALLS]"],
 }
+CALLS = {
+    "hermes": f"<tool_call>{LOOK}</tool_call>",
+    "llama": LOOK,
+    "qwen3-coder": "<function=add></function>",
+    "seed": "<seed:tool_call><function=add></function></seed:tool_call>",
+    "glm-4.5": "<tool_call>add</tool_call>",
+    "glm-4.7": "<tool_call>add</tool_call>",
+    "mistral": "[TOOL_CALLS]add{}",
+    "mistral-list": f"[TOOL_CALLS][{LOOK}]",
+}
 
 
 def read(pieces: list[str], form: Format = HERMES, *, parallel: bool = True, lenient: bool = True) -> Found:
@@ -104,6 +114,18 @@ def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, form: Format) ->
         assert "<tool_call>" not in whole[0]
 
 
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), form=st.sampled_from([FORMS[name] for name in CALLS]))
+def test_how_a_text_behind_a_call_is_cut_changes_nothing(data: st.DataObject, form: Format) -> None:
+    """Where a bare call and a mark begin alike, the first letter of one that came alone let out what stood before it,
+    and the call became text."""
+    call, marks = CALLS[form.name], (form.opening, form.closing)
+    parts = [call, call.removeprefix(form.opening), *marks, *(mark[:4] for mark in marks), *";\n[{]x", "\u3000"]
+    text = call + "".join(data.draw(st.lists(st.sampled_from(parts), max_size=5)))
+    cut = data.draw(st.integers(0, len(text)))
+    assert read([*text], form) == read([text[:cut], text[cut:]], form) == read([text], form)
+
+
 @given(text=st.text(st.characters(exclude_characters="<["), max_size=60))
 def test_text_without_calls_is_let_through_as_it_is(text: str) -> None:
     assert all(read([*text], form) == (text, []) for form in FORMATS)
@@ -125,6 +147,8 @@ SAID = "<function=look><parameter=at>\n x</parameter><parameter=or>y</parameter>
         (f"I look.\n<tool_call>\n{LOOK}\n</tool_call>\n<tool_call>{ADD}</tool_call>\n", "I look.", [LOOKED, ADDED]),
         (f"<tool_call>{LOOK}", "", [LOOKED]),  # the mark that closes is often missing at the end
         (f"<tool_call>{LOOK}</tool_call>\n\nDone.", "\n\nDone.", [LOOKED]),
+        (f"<tool_call>{LOOK}</tool_call>\n;{{1}} So.", "\n;{1} So.", [LOOKED]),  # a call would be told apart by those
+        (f"<tool_call>{LOOK}</tool_call>\u3000{ADD}", f"\u3000{ADD}", [LOOKED]),  # and not by this
         ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', '{"name": "rm", "arguments": {}}', []),
         ('<tool_call>{"name": "look", "arguments": [1]}</tool_call>', '{"name": "look", "arguments": [1]}', []),
         ('<tool_call>{"name": ["look"]}</tool_call>', '{"name": ["look"]}', []),
@@ -149,7 +173,7 @@ SAID = "<function=look><parameter=at>\n x</parameter><parameter=or>y</parameter>
 )
 def test_calls_between_marks(text: str, said: str, calls: list[object]) -> None:
     """A call names a function of the request and has an object for it; what is anything else is text."""
-    assert read([text]) == (said, calls)
+    assert read([text]) == read([*text]) == (said, calls)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +181,8 @@ def test_calls_between_marks(text: str, said: str, calls: list[object]) -> None:
     [
         (ADD, "", [ADDED]),
         (f"\n{ADD}; {LOOK}\n", "", [ADDED, LOOKED]),
+        (f"{ADD}; {{1}} So.", "; {1} So.", [ADDED]),
+        (f"{ADD}; {{1", "; {1", [ADDED]),
         (f"{ADD} and so on {LOOK}", f" and so on {LOOK}", [ADDED]),
         (f"So: {ADD}", f"So: {ADD}", []),
         ('\n{"city": "Rome"} is it', '\n{"city": "Rome"} is it', []),
@@ -166,7 +192,7 @@ def test_calls_between_marks(text: str, said: str, calls: list[object]) -> None:
 )
 def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> None:
     """Only at the beginning: JSON amid an answer is an answer."""
-    assert read([text], LLAMA) == (said, calls)
+    assert read([text], LLAMA) == read([*text], LLAMA) == (said, calls)
 
 
 @pytest.mark.parametrize(
@@ -230,13 +256,14 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
         (FORMS["mistral-list"], f"[TOOL_CALLS] [{LOOK}, {ADD}] So.", " So.", [LOOKED, ADDED]),
         (FORMS["mistral-list"], f"[TOOL_CALLS][{LOOK}, 1]", f"[{LOOK}, 1]", []),
         (FORMS["mistral-list"], f"[{ADD}]", "", [ADDED]),  # forgotten mark
+        (FORMS["mistral-list"], f"[TOOL_CALLS][{ADD}];\n[{ADD}];\n[1]", ";\n[1]", [ADDED, ADDED]),
         (FORMS["mistral-list"], "[1] is a list", "[1] is a list", []),
     ],
     ids=lambda value: value.name if isinstance(value, Format) else None,
 )
 def test_calls_in_the_way_of_each_model(form: Format, text: str, said: str, calls: list[object]) -> None:
     """Arguments between tags are text, of which the schema says what it stands for."""
-    assert read([*text], form) == (said, calls)
+    assert read([text], form) == read([*text], form) == (said, calls)
 
 
 @pytest.mark.parametrize(

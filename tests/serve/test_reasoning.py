@@ -16,7 +16,7 @@ from tests.serve import test_response_items as response_items
 from tests.serve.conftest import HARMONY_TEMPLATE, THINK_TEMPLATE, reasoning_folder
 from tests.serve.conftest import TEMPLATE as PLAIN_TEMPLATE
 from tests.serve.test_response_items import merged
-from tests.serve.test_tool_grammar import FORMS, add_marks, written
+from tests.serve.written_calls import FORMS, add_marks, written
 from tpspec.grammar import Vocabulary
 from tpspec.request import Delta, Sampling
 from tpspec.serve.answers import Ask, Piece, Reader

@@ -146,6 +146,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "deep": ({"tools": [tool(parameters=deep(40))]}, "levels"),
     "large": ({"tools": [tool(parameters={"enum": ["x" * 100] * 1000})]}, "65536 characters"),
     "parameters of a list": ({"tools": [tool(parameters=[1])]}, "parameters"),
+    "a grammar that is none": ({"tools": [LOOK], "guided_grammar": '{"grammars": []}'}, "bound"),
     "an unknown choice": ({"tools": [LOOK], "tool_choice": "perhaps"}, "tool_choice"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "a choice of no tool": ({"tools": [LOOK], "tool_choice": tool(name="rm")}, "rm"),
@@ -182,14 +183,25 @@ HOSTILE = [
     {"$ref": "#"},
     {"$ref": "file:///etc/passwd"},
     {"anyOf": 3},
+    {"enum": []},
+    {"type": "string", "required": True},
+    {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    {"type": "number", "maximum": 1e308},
+    {"type": "number", "multipleOf": 0},
+    {"type": "array", "minItems": "1"},
+    {"type": "object", "patternProperties": {"[": {}}, "additionalProperties": "no"},
 ]
 
 
 @pytest.mark.parametrize("schema", HOSTILE, ids=str)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_hostile_schema_is_never_our_fault(server: Front, schema: dict[str, Any], choice: str) -> None:
-    """CVE-2025-48944: a malformed `pattern` or `type` in a tool killed the worker."""
+    """CVE-2025-48944: a malformed `pattern` or `type` in a tool killed the worker. And where nobody asked for it to
+    bind strictly, what could not be compiled was refused."""
     tools = [tool(parameters={"type": "object", "properties": {"a": schema}}), tool(name="g", parameters=schema)]
+    response = server.post("chat/completions", messages=ASK, max_tokens=4, tools=tools, tool_choice=choice)
+    assert response.status_code == 200, response.text
+    tools[0]["function"]["strict"] = True
     response = server.post("chat/completions", messages=ASK, max_tokens=4, tools=tools, tool_choice=choice)
     assert response.status_code in (200, 400), response.text
     assert server.post(prompt="a", max_tokens=2).status_code == 200

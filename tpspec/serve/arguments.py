@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from tpspec.serve.choices import BLANKS, LETTERS, WORDS, Choices
@@ -63,30 +64,33 @@ class Arguments:
             return text
         return text if isinstance(value, str) or not offer.allows(value) else value
 
-    def json_letters(self, name: str) -> str:
-        """With which the argument `name` is a list or an object: it is no text that begins so, after blanks."""
+    def json_letters(self, name: str | None) -> str:
+        """With which the argument `name` is a list or an object: it is no text that begins so, after blanks.
+
+        None: for all that the schema does not name.
+        """
         key = self._key(name)
         if key not in self._letters:
             self._letters[key] = self._found_letters(name)
         return self._letters[key]
 
-    def _found_letters(self, name: str) -> str:
+    def _found_letters(self, name: str | None) -> str:
         offer = self._known_offer(name)
         if "string" not in offer.kinds:
             return "".join(letter for kind, letter in LETTERS.items() if kind in offer.all_kinds)
         try:
-            choices = Choices(self.schema.schema_of(name), self.schema)
+            choices = Choices(self.schema.schema_of(name), self.schema, is_lenient=True)
         except ValueError:
             return ""
         return "".join(letter for letter in LETTERS.values() if letter in choices.no_beginnings)
 
-    def _known_offer(self, name: str) -> Offer:
+    def _known_offer(self, name: str | None) -> Offer:
         key = self._key(name)
         if key not in self._offers:
             self._offers[key] = self.schema.offer_of(self.schema.schema_of(name))
         return self._offers[key]
 
-    def _key(self, name: str) -> str | None:
+    def _key(self, name: str | None) -> str | None:
         """One for all that the schema does not name."""
         return name if name in self.schema.properties else None
 
@@ -106,7 +110,8 @@ def read_value(text: str, offer: Offer) -> Any:
 
 def _python_literal(text: str) -> Any:
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python will not read for ever
+            value = ast.literal_eval(text)
     except (SyntaxError, TypeError) as error:
         raise ValueError(str(error)) from error
     if not _is_json(value):

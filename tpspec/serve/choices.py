@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpspec.grammar import OF_NAMES, OF_VALUES
-from tpspec.serve.schemas import NOTHING, SAYS_NOTHING, listed_values, named_types
+from tpspec.grammar import rewritten
+from tpspec.serve.schemas import KEYWORDS, Offer, any_of, closed, listed_values, named_types
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Hashable, Iterator, Mapping, Set
 
-    from tpspec.serve.schemas import Offer, Schema
+    from tpspec.serve.schemas import Schema
 
-PLAIN, OF_LISTS = SAYS_NOTHING | {"type"}, SAYS_NOTHING | {"type", "enum", "const"}
+PLAIN, OF_LISTS = {"type"}, {"type", "enum", "const"}
 # Beside texts: they say nothing of strings.
 OF_TEXTS = PLAIN | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_TEXTS |= {"items", "prefixItems", "minItems", "maxItems", "properties", "required", "additionalProperties"}
@@ -34,35 +34,38 @@ class Choices:
 
     words: values as Python writes them. no_beginnings: letters with which a text may not begin, or it would be read as
     JSON that `others` do not allow. Raises ValueError for a schema that cannot be told apart so.
+    is_lenient: what else a schema says of texts counts for nothing, and is no reason to raise.
     """
 
-    def __init__(self, schema: Any, within: Schema) -> None:
+    def __init__(self, schema: Any, within: Schema, *, is_lenient: bool) -> None:
+        self._is_lenient = is_lenient
         self.listed: list[Any] = []
         self.others: list[dict[str, Any]] = []
         self.has_texts = False
         self._free, self._bound = frozenset[str](), frozenset[str]()
-        allowed = NOTHING
+        offers = list[Offer]()
         for number, leaf in enumerate(_leaves(schema, within)):
             if number >= MAX_LEAVES:
                 raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
             offer = within.offer_of(leaf)
-            allowed |= offer
+            offers.append(offer)
             self._add(leaf, offer)
         if not self.listed and not self.others and not self.has_texts:
             raise ValueError("its schema allows nothing")
+        allowed = any_of(offers)
         self.words = [word for word, value in WORDS.items() if allowed.allows(value)]
         self.no_beginnings = self._no_beginnings() if self.has_texts else ""
         if self.has_texts:  # which hold the rest of it
             self.others = [leaf for leaf in self.others if not set(leaf) <= PLAIN or self._is_kept_from_texts(leaf)]
 
     def _add(self, leaf: dict[str, Any], offer: Offer) -> None:
-        values = listed_values(leaf)
-        if values is not None and set(leaf) <= OF_LISTS:
+        values, kinds = listed_values(leaf), offer.all_kinds
+        if values is not None and (set(leaf) <= OF_LISTS or "string" in kinds):
+            self._check(leaf, OF_LISTS)
             self.listed += values
             return
-        kinds = offer.all_kinds
         if "string" in kinds:
-            check_keys(leaf, OF_TEXTS)
+            self._check(leaf, OF_TEXTS)
             self.has_texts = True
             kinds -= {"string"}
             leaf = {**leaf, "type": sorted(kinds)}
@@ -73,6 +76,10 @@ class Choices:
             self._free |= kinds
         else:
             self._bound |= kinds
+
+    def _check(self, leaf: dict[str, Any], known: Set[str]) -> None:
+        if not self._is_lenient:
+            check_keys(leaf, known)
 
     def _no_beginnings(self) -> str:
         kinds = self._bound - self._free
@@ -93,8 +100,8 @@ def _leaves(schema: Any, within: Schema) -> Iterator[dict[str, Any]]:
             if one is not False:
                 yield {}
             continue
-        said = set(one) - SAYS_NOTHING
-        key = said.pop() if len(said) == 1 else ""
+        one = {key: one[key] for key in one if key in KEYWORDS}
+        key = next(iter(one)) if len(one) == 1 else ""
         inner = one.get(key)
         if key == "$ref" and isinstance(inner, str):
             if inner not in seen:
@@ -110,12 +117,15 @@ def _is_union(key: str, branches: list[Any], within: Schema) -> bool:
     """Whether what they allow together is what any of them allows."""
     if key != "oneOf":
         return key == "anyOf" or len(branches) == 1
-    before = NOTHING
+    keys: set[Hashable] = set()
+    kinds_of_values, kinds = frozenset[str](), frozenset[str]()
     for offer in map(within.offer_of, branches):
-        both = before & offer
-        if both.kinds or both.values:
+        its_kinds, all_kinds = closed(offer.kinds), closed(offer.kinds) | offer.all_kinds
+        if not keys.isdisjoint(offer.values) or all_kinds & kinds or its_kinds & kinds_of_values:
             return False
-        before |= offer
+        keys.update(offer.values)
+        kinds_of_values |= all_kinds
+        kinds |= its_kinds
     return True
 
 
@@ -130,31 +140,25 @@ def self_contained(schemas: list[dict[str, Any]], within: Schema) -> dict[str, A
     """Any of these, with what they refer to, and no more of the schema they stand in. Raises ValueError."""
     names: dict[str, str] = {}  # of definitions, by reference, in the order in which they are met
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, list):
-            return list(map(moved, value))
-        return {key: inside(key, inner) for key, inner in value.items()} if isinstance(value, dict) else value
+    def moved(schema: Mapping[str, Any]) -> dict[str, Any]:
+        ref = schema.get("$ref")
+        if not isinstance(ref, str):
+            return dict(schema)
+        return {**schema, "$ref": f"#/$defs/{names.setdefault(ref, f'd{len(names)}')}"}
 
-    def inside(key: str, inner: Any) -> Any:
-        if key == "$ref" and isinstance(inner, str):
-            return f"#/$defs/{names.setdefault(inner, f'd{len(names)}')}"
-        if key in OF_NAMES and isinstance(inner, dict):
-            return {name: moved(one) for name, one in inner.items()}
-        return inner if key in OF_VALUES else moved(inner)
-
-    whole = {"anyOf": moved(schemas)}
+    whole = {"anyOf": rewritten(schemas, moved)}
     definitions: dict[str, Any] = {}
     while len(definitions) < len(names):
         ref = list(names)[len(definitions)]
         if len(names) > MAX_DEFINITIONS:
             raise ValueError(f"more than {MAX_DEFINITIONS} references")
-        definitions[names[ref]] = moved(_target(ref, within))
+        definitions[names[ref]] = rewritten(_target(ref, within), moved)
     return {**whole, "$defs": definitions} if definitions else whole
 
 
 def check_keys(schema: Mapping[str, Any], known: Set[str]) -> None:
-    """Raises ValueError with those that are not known."""
-    if others := sorted(set(schema) - known):
+    """Raises ValueError with those that bind, and are not known."""
+    if others := sorted(set(schema) & KEYWORDS - known):
         raise ValueError(", ".join(map(shown, others[:MAX_SHOWN])))
 
 

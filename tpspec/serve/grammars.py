@@ -32,12 +32,19 @@ FAULT_S = 10.0  # for which a grammar that took too much is not tried again: it 
 MAX_WAITING = 16  # different ones, for the one worker
 MAX_KEPT = 256
 WORKER = "tpspec.serve.grammar_worker"
+Part = dict[str, Any]  # one of the grammars of a text
 
 
-def json_schema(schema: Mapping[str, Any], param: str = "response_format", *, is_lenient: bool = False) -> str:
+def json_schema(schema: Mapping[str, Any], param: str = "response_format") -> str:
     """The grammar of JSON that a schema accepts. Raises ApiError (400), naming `param`, for one beyond the limits."""
     check_size(schema, param)
-    return _short(grammar.json_schema(schema, is_lenient=is_lenient), param)
+    return _short(grammar.json_schema(schema), param)
+
+
+def arguments_schema(schema: Mapping[str, Any], *, is_strict: bool) -> str:
+    """As json_schema, of a function's arguments or one of them."""
+    check_size(schema, "tools")
+    return _short(grammar.json_schema(schema, is_lenient=not is_strict, is_exact=is_strict), "tools")
 
 
 def regex(pattern: str, param: str) -> str:
@@ -56,10 +63,18 @@ def lark(text: str, param: str) -> str:
 
 
 def _short(text: str, param: str) -> str:
-    most = MAX_TOOLS_CHARS if param == "tools" else MAX_CHARS
-    if len(text) > most:
-        raise bad_request(f"{param}: should be at most {most} characters", param, "invalid_value")
+    if param == "tools":
+        check_tools(len(text))
+    elif len(text) > MAX_CHARS:
+        raise bad_request(f"{param}: should be at most {MAX_CHARS} characters", param, "invalid_value")
     return text
+
+
+def check_tools(num_chars: int) -> None:
+    """Of the grammar of all calls. Raises ApiError."""
+    if num_chars > MAX_TOOLS_CHARS:
+        message = f"tools: the grammar of their calls would be longer than {MAX_TOOLS_CHARS} characters"
+        raise bad_request(message, "tools", "invalid_value")
 
 
 def check_size(schema: Mapping[str, Any], param: str) -> None:
@@ -146,21 +161,28 @@ class Grammars:
         async with self._turn:
             outcome = await self._ask(text)
             if outcome.fault is not None and outcome.until == math.inf:
-                outcome = outcome._replace(fault=await self._located(outcome.fault, text))
+                outcome = await self._again(outcome, text)
             self._known[key] = outcome
         if len(self._known) > MAX_KEPT:
             del self._known[next(iter(self._known))]
         return outcome
 
-    async def _located(self, fault: str, text: str) -> str:
-        """The fault with the name of the grammar that has it, where a text holds several: compilers do not say."""
+    async def _again(self, outcome: Outcome, text: str) -> Outcome:
+        """Of a text with a fault: the same with nothing bound by those of its schemas that have one and are lenient.
+
+        Where another has it the fault, with the name of that: compilers do not say.
+        """
         deadline = time.monotonic() + COMPILE_S  # for all of them: others wait
-        for name, part in _parts(text).items():
-            if time.monotonic() > deadline:
-                break
-            if (own := (await self._ask(part)).fault) is not None:
-                return f"{name}: {own}"
-        return fault
+        parts, is_other = _parts(text), False
+        for number, part in enumerate(parts):
+            if "name" not in part or time.monotonic() > deadline:
+                continue
+            own = (await self._ask(_text_of([part]))).fault
+            if own is not None and not _is_lenient(part):
+                return outcome._replace(fault=f"{part['name']}: {own}")
+            if own is not None:
+                parts[number], is_other = _unbound(part), True
+        return await self._ask(_text_of(parts)) if is_other else outcome
 
     def _remembered(self, key: bytes) -> Outcome | None:
         outcome = self._known.pop(key, None)
@@ -208,13 +230,30 @@ class Grammars:
         return worker
 
 
-def _parts(text: str) -> dict[str, str]:
-    """The grammars that a text refers to, by name, each on its own."""
+def _parts(text: str) -> list[Part]:
+    """The grammars that a text holds, of which the first refers to the others by name."""
     try:
-        grammars = json.loads(text)["grammars"]
-        return {one["name"]: json.dumps({"grammars": [one]}) for one in grammars[1:]}
+        parts = json.loads(text)["grammars"]
+        return [{**one} for one in parts]
     except (ValueError, TypeError, KeyError, RecursionError):  # Lark, or what a client made up
-        return {}
+        return []
+
+
+def _text_of(parts: list[Part]) -> str:
+    return json.dumps({"grammars": parts})
+
+
+def _is_lenient(part: Part) -> bool:
+    try:
+        return part["json_schema"]["x-guidance"]["lenient"] is True
+    except (TypeError, KeyError):
+        return False
+
+
+def _unbound(part: Part) -> Part:
+    """Of any JSON of the type that its schema names."""
+    schema = part["json_schema"]
+    return {**part, "json_schema": {key: schema[key] for key in ("type", "x-guidance") if key in schema}}
 
 
 def _failed(fault: str) -> Outcome:

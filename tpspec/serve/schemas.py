@@ -21,8 +21,15 @@ KINDS: dict[type, str] = {
 ANY_KIND = frozenset(KINDS.values())
 MAX_LEVELS = 32  # of one schema, through its references: definitions may hold themselves
 MAX_STEPS = 1 << 15  # schemas and listed values of one function that are looked at: and hold themselves twice
-SAYS_NOTHING = frozenset(("format",))  # to us; annotations are taken out before
-BESIDE_REFS = SAYS_NOTHING | {"$ref", "$defs", "definitions", "$schema", "$id"}
+# All that bind; anything else is a note of somebody's, and `format` is to us.
+KEYWORDS = frozenset((
+    "type", "enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "anyOf", "oneOf", "allOf", "not", "if", "then",
+    "else", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength",
+    "pattern", "items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "minContains", "maxContains",
+    "minItems", "maxItems", "uniqueItems", "properties", "patternProperties", "additionalProperties", "propertyNames",
+    "unevaluatedProperties", "minProperties", "maxProperties", "required", "dependentRequired", "dependentSchemas",
+    "dependencies",
+))  # fmt: skip
 
 
 def key_of(value: Any) -> Hashable:
@@ -59,16 +66,13 @@ class Offer:
         """With those of its values."""
         return self.kinds.union(*map(kinds_of, self.values.values()))
 
-    def __or__(self, other: Offer) -> Offer:
-        return _any_of([self, other])
-
     def __and__(self, other: Offer) -> Offer:
         values = {key: one for key, one in self.values.items() if key in other.values or other.has_kind(one)}
         values |= {key: one for key, one in other.values.items() if self.has_kind(one)}
-        return Offer(values, _closed(self.kinds) & _closed(other.kinds))
+        return Offer(values, closed(self.kinds) & closed(other.kinds))
 
 
-def _closed(kinds: frozenset[str]) -> frozenset[str]:
+def closed(kinds: frozenset[str]) -> frozenset[str]:
     """Numbers are whole ones, too."""
     return kinds | {"integer"} if "number" in kinds else kinds
 
@@ -85,9 +89,9 @@ class Schema:
         self._targets: dict[str, Any] = {}  # of references
         self._num_steps = 0
 
-    def schema_of(self, name: str) -> Any:
-        """Of an argument; {} where nothing is said of it."""
-        if name in self.properties:
+    def schema_of(self, name: str | None) -> Any:
+        """Of an argument, None for all that have no name here; {} where nothing is said of it."""
+        if name is not None and name in self.properties:
             return self.properties[name]
         others = self.object.get("additionalProperties")
         return others if isinstance(others, dict) else {}
@@ -102,7 +106,7 @@ class Schema:
         """The schema, or what it refers to where it does only that."""
         schema: Any = self.root
         for _ in range(MAX_LEVELS):
-            if set(schema) - BESIDE_REFS or not isinstance(ref := schema.get("$ref"), str):
+            if set(schema) & KEYWORDS != {"$ref"} or not isinstance(ref := schema["$ref"], str):
                 return schema  # type: ignore[no-any-return]
             target = self.referred(ref)
             schema = target if isinstance(target, dict) else {}
@@ -135,7 +139,7 @@ class Schema:
         for key in ("anyOf", "oneOf", "allOf"):
             if isinstance(branches := schema.get(key), list):
                 offers = [self._offer(branch, [*trail, key]) for branch in branches]
-                parts += offers if key == "allOf" else [_any_of(offers)]
+                parts += offers if key == "allOf" else [any_of(offers)]
         for part in sorted(parts, key=lambda part: len(part.values)):
             self._num_steps += len(own.values)
             if self._num_steps <= MAX_STEPS:
@@ -151,7 +155,7 @@ class Schema:
         return self._owns[id(schema)][1]
 
 
-def _any_of(offers: list[Offer]) -> Offer:
+def any_of(offers: list[Offer]) -> Offer:
     values = {key: value for offer in offers for key, value in offer.values.items()}
     return Offer(values, frozenset[str]().union(*(offer.kinds for offer in offers)))
 
@@ -162,6 +166,11 @@ def named_types(schema: Mapping[str, Any]) -> frozenset[str] | None:
     if isinstance(named, list):
         return frozenset(one for one in named if isinstance(one, str))
     return frozenset((named,)) if isinstance(named, str) else None
+
+
+def is_of_objects(schema: Mapping[str, Any]) -> bool:
+    """By the types that it names, among which there may be others."""
+    return "type" not in schema or "object" in (named_types(schema) or ())
 
 
 def listed_values(schema: Mapping[str, Any]) -> list[Any] | None:

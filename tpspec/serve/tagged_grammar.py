@@ -9,32 +9,42 @@ calls.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpspec.serve.call_endings import LONGEST_KEY
-from tpspec.serve.choices import PLAIN, Choices, check_keys, self_contained, shown
+from tpspec.serve.arguments import Arguments
+from tpspec.serve.call_endings import LONGEST_KEY, ValueEnd
+from tpspec.serve.choices import BEGINNINGS, LETTERS, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import ApiError, bad_request
-from tpspec.serve.grammars import MAX_TOOLS_CHARS, check_size, json_schema
+from tpspec.serve.grammars import MAX_TOOLS_CHARS, arguments_schema, check_size, check_tools
 from tpspec.serve.lark import FREE, joined, marked, quoted
-from tpspec.serve.schemas import Schema
+from tpspec.serve.schemas import Schema, is_of_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tpspec.serve.call_formats import Tagged
 
-OF_FUNCTIONS = PLAIN | {"properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions"}
+OF_FUNCTIONS = {"type", "properties", "required", "additionalProperties"}
+OF_ANY = {"minProperties", "maxProperties", "dependentRequired", "propertyNames"}  # which name no argument of their own
+NO_OBJECT = "parameters should be the schema of an object"
+ANY_KEY, BLANK = f"/[^<>\\n]{{1,{LONGEST_KEY}}}/", r"[\s\x1c-\x1f]"
+WORD = re.compile(r"\w{1,64}", re.ASCII)  # which may be part of a grammar's name
 
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """One whose calls are bound. rule: of them. is_strict: what cannot bind them is refused, and does not otherwise."""
+    """rule: of its calls. is_strict: what cannot bind them is refused, and does not otherwise."""
 
     rule: str
     name: str
-    schema: Schema
+    arguments: Arguments
     is_strict: bool
+
+    @property
+    def schema(self) -> Schema:
+        return self.arguments.schema
 
 
 class TaggedRules:
@@ -43,40 +53,76 @@ class TaggedRules:
     def __init__(self, form: Tagged, added: Mapping[str, int]) -> None:
         self._form, self._added = form, added
         self.parts: dict[str, str] = {}
-        self.rules = [f"KEY: /[^<>\\n]{{1,{LONGEST_KEY}}}/"]
+        self.rules: list[str] = []
         self._texts: dict[str, str] = {}  # rules of them, by letters with which they may not begin
+        self._names: dict[str, str] = {}  # of rules and parts, by what they say: functions share them
         self._num_chars = 0
-        self.rules.append(f"argument: {self._argument('KEY', self._text(''))}")
+        self._key = self._rule("KEY", ANY_KEY)
+        self._any = self._rule("argument", self._argument(self._key, self._text("")))
 
     def add(self, rule: str, name: str, schema: Mapping[str, Any], *, is_bound: bool, is_strict: bool) -> None:
         """A rule of a function's calls. Raises ApiError where a strict one's schema cannot bind them."""
-        arguments = "argument*"
+        function = _Function(rule, name, Arguments(schema), is_strict)
         if is_bound:
             check_size(schema, "tools")
-            function = _Function(rule, name, Schema(schema), is_strict)
-            arguments = _bound(function, lambda: " ".join(self._arguments(function)), otherwise=arguments)
+            arguments = _bound(function, lambda: " ".join(self._arguments(function)), lambda: self._free(function))
+        else:
+            arguments = self._free(function)
         before, behind = (marked(one, self._added) for one in self._form.name)
         head = joined(before, quoted(name), behind, quoted(self._form.gap))
-        self.rules.append(f"{rule}: {joined(head, arguments, marked(self._form.end, self._added))}")
+        self._rule(rule, joined(head, arguments, marked(self._form.end, self._added)))
+        check_tools(self._num_chars)
+
+    def _free(self, function: _Function) -> str:
+        """Any arguments. One that is a list or an object by its schema is read as JSON, to its end."""
+        by_letters: dict[str, list[str]] = {}
+        for key in filter(_is_tag, function.schema.properties):
+            by_letters.setdefault(function.arguments.json_letters(key), []).append(key)
+        others = function.arguments.json_letters(None)
+        by_letters.pop(others, None)
+        if not by_letters and not others:
+            return f"{self._any}*"
+        named = [key for keys in by_letters.values() for key in keys]
+        no_named = f" & ~/{BLANK}*({_any_of(named)}){BLANK}*/" if named else ""
+        other_key = self._rule(f"{function.rule.upper()}_KEY", f"{ANY_KEY}{no_named}")
+        by_key = {f"({' | '.join(map(quoted, keys))})": letters for letters, keys in by_letters.items()}
+        by_key[other_key] = others
+        return f"({' | '.join(self._argument(key, self._free_value(letters)) for key, letters in by_key.items())})*"
+
+    def _free_value(self, letters: str) -> str:
+        """With what closes it. letters: with which it is JSON."""
+        if not letters:
+            return self._text("")
+        kinds = [kind for kind, letter in LETTERS.items() if letter in letters]
+        part = self._part(f"any-{'-or-'.join(kinds)}", arguments_schema({"type": kinds}, is_strict=False))
+        return f"({self._closed([f'@{part}'])} | {self._text(''.join(BEGINNINGS[kind] for kind in kinds))})"
 
     def _arguments(self, function: _Function) -> Iterator[str]:
         rule, name, said = function.rule, function.name, function.schema
-        required, others = _checked(name, said)
+        required, others = _checked(function)
         if others is False and (missing := sorted(set(required) - set(said.properties))):
-            raise _fault(name, f"{shown(missing[0])} is required, and no property may have that name")
-        arguments = {key: said.schema_of(key) for key in {**dict.fromkeys(required), **said.properties}}
-        if not arguments and others is not False:
-            yield f"{self._rule_of(f'{rule}_any', 'KEY', name, others, function)}*"
-        for number, (key, inner) in enumerate(arguments.items()):
-            if key.strip() != key or not 0 < len(key) <= LONGEST_KEY or set(key) & set("<>\n"):
-                raise _fault(name, f"no tag can have {shown(key)!r} for its name")
-            its_rule = self._rule_of(f"{rule}_{number}", quoted(key), f"{name}.{shown(key)}", inner, function)
+            raise fault_of(name, f"{shown(missing[0])} is required, and no property may have that name")
+        keys = list({**said.properties, **dict.fromkeys(required)})
+        if not keys and others is not False:
+            yield f"{self._rule_of(f'{rule}_any', None, function)}*"
+        for number, key in enumerate(keys):
+            if not _is_tag(key):
+                raise fault_of(name, f"no tag can have {shown(key)!r} for its name")
+            its_rule = self._rule_of(f"{rule}_{number}", key, function)
             yield its_rule if key in required else f"{its_rule}?"
 
-    def _rule_of(self, rule: str, key: str, name: str, schema: Any, function: _Function) -> str:
-        value = _bound(function, lambda: self._value(rule, name, schema, function), otherwise=self._text(""))
-        self.rules.append(f"{rule}: {self._argument(key, value)}")
-        return rule
+    def _rule_of(self, rule: str, key: str | None, function: _Function) -> str:
+        letters = function.arguments.json_letters(key)
+        value = _bound(function, lambda: self._value(rule, key, function), lambda: self._free_value(letters))
+        return self._rule(rule, self._argument(self._key if key is None else quoted(key), value))
+
+    def _rule(self, name: str, text: str) -> str:
+        """The name of one that says so."""
+        if text not in self._names:
+            self._names[text] = name
+            self._num_chars += len(text)
+            self.rules.append(f"{name}: {text}")
+        return self._names[text]
 
     def _argument(self, key: str, value: str) -> str:
         """value: with what closes it."""
@@ -85,30 +131,46 @@ class TaggedRules:
         before = joined(key_open, key, key_close, quoted(gap), marked(form.value[0], self._added), quoted(form.pad))
         return joined(before, value, quoted(form.gap))
 
-    def _value(self, rule: str, name: str, schema: Any, function: _Function) -> str:
+    def _value(self, rule: str, key: str | None, function: _Function) -> str:
         """With what closes it."""
-        part = f"argument{rule.removeprefix(function.rule)}-of-{function.name}"  # as clients are told of a fault
+        name = function.name if key is None else f"{function.name}.{shown(key)}"
         try:
-            choices = Choices(schema, function.schema)
-            if choices.others:
-                whole = self_contained(choices.others, function.schema)
-                self._keep(part, json_schema(whole, "tools", is_lenient=not function.is_strict))
+            choices = Choices(function.schema.schema_of(key), function.schema, is_lenient=not function.is_strict)
+            json_ways = [f"@{self._json(rule, key, function, choices.others)}"] if choices.others else []
         except ValueError as fault:
             raise _unbound(name, fault) from fault
-        closing = self._form.value[1]
-        if any(closing in _spelled(value) for value in choices.listed):
-            raise _fault(name, f"{closing} would end a value that holds it")
-        json_ways = [f"@{part}"] if choices.others else []
-        ways = [*map(_spelled, choices.listed), *map(quoted, choices.words), *json_ways]
-        closed = [joined(f"({' | '.join(ways)})", quoted(self._form.pad), marked(closing, self._added))] if ways else []
+        listed, letters = list(map(_written, choices.listed)), function.arguments.json_letters(key)
+        if not all(self._is_whole(text, letters) for text in listed):
+            raise fault_of(name, f"{self._form.value[1]} would end a value that holds it, or begins as a list does")
+        ways = [*map(json.dumps, listed), *map(quoted, choices.words), *json_ways]
+        closed = [self._closed(ways)] if ways else []
         texts = [self._text(choices.no_beginnings)] if choices.has_texts else []
         return texts[0] if texts and not choices.no_beginnings else f"({' | '.join(closed + texts)})"
 
-    def _keep(self, name: str, grammar: str) -> None:
-        self._num_chars += len(grammar)
-        if self._num_chars > MAX_TOOLS_CHARS:
-            raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
-        self.parts[name] = grammar
+    def _json(self, rule: str, key: str | None, function: _Function, schemas: list[dict[str, Any]]) -> str:
+        """The name of the part, as clients are told of a fault. Raises ValueError."""
+        shown_key = f"-{key}" if key and WORD.fullmatch(key) else rule.removeprefix(function.rule)
+        grammar = arguments_schema(self_contained(schemas, function.schema), is_strict=function.is_strict)
+        return self._part(f"argument{shown_key}-of-{function.name}", grammar)
+
+    def _is_whole(self, text: str, letters: str) -> bool:
+        """Whether a value is read up to its end, and no further. letters: with which it is JSON."""
+        pad, closing = self._form.pad, self._form.value[1]
+        padded = f"{pad}{text}{pad}"
+        return ValueEnd(closing, 0, letters).find(padded + closing) == len(padded)
+
+    def _closed(self, ways: list[str]) -> str:
+        return joined(f"({' | '.join(ways)})", quoted(self._form.pad), marked(self._form.value[1], self._added))
+
+    def _part(self, name: str, grammar: str) -> str:
+        """The name of one that says so."""
+        if grammar not in self._names:
+            self._names[grammar] = name
+            self._num_chars += len(grammar)
+            if self._num_chars > MAX_TOOLS_CHARS:
+                raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
+            self.parts[name] = grammar
+        return self._names[grammar]
 
     def _text(self, no_beginnings: str) -> str:
         """The rule of a text with what closes it. Marks that are tokens may be spelled all the same, and are read then.
@@ -120,47 +182,58 @@ class TaggedRules:
             text, closing = FREE, self._form.value[1]
             if no_beginnings:
                 text = rule.upper()
-                self.rules.append(rf"{text}: /[ \t\r\n]*([^ \t\r\n{no_beginnings}](.|\n)*)?/")
+                self._rule(text, rf"/[ \t\r\n]*([^ \t\r\n{no_beginnings}](.|\n)*)?/")
             by_token = f"{text} {marked(closing, self._added)} | " if closing in self._added else ""
-            self.rules.append(f"{rule}: {by_token}{rule}_spelled")
-            self.rules.append(f"{rule}_spelled[lazy]: {text} {quoted(closing)}")
+            self._rule(rule, f"{by_token}{rule}_spelled")
+            self._rule(f"{rule}_spelled[lazy]", f"{text} {quoted(closing)}")
         return self._texts[no_beginnings]
 
 
-def _bound(function: _Function, make: Callable[[], str], otherwise: str) -> str:
+def _bound(function: _Function, make: Callable[[], str], otherwise: Callable[[], str]) -> str:
     try:
         return make()
     except ApiError:
         if function.is_strict:
             raise
-        return otherwise
+        return otherwise()
 
 
-def _checked(name: str, schema: Schema) -> tuple[list[str], Any]:
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_tag(key: str) -> bool:
+    """Whether it can stand in one."""
+    return key.strip() == key and 0 < len(key) <= LONGEST_KEY and not set(key) & set("<>\n")
+
+
+def _any_of(texts: list[str]) -> str:
+    """As a pattern."""
+    return "|".join("".join(rf"\x{{{ord(letter):x}}}" for letter in text) for text in texts)
+
+
+def _checked(function: _Function) -> tuple[list[str], Any]:
     """The arguments that a function has to have, and the schema of those that are not named. Raises ApiError."""
-    root, whole = schema.root, schema.object
+    name, root, whole = function.name, function.schema.root, function.schema.object
+    known = OF_FUNCTIONS if function.is_strict else OF_FUNCTIONS | OF_ANY
     try:
-        check_keys(root, OF_FUNCTIONS | {"$ref"})
-        check_keys(whole, OF_FUNCTIONS)
+        check_keys(root, known | {"$ref"})
+        check_keys(whole, known)
     except ValueError as fault:
         raise _unbound(name, fault) from fault
     required, others = whole.get("required", []), whole.get("additionalProperties", True)
     is_of_names = isinstance(required, list) and all(isinstance(key, str) for key in required)
     is_of_schemas = isinstance(whole.get("properties", {}), dict) and isinstance(others, dict | bool)
     is_lost = "$ref" in root and not whole
-    if is_lost or whole.get("type", "object") != "object" or not is_of_names or not is_of_schemas:
-        raise _fault(name, "parameters should be the schema of an object")
+    if is_lost or not is_of_objects(whole) or not is_of_names or not is_of_schemas:
+        raise fault_of(name, NO_OBJECT)
     return required, others
 
 
-def _fault(name: str, fault: str) -> ApiError:
+def fault_of(name: str, fault: str) -> ApiError:
     return bad_request(f"tools: {name}: {fault}", "tools", "invalid_value")
 
 
 def _unbound(name: str, fault: ValueError) -> ApiError:
     advice = "leave it out, or let the function not be strict"
-    return _fault(name, f"{fault}: no call can be bound to that as this model writes them; {advice}")
-
-
-def _spelled(value: Any) -> str:
-    return json.dumps(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return fault_of(name, f"{fault}: no call can be bound to that as this model writes them; {advice}")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from tpspec.serve.arguments import is_deep
 from tpspec.serve.call_formats import Json, JsonList, Named, Tagged
 from tpspec.serve.errors import bad_request
-from tpspec.serve.grammars import json_schema, lark
+from tpspec.serve.grammars import MAX_DEPTH, arguments_schema, lark
 from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted
 from tpspec.serve.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from tpspec.serve.tagged_grammar import TaggedRules
+from tpspec.serve.schemas import is_of_objects
+from tpspec.serve.tagged_grammar import NO_OBJECT, TaggedRules, fault_of
 from tpspec.serve.tools import ADDRESS
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ MOST_CALLS = 16  # in a row: a model that may call for ever sometimes does. Temp
 TO_FUNCTION = f'call: {CHANNEL} "commentary to={ADDRESS}" body'
 TO_READER = f'said: {CHANNEL} ("analysis" | "commentary" | "final") {MESSAGE} {FREE}'
 SHORT_ID = "ID: /[a-zA-Z0-9]{9}/"
-NO_OBJECT = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
+NO_CALL = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
 
 
 def tool_grammar(
@@ -44,7 +46,7 @@ def tool_grammar(
     if answer and toolbox.must:
         raise bad_request("tool_choice has tools called, and the answer is bound: not both", "tools", "invalid_value")
     has_marks = style.opening or style.is_addressed
-    if answer and not (has_marks and answer.startswith("{")):  # where a call begins as the answer may, or in Lark
+    if answer and not (has_marks and _is_of_json(answer)):  # where a call begins as the answer may
         raise bad_request("with tools, this answer cannot be bound: use tool_choice none", "tools", "invalid_value")
     is_free = not toolbox.must and not answer
     bodies, parts = _bodies(toolbox, style, added, is_free)
@@ -75,7 +77,7 @@ def _free_calls(toolbox: Toolbox, style: Format, added: Mapping[str, int]) -> li
     if style.is_addressed:
         return [f'calls: (said {END} {START} "assistant")* (said | call)', TO_READER, TO_FUNCTION]
     if not style.opening:
-        return ["calls: body | said", f"said: /{NO_OBJECT}/"]
+        return ["calls: body | said", f"said: /{NO_CALL}/"]
     by_token = f"{FREE} {marked(style.opening, added)} | " if style.opening in added else ""
     return [
         f"calls: {f'call* {FREE}' if toolbox.parallel else f'call | {FREE}'}",
@@ -114,9 +116,7 @@ def _bodies(
         return [f"body: {names}", *tagged.rules], tagged.parts
     ways = [_body(name, style, added) for name in toolbox.schemas]
     parts = {
-        _arguments_of(name): json_schema(
-            schema if bound[name] else {"type": "object"}, "tools", is_lenient=name not in toolbox.strict
-        )
+        _arguments_of(name): _arguments(name, schema if bound[name] else {}, is_strict=name in toolbox.strict)
         for name, schema in toolbox.schemas.items()
     }
     return [f"body: {' | '.join(ways)}"], parts
@@ -135,6 +135,15 @@ def _body(name: str, style: Format, added: Mapping[str, int]) -> str:
     return joined(quoted(begin), arguments, id, quoted("}"))
 
 
+def _arguments(name: str, schema: Mapping[str, Any], *, is_strict: bool) -> str:
+    """Of an object, whatever else the schema allows: nothing else is read. Raises ApiError."""
+    if not is_of_objects(schema):
+        if is_strict:
+            raise fault_of(name, NO_OBJECT)
+        schema = {}
+    return arguments_schema({**schema, "type": "object"}, is_strict=is_strict)
+
+
 def _arguments_of(name: str) -> str:
     """What the grammar of a function's arguments is called, also in what clients are told of a fault."""
     return f"arguments-of-{name}"
@@ -148,6 +157,15 @@ def _id(before: str, behind: str = "") -> str:
 def _final(style: Format) -> str:
     """What stands before an answer that is no call."""
     return f'{CHANNEL} "final" {MESSAGE}' if style.is_addressed else ""
+
+
+def _is_of_json(grammar: str) -> bool:
+    """Whether it is a schema's, and not Lark, or what else a client made up."""
+    try:
+        (only,) = json.loads(grammar)["grammars"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+    return isinstance(only, dict) and "json_schema" in only and not is_deep(only, MAX_DEPTH + 1)
 
 
 def _named(name: str, grammar: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class CallReader:
         self._marks = tuple(mark for mark in (calling.format.opening, calling.format.closing) if mark)
         self._begin = form.begin if calling.lenient else ""
         self._first = form.first if calling.lenient or self._is_bare else ""
-        self._blanks = ""  # behind what was said; they may yet belong to a call
+        self._blanks = ""  # behind what was said, or between calls; they may yet belong to one
         self._held = ""  # what may yet turn out to be a mark or a call
         self._ending: Ending | None = None  # inside a call
         self._may_begin = bool(self._first)  # a bare call: nothing else was said
@@ -138,18 +138,14 @@ class CallReader:
     def _said(self) -> str:
         """Text up to the next mark or call, or up to what may become one."""
         start = self._held.lstrip(BETWEEN if self._num_calls else None)
-        if self._may_begin and start[:1] in ("", self._first) and not self._is_mark(start):
-            if start:
-                self._blanks += "" if self._num_calls else self._held[: -len(start)]
+        if self._may_begin and start[:1] in ("", self._first) and not start.startswith(self._marks):
+            if start and not any(mark.startswith(start) for mark in self._marks):
+                self._blanks += self._held[: -len(start)]
                 self._held, self._ending = start, self._new_ending()
             return ""
         said = self._take(len(self._held)) if self._is_bare else self._before_mark()
         self._may_begin = self._may_begin and not said
         return said
-
-    def _is_mark(self, start: str) -> bool:
-        """Or may become one."""
-        return bool(start) and any(start.startswith(mark) or mark.startswith(start) for mark in self._marks)
 
     def _before_mark(self) -> str:
         found = self._next_mark()
