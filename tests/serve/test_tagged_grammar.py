@@ -298,6 +298,14 @@ def test_many_functions_share_what_is_said_of_their_arguments(vocabulary: Path) 
         made(vocabulary, CODER, schemas=wide)
 
 
+def test_what_would_be_too_long_binds_nothing_where_a_function_is_not_strict(vocabulary: Path) -> None:
+    lists = {f"l{i}": {"type": "array", "items": {"$ref": "#/$defs/Big"}, "minItems": i} for i in range(50)}
+    grammar = made(vocabulary, CODER, schemas={"f": {"properties": lists, "$defs": {"Big": BIG}}})
+    parts = {part.get("name") for part in json.loads(grammar)["grammars"]}
+    assert {"argument-l3-of-f", "any-array"} <= parts
+    assert "argument-l49-of-f" not in parts
+
+
 def test_a_part_that_does_not_compile_has_the_name_of_its_argument(vocabulary: Path) -> None:
     """It had its number, which is nowhere in what a client wrote."""
     properties = {"at": {"type": "string"}, "files": {"type": "array", "uniqueItems": True}, "by day": SMALL}

@@ -151,6 +151,8 @@ class TaggedRules:
         """The name of the part, as clients are told of a fault. Raises ValueError."""
         shown_key = f"-{key}" if key and WORD.fullmatch(key) else rule.removeprefix(function.rule)
         grammar = arguments_schema(self_contained(schemas, function.schema), is_strict=function.is_strict)
+        if self._num_chars + len(grammar) > MAX_TOOLS_CHARS and grammar not in self._names:
+            raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
         return self._part(f"argument{shown_key}-of-{function.name}", grammar)
 
     def _is_whole(self, text: str, letters: str) -> bool:
@@ -167,8 +169,6 @@ class TaggedRules:
         if grammar not in self._names:
             self._names[grammar] = name
             self._num_chars += len(grammar)
-            if self._num_chars > MAX_TOOLS_CHARS:
-                raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
             self.parts[name] = grammar
         return self._names[grammar]
 
