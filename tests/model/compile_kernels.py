@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from tpspec.comm import peer_kernel
 from tpspec.model import card_experts, card_products, card_rows
 from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
+from tpspec.verify import card_noise
 
 TABLE = {"table_at": "*i64"}
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
@@ -77,7 +78,7 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
             "tile_outputs": outputs})
           for bits, codes in ((8, "*i8"), (4, "*u8"))
           for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)),
-        *([] if small else mixture(x)),
+        *([] if small else mixture(x) + noise()),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": card_products.COLUMNS, "has_biases": True, "tile_rows": card_products.TILE_ROWS,
@@ -108,6 +109,16 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                                                (4, 32, "*u8", "*fp32"), (4, 32, "*u8", "*i32"))),
         (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
+    ]  # fmt: skip
+
+
+def noise() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    of_programs = {"values_at": "*fp32", "ids_at": "*i64"}
+    return [
+        (card_noise._best_of_blocks, of_programs | {"scores_at": "*fp32", "keys_at": "*i64", "num_ids": "i32",
+                                                    "start": "i32", "first": "i32"}, {"blocks": card_noise.BLOCKS}),
+        (card_noise._best_of_programs, of_programs | {"value_at": "*fp32", "id_at": "*i64", "num_programs": "i32"},
+         {"wide": card_noise.USUAL_PROGRAMS}),
     ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def build_engine(
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
         targets.append(target)
         pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds)
-        return Supply(target, host, pace, partial(_prepare, targets))
+        return Supply(target, host, pace, partial(_prepare, targets, noise, device))
 
     own = supply(topology)
     scheduler = Scheduler(
@@ -131,7 +131,8 @@ def build_engine(
     return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation, lambda: shard().close())
 
 
-def _prepare(targets: Sequence[ShardedTarget]) -> None:
+def _prepare(targets: Sequence[ShardedTarget], noise: CounterNoise, device: torch.device) -> None:
+    noise.prepare(device)
     for target in targets:
         target.prepare()
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Ints: TypeAlias = npt.NDArray[np.int64]
     Floats: TypeAlias = npt.NDArray[np.floating[Any]]
-    Numbers: TypeAlias = Any  # of numpy on the host, of torch on a card
 
 LENGTH = 64  # ids of a block; fixed, for every choice of it is another noise
 NUM_NEAR = 8  # blocks evaluated first; any number gives the same winner
@@ -86,23 +85,25 @@ class CounterNoise:
     independent draws, and -log of the least bounds the Gumbel noise of its block from above.
     """
 
+    def prepare(self, device: torch.device) -> None:
+        """What would otherwise make the first draw slow: a card compiles."""
+        self.best(torch.zeros(1, 1, device=device), [0], [0], Stream.target, 0)
+
     def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
         """Gumbel noise of any ids, float64, the shape of ids: the plain reference of `best`."""
         return self.gumbels([seed], [position], stream, ids.reshape(1, -1)).reshape(ids.shape)
 
     def gumbels(self, seeds: Sequence[int], positions: Sequence[int], stream: Stream, ids_TS: Tensor) -> Tensor:
-        keys = _keys(seeds, positions, stream)
-        if ids_TS.is_cuda:
-            noise_TS: Tensor = _gumbel(sent(torch.from_numpy(keys), ids_TS.device), *_places(ids_TS))
-            return noise_TS
-        return torch.from_numpy(_gumbel(keys, *_places(ids_TS.numpy())))
+        return torch.from_numpy(_gumbel(_keys(seeds, positions, stream), *_places(ids_TS.numpy())))
 
     def best(
         self, scores_TV: Tensor, seeds: Sequence[int], positions: Sequence[int], stream: Stream, start: int
     ) -> tuple[Tensor, Tensor]:
         keys = _keys(seeds, positions, stream)
-        if scores_TV.is_cuda:  # where all ids take less time than to learn which of them matter
-            return _best_of_all(sent(torch.from_numpy(keys), scores_TV.device), scores_TV, start)
+        if scores_TV.is_cuda:
+            from tpspec.verify import card_noise  # Triton comes with torch for cards only
+
+            return card_noise.best(scores_TV, sent(torch.from_numpy(keys), scores_TV.device), start)
         blocked_TBL, first = _blocked(scores_TV, start)
         scores_TBL, top_TB = blocked_TBL.numpy(), blocked_TBL.amax(2).numpy()
         most_TB = -np.log(_least(keys, np.arange(first, first + scores_TBL.shape[1])))
@@ -154,64 +155,51 @@ def _keys(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> npt
     return np.array(keys, dtype=np.int64).reshape(3, len(bases), 1)
 
 
-# ---- the noise itself, of arrays or tensors ----
+# ---- the noise itself ----
 
 
-def _places(ids: Numbers) -> tuple[Numbers, Numbers]:
+def _places(ids: Ints) -> tuple[Ints, Ints]:
     """The block of each id, and where it stands in it."""
     return ids // LENGTH, ids % LENGTH
 
 
-def _shifted(x: Numbers, bits: int) -> Numbers:
+def _shifted(x: Ints, bits: int) -> Ints:
     """Logical shift to the right of int64, which keeps its sign by itself."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Numbers) -> Numbers:
+def _mix(x: Ints) -> Ints:
     """`_mix_int` on int64, whose products wrap."""
     x = (x ^ _shifted(x, 30)) * _signed(FIRST)
     x = (x ^ _shifted(x, 27)) * _signed(SECOND)
     return x ^ _shifted(x, 31)
 
 
-def _words(keys: Numbers, counters: Numbers) -> Numbers:
+def _words(keys: Ints, counters: Ints) -> Ints:
     return _mix(keys + counters * _signed(GOLDEN))
 
 
-def _exponential(words: Numbers) -> Numbers:
+def _exponential(words: Ints) -> Floats:
     """-log u; u has 52 bits and a half, so that it is neither 0 nor 1."""
-    bits = _shifted(words, 12)
-    wide = bits.double() if isinstance(bits, torch.Tensor) else bits.astype(np.float64)
-    return -_log((wide + 0.5) * 2.0**-52)
+    numbers: Floats = -np.log((_shifted(words, 12) + 0.5) * 2.0**-52)
+    return numbers
 
 
-def _log(x: Numbers) -> Numbers:
-    return x.log() if isinstance(x, torch.Tensor) else np.log(x)
-
-
-def _least(keys: Numbers, blocks: Numbers) -> Numbers:
+def _least(keys: Ints, blocks: Ints) -> Floats:
     """The least exponential of each block."""
     return _exponential(_words(keys[0], blocks)) / LENGTH
 
 
-def _gumbel(keys: Numbers, blocks: Numbers, withins: Numbers) -> Numbers:
+def _gumbel(keys: Ints, blocks: Ints, withins: Ints) -> Floats:
     """Gumbel noise of ids (see `_places`), float64; keys[i], blocks and withins broadcast."""
     least = _least(keys, blocks)
     place = _shifted(_words(keys[1], blocks), 58)  # six bits: 0..63
     own = _exponential(_words(keys[2], blocks * LENGTH + withins))
-    return -_log(least + own * (withins != place))
+    numbers: Floats = -np.log(least + own * (withins != place))
+    return numbers
 
 
-def _best_of_all(keys: Tensor, scores_TV: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """`best` by the noise of every id: no step depends on what was found before, so that nobody waits for a device."""
-    ids_V = torch.arange(start, start + scores_TV.shape[1], device=scores_TV.device)
-    perturbed_TV = (scores_TV.double() + _gumbel(keys, *_places(ids_V))).float()
-    value_T = perturbed_TV.amax(1)
-    beaten_TV = perturbed_TV < value_T.unsqueeze(1)
-    return value_T, ids_V.expand_as(beaten_TV).masked_fill(beaten_TV, torch.iinfo(torch.int64).max).amin(1)
-
-
-# ---- `best` by blocks, on the CPU: numpy, whose calls take a third of torch's time on a few hundred numbers ----
+# ---- `best` by blocks, on the CPU ----
 
 
 def _blocked(scores_TV: Tensor, start: int) -> tuple[Tensor, int]:

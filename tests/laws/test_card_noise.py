@@ -1,0 +1,61 @@
+"""The winner by its noise as a card finds it is the CPU's. Without a card, in Triton's interpreter, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _keys
+
+pytest.importorskip("triton")
+from tpspec.verify.card_noise import BLOCKS, best
+
+HAS_CARD = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu] if HAS_CARD else []
+DEVICE = torch.device("cuda" if HAS_CARD else "cpu")
+LEAST_ERROR = 1e-6 if HAS_CARD else 0.0  # a card's logarithm may differ in its last bit, and with it a float32
+OF_PROGRAM = BLOCKS * LENGTH
+
+
+def on_card(scores_TV: torch.Tensor, seeds: list[int], stream: Stream, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    keys_3T = torch.from_numpy(_keys(seeds, range(len(seeds)), stream)).to(DEVICE)
+    value_T, ids_T = best(scores_TV.to(DEVICE), keys_3T, start)
+    assert (value_T.dtype, ids_T.dtype) == (torch.float32, torch.int64)
+    return value_T.cpu(), ids_T.cpu()
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    num_ids=st.integers(1, 3000) | st.sampled_from([OF_PROGRAM - 1, OF_PROGRAM, OF_PROGRAM + 1]),
+    start=st.integers(0, 200) | st.sampled_from([OF_PROGRAM, 2**31 - 3000]),
+    spread=st.sampled_from([0.0, 0.5, 30.0, 1e8]),
+    stream=st.sampled_from(Stream),
+)
+def test_the_winner_is_that_of_the_cpu(seed: int, num_ids: int, start: int, spread: float, stream: Stream) -> None:
+    """Of shards that begin and end within a block. Stands against an id that is read twice or not at all, words that
+    keep their sign where they are shifted, and ties that are another's (at a spread of 1e8, float32 has many)."""
+    scores_TV = (torch.randn(2, num_ids, generator=torch.Generator().manual_seed(seed % 1000)) * spread).round()
+    seeds = [seed, -seed]
+    value_T, ids_T = on_card(scores_TV, seeds, stream, start)
+    due_T, due_ids_T = CounterNoise().best(scores_TV, seeds, range(2), stream, start)
+    torch.testing.assert_close(value_T, due_T, rtol=LEAST_ERROR, atol=LEAST_ERROR)
+    assert ids_T.tolist() == due_ids_T.tolist()
+
+
+@pytest.mark.parametrize("num_programs", [1, 3])
+def test_rows_that_cannot_be_drawn_from_say_so(num_programs: int) -> None:
+    """A NaN anywhere, nothing at all, and an infinity; beside a row as it should be. Stands against a largest number
+    that passes over NaN, as that of a card does, and a piece of a row of which nothing is told."""
+    num_ids = num_programs * OF_PROGRAM - 5
+    scores_TV = torch.zeros(4, num_ids)
+    scores_TV[0, num_ids // 2] = torch.nan
+    scores_TV[1] = -torch.inf
+    scores_TV[2, num_ids - 1] = torch.inf
+    value_T, ids_T = on_card(scores_TV, [1, 2, 3, 4], Stream.target, 0)
+    assert value_T[0].isnan()
+    assert value_T[1] == -torch.inf
+    assert (value_T[2], ids_T[2]) == (torch.inf, num_ids - 1)
+    assert value_T[3].isfinite()
