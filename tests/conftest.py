@@ -2,13 +2,18 @@
 run in Triton's interpreter (which must be said before they are imported)."""
 
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.interpreter import look_once
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton") is not None:
+        look_once()
 
 settings.register_profile("tpspec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tpspec")

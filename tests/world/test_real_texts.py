@@ -10,6 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ PROMPTS = [
     "Repeat after me: one, two, three, four. One, two, three, four. One, two,",
     "Photosynthesis is the process by which plants",
 ]
+READ = 4  # of the prompts, whose logits are compared
 pytestmark = pytest.mark.real
 
 
@@ -104,62 +108,71 @@ def run_jobs(num_ranks: int, jobs: list[dict[str, Any]], folder: Path) -> list[d
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     results: list[dict[str, Any]] = json.loads((folder / "out").read_text())
     return results
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_logits_of_the_real_model_equal_those_of_transformers(
-    model: Path, ids: list[list[int]], tmp_path: Path, num_ranks: int
-) -> None:
-    """Stands against slices that only fit the tiny checkpoints: nine heads over two and three processes."""
-    file = tmp_path / "logits"
-    prompt = ids[4]
-    run_jobs(num_ranks, [job(model, num_ranks, []) | {"ids": prompt, "file": str(file)}], tmp_path)
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        expected = reference(torch.tensor([prompt])).logits[0]
-    assert (load_file(file)["logits"] - expected).abs().max() < 1e-4
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one world. logits: of every row of a prompt, [T, V]. results: of the same requests by each source."""
+
+    logits: torch.Tensor
+    results: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def warm_texts() -> dict[int, list[list[int]]]:
-    """Texts at temperature 0.8 by number of ranks, as the tests below find them."""
-    return {}
+def outcome(
+    model: Path, shallow: Path, ids: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Outcome]:
+    """By number of ranks; each world runs once."""
+
+    @cache
+    def found(num_ranks: int) -> Outcome:
+        sources: list[dict[str, Any]] = [
+            {"draft": {"source": "none"}},
+            {"draft": {"source": "ngram", "tokens": 5}},
+            {"draft": {"source": "model", "model": str(shallow), "tokens": 5}},
+            {"draft": {"source": ["ngram", "eagle"], "model": HEAD, "tokens": 5}},
+            {"draft": {"source": "none"}, "liar": True},
+        ]
+        if num_ranks == 3:  # an uneven split, of which this machine has too few cores: with none, and with two drafters
+            sources = [sources[0], sources[3]]
+        folder = tmp_path_factory.mktemp("world")
+        asks, file = requests(ids, (0.0, 0.8)), folder / "logits"
+        jobs = [job(model, num_ranks, []) | {"ids": ids[READ], "file": str(file)}]
+        jobs += [job(model, num_ranks, asks, **source) for source in sources]
+        _, *results = run_jobs(num_ranks, jobs, folder)
+        return Outcome(load_file(file)["logits"], results)
+
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_logits_of_the_real_model_equal_those_of_transformers(
+    model: Path, ids: list[list[int]], outcome: Callable[[int], Outcome], num_ranks: int
+) -> None:
+    """Stands against slices that only fit the tiny checkpoints: nine heads over two and three processes."""
+    logits_TV = outcome(num_ranks).logits
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected_TV = reference(torch.tensor([ids[READ]])).logits[0]
+    assert (logits_TV - expected_TV).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_every_drafter_and_rank_count_gives_the_text_of_transformers(
-    model: Path,
-    shallow: Path,
-    ids: list[list[int]],
-    greedy: list[list[int]],
-    warm_texts: dict[int, list[list[int]]],
-    tmp_path: Path,
-    num_ranks: int,
+    ids: list[list[int]], greedy: list[list[int]], outcome: Callable[[int], Outcome], num_ranks: int
 ) -> None:
     """Stands against everything that makes a text depend on who drafted it: one batch holds the greedy requests, which
     must equal transformers' text, and the sampled ones, which must equal each other over drafters and rank counts."""
-    asks = requests(ids, (0.0, 0.8))
-    sources: list[dict[str, Any]] = [
-        {"draft": {"source": "none"}},
-        {"draft": {"source": "ngram", "tokens": 5}},
-        {"draft": {"source": "model", "model": str(shallow), "tokens": 5}},
-        {"draft": {"source": ["ngram", "eagle"], "model": HEAD, "tokens": 5}},
-        {"draft": {"source": "none"}, "liar": True},
-    ]
-    if num_ranks == 3:  # an uneven split, of which this machine has too few cores: with none, and with two drafters
-        sources = [sources[0], sources[3]]
-    results = run_jobs(num_ranks, [job(model, num_ranks, asks, **source) for source in sources], tmp_path)
+    results = outcome(num_ranks).results
     for result in results:
         assert result["texts"][: len(ids)] == greedy
     warm = [result["texts"][len(ids) :] for result in results]
-    warm_texts[num_ranks] = warm[0]
-    assert warm == [warm[0]] * len(sources)
-    assert all(texts == warm[0] for texts in warm_texts.values())
+    assert warm == [outcome(1).results[0]["texts"][len(ids) :]] * len(results)
     accepted = [result["stats"]["accepted"] for result in results]
     assert accepted[0] == 0
     assert min(accepted[1:4]) > 0

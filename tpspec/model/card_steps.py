@@ -127,17 +127,19 @@ class Table:
         They end where positions are multiples of KEYS, so that rows sum the same keys together in every round.
         """
         begin, runs = span.held(windowed=self._window is not None)
-        slots, counts = np.array(runs, dtype=np.int64).T
-        ends = begin + counts.cumsum()
+        end = begin + sum(count for _, count in runs)
         seen_from = begin if self._window is None else max(begin, span.start - self._window + 1)
-        first = np.arange(seen_from // kernels.KEYS * kernels.KEYS, ends[-1], kernels.KEYS)
+        first = np.arange(seen_from // kernels.KEYS * kernels.KEYS, end, kernels.KEYS)
         first[0] = seen_from
+        shift: int | NDArray[np.int64] = runs[0][0] - begin  # from a position to its slot
         if len(runs) > 1:
+            slots, counts = np.array(runs, dtype=np.int64).T
+            ends = begin + counts.cumsum()
             first = np.union1d(first, ends[:-1][ends[:-1] > seen_from])
-        run = ends.searchsorted(first, side="right")
+            shift = (slots + counts - ends)[ends.searchsorted(first, side="right")]
         blocks = np.empty((len(first), kernels.BLOCK_SIZE), dtype=np.int64)
-        blocks[:, 0] = first + (slots + counts - ends)[run]
-        blocks[:-1, 1], blocks[-1, 1] = first[1:], ends[-1]
+        blocks[:, 0] = first + shift
+        blocks[:-1, 1], blocks[-1, 1] = first[1:], end
         blocks[:, 1] -= first
         blocks[:, 2] = first
         return blocks

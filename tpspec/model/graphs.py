@@ -167,9 +167,10 @@ class Graphs:
         return _Recording(forward, replay, collectives)
 
     def _put(self, embedded_TD: Tensor, num_rows: int) -> None:
-        room_TD = self._rows.room().view(-1, self._hidden)[:num_rows]
-        room_TD[: len(embedded_TD)] = embedded_TD
-        room_TD[len(embedded_TD) :] = 0
+        room_TD, num_real = self._rows.room().view(-1, self._hidden), len(embedded_TD)
+        room_TD[:num_real] = embedded_TD
+        if num_real < num_rows:
+            room_TD[num_real:num_rows] = 0
         self._rows.send(num_rows * self._hidden)
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tpspec.verify.rows import Draw, RowLogits
 
 NUM_CANDIDATES = 64
+NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,9 @@ def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
     ends = accumulate(part.nbytes // 4 for part in parts)
     # Copied, since a piece may begin at an odd word, where 8-byte elements cannot be viewed.
     return [
-        torch.from_numpy(told_NW[:, end - part.nbytes // 4 : end].copy().ravel())
-        .view(part.dtype)
-        .view(len(told_NW), *part.shape)
+        torch.from_numpy(told_NW[:, end - part.nbytes // 4 : end].copy().view(NUMPY[part.dtype])).view(
+            len(told_NW), *part.shape
+        )
         for end, part in zip(ends, parts, strict=True)
     ]
 
@@ -86,10 +87,9 @@ def tell_winners(
 
 def hear_winners(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
     """The best of all shards, ties to the lowest id; NO_TOKEN where the best is no finite number."""
-    is_finite_T = np.isfinite(value_NT.numpy().max(0))
+    values = value_NT.numpy().max(0).tolist()
     return [
-        best if is_finite else NO_TOKEN
-        for best, is_finite in zip(best_ids(value_NT, ids_NT), is_finite_T.tolist(), strict=True)
+        best if isfinite(value) else NO_TOKEN for best, value in zip(best_ids(value_NT, ids_NT), values, strict=True)
     ]
 
 
@@ -97,7 +97,9 @@ def best_ids(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
     """Some id even where there is nothing to draw."""
     # numpy: torch takes several times as long for a few numbers, and every round comes by here
     value, ids = value_NT.numpy(), ids_NT.numpy()
-    best: list[int] = np.where(value < value.max(0), np.iinfo(ids.dtype).max, ids).min(0).tolist()
+    if len(ids) > 1:
+        ids = np.where(value < value.max(0), np.iinfo(ids.dtype).max, ids)
+    best: list[int] = ids.min(0).tolist()
     return best
 
 
