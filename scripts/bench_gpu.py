@@ -9,7 +9,7 @@ runs in a process of its own, one after the other:
 
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
                 card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
-                rounds of 2 to 16 rows against rounds of one
+                rounds of 2 to 16 rows against rounds of one; rounds at a temperature against greedy ones
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
   products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
@@ -148,6 +148,8 @@ def build(temporary: Path) -> None:
 def decode(options: argparse.Namespace) -> dict[str, Any]:
     engine = open_engine(options).engine
     found, _ = plain_rounds(engine, options)
+    warm = found["tokens/s"] * decoded(engine, options.tokens, temperature=0.8)
+    found |= {"a round at temperature 0.8 to 0": warm}
     return found | {"waits of the host a round": waits(engine) if options.device == "cuda" else None}
 
 
@@ -343,9 +345,9 @@ def prompt() -> tuple[int, ...]:
     return tuple(torch.randint(5, 40000, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist())
 
 
-def decoded(engine: Any, num_tokens: int) -> float:
+def decoded(engine: Any, num_tokens: int, *, temperature: float = 0.0) -> float:
     """Seconds of a plain round, the median of those after the first few."""
-    return statistics.median(list(rounds(engine, WARM_UP + num_tokens))[WARM_UP:])
+    return statistics.median(list(rounds(engine, WARM_UP + num_tokens, temperature))[WARM_UP:])
 
 
 def waits(engine: Any) -> float:
@@ -363,12 +365,13 @@ def waits(engine: Any) -> float:
     return sum("called a synchronizing CUDA operation" in str(one.message) for one in told) / num_rounds
 
 
-def rounds(engine: Any, num_tokens: int) -> Iterator[float]:
+def rounds(engine: Any, num_tokens: int, temperature: float = 0.0) -> Iterator[float]:
     """One request of so many tokens; seconds of each of its rounds, as they end."""
     from tpspec.comm.messages import News
-    from tpspec.request import Request
+    from tpspec.request import Request, Sampling
 
-    engine.hear(News(round=1, requests=(Request(0, prompt(), num_tokens),)))
+    asked = Request(0, prompt(), num_tokens, Sampling(temperature=temperature))
+    engine.hear(News(round=1, requests=(asked,)))
     for round in count(2):
         if engine.is_idle:
             return

@@ -6,6 +6,7 @@ Shapes: T rows, V ids of this shard, S ids that may be drawn.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,16 +63,22 @@ def _picked(
     """`pick` of scores, and what every shard tells `also` in the same gather."""
     plain = [i for i, draw in enumerate(draws) if not draw.sampling.truncates]
     cut = [i for i, draw in enumerate(draws) if draw.sampling.truncates]
-    winners = tell_winners(take(scores_TV, plain), [draws[i] for i in plain], noise, stream, rows.start)
-    cut_TV = take(scores_TV, cut) if cut else None
-    candidates = [] if cut_TV is None else tell_candidates(cut_TV, rows.start)
-    value_NT, ids_NT, *told = exchange(rows, [*winners, *candidates, *also])
-    told, heard = told[: len(candidates)], told[len(candidates) :]
-    tokens = dict(zip(plain, hear_winners(value_NT, ids_NT), strict=True))
-    supports = [] if cut_TV is None else hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told)
-    for i, support in zip(cut, supports, strict=True):
-        tokens[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
-    return [tokens[i] for i in range(len(draws))], heard
+    parts: list[Tensor] = []  # nothing is computed for a kind that no row is of
+    if plain:
+        parts += tell_winners(take(scores_TV, plain), [draws[i] for i in plain], noise, stream, rows.start)
+    if cut:
+        cut_TV = take(scores_TV, cut)
+        candidates = tell_candidates(cut_TV, rows.start)
+        parts += candidates
+    told = iter(exchange(rows, [*parts, *also]))
+    tokens: dict[int, int] = {}
+    if plain:
+        tokens.update(zip(plain, hear_winners(next(told), next(told)), strict=True))
+    if cut:
+        supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], [*islice(told, len(candidates))])
+        for i, support in zip(cut, supports, strict=True):
+            tokens[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
+    return [tokens[i] for i in range(len(draws))], [*told]
 
 
 def _best_of(scores_S: Tensor, ids_S: Tensor, draw: Draw, noise: Noise, stream: Stream) -> int:

@@ -9,6 +9,7 @@ Shapes: T rows, V ids of this shard, A ids asked about (the most of any row; -1 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,16 +82,25 @@ def laws(rows: RowLogits, draws: Sequence[Draw], asked: Sequence[Sequence[int]],
     scores_TV = process(rows, draws)
     kinds = [_kind(draw) for draw in draws]
     cold, cut, full = ([i for i, kind in enumerate(kinds) if kind == wanted] for wanted in ("cold", "cut", "full"))
-    cold_TV, cut_TV, full_TV = (take(scores_TV, of) for of in (cold, cut, full))
-    winners = tell_winners(cold_TV, [draws[i] for i in cold], noise, Stream.residual, rows.start)
-    candidates = tell_candidates(cut_TV, rows.start)
-    asked_TA = _padded([asked[i] for i in full])
-    sketch = tell_sketch(full_TV, sent(asked_TA, full_TV.device), [draws[i] for i in full], noise, rows.start)
-    told = exchange(rows, [*winners, *candidates, *sketch])
-    supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], told[2:6])
-    known = dict(zip(cold, map(_point, hear_winners(*told[:2])), strict=True))
-    known.update(zip(cut, map(_listed, supports), strict=True))
-    known.update(zip(full, hear_sketch(asked_TA, told[6:]), strict=True))
+    parts: list[Tensor] = []  # nothing is computed for a kind that no row is of
+    if cold:
+        parts += tell_winners(take(scores_TV, cold), [draws[i] for i in cold], noise, Stream.residual, rows.start)
+    if cut:
+        cut_TV = take(scores_TV, cut)
+        candidates = tell_candidates(cut_TV, rows.start)
+        parts += candidates
+    if full:
+        full_TV, asked_TA = take(scores_TV, full), _padded([asked[i] for i in full])
+        parts += tell_sketch(full_TV, sent(asked_TA, full_TV.device), [draws[i] for i in full], noise, rows.start)
+    told = iter(exchange(rows, parts))
+    known: dict[int, Law | None] = {}
+    if cold:
+        known.update(zip(cold, map(_point, hear_winners(next(told), next(told))), strict=True))
+    if cut:
+        supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], [*islice(told, len(candidates))])
+        known.update(zip(cut, map(_listed, supports), strict=True))
+    if full:
+        known.update(zip(full, hear_sketch(asked_TA, [*told]), strict=True))
     return [known[i] for i in range(len(draws))]
 
 
