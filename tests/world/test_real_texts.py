@@ -25,7 +25,7 @@ from tpspec.topology.checkpoint import find
 
 ROOT = Path(__file__).parents[2]
 HEAD = "smollm2-135m-eagle3"  # which comes with the package
-NUM_TOKENS = 32
+NUM_TOKENS = 24
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
@@ -184,7 +184,7 @@ def test_deterministic_bfloat16_texts_do_not_depend_on_drafts_or_company(
 ) -> None:
     """Stands against kernels and sums that change with the row count: in bfloat16 one-row and six-row rounds used to
     disagree on about one greedy token in a hundred."""
-    asks = requests(ids[1:6], (0.0, 0.8), 28)
+    asks = requests(ids[1:6], (0.0, 0.8), 20)
     fixed: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True}
     jobs = [
         job(model, num_ranks, asks, **fixed, draft={"source": "none"}, alone=True),
