@@ -39,8 +39,8 @@ aten = torch.ops.aten
 COPIES = {aten.copy_, aten.to, aten._to_copy}
 INDEXED = {aten.index, aten.index_put, aten.index_put_}
 WAITS = {aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.nonzero, aten.masked_select}
-ROOM = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 WAITS |= {aten._unique2, aten.unique_consecutive, aten.bincount, aten.nonzero_numpy, aten.allclose}
+ROOM = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
 
 class OnCard(torch.Tensor):

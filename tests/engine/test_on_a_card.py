@@ -91,10 +91,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Little, for the interpreter.
     sizes = {"hidden_size": 32, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
-    return tiny(
-        "smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2, **sizes
-    )  # little, for the interpreter
+    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=2, **sizes)
 
 
 def requests(samplings: list[Sampling], first: int = 0) -> list[Request]:
