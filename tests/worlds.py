@@ -20,6 +20,7 @@ from tpspec.comm.threads import ThreadWorld
 from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import Failsafe, InlineHost
+from tpspec.engine.pace import Pace
 from tpspec.request import Delta, Request
 from tpspec.roles.build import build_engine
 from tpspec.roles.target import follow_rounds, lead_rounds
@@ -99,7 +100,9 @@ def serve(
         built.own.prepare()
         engine = built.engine
         if drafter is not None:
-            engine.host, engine.draft_tokens = InlineHost(Failsafe(drafter())), 5
+            source = drafter()
+            engine.host, engine.draft_tokens = InlineHost(Failsafe(source)), 5
+            engine.pace = Pace(gives_odds=source.needs.gives_odds)
         begin(comm.rank, engine)
         if comm.rank == 0:
             lead_rounds(engine, channels[0], script)

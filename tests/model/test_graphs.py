@@ -22,6 +22,7 @@ from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.ledger import Counted, Ledger
 from tpspec.engine.engine import Engine
 from tpspec.model.batch import Span
+from tpspec.model.embedding import Embedding
 from tpspec.model.graphs import ROW_COUNTS, Forward, Graphs
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
@@ -31,6 +32,7 @@ from tpspec.model.card_steps import CardSteps, Tiling
 
 CPU = torch.device("cpu")
 HIDDEN = 4
+TABLE_VD = torch.arange(1.0, 1 + 7 * HIDDEN).view(7, HIDDEN)
 ONE_AT_A_TIME = Lock()  # Triton's interpreter knows one thread
 
 
@@ -100,7 +102,9 @@ class Doubling:
         self.ledger = Ledger()
         self.recorder = Again(self.ledger)
         self._comm = Counted(OneRank(), self.ledger)
-        self._graphs = Graphs(Notes(), self.recorder, HIDDEN, torch.float32, CPU, self.ledger)
+        self._graphs = Graphs(
+            Notes(), self.recorder, Embedding(TABLE_VD, torch.float32), torch.float32, CPU, self.ledger
+        )
 
     def _run(self, x_TD: torch.Tensor, steps: Notes, begun: None, taps: tuple[int, ...]) -> Forward:
         x_TD += self._comm.all_reduce(x_TD.clone(), Purpose.mlp)
@@ -109,8 +113,9 @@ class Doubling:
     def prepare(self) -> None:
         self._graphs.prepare(self._run, ())
 
-    def forward(self, x_TD: torch.Tensor, taps: tuple[int, ...] = ()) -> Forward:
-        return self._graphs.forward(self._run, span(len(x_TD)), x_TD, taps)
+    @torch.inference_mode()
+    def forward(self, tokens: list[int], taps: tuple[int, ...] = ()) -> Forward:
+        return self._graphs.forward(self._run, span(len(tokens)), tokens, taps)
 
     def close(self) -> None:
         self._graphs.close()
@@ -127,8 +132,8 @@ def test_a_round_of_any_size_is_one_replay_of_the_least_recording_that_holds_it(
     """Stands against rows of the last round that stay in the padding, and a recording made twice."""
     made = Doubling()
     for turn, size in enumerate(sizes):
-        x_TD = torch.full((size, HIDDEN), 1.0 + turn)
-        told = made.forward(x_TD, taps)
+        tokens = [(turn + row) % len(TABLE_VD) for row in range(size)]
+        told, x_TD = made.forward(tokens, taps), TABLE_VD[tokens]
         assert torch.equal(told.logits_TV, 2 * x_TD)
         assert {tap: torch.equal(x, 2 * x_TD + tap) for tap, x in told.tapped.items()} == dict.fromkeys(taps, True)
     rows = made.recorder.rows
@@ -142,7 +147,7 @@ def test_what_is_prepared_is_recorded_once_from_the_largest_down() -> None:
     made = Doubling()
     made.prepare()
     made.prepare()
-    made.forward(torch.ones(5, HIDDEN))
+    made.forward([0] * 5)
     assert made.recorder.rows == list(reversed(ROW_COUNTS))
 
 
@@ -152,7 +157,7 @@ def test_a_replay_is_counted_and_a_rehearsal_is_not() -> None:
     made.prepare()
     assert made.ledger.totals() == {}
     for size in (3, 4, 9):
-        made.forward(torch.ones(size, HIDDEN))
+        made.forward([0] * size)
     told = made.ledger.totals()[Purpose.mlp]
     assert (told.count, told.bytes) == (3, (4 + 4 + 12) * HIDDEN * 4)
 
@@ -160,7 +165,7 @@ def test_a_replay_is_counted_and_a_rehearsal_is_not() -> None:
 def test_nothing_recorded_outlives_the_world() -> None:
     """NCCL waits, at its end, for every recording that it is in. Stands against a world that hangs when all is done."""
     made = Doubling()
-    made.forward(torch.ones(1, HIDDEN))
+    made.forward([0])
     made.close()
     assert made.recorder.rows == []
     assert made._graphs._recordings == {}

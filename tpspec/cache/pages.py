@@ -53,15 +53,12 @@ class _Run:
 
 @dataclass(slots=True)
 class _Owned:
-    """The pages of one sequence. dropped: pages before the first of `runs`, which it has given up."""
+    """The pages of one sequence. dropped: pages before the first of `runs`, which it has given up. stop: pages that its
+    positions fill, dropped or not."""
 
     dropped: int = 0
+    stop: int = 0
     runs: list[_Run] = field(default_factory=list)
-
-    @property
-    def stop(self) -> int:
-        """Pages that its positions fill, dropped or not."""
-        return self.dropped + sum(run.stop - run.first for run in self.runs)
 
 
 _NOTHING = _Owned()  # of who owns no pages; never changed
@@ -132,6 +129,7 @@ class PagePool:
             first = max(last.first, last.stop - excess)
             self._give_up(first, last.stop)
             excess -= last.stop - first
+            owned.stop -= last.stop - first
             last.stop = first
             if last.first == last.stop:
                 owned.runs.pop()
@@ -189,7 +187,7 @@ class PagePool:
         """
         pages = [self._kept[key] for key in takewhile(self.keeps, keys)]
         if dropped:
-            self._owned[seq] = _Owned(dropped)
+            self._owned[seq] = _Owned(dropped, dropped)
         for page in pages:
             if self._idle.pop(page, None) is not None:
                 self._mark(page, page + 1, free=False)
@@ -230,6 +228,11 @@ class PagePool:
         """Every page is free, owned by one sequence, or kept. Raises BrokenPages with the first page at fault."""
         owners: list[list[int]] = [[] for _ in range(self.num_pages)]
         for seq, owned in self._owned.items():
+            held = sum(run.stop - run.first for run in owned.runs)
+            if owned.stop != owned.dropped + held:
+                raise BrokenPages(
+                    f"sequence {seq} has {held} pages and dropped {owned.dropped}, {owned.stop} were counted"
+                )
             for page in (page for run in owned.runs for page in range(run.first, run.stop)):
                 owners[page].append(seq)
         for page, who in enumerate(owners):
@@ -285,7 +288,9 @@ class PagePool:
         return stop - first
 
     def _append(self, seq: int, first: int, stop: int) -> None:
-        runs = self._owned.setdefault(seq, _Owned()).runs
+        owned = self._owned.setdefault(seq, _Owned())
+        runs = owned.runs
+        owned.stop += stop - first
         if runs and runs[-1].stop == first:
             runs[-1].stop = stop
         else:

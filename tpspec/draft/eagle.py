@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Taps
+    from tpspec.model.embedding import Embedding
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.graphs import Graphs
     from tpspec.model.linear import Linear
@@ -83,7 +84,7 @@ class Head:
 
     taps: tuple[int, ...]
     project: Callable[[Tensor], Tensor]
-    embedding_VD: Tensor
+    embedding: Embedding
     enter: Entry
     layer: Layer
     norm: Norm | None
@@ -136,9 +137,10 @@ class EagleRun:
             1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device, keys_alone=shape.keys_alone
         )
         ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
-        width = head.embedding_VD.shape[1]
-        self._runner = Runner(shape, ropes, self._store, width)
-        self._feature_TD = torch.zeros(ROW_COUNTS[-1], width, dtype=shape.dtype, device=shape.device)  # of a replay
+        self._runner = Runner(shape, ropes, self._store, head.embedding)
+        self._feature_TD = torch.zeros(
+            ROW_COUNTS[-1], head.embedding.width, dtype=shape.dtype, device=shape.device
+        )  # of a replay
         self._texts: dict[int, Text] = {}
 
     def prepare(self) -> None:
@@ -149,14 +151,13 @@ class EagleRun:
     def __call__(self, spans: Sequence[Span]) -> Tensor:
         head, texts = self._head, [self._texts[span.seq] for span in spans]
         spans = [_paired(span) for span in spans]
-        ids = torch.tensor([token for span in spans for token in span.tokens])
-        embedded_TD = head.embedding_VD[ids]
+        tokens = [token for span in spans for token in span.tokens]
         feature_TD = torch.cat([text.before(span) for text, span in zip(texts, spans, strict=True)])
-        rows = _logit_rows(spans, len(ids), head.shape.device)
-        if (graphs := self._runner.graphs(spans, len(ids))) is not None:
-            made = self._replayed(graphs, spans, embedded_TD, feature_TD, rows)
+        rows = _logit_rows(spans, len(tokens), head.shape.device)
+        if (graphs := self._runner.graphs(spans, len(tokens))) is not None:
+            made = self._replayed(graphs, spans, tokens, feature_TD, rows)
         else:
-            made = self._launched(spans, embedded_TD, feature_TD, rows)
+            made = self._launched(spans, tokens, feature_TD, rows)
         wanted = [(text, span) for text, span in zip(texts, spans, strict=True) if span.num_logits]
         for i, (text, span) in enumerate(wanted):
             text.made[_slots_at_end(span)[1]] = made.tapped[FED][i : i + 1]
@@ -182,20 +183,20 @@ class EagleRun:
         self._texts.pop(seq, None)
 
     def _launched(
-        self, spans: Sequence[Span], embedded_TD: Tensor, feature_TD: Tensor, rows: Tensor | slice
+        self, spans: Sequence[Span], tokens: Sequence[int], feature_TD: Tensor, rows: Tensor | slice
     ) -> Forward:
         """Of the rows that are wanted."""
-        shape, num_rows = self._head.shape, len(embedded_TD)
+        num_rows = len(tokens)
         steps = self._runner.steps(spans, num_rows)
-        x_TD = sent(embedded_TD, shape.device).to(shape.dtype)
+        x_TD = sent(self._head.embedding.rows(tokens), self._head.shape.device)
         return self._out(self._layer(x_TD, feature_TD, steps, steps.begin(spans, num_rows))[rows])
 
     def _replayed(
-        self, graphs: Graphs, spans: Sequence[Span], embedded_TD: Tensor, feature_TD: Tensor, rows: Tensor | slice
+        self, graphs: Graphs, spans: Sequence[Span], tokens: Sequence[int], feature_TD: Tensor, rows: Tensor | slice
     ) -> Forward:
         """The same by a recording, which leaves what it makes where the next will leave its own."""
         self._feature_TD[: len(feature_TD)] = feature_TD
-        made = graphs.forward(self._recorded, spans, embedded_TD, ())
+        made = graphs.forward(self._recorded, spans, tokens, ())
         return Forward(made.logits_TV[rows], {FED: made.tapped[FED][rows].clone()})
 
     def _recorded(self, x_TD: Tensor, steps: Steps, round: Any, taps: tuple[int, ...]) -> Forward:

@@ -162,7 +162,7 @@ class _Loader:
         made = Head(
             taps=form.taps,
             project=self._projection() if form.third else as_it_is,
-            embedding_VD=parts.embedding(),
+            embedding=parts.embedding(),
             enter=self._side_by_side() if form.third else self._fused(),
             layer=parts.layer("layers.0.", width=2 * spec.hidden if form.third else spec.hidden),
             norm=parts.norm("norm.weight") if form.third and form.norms_output else None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
+from tpspec.model.embedding import Embedding
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import PlainLinear, linear, rounded_linear
@@ -130,8 +131,11 @@ class Parts:
             keys_alone=spec.latent is not None,
         )  # fmt: skip
 
-    def embedding(self) -> Tensor:
+    def embedding(self) -> Embedding:
         """The head's own where it has one, else the target's, which stays in its file."""
+        return Embedding(self._table(), self.given.dtype)
+
+    def _table(self) -> Tensor:
         spec, name, wanted = self.spec, "embed_tokens.weight", self.given.vocab
         if name not in self.files:
             return Checkpoint(self.given.target).mapped("model." + name, (self.target.vocab, spec.hidden))

@@ -70,7 +70,7 @@ def _head(parts: Parts, *, feeds_normed: bool) -> Head:
     made = Head(
         taps=(FINAL,),
         project=as_it_is,
-        embedding_VD=parts.embedding(),
+        embedding=parts.embedding(),
         enter=enter,
         layer=parts.layer("layers.0.", width=hidden),
         norm=parts.norm("norm.weight"),

@@ -22,6 +22,8 @@ from tpspec.errors import UserError, WorldFailure
 from tpspec.request import Delta
 from tpspec.tokens import NO_DRAFT
 
+_ENCODE = msgspec.msgpack.Encoder().encode
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -223,6 +225,8 @@ class Engine:
         return sum(map(len, trees.values()))
 
     def _worth_verifying(self, trees: Mapping[int, TokenTree]) -> dict[int, TokenTree]:
+        if not trees:
+            return {}
         # A source may be wrong, but an id that does not exist would break the forward.
         known = {seq: tree.known(self.vocab) for seq, tree in trees.items()}
         ready = self.scheduler.ready()
@@ -286,4 +290,4 @@ class Engine:
 
 
 def _checksum(value: object) -> int:
-    return zlib.crc32(msgspec.msgpack.encode(value))
+    return zlib.crc32(_ENCODE(value))

@@ -172,8 +172,9 @@ class Scheduler:
             self._pool.pass_by(seq.id, seq.num_cached)
         self._secure_roots()
         admitted = self._admit()
-        verifying = [seq for seq in self.ready() if seq.id not in held]
-        behind = [seq for seq in self._running.values() if not seq.is_ready]
+        ready = self.ready()
+        verifying = [seq for seq in ready if seq.id not in held] if held else ready
+        behind = [seq for seq in self._running.values() if not seq.is_ready] if len(ready) < self.num_running else []
         left = self._budget - len(verifying)
         # Trees would otherwise take every row, round after round, while a new prompt waits for an old text to end.
         for_chunks = min(sum(seq.num_uncached for seq in behind), (left + 1) // 2)
@@ -374,6 +375,8 @@ def up_to_depth(tree: TokenTree, depth: int) -> TokenTree:
 
     A prefix, so that nodes keep their numbers: a drafter reads the path of a verdict in the tree it proposed.
     """
+    if len(tree) <= depth:
+        return tree
     too_deep = (node for node, below in enumerate(tree.depths()) if below > depth)
     return tree.pruned(next(too_deep, len(tree)))
 

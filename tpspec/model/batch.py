@@ -51,7 +51,11 @@ class Span:
         """Slot of every row, in layers with or without a window: those of the last len(tokens) positions."""
         slots: list[int] = []
         missing = len(self.tokens)
-        for first, count in reversed(self.held(windowed=windowed)[1]):
+        runs = self.held(windowed=windowed)[1]
+        end = sum(runs[-1])
+        if runs[-1][1] >= missing:  # nearly always
+            return list(range(end - missing, end))
+        for first, count in reversed(runs):
             taken = min(count, missing)
             slots = [*range(first + count - taken, first + count), *slots]
             missing -= taken

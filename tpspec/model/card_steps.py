@@ -9,6 +9,7 @@ Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C 
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.store import KVStore
-    from tpspec.model.batch import Span
+    from tpspec.model.batch import Runs, Span
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Layer, Norm, Shape
 
@@ -35,6 +36,7 @@ MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
+FEW_RUNS = 12  # of slots of a sequence, whose blocks are made run by run in less time than all at once
 MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
 USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 JOINED = 256  # columns of a program, at most
@@ -80,14 +82,16 @@ class Tiling:
 class Table:
     """A round's integers for layers without a window, or with one: in the card's memory, always at the same place.
 
-    window: the longest of those layers', or None. num_slots: of their cache.
+    window: the longest of those layers', or None. num_slots: of their cache. most_positions: of a sequence.
     """
 
-    def __init__(self, num_slots: int, window: int | None, device: torch.device) -> None:
-        self._window = window
+    def __init__(self, num_slots: int, window: int | None, most_positions: int, device: torch.device) -> None:
+        self._window, self._is_windowed = window, window is not None
         # A block has one key at least, and spans may share some.
         self._most_blocks = 2 * num_slots
         self._numbers = Staged(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * self._most_blocks, torch.int64, device)
+        begin = np.arange(0, most_positions, kernels.KEYS)
+        self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()  # slots: positions
 
     @property
     def there(self) -> Tensor:
@@ -95,54 +99,71 @@ class Table:
 
     def fits(self, spans: Sequence[Span]) -> bool:
         """Whether their keys are not too scattered."""
-        held = (span.held(windowed=self._window is not None)[1] for span in spans)
+        held = (span.held(windowed=self._is_windowed)[1] for span in spans)
         return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
 
     def send(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
         """By one copy that nobody waits for; rows behind the spans' are padding. stand_see: of each span, by row, its
         position and what it sees."""
-        numbers, used = self._numbers.room().numpy(), kernels.BLOCKS_AT
+        numbers = self._numbers.room().numpy()
         numbers[: kernels.BLOCKS_AT] = 0
-        rows_CT = numbers[: kernels.TILES_AT].reshape(4, MOST_ROWS)
-        rows_CT[kernels.ROW_SLOT] = -1
-        tiles_NX = numbers[kernels.TILES_AT : kernels.BLOCKS_AT].reshape(-1, kernels.TILE_SIZE)
-        first = num_tiles = num_blocks = 0
+        numbers[kernels.ROW_SLOT * MOST_ROWS :][:MOST_ROWS] = -1
+        words = numbers.data.cast("B").cast("q")  # takes few numbers in a tenth of numpy's time
+        first, tile_at, num_blocks = 0, kernels.TILES_AT, 0
         for span, (positions, sees) in zip(spans, stand_see, strict=True):
-            blocks, count = self._blocks(span), len(span.tokens)
-            slots = span.own_slots(windowed=self._window is not None)
-            rows_CT[:, first : first + count] = positions, slots, sees, [len(blocks)] * count
-            tiles = [
-                (first, before, min(tile_rows, count - before), span.start, num_blocks, num_blocks + len(blocks))
-                for before in range(0, count, tile_rows)
-            ]
-            tiles_NX[num_tiles : num_tiles + len(tiles)] = tiles
-            numbers[used : used + blocks.size] = blocks.ravel()
-            first, num_tiles, num_blocks = first + count, num_tiles + len(tiles), num_blocks + len(blocks)
-            used += blocks.size
-        self._numbers.send(used)
+            count, slots = len(span.tokens), span.own_slots(windowed=self._is_windowed)
+            end = num_blocks + self._put_blocks(span, numbers[kernels.BLOCKS_AT + kernels.BLOCK_SIZE * num_blocks :])
+            for column, ints in enumerate((positions, slots, sees, [end - num_blocks] * count)):
+                at = column * MOST_ROWS + first
+                words[at : at + count] = array("q", ints)
+            for before in range(0, count, tile_rows):
+                tile = first, before, min(tile_rows, count - before), span.start, num_blocks, end
+                words[tile_at : tile_at + kernels.TILE_SIZE] = array("q", tile)
+                tile_at += kernels.TILE_SIZE
+            first, num_blocks = first + count, end
+        self._numbers.send(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * num_blocks)
 
-    def _blocks(self, span: Span) -> NDArray[np.int64]:
-        """[N, 3]: (first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run.
+    def _put_blocks(self, span: Span, room: NDArray[np.int64]) -> int:
+        """(first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run; how many.
 
         They end where positions are multiples of KEYS, so that rows sum the same keys together in every round.
         """
-        begin, runs = span.held(windowed=self._window is not None)
-        end = begin + sum(count for _, count in runs)
+        begin, runs = span.held(windowed=self._is_windowed)
         seen_from = begin if self._window is None else max(begin, span.start - self._window + 1)
-        first = np.arange(seen_from // kernels.KEYS * kernels.KEYS, end, kernels.KEYS)
-        first[0] = seen_from
-        shift: int | NDArray[np.int64] = runs[0][0] - begin  # from a position to its slot
-        if len(runs) > 1:
-            slots, counts = np.array(runs, dtype=np.int64).T
-            ends = begin + counts.cumsum()
-            first = np.union1d(first, ends[:-1][ends[:-1] > seen_from])
-            shift = (slots + counts - ends)[ends.searchsorted(first, side="right")]
-        blocks = np.empty((len(first), kernels.BLOCK_SIZE), dtype=np.int64)
-        blocks[:, 0] = first + shift
-        blocks[:-1, 1], blocks[-1, 1] = first[1:], end
-        blocks[:, 1] -= first
-        blocks[:, 2] = first
-        return blocks
+        if len(runs) > FEW_RUNS:
+            return _put_scattered(begin, runs, seen_from, room)
+        size = 0
+        for slot, count in runs:
+            shift, begin = slot - begin, begin + count
+            if begin > seen_from:
+                size += self._put_run(seen_from, begin, shift, room[size:])
+                seen_from = begin
+        return size // kernels.BLOCK_SIZE
+
+    def _put_run(self, start: int, stop: int, shift: int, room: NDArray[np.int64]) -> int:
+        """Of positions [start, stop), the slot of each so much behind it; how many numbers."""
+        first, last = start // kernels.KEYS, (stop - 1) // kernels.KEYS
+        size, before = kernels.BLOCK_SIZE * (last + 1 - first), start % kernels.KEYS
+        room[:size] = self._whole_blocks[kernels.BLOCK_SIZE * first :][:size]
+        room[: size : kernels.BLOCK_SIZE] += shift
+        if before:
+            room[: kernels.BLOCK_SIZE] += before, -before, before
+        room[size - 2] -= (last + 1) * kernels.KEYS - stop
+        return size
+
+
+def _put_scattered(begin: int, runs: Runs, seen_from: int, room: NDArray[np.int64]) -> int:
+    """`Table._put_blocks` of many runs, whose first slot is that of position `begin`: in the time of a few."""
+    slots, counts = np.array(runs, dtype=np.int64).T
+    ends = begin + counts.cumsum()
+    first = np.arange(seen_from // kernels.KEYS * kernels.KEYS, ends[-1], kernels.KEYS)
+    first[0] = seen_from
+    first = np.union1d(first, ends[:-1][ends[:-1] > seen_from])
+    blocks_NX = room[: kernels.BLOCK_SIZE * len(first)].reshape(-1, kernels.BLOCK_SIZE)
+    blocks_NX[:, 0] = first + (slots + counts - ends)[ends.searchsorted(first, side="right")]
+    blocks_NX[:, 1] = np.diff(first, append=ends[-1])
+    blocks_NX[:, 2] = first
+    return len(first)
 
 
 class CardSteps:
@@ -156,9 +177,11 @@ class CardSteps:
         folds = [cut for count in counts for cut in _even(count, self._cuts)]
         self._fold, self._heads = max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(shape.device)
         windows = [window for window in shape.windows if window is not None]
-        self._tables = {False: Table(store.num_slots, None, shape.device)}  # by whether a layer has a window
+        self._tables = {
+            False: Table(store.num_slots, None, store.num_slots, shape.device)
+        }  # by whether a layer has a window
         if windows:
-            self._tables[True] = Table(store.num_recent or store.num_slots, max(windows), shape.device)
+            self._tables[True] = Table(store.num_recent or store.num_slots, max(windows), store.num_slots, shape.device)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.ledger import Ledger
     from tpspec.model.batch import Span
+    from tpspec.model.embedding import Embedding
     from tpspec.model.graphs import Recorder, Taps
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
@@ -41,13 +42,12 @@ class Decoder:
 
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
     compiled: whether few rows may take steps made for them (where there are some). ledger: where `comm` is counted.
-    embedding_scale: what rows of the table are multiplied by, as the model's dtype holds it.
     """
 
     def __init__(
         self,
         *,
-        embedding_VD: Tensor,
+        embedding: Embedding,
         layers: Sequence[Layer],
         norm: Norm,
         head: Linear,
@@ -58,12 +58,11 @@ class Decoder:
         fixed_rows: int | None = None,
         compiled: bool = True,
         ledger: Ledger | None = None,
-        embedding_scale: float | None = None,
     ) -> None:
-        self.embedding_VD, self.layers, self.norm, self.head = embedding_VD, layers, norm, head
+        self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
-        self.left_out, self._embedding_scale = NOTHING, embedding_scale
-        self._runner = Runner(shape, ropes, store, embedding_VD.shape[1], fixed_rows=fixed_rows, compiled=compiled,
+        self.left_out = NOTHING
+        self._runner = Runner(shape, ropes, store, embedding, fixed_rows=fixed_rows, compiled=compiled,
                               recorded=comm.is_queued, ledger=ledger)  # fmt: skip
 
     def record(self, steps: FewSteps, recorder: Recorder) -> None:
@@ -99,13 +98,13 @@ class Decoder:
     def tapped(self, spans: Sequence[Span], taps: Taps) -> Forward:
         """`forward`, and of every row what enters the layers `taps`, what leaves the last (as the layer after it), and
         what leaves the final norm (as FINAL)."""
-        embedded_TD = self._embedded(spans)
-        num_rows = len(embedded_TD)
+        tokens = [token for span in spans for token in span.tokens]
+        num_rows = len(tokens) if self.fixed_rows is None else self.fixed_rows
         if (graphs := self._runner.graphs(spans, num_rows)) is not None:
-            made = graphs.forward(self._whole, spans, embedded_TD, taps)
+            made = graphs.forward(self._whole, spans, tokens, taps)
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
         steps = self._runner.steps(spans, num_rows)
-        x_TD = sent(embedded_TD, self.shape.device).to(self.shape.dtype)
+        x_TD = sent(_padded(self.embedding.rows(tokens), num_rows), self.shape.device)
         normed_TD, tapped = self._rows(x_TD, steps, steps.begin(spans, num_rows), taps)
         if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
             return Forward(_wanted(self.head(normed_TD), spans), tapped)
@@ -138,14 +137,9 @@ class Decoder:
         last = {len(self.layers): x_TD, FINAL: normed_TD}
         return normed_TD, tapped | {tap: last[tap].clone() for tap in taps if tap in last}
 
-    def _embedded(self, spans: Sequence[Span]) -> Tensor:
-        """Rows of the table, which stays in host memory: no collective, no card memory."""
-        tokens_T = torch.tensor([token for span in spans for token in span.tokens])
-        rows_TD = self.embedding_VD.index_select(0, tokens_T)  # indexed by [], it takes twice the time
-        if self._embedding_scale is not None:
-            rows_TD = rows_TD.to(self.shape.dtype) * self._embedding_scale
-        padding = 0 if self.fixed_rows is None else self.fixed_rows - len(rows_TD)
-        return F.pad(rows_TD, (0, 0, 0, padding)) if padding else rows_TD
+
+def _padded(x_TD: Tensor, num_rows: int) -> Tensor:
+    return x_TD if len(x_TD) == num_rows else F.pad(x_TD, (0, 0, 0, num_rows - len(x_TD)))
 
 
 def _wanted(x_TX: Tensor, spans: Sequence[Span]) -> Tensor:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Purpose
     from tpspec.comm.messages import Tally
     from tpspec.model.batch import Span
+    from tpspec.model.embedding import Embedding
     from tpspec.model.steps import FewSteps
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -97,22 +98,23 @@ class Graphs:
     """The recordings of one decoder or head, which hands in its own forward, `run`, each time: over x [T, D], which it
     may overwrite, by `steps`, with what their `begin` returned.
 
-    steps: whose launches are the same for every round of as many rows, since what changes `begin` puts elsewhere; of no
-    spans, it makes rows that are all padding. ledger: of the collectives in it, where there are some.
+    embedding: of the spans' tokens. steps: whose launches are the same for every round of as many rows, since what
+    changes `begin` puts elsewhere; of no spans, it makes rows that are all padding. ledger: of the collectives in it,
+    where there are some.
     """
 
     def __init__(
         self,
         steps: FewSteps,
         recorder: Recorder,
-        hidden: int,
+        embedding: Embedding,
         dtype: torch.dtype,
         device: torch.device,
         ledger: Ledger | None = None,
     ) -> None:
         self._steps, self._recorder, self._ledger = steps, recorder, ledger or Ledger()
-        self._rows = Staged(ROW_COUNTS[-1] * hidden, dtype, device)
-        self._hidden = hidden
+        self._rows = Staged(ROW_COUNTS[-1] * embedding.width, dtype, device)
+        self._embedding = embedding
         self._recordings: dict[tuple[int, Taps], _Recording] = {}
 
     def beside(self) -> Graphs:
@@ -130,17 +132,16 @@ class Graphs:
         for num_rows in reversed(ROW_COUNTS):  # what the largest takes serves the others
             self._recording(run, num_rows, taps)
 
-    @torch.inference_mode()
-    def forward(self, run: Run, spans: Sequence[Span], embedded_TD: Tensor, taps: Taps) -> Forward:
-        """Of the rows of the spans, whose embeddings are on the host. The next forward overwrites what it returns."""
-        num_real = len(embedded_TD)
-        num_rows = ROW_COUNTS[bisect_left(ROW_COUNTS, num_real)]
+    def forward(self, run: Run, spans: Sequence[Span], tokens: Sequence[int], taps: Taps) -> Forward:
+        """Of the rows of the spans, whose tokens these are, in inference mode. The next forward overwrites what it
+        returns."""
+        num_rows = ROW_COUNTS[bisect_left(ROW_COUNTS, len(tokens))]
         recording = self._recording(run, num_rows, taps)
-        self._put(embedded_TD, num_rows)
+        self._put(tokens, num_rows)
         self._steps.begin(spans, num_rows)
         recording.replay()
         self._ledger.enter(recording.collectives)
-        return recording.forward.first(num_real)
+        return recording.forward.first(len(tokens))
 
     def close(self) -> None:
         """NCCL's communicators do not end before the recordings that they are in."""
@@ -154,9 +155,9 @@ class Graphs:
         return found
 
     def _record(self, run: Run, num_rows: int, taps: Taps) -> _Recording:
-        self._put(torch.zeros(0, self._hidden), num_rows)
+        self._put((), num_rows)
         begun = self._steps.begin((), num_rows)
-        x_TD = self._rows.there.view(-1, self._hidden)[:num_rows]
+        x_TD = self._rows.there.view(-1, self._embedding.width)[:num_rows]
 
         def work() -> Forward:
             return run(x_TD, self._steps, begun, taps)
@@ -166,12 +167,13 @@ class Graphs:
         forward, replay = self._recorder.record(work)
         return _Recording(forward, replay, collectives)
 
-    def _put(self, embedded_TD: Tensor, num_rows: int) -> None:
-        room_TD, num_real = self._rows.room().view(-1, self._hidden), len(embedded_TD)
-        room_TD[:num_real] = embedded_TD
+    def _put(self, tokens: Sequence[int], num_rows: int) -> None:
+        width, num_real = self._embedding.width, len(tokens)
+        room_TD = self._rows.room().view(-1, width)
+        self._embedding.put(tokens, room_TD[:num_real])
         if num_real < num_rows:
             room_TD[num_real:num_rows] = 0
-        self._rows.send(num_rows * self._hidden)
+        self._rows.send(num_rows * width)
 
 
 class RowGraphs:

@@ -17,6 +17,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
+from tpspec.model.embedding import Embedding
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.matrices import Matrices
@@ -105,14 +106,14 @@ class Loader:
             _trim()
             if progress is not None:
                 progress(index + 1, len(self.spec.layers))
-        spec, scale = self.spec, self.spec.embedding_scale
+        spec = self.spec
         recent = [layer.index for layer in layers if layer.window is not None and num_recent]
         store = KVStore(
             len(layers), len(self.shard.kv_heads), num_slots, spec.head_dim, self.dtype, self.device, small=small_cache,
             num_recent=num_recent, recent=recent, keys_alone=spec.latent is not None,
         )  # fmt: skip
         return Decoder(
-            embedding_VD=self._embedding(),
+            embedding=self._embedding(),
             layers=layers,
             norm=self._norm("model.norm.weight", spec.hidden),
             head=head,
@@ -123,7 +124,6 @@ class Loader:
             fixed_rows=fixed_rows,
             compiled=compiled,
             ledger=ledger,
-            embedding_scale=None if scale is None else torch.tensor(scale, dtype=self.dtype).item(),
         )
 
     def _shape(self) -> Shape:
@@ -280,9 +280,11 @@ class Loader:
         """Some of the `size` output rows of a matrix that reads the hidden state."""
         return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden), head_order)
 
-    def _embedding(self) -> Tensor:
-        name = "model.embed_tokens.weight"
-        return self.matrices.checked(name, self.matrices.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden)))
+    def _embedding(self) -> Embedding:
+        name, scale = "model.embed_tokens.weight", self.spec.embedding_scale
+        table_VD = self.matrices.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden))
+        held = None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
+        return Embedding(self.matrices.checked(name, table_VD), self.dtype, held)
 
     def _head(self) -> Linear:
         place = self._rows("model.embed_tokens" if self.spec.tied else HEAD, self.shard.vocab, self.spec.vocab)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
+    from tpspec.model.embedding import Embedding
     from tpspec.model.graphs import Recorder, Run, Taps
     from tpspec.model.rope import Rope
     from tpspec.model.steps import FewSteps, Shape, Steps
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class Runner:
     """Of the forwards of one decoder or head.
 
-    hidden: numbers of an embedding. fixed_rows: every forward runs exactly that many, which on a card torch's steps do.
+    fixed_rows: every forward runs exactly that many, which on a card torch's steps do.
     compiled: whether there may be steps for few rows, and attention of ours for many. recorded: whether a card may
     record them. ledger: see `Graphs`.
     """
@@ -42,14 +43,14 @@ class Runner:
         shape: Shape,
         ropes: Sequence[Rope],
         store: KVStore,
-        hidden: int,
+        embedding: Embedding,
         *,
         fixed_rows: int | None = None,
         compiled: bool = True,
         recorded: bool = True,
         ledger: Ledger | None = None,
     ) -> None:
-        self._shape, self._hidden, self._ledger = shape, hidden, ledger or Ledger()
+        self._shape, self._embedding, self._ledger = shape, embedding, ledger or Ledger()
         attend = compiled_attend(shape) if compiled else None
         self._many: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused)
         self._graphs: Graphs | None = None
@@ -65,7 +66,7 @@ class Runner:
     def record(self, steps: FewSteps, recorder: Recorder) -> None:
         """From now on few rows take these steps, which are the same launches for every forward of as many rows."""
         shape, self.few = self._shape, steps
-        self._graphs = Graphs(steps, recorder, self._hidden, shape.dtype, shape.device, self._ledger)
+        self._graphs = Graphs(steps, recorder, self._embedding, shape.dtype, shape.device, self._ledger)
 
     def beside(self, *, recorded: bool) -> Runner:
         """Of another forward, which never runs while one of these does. recorded: where these are."""
@@ -98,7 +99,7 @@ class Runner:
     def _compile(self, few: FewSteps, run: Run, taps: Taps) -> None:
         """The kernels of every row count, which compile as they first run: rows that are all padding."""
         for num_rows in reversed(ROW_COUNTS):
-            x_TD = torch.zeros(num_rows, self._hidden, dtype=self._shape.dtype, device=self._shape.device)
+            x_TD = torch.zeros(num_rows, self._embedding.width, dtype=self._shape.dtype, device=self._shape.device)
             self._ledger.aside(partial(run, x_TD, few, few.begin((), num_rows), taps))
 
 

@@ -25,6 +25,7 @@ from tpspec.verify.rows import take, whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from tpspec.request import Sampling
@@ -53,13 +54,14 @@ def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
     words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
     told_NW = rows.gather(words).cpu().numpy()
     ends = accumulate(part.nbytes // 4 for part in parts)
-    # Copied, since a piece may begin at an odd word, where 8-byte elements cannot be viewed.
-    return [
-        torch.from_numpy(told_NW[:, end - part.nbytes // 4 : end].copy().view(NUMPY[part.dtype])).view(
-            len(told_NW), *part.shape
-        )
-        for end, part in zip(ends, parts, strict=True)
-    ]
+    return [_piece(told_NW[:, end - part.nbytes // 4 : end], part) for end, part in zip(ends, parts, strict=True)]
+
+
+def _piece(words_NW: NDArray[np.int32], like: Tensor) -> Tensor:
+    """[N, *shape] of like's."""
+    if like.itemsize == 8:  # it may begin at an odd word, where 8-byte elements cannot be viewed
+        words_NW = words_NW.copy()
+    return torch.from_numpy(words_NW.view(NUMPY[like.dtype])).view(len(words_NW), *like.shape)
 
 
 def tell_winners(
@@ -87,7 +89,7 @@ def tell_winners(
 
 def hear_winners(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
     """The best of all shards, ties to the lowest id; NO_TOKEN where the best is no finite number."""
-    values = value_NT.numpy().max(0).tolist()
+    values: list[float] = (value_NT.numpy().max(0) if len(value_NT) > 1 else value_NT[0]).tolist()
     return [
         best if isfinite(value) else NO_TOKEN for best, value in zip(best_ids(value_NT, ids_NT), values, strict=True)
     ]
@@ -96,11 +98,12 @@ def hear_winners(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
 def best_ids(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
     """Some id even where there is nothing to draw."""
     # numpy: torch takes several times as long for a few numbers, and every round comes by here
-    value, ids = value_NT.numpy(), ids_NT.numpy()
-    if len(ids) > 1:
-        ids = np.where(value < value.max(0), np.iinfo(ids.dtype).max, ids)
-    best: list[int] = ids.min(0).tolist()
-    return best
+    best = ids_NT.numpy()
+    if len(best) > 1:
+        value = value_NT.numpy()
+        best = np.where(value < value.max(0), np.iinfo(best.dtype).max, best).min(0, keepdims=True)
+    told: list[int] = best[0].tolist()
+    return told
 
 
 def log_mass(scores_TV: Tensor) -> tuple[Tensor, Tensor]:

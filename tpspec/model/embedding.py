@@ -1,0 +1,48 @@
+"""Rows of the table of embeddings, which stays in host memory: no collective, no card memory.
+
+Knows token ids; must not know rows of a round, nor what runs on them.
+
+Shapes: T tokens, D hidden, V ids.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number: numpy knows no bfloat16
+
+
+class Embedding:
+    """table_VD: on the host, of any dtype. dtype: of the model, which rows have.
+
+    scale: what rows are multiplied by, as that dtype holds it.
+    """
+
+    def __init__(self, table_VD: Tensor, dtype: torch.dtype, scale: float | None = None) -> None:
+        self._dtype, self._table_dtype, self._scale = dtype, table_VD.dtype, scale
+        self.width = table_VD.shape[1]
+        # Taken by numpy: torch needs several times as long for a few rows, and every round comes by here.
+        self._words_VD = table_VD.view(WORDS[table_VD.itemsize]).numpy()
+
+    def rows(self, tokens: Sequence[int]) -> Tensor:
+        """[T, D], on the host. IndexError for a token that has none."""
+        rows_TD = torch.from_numpy(self._taken(tokens)).view(self._table_dtype).to(self._dtype)
+        return rows_TD if self._scale is None else rows_TD * self._scale
+
+    def put(self, tokens: Sequence[int], room_TD: Tensor) -> None:
+        """The same into memory of the host, of the model's dtype."""
+        if self._scale is None and self._dtype == self._table_dtype:
+            room_TD.view(WORDS[room_TD.itemsize]).numpy()[:] = self._taken(tokens)
+        else:
+            room_TD.copy_(self.rows(tokens))
+
+    def _taken(self, tokens: Sequence[int]) -> NDArray[Any]:
+        return self._words_VD[list(tokens)]
