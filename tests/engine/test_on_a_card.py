@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.model.published import publish_mxfp4
-from tests.worlds import Told, serve, topology
+from tests.worlds import Script, Told, serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
 from tpspec.comm.gap import go_first
@@ -117,6 +117,41 @@ def test_the_host_waits_for_the_verdict_alone(accept: str, folder: Path, few: No
     assert told.texts() == serve(topology(folder, accept=accept), messages=messages).texts()
     assert len(card.waits) == told.stats[-1].rounds, card.waits
     assert card.replays > 0
+
+
+@pytest.mark.parametrize(("device", "source"), [("cuda", "ngram"), ("cpu", "ngram"), ("cuda", "model")])
+def test_a_round_is_told_of_while_a_card_computes_the_next(
+    device: str, source: str, folder: Path, few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And at once where nothing else goes on: on a CPU, before drafts are made or waited for, after the last. Stands
+    against a card that waits for the host to write a message, and tokens that are kept back longer than that takes."""
+    events: list[str] = []
+
+    def noted(event: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def doing(*given: Any, **keys: Any) -> Any:
+            events.append(event)
+            return work(*given, **keys)
+
+        return doing
+
+    def begin(rank: int, engine: Engine) -> None:
+        engine.target.logits = noted("asked", engine.target.logits)  # type: ignore[method-assign]
+        engine.host.gather = noted("gathered", engine.host.gather)  # type: ignore[method-assign]
+
+    monkeypatch.setattr(Script, "report", noted("told", Script.report))
+    section = draft_section(source, folder, tmp_path / "head") | {"tokens": 2}
+    with emulated_card() if device == "cuda" else nullcontext():
+        made = topology(folder, device=device, draft=section)
+        told = serve(made, requests([Sampling()]), device=torch.device(device), begin=begin)
+    rounds = told.stats[-1].rounds
+    assert events.count("told") == rounds
+    late = device == "cuda" and source == "ngram"
+    first, each, last = (
+        (["gathered", "asked"], ["gathered", "asked", "told"], ["told", "gathered"])
+        if late
+        else ([], ["gathered", "asked", "told"], ["gathered"])
+    )
+    assert events == first + each * (rounds - late) + last
 
 
 @pytest.mark.parametrize("source", STEPS)

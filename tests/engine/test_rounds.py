@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,19 @@ import pytest
 
 from tests.checkpoints import tiny, tiny_draft
 from tests.draft.liar import Liar
-from tests.worlds import Told, serve, topology
+from tests.worlds import CPU, Script, Told, serve, topology
+from tpspec.comm.channel import thread_channels
+from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import Cancel, Submit, ToLead
 from tpspec.draft.protocol import Ask, Drafter, Needs
+from tpspec.errors import WorldFailure
+from tpspec.model.batch import Span
+from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
+from tpspec.roles.build import build_engine
+from tpspec.roles.target import lead_rounds
 from tpspec.tokens import TokenTree, Verdict
+from tpspec.verify.rows import RowLogits
 
 GREEDY, WARM = Sampling(), Sampling(temperature=0.8, seed=7)
 PICKY = Sampling(
@@ -122,6 +130,23 @@ def test_a_source_that_raises_costs_speed_only(target: Path, caplog: pytest.LogC
     told = serve(topology(target, 2), requests(WARM), drafter=Broken)
     assert told.texts() == plain(target, WARM)
     assert sum("draft source failed" in record.message for record in caplog.records) == 2  # once on each rank
+
+
+def test_what_a_round_gave_is_told_of_even_if_the_next_one_fails(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against tokens that wait for a card to be busy, and go down with it."""
+    engine, script = build_engine(topology(target), OneRank(), CPU).engine, Script({1: [Submit(requests(GREEDY)[0])]})
+    monkeypatch.setattr(ShardedTarget, "runs_ahead", True)
+    logits, good = engine.target.logits, iter(range(3))
+
+    def failing(spans: Sequence[Span]) -> RowLogits:
+        if next(good, None) is None:
+            raise WorldFailure("the card fell off the bus")
+        return logits(spans)
+
+    monkeypatch.setattr(engine.target, "logits", failing)
+    with pytest.raises(WorldFailure):
+        lead_rounds(engine, thread_channels(1)[0], script)
+    assert script.told.texts() == [plain(target, GREEDY)[0][:3]]
 
 
 def test_a_small_cache_preempts_and_loses_nothing(target: Path) -> None:

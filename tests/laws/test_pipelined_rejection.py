@@ -74,6 +74,8 @@ class DraftTable(Table):
 class TargetTable:
     """A `Target` whose cache is a token for each slot."""
 
+    runs_ahead = False
+
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}
 

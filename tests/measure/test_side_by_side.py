@@ -185,11 +185,11 @@ def test_drafts_are_not_exchanged_under_a_request_that_runs(models: tuple[Path, 
     def exchange(rank: int, engine: Engine) -> None:
         step = engine.step
 
-        def stepping():  # type: ignore[no-untyped-def]
+        def stepping(*given):  # type: ignore[no-untyped-def]
             with pytest.raises(ValueError, match="while requests run"):
                 engine.draw_from(None)  # type: ignore[arg-type]
             refusals.append("refused")
-            return step()
+            return step(*given)
 
         engine.step = stepping  # type: ignore[method-assign]
 

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 class Target(Protocol):
     """The model whose distribution is served, as far as a round needs it."""
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `logits` returns before they are computed."""
+
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
 
@@ -135,16 +139,19 @@ class Engine:
         self._drafted(sum(map(len, trees.values())), self.clock() - begin)
         return Gathered(self._worth_verifying(trees), held)
 
-    def step(self) -> list[Delta]:
-        """One round over all running sequences; what each of them gained."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[Delta]:
+        """One round over all running sequences; what each of them gained. meanwhile: called once, when the target has
+        been asked for the round, which it still computes if it `runs_ahead`."""
         plan = self.scheduler.plan(self._trees | self._bound_trees(), self._held)
         if not plan.spans:
+            meanwhile()
             return []
         admitted = self.scheduler.running(plan.admitted)
         adopted = {seq.id: self.pool.slots(seq.id, 0, seq.num_cached) for seq in admitted}
         self.host.prepare([self._ask(seq) for seq in admitted if self._fixed(seq) != 0])
         begin = self.clock()
         rows = self.target.logits(plan.spans)
+        meanwhile()
         verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
         found = scored(plan, verdicts, rows)
         judged = self.clock()
@@ -163,6 +170,11 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         return self.scheduler.is_idle
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the host has time while a round is computed, and does not wait for drafts before one."""
+        return self.target.runs_ahead and not self.host.waits
 
     @property
     def digest(self) -> dict[str, int]:
@@ -225,10 +237,10 @@ class Engine:
         return sum(map(len, trees.values()))
 
     def _worth_verifying(self, trees: Mapping[int, TokenTree]) -> dict[int, TokenTree]:
-        if not trees:
-            return {}
         # A source may be wrong, but an id that does not exist would break the forward.
-        known = {seq: tree.known(self.vocab) for seq, tree in trees.items()}
+        known = {seq: tree.known(self.vocab) for seq, tree in trees.items() if tree}
+        if not known:
+            return {}
         ready = self.scheduler.ready()
         paced = {seq.id for seq in ready if self._fixed(seq) is None}
         return known | self.pace.cut({seq: tree for seq, tree in known.items() if seq in paced}, len(ready))

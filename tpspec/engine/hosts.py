@@ -34,6 +34,10 @@ NOTHING = Gathered({})
 class DraftHost(Protocol):
     """The engine's side of drafting, wherever it happens."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether `gather` may take its time."""
+
     def prepare(self, asks: Sequence[Ask]) -> None:
         """Texts that will be asked about, once the target has read them too."""
 
@@ -54,6 +58,8 @@ class DraftHost(Protocol):
 
 class _Here:
     """What hosts share whose drafter runs between two rounds, on a rank of the target."""
+
+    waits = False
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -101,6 +107,8 @@ class LeadHost(_Here):
     Two machines that are not alike round differently, and would not always make the same drafts. News goes out before
     every round anyway.
     """
+
+    waits = True
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)

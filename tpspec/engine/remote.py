@@ -50,6 +50,8 @@ class Way:
 class Elsewhere:
     """The host of a rank that neither drafts nor asks: trees come as news."""
 
+    waits = False
+
     def prepare(self, asks: Sequence[Ask]) -> None: ...
     def ask(self, asks: Sequence[Ask]) -> None: ...
     def take(self) -> dict[int, TokenTree]:
@@ -70,6 +72,8 @@ class RemoteHost:
     A sequence is waited for once the drafter has answered for it: before, it reads the prompt. ways: of drafting; of
     several, the one that gives most tokens a second is found by trial. branches: as of the drafter's policy.
     """
+
+    waits = True
 
     def __init__(
         self, link: DraftLink, clock: Callable[[], float], ways: Sequence[Way] = (Way(),), branches: int = 1

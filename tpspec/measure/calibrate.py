@@ -55,7 +55,7 @@ class Filled:
     """
 
     def __init__(self, host: DraftHost) -> None:
-        self._host = host
+        self._host, self.waits = host, host.waits
         self._lengths = cycle(LENGTHS)
         self._asks: dict[int, Ask] = {}
 

@@ -37,12 +37,13 @@ class Embedding:
         rows_TD = torch.from_numpy(self._taken(tokens)).view(self._table_dtype).to(self._dtype)
         return rows_TD if self._scale is None else rows_TD * self._scale
 
-    def put(self, tokens: Sequence[int], room_TD: Tensor) -> None:
-        """The same into memory of the host, of the model's dtype."""
+    def put(self, tokens: Sequence[int], room: Tensor) -> None:
+        """The same, one row behind the other, into memory of the host that begins at `room`, of the model's dtype."""
+        size = len(tokens) * self.width
         if self._scale is None and self._dtype == self._table_dtype:
-            room_TD.view(WORDS[room_TD.itemsize]).numpy()[:] = self._taken(tokens)
+            room.view(WORDS[room.itemsize]).numpy()[:size] = self._taken(tokens).ravel()
         else:
-            room_TD.copy_(self.rows(tokens))
+            room[:size] = self.rows(tokens).flatten()
 
     def _taken(self, tokens: Sequence[int]) -> NDArray[Any]:
         return self._words_VD[list(tokens)]

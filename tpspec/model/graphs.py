@@ -168,11 +168,10 @@ class Graphs:
         return _Recording(forward, replay, collectives)
 
     def _put(self, tokens: Sequence[int], num_rows: int) -> None:
-        width, num_real = self._embedding.width, len(tokens)
-        room_TD = self._rows.room().view(-1, width)
-        self._embedding.put(tokens, room_TD[:num_real])
-        if num_real < num_rows:
-            room_TD[num_real:num_rows] = 0
+        width, room = self._embedding.width, self._rows.room()
+        self._embedding.put(tokens, room)
+        if len(tokens) < num_rows:
+            room[len(tokens) * width : num_rows * width] = 0
         self._rows.send(num_rows * width)
 
 

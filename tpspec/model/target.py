@@ -33,6 +33,11 @@ class ShardedTarget:
         self._taps = tuple(taps)
         self._tapped: Mapping[int, Tensor] = {}
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `logits` returns before they are computed: on a card, where no collective makes the host wait."""
+        return self.decoder.shape.device.type == "cuda" and self.decoder.comm.is_queued
+
     def thinned(self, left_out: Sublayers) -> ShardedTarget:
         """The same shard and cache without some sublayers; what its collectives carry counts as drafting."""
         thin = copy(self)

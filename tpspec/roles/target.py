@@ -29,18 +29,32 @@ class Inbox(Protocol):
 
 
 def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
-    """Runs rounds until told to stop; the exit code."""
+    """Runs rounds until told to stop; the exit code.
+
+    What a round gave is reported before the next one begins, or while a card computes it, which then does not wait.
+    """
+    untold: list[tuple[list[Delta], Stats]] = []
+
+    def tell() -> None:
+        while untold:
+            inbox.report(*untold.pop(0))
+
     number = 0
-    while True:
-        number += 1
-        gathered = engine.gather()
-        news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered)
-        channel.share(news)
-        if news.stop is not None:
-            return news.stop
-        deltas = engine.hear(news) + engine.step()
-        if deltas or news.cancels or not engine.is_idle:  # rounds that only read a prompt are progress too
-            inbox.report(deltas, engine.stats())
+    try:
+        while True:
+            number += 1
+            if engine.is_idle or not engine.runs_ahead:
+                tell()
+            gathered = engine.gather()
+            news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered)
+            channel.share(news)
+            if news.stop is not None:
+                return news.stop
+            deltas = engine.hear(news) + engine.step(tell)
+            if deltas or news.cancels or not engine.is_idle:  # rounds that only read a prompt are progress too
+                untold.append((deltas, engine.stats()))
+    finally:
+        tell()  # a round that failed, too, has one before it
 
 
 def follow_rounds(engine: Engine, channel: Channel) -> int:

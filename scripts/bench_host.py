@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""What the host does in a round while a card would wait for it, measured without one.
+
+    OMP_NUM_THREADS=1 python scripts/bench_host.py [--tokens 1500] [--json FILE]
+
+The lead's own loop over the demo model, as on a card: rounds of few rows are replays, of recordings that do nothing
+here, by tables and embeddings that are written as ever. From the moment a verdict has come to the next replay a card
+has nothing to do: that is measured. What the host does from a replay to the verdict, a card computes beside: it reports
+what the last round gave, and launches the draw (which is of few ids here, or it would fill the host's caches).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tpspec.comm.channel import OneRankChannel
+from tpspec.comm.communicator import OneRank, Purpose
+from tpspec.comm.messages import Report, Stats, Stop, Submit, ToLead
+from tpspec.model.card_steps import CardSteps, Tiling
+from tpspec.model.graphs import Forward
+from tpspec.model.target import ShardedTarget
+from tpspec.request import Delta, Request, Sampling
+from tpspec.roles.build import build_engine
+from tpspec.roles.target import lead_rounds
+from tpspec.topology.config import automatic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from tpspec.engine.engine import Engine
+
+MODEL, CARD = "smollm2-135m", (8, 6)
+PROMPT = tuple(range(100, 150))
+WARM_UP, NUM_DRAWN = 50, 64  # rounds; ids
+CASES = {
+    "plain": ("none", [Sampling()]),
+    "plain, at a temperature": ("none", [Sampling(temperature=0.8, seed=1)]),
+    "plain, 8 requests": ("none", [Sampling()] * 8),
+    "ngram, 5 tokens": ("ngram", [Sampling()]),
+    "ngram, 8 requests": ("ngram", [Sampling()] * 8),
+}
+
+
+class Clocked:
+    """In place of a card: a recorder whose replays do nothing, and a communicator. Both note when."""
+
+    rank, size, is_queued = 0, 1, True
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, float]] = []
+        self._alone = OneRank()
+
+    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        made: Forward = work()
+        drawn = Forward(made.logits_TV[:, :NUM_DRAWN], made.tapped)
+        return drawn, lambda: self.events.append(("replay", perf_counter()))
+
+    def forget(self) -> None: ...
+
+    def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
+        return self._alone.all_reduce(x, purpose)
+
+    def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
+        heard = self._alone.all_gather(x, purpose)
+        self.events.append(("verdict", perf_counter()))
+        return heard
+
+    def waits(self) -> list[float]:
+        """Seconds from a verdict to the next replay, of every round but the first few."""
+        both = pairwise(self.events)
+        return [then - since for (event, since), (_, then) in both if event == "verdict"][WARM_UP:]
+
+
+class Steps(CardSteps):
+    """Without kernels: what they compute is of no matter here."""
+
+    def add_norm(self, x_TD: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return x_TD, x_TD
+
+    def attention(self, layer: Any, qkv_TX: Tensor, round: int) -> Tensor:
+        return qkv_TX[:, : self._shape.num_heads * self._shape.head_dim]
+
+    def gate(self, gate_up_TC: Tensor) -> Tensor:
+        return gate_up_TC.chunk(2, -1)[0]
+
+
+class Asking:
+    """The lead's other side. Encodes what it is told, and reads no answer."""
+
+    def __init__(self, requests: Sequence[Request], encode: Callable[[object], bytes]) -> None:
+        self._requests, self._left, self._encode = list(requests), len(requests), encode
+
+    def receive(self, *, wait: bool) -> Sequence[ToLead]:
+        asked, self._requests = self._requests, []
+        return [Submit(request) for request in asked] if asked or self._left else [Stop()]
+
+    def report(self, deltas: list[Delta], stats: Stats) -> None:
+        self._encode(Report(deltas, stats))
+        self._left -= sum(delta.finish is not None for delta in deltas)
+
+
+def measured(source: str, samplings: Sequence[Sampling], num_tokens: int) -> Clocked:
+    import msgspec
+
+    engine, clocked = as_on_a_card(source)
+    asked = [Request(i, PROMPT, num_tokens, sampling) for i, sampling in enumerate(samplings)]
+    lead_rounds(engine, OneRankChannel(), Asking(asked, msgspec.msgpack.Encoder().encode))
+    return clocked
+
+
+def as_on_a_card(source: str) -> tuple[Engine, Clocked]:
+    keys = {"draft.source": source, "draft.tokens": 5, "target.dtype": "bfloat16", "cache.tokens": 32768}
+    topology = automatic(1, MODEL, cuda=False, overrides=[f"{key}={value}" for key, value in keys.items()])
+    engine, clocked = build_engine(topology, OneRank(), torch.device("cpu")).engine, Clocked()
+    assert isinstance(engine.target, ShardedTarget)
+    decoder, tiling = engine.target.decoder, Tiling.of(engine.target.decoder.shape.head_dim, 2, CARD)
+    assert tiling is not None
+    decoder.comm = clocked
+    decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 1, tiling), clocked)
+    return engine, clocked
+
+
+def main() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=1500, help="of each request")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    ShardedTarget.runs_ahead = True  # type: ignore[assignment, method-assign]
+    found: dict[str, list[float]] = {}
+    table = Table("rounds", "a card waits for the host, microseconds", "first to third quartile")
+    for case, (source, samplings) in CASES.items():
+        waits = measured(source, samplings, options.tokens).waits()
+        first, median, third = found[case] = [1e6 * quartile for quartile in statistics.quantiles(waits, n=4)]
+        table.add_row(case, f"{median:.0f}", f"{first:.0f} to {third:.0f}")
+    Console(width=120).print(table)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
