@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -207,6 +208,18 @@ def test_what_is_not_such_a_head_is_refused_by_name(fault: str, folder: Path, ta
     rewritten(tmp_path, change)
     with pytest.raises(UserError, match=message):
         load_head(given(folder, tmp_path))
+
+
+def test_a_target_whose_embeddings_are_codes_is_refused(folder: Path, target: Target, tmp_path: Path) -> None:
+    """Whoever reads them first. Stands against codes that pass for numbers, and a fault without a name."""
+
+    def coded(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
+
+    third(target, tmp_path / "head")
+    rewritten(Path(shutil.copytree(folder, tmp_path / "target")), coded)
+    with pytest.raises(UserError, match=r"embed_tokens.weight is float8_e4m3fn, for which"):
+        load_head(given(tmp_path / "target", tmp_path / "head"))
 
 
 def test_a_file_that_runs_code_is_refused(folder: Path, target: Target, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_a_round_is_told_of_while_a_card_computes_the_next(
     def begin(rank: int, engine: Engine) -> None:
         engine.target.logits = noted("asked", engine.target.logits)  # type: ignore[method-assign]
         engine.host.gather = noted("gathered", engine.host.gather)  # type: ignore[method-assign]
+        engine.rule.judge = noted("judged", engine.rule.judge)  # type: ignore[method-assign]
 
     monkeypatch.setattr(Script, "report", noted("told", Script.report))
     section = draft_section(source, folder, tmp_path / "head") | {"tokens": 2}
@@ -147,9 +148,9 @@ def test_a_round_is_told_of_while_a_card_computes_the_next(
     assert events.count("told") == rounds
     late = device == "cuda" and source == "ngram"
     first, each, last = (
-        (["gathered", "asked"], ["gathered", "asked", "told"], ["told", "gathered"])
+        (["gathered", "asked", "judged"], ["gathered", "asked", "told", "judged"], ["told", "gathered"])
         if late
-        else ([], ["gathered", "asked", "told"], ["gathered"])
+        else ([], ["gathered", "asked", "judged", "told"], ["gathered"])
     )
     assert events == first + each * (rounds - late) + last
 

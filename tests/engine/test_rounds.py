@@ -13,15 +13,16 @@ from tests.checkpoints import tiny, tiny_draft
 from tests.draft.liar import Liar
 from tests.worlds import CPU, Script, Told, serve, topology
 from tpspec.comm.channel import thread_channels
-from tpspec.comm.communicator import OneRank
-from tpspec.comm.messages import Cancel, Submit, ToLead
+from tpspec.comm.communicator import Communicator, OneRank
+from tpspec.comm.messages import Cancel, News, Stats, Submit, ToLead
+from tpspec.comm.threads import ThreadWorld
 from tpspec.draft.protocol import Ask, Drafter, Needs
-from tpspec.errors import WorldFailure
+from tpspec.errors import Unread, WorldFailure
 from tpspec.model.batch import Span
 from tpspec.model.target import ShardedTarget
-from tpspec.request import Request, Sampling
+from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
-from tpspec.roles.target import lead_rounds
+from tpspec.roles.target import follow_rounds, lead_rounds
 from tpspec.tokens import TokenTree, Verdict
 from tpspec.verify.rows import RowLogits
 
@@ -135,7 +136,7 @@ def test_a_source_that_raises_costs_speed_only(target: Path, caplog: pytest.LogC
 def test_what_a_round_gave_is_told_of_even_if_the_next_one_fails(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands against tokens that wait for a card to be busy, and go down with it."""
     engine, script = build_engine(topology(target), OneRank(), CPU).engine, Script({1: [Submit(requests(GREEDY)[0])]})
-    monkeypatch.setattr(ShardedTarget, "runs_ahead", True)
+    monkeypatch.setattr(ShardedTarget, "rows_ahead", 64)
     logits, good = engine.target.logits, iter(range(3))
 
     def failing(spans: Sequence[Span]) -> RowLogits:
@@ -147,6 +148,31 @@ def test_what_a_round_gave_is_told_of_even_if_the_next_one_fails(target: Path, m
     with pytest.raises(WorldFailure):
         lead_rounds(engine, thread_channels(1)[0], script)
     assert script.told.texts() == [plain(target, GREEDY)[0][:3]]
+
+
+def test_who_cannot_be_told_leaves_no_rank_in_a_collective(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a lead that fails in the middle of a round: the others would wait for it in the next collective,
+    and end with a fault of their own."""
+    monkeypatch.setattr(ShardedTarget, "rows_ahead", 64)
+    told, channels, codes = iter(range(2)), thread_channels(2), []
+
+    def unread(script: Script, deltas: list[Delta], stats: Stats) -> None:
+        if next(told, None) is None:
+            raise Unread
+
+    monkeypatch.setattr(Script, "report", unread)
+
+    def rank(comm: Communicator) -> None:
+        engine = build_engine(topology(target, 2), comm, CPU).engine
+        if comm.rank:
+            codes.append(follow_rounds(engine, channels[1]))
+            return
+        with pytest.raises(Unread):
+            lead_rounds(engine, channels[0], Script({1: [Submit(requests(GREEDY)[0])]}))
+        channels[0].share(News(round=0, stop=Unread.exit_code))  # as who leads a world does
+
+    ThreadWorld(2).run(rank)
+    assert codes == [Unread.exit_code]
 
 
 def test_a_small_cache_preempts_and_loses_nothing(target: Path) -> None:

@@ -74,7 +74,7 @@ class DraftTable(Table):
 class TargetTable:
     """A `Target` whose cache is a token for each slot."""
 
-    runs_ahead = False
+    rows_ahead = 0
 
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}

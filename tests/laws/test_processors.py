@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpspec.request import Sampling
 from tpspec.verify.processors import num_kept, process
@@ -49,6 +51,33 @@ def test_a_shard_sees_its_own_ids_alone() -> None:
     wanted = Sampling(repetition_penalty=2.0, logit_bias={0: 9.0, 7: -1.0})
     draw = Draw((5, 2), 1, wanted, (7,))
     assert process(RowLogits(LOGITS, 100, start=4), [draw])[0].tolist() == [2.0, -2.0, 0.5, 1.5]
+
+
+TOKENS = st.integers(0, 11)
+EDITS = st.builds(
+    Sampling,
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.4]),
+    presence_penalty=st.sampled_from([0.0, -0.2]),
+    logit_bias=st.dictionaries(TOKENS, st.sampled_from([-1.5, 0.25]), max_size=3),
+    temperature=st.sampled_from([0.0, 0.7]),
+    min_tokens=st.integers(0, 4),
+    withheld=st.frozensets(TOKENS, max_size=2),
+)
+ROWS = st.tuples(
+    EDITS, st.lists(TOKENS, min_size=1, max_size=6), st.lists(st.lists(TOKENS, max_size=3), min_size=1, max_size=4)
+)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4), st.integers(0, 6), st.integers(1, 6), st.integers(0, 9))
+def test_a_row_is_what_it_is_alone(
+    sequences: list[tuple[Sampling, list[int], list[list[int]]]], start: int, num_ids: int, seed: int
+) -> None:
+    """To the last bit. Stands against the path, the text or the wishes of the row before."""
+    draws = [Draw(context, 1, wanted, tuple(path)) for wanted, context, paths in sequences for path in paths]
+    logits_TV = torch.randn(len(draws), num_ids, generator=torch.Generator().manual_seed(seed))
+    alone = [process(RowLogits(logits_TV[i : i + 1], 12, start=start), [draw]) for i, draw in enumerate(draws)]
+    assert torch.equal(process(RowLogits(logits_TV, 12, start=start), draws), torch.cat(alone))
 
 
 def kept(wanted: Sampling, complete: bool = True, probs: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)) -> int | None:

@@ -138,9 +138,8 @@ class EagleRun:
         )
         ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
         self._runner = Runner(shape, ropes, self._store, head.embedding)
-        self._feature_TD = torch.zeros(
-            ROW_COUNTS[-1], head.embedding.width, dtype=shape.dtype, device=shape.device
-        )  # of a replay
+        size = ROW_COUNTS[-1], head.embedding.width
+        self._feature_TD = torch.zeros(size, dtype=shape.dtype, device=shape.device)  # of a replay
         self._texts: dict[int, Text] = {}
 
     def prepare(self) -> None:

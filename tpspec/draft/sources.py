@@ -48,7 +48,7 @@ NEEDS_Q = "rejection"  # the one rule that must be told what a draft was drawn f
 class Silent:
     """Never proposes anything: plain decoding."""
 
-    needs = Needs(gives_odds=True)  # nobody has to work out how many tokens pay
+    needs = Needs()
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return [NO_DRAFT] * len(asks)

@@ -22,8 +22,6 @@ from tpspec.errors import UserError, WorldFailure
 from tpspec.request import Delta
 from tpspec.tokens import NO_DRAFT
 
-_ENCODE = msgspec.msgpack.Encoder().encode
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -43,13 +41,15 @@ if TYPE_CHECKING:
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import RowLogits, Rule
 
+_ENCODER = msgspec.msgpack.Encoder()
+
 
 class Target(Protocol):
     """The model whose distribution is served, as far as a round needs it."""
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether `logits` returns before they are computed."""
+    def rows_ahead(self) -> int:
+        """Of up to so many rows `logits` returns at once, and they are computed while the host goes on."""
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
@@ -140,8 +140,11 @@ class Engine:
         return Gathered(self._worth_verifying(trees), held)
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[Delta]:
-        """One round over all running sequences; what each of them gained. meanwhile: called once, when the target has
-        been asked for the round, which it still computes if it `runs_ahead`."""
+        """One round over all running sequences; what each of them gained.
+
+        meanwhile: called once, while the target computes or before it does; its time counts as the round's. It must not
+        raise, for other ranks are in the round, too.
+        """
         plan = self.scheduler.plan(self._trees | self._bound_trees(), self._held)
         if not plan.spans:
             meanwhile()
@@ -150,8 +153,7 @@ class Engine:
         adopted = {seq.id: self.pool.slots(seq.id, 0, seq.num_cached) for seq in admitted}
         self.host.prepare([self._ask(seq) for seq in admitted if self._fixed(seq) != 0])
         begin = self.clock()
-        rows = self.target.logits(plan.spans)
-        meanwhile()
+        rows = self._logits(plan, meanwhile)
         verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
         found = scored(plan, verdicts, rows)
         judged = self.clock()
@@ -173,8 +175,8 @@ class Engine:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the host has time while a round is computed, and does not wait for drafts before one."""
-        return self.target.runs_ahead and not self.host.waits
+        """Whether the host has time while a round of few rows is computed, and waits for no drafts before one."""
+        return self.target.rows_ahead > 0 and not self.host.waits
 
     @property
     def digest(self) -> dict[str, int]:
@@ -206,6 +208,14 @@ class Engine:
             return self.scheduler.submit(request, self.constrain(request))
         except UserError as error:
             return Delta(request.id, (), finish="error", error=str(error))
+
+    def _logits(self, plan: Plan, meanwhile: Callable[[], None]) -> RowLogits:
+        if plan.num_rows > self.target.rows_ahead:
+            meanwhile()
+            return self.target.logits(plan.spans)
+        rows = self.target.logits(plan.spans)
+        meanwhile()
+        return rows
 
     def _bound_trees(self) -> dict[int, TokenTree]:
         """Of texts with a grammar: what it makes of their trees. On every rank alike, also of trees from elsewhere."""
@@ -302,4 +312,4 @@ class Engine:
 
 
 def _checksum(value: object) -> int:
-    return zlib.crc32(_ENCODE(value))
+    return zlib.crc32(_ENCODER.encode(value))

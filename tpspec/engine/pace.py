@@ -95,12 +95,15 @@ class Pace:
 
     def _paying(self, acceptance: float, costs: Costs) -> int:
         """The chain length with the most tokens per second, 0 when none beats decoding plainly."""
-        each = costs.row_s + costs.draft_s
-        rates = [
-            (1 + gained) / (costs.round_s + k * each)
-            for k, gained in enumerate([0.0, *accumulate(acceptance**i for i in range(1, MOST + 1))])
-        ]
-        return rates.index(max(rates))
+        each, tokens, seconds = costs.row_s + costs.draft_s, 1.0, costs.round_s
+        for length in range(MOST):
+            more = acceptance ** (length + 1)
+            if (
+                more * seconds <= tokens * each
+            ):  # nor does any beyond: each brings less than the one before, and costs as much
+                return length
+            tokens, seconds = tokens + more, seconds + each
+        return MOST
 
     def _path_odds(self, seq: int, tree: TokenTree) -> list[float]:
         """Of each node, that it is accepted with all above it; never more than that of a node before it."""

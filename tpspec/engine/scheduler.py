@@ -172,9 +172,8 @@ class Scheduler:
             self._pool.pass_by(seq.id, seq.num_cached)
         self._secure_roots()
         admitted = self._admit()
-        ready = self.ready()
-        verifying = [seq for seq in ready if seq.id not in held] if held else ready
-        behind = [seq for seq in self._running.values() if not seq.is_ready] if len(ready) < self.num_running else []
+        verifying = [seq for seq in self.ready() if seq.id not in held]
+        behind = [seq for seq in self._running.values() if not seq.is_ready]
         left = self._budget - len(verifying)
         # Trees would otherwise take every row, round after round, while a new prompt waits for an old text to end.
         for_chunks = min(sum(seq.num_uncached for seq in behind), (left + 1) // 2)

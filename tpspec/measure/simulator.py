@@ -59,7 +59,7 @@ FAN_OUT_ODDS = 0.6  # see Script.ranks
 class SimulatedTarget:
     """Forwards that take their time and compute nothing. fixed_rows: what every round is padded to, or 0."""
 
-    runs_ahead = False
+    rows_ahead = 0
 
     def __init__(
         self,

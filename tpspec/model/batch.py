@@ -52,8 +52,8 @@ class Span:
         slots: list[int] = []
         missing = len(self.tokens)
         runs = self.held(windowed=windowed)[1]
-        end = sum(runs[-1])
-        if runs[-1][1] >= missing:  # nearly always
+        if runs and runs[-1][1] >= missing:  # nearly always
+            end = sum(runs[-1])
             return list(range(end - missing, end))
         for first, count in reversed(runs):
             taken = min(count, missing)

@@ -36,7 +36,7 @@ MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
-FEW_RUNS = 12  # of slots of a sequence, whose blocks are made run by run in less time than all at once
+FEW_RUNS = 8  # of slots of a sequence, whose blocks are made run by run in less time than all at once
 MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
 USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 JOINED = 256  # columns of a program, at most
@@ -86,12 +86,12 @@ class Table:
     """
 
     def __init__(self, num_slots: int, window: int | None, most_positions: int, device: torch.device) -> None:
-        self._window, self._is_windowed = window, window is not None
+        self._window = window
         # A block has one key at least, and spans may share some.
         self._most_blocks = 2 * num_slots
         self._numbers = Staged(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * self._most_blocks, torch.int64, device)
-        begin = np.arange(0, most_positions, kernels.KEYS)
-        self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()  # slots: positions
+        begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
+        self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
 
     @property
     def there(self) -> Tensor:
@@ -99,7 +99,7 @@ class Table:
 
     def fits(self, spans: Sequence[Span]) -> bool:
         """Whether their keys are not too scattered."""
-        held = (span.held(windowed=self._is_windowed)[1] for span in spans)
+        held = (span.held(windowed=self._window is not None)[1] for span in spans)
         return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
 
     def send(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
@@ -111,7 +111,7 @@ class Table:
         words = numbers.data.cast("B").cast("q")  # takes few numbers in a tenth of numpy's time
         first, tile_at, num_blocks = 0, kernels.TILES_AT, 0
         for span, (positions, sees) in zip(spans, stand_see, strict=True):
-            count, slots = len(span.tokens), span.own_slots(windowed=self._is_windowed)
+            count, slots = len(span.tokens), span.own_slots(windowed=self._window is not None)
             end = num_blocks + self._put_blocks(span, numbers[kernels.BLOCKS_AT + kernels.BLOCK_SIZE * num_blocks :])
             for column, ints in enumerate((positions, slots, sees, [end - num_blocks] * count)):
                 at = column * MOST_ROWS + first
@@ -128,20 +128,20 @@ class Table:
 
         They end where positions are multiples of KEYS, so that rows sum the same keys together in every round.
         """
-        begin, runs = span.held(windowed=self._is_windowed)
+        begin, runs = span.held(windowed=self._window is not None)
         seen_from = begin if self._window is None else max(begin, span.start - self._window + 1)
         if len(runs) > FEW_RUNS:
             return _put_scattered(begin, runs, seen_from, room)
-        size = 0
+        num_blocks = 0
         for slot, count in runs:
             shift, begin = slot - begin, begin + count
             if begin > seen_from:
-                size += self._put_run(seen_from, begin, shift, room[size:])
+                num_blocks += self._put_run(seen_from, begin, shift, room[kernels.BLOCK_SIZE * num_blocks :])
                 seen_from = begin
-        return size // kernels.BLOCK_SIZE
+        return num_blocks
 
     def _put_run(self, start: int, stop: int, shift: int, room: NDArray[np.int64]) -> int:
-        """Of positions [start, stop), the slot of each so much behind it; how many numbers."""
+        """The same of positions [start, stop), the slot of each so much behind it."""
         first, last = start // kernels.KEYS, (stop - 1) // kernels.KEYS
         size, before = kernels.BLOCK_SIZE * (last + 1 - first), start % kernels.KEYS
         room[:size] = self._whole_blocks[kernels.BLOCK_SIZE * first :][:size]
@@ -149,7 +149,7 @@ class Table:
         if before:
             room[: kernels.BLOCK_SIZE] += before, -before, before
         room[size - 2] -= (last + 1) * kernels.KEYS - stop
-        return size
+        return last + 1 - first
 
 
 def _put_scattered(begin: int, runs: Runs, seen_from: int, room: NDArray[np.int64]) -> int:
@@ -177,11 +177,10 @@ class CardSteps:
         folds = [cut for count in counts for cut in _even(count, self._cuts)]
         self._fold, self._heads = max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(shape.device)
         windows = [window for window in shape.windows if window is not None]
-        self._tables = {
-            False: Table(store.num_slots, None, store.num_slots, shape.device)
-        }  # by whether a layer has a window
+        num_slots, num_recent = store.num_slots, store.num_recent or store.num_slots
+        self._tables = {False: Table(num_slots, None, num_slots, shape.device)}  # by whether a layer has a window
         if windows:
-            self._tables[True] = Table(store.num_recent or store.num_slots, max(windows), store.num_slots, shape.device)
+            self._tables[True] = Table(num_recent, max(windows), num_slots, shape.device)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""
@@ -189,6 +188,7 @@ class CardSteps:
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> int:
         """The rows per tile of a round of so many rows; the rest is in the tables."""
+        assert num_rows <= MOST_ROWS, "who asks has looked whether they fit"
         tile_rows = self._tile_rows(num_rows)
         stand_see = [(span.positions(), _sees(span)) for span in spans]
         for table in self._tables.values():

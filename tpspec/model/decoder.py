@@ -69,6 +69,11 @@ class Decoder:
         """See `Runner`."""
         self._runner.record(steps, recorder)
 
+    @property
+    def most_recorded(self) -> int:
+        """Rows of a forward that is a replay, at most; 0 where none is."""
+        return self._runner.most_recorded
+
     def prepare(self, taps: Taps = ()) -> None:
         """What would otherwise make the first round of each row count slow. Every rank calls it."""
         self._runner.prepare(self._whole, taps)

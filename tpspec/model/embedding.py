@@ -21,7 +21,7 @@ WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
 
 class Embedding:
-    """table_VD: on the host, of any dtype. dtype: of the model, which rows have.
+    """table_VD: floats on the host, of two bytes or more. dtype: of the model, which rows have.
 
     scale: what rows are multiplied by, as that dtype holds it.
     """
@@ -46,4 +46,6 @@ class Embedding:
             room[:size] = self.rows(tokens).flatten()
 
     def _taken(self, tokens: Sequence[int]) -> NDArray[Any]:
+        if tokens and min(tokens) < 0:  # which numpy would count from the end
+            raise IndexError(f"token {min(tokens)} has no embedding")
         return self._words_VD[list(tokens)]

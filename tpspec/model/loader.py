@@ -284,7 +284,7 @@ class Loader:
         name, scale = "model.embed_tokens.weight", self.spec.embedding_scale
         table_VD = self.matrices.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden))
         held = None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
-        return Embedding(self.matrices.checked(name, table_VD), self.dtype, held)
+        return Embedding(table_VD, self.dtype, held)
 
     def _head(self) -> Linear:
         place = self._rows("model.embed_tokens" if self.spec.tied else HEAD, self.shard.vocab, self.spec.vocab)

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.errors import UserError
 from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import Place, StoredMatrices
-from tpspec.model.weights import codes_in
 from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 
@@ -83,13 +81,13 @@ class Matrices:
         if place.expert is not None:
             (index, count), whole = place.expert, (place.num_inputs, place.num_outputs)
             read = self.checkpoint.read_one(place.name, (count, *whole), index, place.columns, place.rows)
-            return self.checked(place.name, read).T.contiguous()
+            return self.checkpoint.checked(place.name, read).T.contiguous()
         return self.read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)
 
     def read(
         self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
     ) -> Tensor:
-        return self.checked(name, self.checkpoint.read(name, shape, rows=rows, columns=columns))
+        return self.checkpoint.checked(name, self.checkpoint.read(name, shape, rows=rows, columns=columns))
 
     def wide(self, name: str, shape: tuple[int, ...], rows: range | None = None) -> Tensor:
         """What is held in float32 whatever the rest is."""
@@ -100,14 +98,6 @@ class Matrices:
             if not biased:
                 StoredMatrices(self.checkpoint).check_no_bias(part)
 
-    def checked(self, name: str, numbers: Tensor) -> Tensor:
-        if kind := codes_in(numbers):
-            raise UserError(
-                f"{self.checkpoint.folder}: {name} is {kind}, for which config.json has no "
-                "quantization_config; should be float32, bfloat16 or float16"
-            )
-        return numbers
-
     def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
         if not biased:
             return None
@@ -117,7 +107,9 @@ class Matrices:
         if place.expert is None:
             return self.read(place.name + ".bias", (place.num_outputs,), place.rows)
         (index, count), name = place.expert, place.name + "_bias"
-        return self.checked(name, self.checkpoint.read_one(name, (count, place.num_outputs), index, place.rows))
+        return self.checkpoint.checked(
+            name, self.checkpoint.read_one(name, (count, place.num_outputs), index, place.rows)
+        )
 
     def _scheme(self, name: str) -> Scheme | None:
         return None if self.stored is None else self.stored.scheme_of(name)

@@ -74,6 +74,11 @@ class Runner:
         other._graphs = self._graphs.beside() if recorded and self._graphs is not None else None
         return other
 
+    @property
+    def most_recorded(self) -> int:
+        """Rows of a forward that is a replay, at most; 0 where none is."""
+        return ROW_COUNTS[-1] if self._graphs is not None else 0
+
     def prepare(self, run: Run, taps: Taps = ()) -> None:
         """What would otherwise make the first forward of each row count slow. Every rank calls it."""
         if self._graphs is not None:

@@ -34,9 +34,9 @@ class ShardedTarget:
         self._tapped: Mapping[int, Tensor] = {}
 
     @property
-    def runs_ahead(self) -> bool:
-        """Whether `logits` returns before they are computed: on a card, where no collective makes the host wait."""
-        return self.decoder.shape.device.type == "cuda" and self.decoder.comm.is_queued
+    def rows_ahead(self) -> int:
+        """Of so many rows at most a forward is a replay, which a card does by itself."""
+        return self.decoder.most_recorded
 
     def thinned(self, left_out: Sublayers) -> ShardedTarget:
         """The same shard and cache without some sublayers; what its collectives carry counts as drafting."""

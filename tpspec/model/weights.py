@@ -79,11 +79,20 @@ class Checkpoint:
         return self._parts.get(module, set())
 
     def mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The whole tensor, backed by the file: only rows that are looked at take memory."""
+        """The whole tensor, numbers and no codes, backed by the file: only rows that are looked at take memory."""
         with self._open(name) as file:
             tensor: Tensor = file.get_tensor(self._stored_as[name])
         self._check_shape(name, tuple(tensor.shape), shape)
-        return tensor
+        return self.checked(name, tensor)
+
+    def checked(self, name: str, numbers: Tensor) -> Tensor:
+        """The numbers of a tensor. Raises UserError where they are codes."""
+        if kind := codes_in(numbers):
+            raise UserError(
+                f"{self.folder}: {name} is {kind}, for which config.json has no quantization_config; should be "
+                "float32, bfloat16 or float16"
+            )
+        return numbers
 
     def _taken(self, name: str, shape: tuple[int, ...], rows: tuple[range, ...], columns: range | None) -> Tensor:
         """rows: of the first dimensions; columns: of the one behind them."""

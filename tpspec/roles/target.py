@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from tpspec.comm.messages import Cancel, News, Stop, Submit
+from tpspec.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,33 +29,60 @@ class Inbox(Protocol):
     def report(self, deltas: list[Delta], stats: Stats) -> None: ...
 
 
+class Report:
+    """Of the last round, until the inbox has it.
+
+    Who reads may be gone, which must not keep the lead from a round that the other ranks are in: it fails afterwards.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._kept: tuple[list[Delta], Stats] | None = None
+        self._fault: UserError | None = None
+
+    def keep(self, deltas: list[Delta], stats: Stats) -> None:
+        self._kept = deltas, stats
+
+    def give(self) -> None:
+        given, self._kept = self._kept, None
+        if given is not None:
+            self._inbox.report(*given)
+
+    def try_to_give(self) -> None:
+        try:
+            self.give()
+        except UserError as fault:
+            self._fault = fault
+
+    def check(self) -> None:
+        """Raises what was wrong when it was given last."""
+        if self._fault is not None:
+            raise self._fault
+
+
 def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
     """Runs rounds until told to stop; the exit code.
 
     What a round gave is reported before the next one begins, or while a card computes it, which then does not wait.
     """
-    untold: list[tuple[list[Delta], Stats]] = []
-
-    def tell() -> None:
-        while untold:
-            inbox.report(*untold.pop(0))
-
-    number = 0
+    report, number = Report(inbox), 0
     try:
         while True:
             number += 1
             if engine.is_idle or not engine.runs_ahead:
-                tell()
+                report.give()
             gathered = engine.gather()
             news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered)
             channel.share(news)
             if news.stop is not None:
+                report.give()
                 return news.stop
-            deltas = engine.hear(news) + engine.step(tell)
+            deltas = engine.hear(news) + engine.step(report.try_to_give)
+            report.check()
             if deltas or news.cancels or not engine.is_idle:  # rounds that only read a prompt are progress too
-                untold.append((deltas, engine.stats()))
+                report.keep(deltas, engine.stats())
     finally:
-        tell()  # a round that failed, too, has one before it
+        report.try_to_give()  # of the round before one that failed
 
 
 def follow_rounds(engine: Engine, channel: Channel) -> int:

@@ -9,6 +9,7 @@ Shapes: T rows, V ids of this shard, S listed scores of one row, in descending o
 from __future__ import annotations
 
 import math
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,54 +49,67 @@ def without_padding(scores_TV: Tensor, rows: RowLogits) -> Tensor:
 
 def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
     """Bias, penalties, ids withheld and ids not allowed; a copy only when there are any."""
-    edits = [i for i, draw in enumerate(draws) if draw.edits]
-    if edits:
-        logits_TV = logits_TV.clone()
-    counted: dict[int, tuple[Tensor, Tensor]] = {}  # by context: the rows of a sequence share one, and it may be long
-    for i in edits:
-        _add_bias(logits_TV[i], start, draws[i].sampling.logit_bias)
-        if draws[i].sampling.penalizes:
-            if id(draws[i].context) not in counted:
-                counted[id(draws[i].context)] = _counted(logits_TV[i], start, draws[i])
-            logits_TV[i] = _penalized(logits_TV[i], start, draws[i], *counted[id(draws[i].context)])
-        held = [token - start for token in draws[i].withheld if start <= token < start + logits_TV.shape[1]]
-        if held:  # index_fill_, for torch waits for a card where it assigns a number by index
-            logits_TV[i].index_fill_(0, sent(held, logits_TV.device), -torch.inf)
-        if (ids := draws[i].allowed) is not None:
-            allowed = sent(torch.from_numpy(ids[start : start + logits_TV.shape[1]]), logits_TV.device)
-            logits_TV[i, : len(allowed)].masked_fill_(~allowed, -torch.inf)
+    edits = [draw.edits for draw in draws]
+    if not any(edits):
+        return logits_TV
+    logits_TV = logits_TV.clone()
+    # The rows of a sequence stand together, want the same and follow the same text, which may be long.
+    for (wanted, *_), alike in groupby(
+        range(len(draws)), lambda i: (edits[i], id(draws[i].context), draws[i].sampling)
+    ):
+        rows = [*alike]
+        if wanted:
+            _edit(logits_TV[rows[0] : rows[-1] + 1], start, draws[rows[0] : rows[-1] + 1])
     return logits_TV
 
 
-def _add_bias(logits_V: Tensor, start: int, bias: dict[int, float]) -> None:
-    held = {token - start: value for token, value in bias.items() if start <= token < start + len(logits_V)}
-    if held:
-        logits_V[sent([*held], logits_V.device)] += sent([*held.values()], logits_V.device)
+def _edit(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> None:
+    """In place, rows of one sequence."""
+    wanted, device, num_ids = draws[0].sampling, logits_RV.device, logits_RV.shape[1]
+    if held := {token - start: value for token, value in wanted.logit_bias.items() if 0 <= token - start < num_ids}:
+        logits_RV[:, sent([*held], device)] += sent([*held.values()], device)
+    if wanted.penalizes:
+        _penalize(logits_RV, start, draws)
+    for logits_V, draw in zip(logits_RV, draws, strict=True):
+        if columns := [token - start for token in draw.withheld if 0 <= token - start < num_ids]:
+            logits_V.index_fill_(0, sent(columns, device), -torch.inf)  # for a number by index torch waits for a card
+        if draw.allowed is not None:
+            allowed = sent(torch.from_numpy(draw.allowed[start : start + num_ids]), device)
+            logits_V[: len(allowed)].masked_fill_(~allowed, -torch.inf)
 
 
-def _penalized(logits_V: Tensor, start: int, draw: Draw, prompt_V: Tensor, output_V: Tensor) -> Tensor:
-    """Repetition over prompt and output, then frequency and presence over the output; vLLM's order and signs.
-
-    prompt_V, output_V: counts in the context; the drafts before the row are output too.
-    """
-    wanted = draw.sampling
-    output_V = output_V + _counts(logits_V, start, draw.path)
-    repeated_V = torch.where(logits_V > 0, logits_V / wanted.repetition_penalty, logits_V * wanted.repetition_penalty)
-    logits_V = torch.where(output_V + prompt_V > 0, repeated_V, logits_V)
-    return logits_V - wanted.frequency_penalty * output_V - wanted.presence_penalty * (output_V > 0)
-
-
-def _counted(logits_V: Tensor, start: int, draw: Draw) -> tuple[Tensor, Tensor]:
-    prompt, output = draw.context[: draw.num_prompt], draw.context[draw.num_prompt :]
-    return _counts(logits_V, start, prompt), _counts(logits_V, start, output)
+def _penalize(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> None:
+    """Repetition over prompt and output, then frequency and presence over the output, of which the drafts before a row
+    are part; vLLM's order and signs."""
+    wanted, num_prompt = draws[0].sampling, draws[0].num_prompt
+    prompt_V = _counts(logits_RV, start, draws[0].context[:num_prompt])
+    output_RV = _counts(logits_RV, start, draws[0].context[num_prompt:]) + _path_counts(logits_RV, start, draws)
+    repeated_RV = torch.where(
+        logits_RV > 0, logits_RV / wanted.repetition_penalty, logits_RV * wanted.repetition_penalty
+    )
+    logits_RV.copy_(torch.where(output_RV + prompt_V > 0, repeated_RV, logits_RV))
+    logits_RV -= wanted.frequency_penalty * output_RV
+    logits_RV -= wanted.presence_penalty * (output_RV > 0)
 
 
-def _counts(logits_V: Tensor, start: int, tokens: Sequence[int]) -> Tensor:
+def _counts(logits_RV: Tensor, start: int, tokens: Sequence[int]) -> Tensor:
     """How often each id of the shard occurs, float32 [V]."""
     columns = np.array(tokens, dtype=np.int64) - start  # numpy: torch reads a list in three times its time
-    held = columns[(columns >= 0) & (columns < len(logits_V))]
-    counts_V = np.bincount(held, minlength=len(logits_V)).astype(np.float32)
-    return sent(torch.from_numpy(counts_V), logits_V.device)
+    held = columns[(columns >= 0) & (columns < logits_RV.shape[1])]
+    counts_V = np.bincount(held, minlength=logits_RV.shape[1]).astype(np.float32)
+    return sent(torch.from_numpy(counts_V), logits_RV.device)
+
+
+def _path_counts(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
+    """How often each id of the shard occurs in the path to each row: float32 [R, V], or [] where none has one."""
+    num_ids = logits_RV.shape[1]
+    columns = [(row, token - start) for row, draw in enumerate(draws) for token in draw.path]
+    cells = [row * num_ids + column for row, column in columns if 0 <= column < num_ids]
+    if not cells:
+        return logits_RV.new_zeros(())
+    counts_RV, at = torch.zeros_like(logits_RV), sent(cells, logits_RV.device)
+    counts_RV.view(-1).index_add_(0, at, torch.ones_like(at, dtype=counts_RV.dtype))
+    return counts_RV
 
 
 def num_kept(scores_S: Tensor, log_total: float, complete: bool, sampling: Sampling) -> int | None:
