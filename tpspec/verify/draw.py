@@ -7,11 +7,14 @@ Shapes: T rows, V ids of this shard, S ids that may be drawn.
 from __future__ import annotations
 
 from itertools import islice
+from math import exp, inf, isfinite, isnan
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
 
 from tpspec.tokens import NO_TOKEN, Draws
+from tpspec.verify.largest import some_largest
 from tpspec.verify.noise import Stream
 from tpspec.verify.processors import num_kept, process
 from tpspec.verify.rows import Draw, RowLogits, take
@@ -99,10 +102,15 @@ def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> li
     if rows.listed_V is not None:
         return _rank_listed(rows, draws, width, noise)
     scores_TV = process(rows, draws)
-    winners, heard = _picked(rows, scores_TV, draws, noise, Stream.target, tell_top(scores_TV, rows.start, LISTED))
+    winners: Sequence[int | None]
+    top = tell_top(scores_TV, rows.start, LISTED)
+    if any(draw.sampling.temperature > 0 for draw in draws):
+        winners, heard = _picked(rows, scores_TV, draws, noise, Stream.target, top)
+    else:  # they head the list
+        winners, heard = [None] * len(draws), exchange(rows, top)
     scores_TS, ids_TS = hear_top(*heard)
-    perturbed_TS = _perturbed(scores_TS, ids_TS, draws, noise)
-    return [_ranked(*row, width) for row in zip(winners, ids_TS, perturbed_TS, strict=True)]
+    perturbed_TS = _perturbed(scores_TS, ids_TS, draws, noise).tolist()
+    return [_ranked(*row, width) for row in zip(winners, ids_TS.tolist(), perturbed_TS, strict=True)]
 
 
 def _spread(rows: RowLogits, draws: Sequence[Draw]) -> RowLogits:
@@ -120,7 +128,7 @@ def _rank_listed(
     """`rank` of rows that list their ids. The first token too comes from the likeliest ids: a guess, and quick."""
     assert rows.listed_V is not None
     scores_TV = process(rows, draws)
-    scores_TS, columns_TS = scores_TV.topk(min(LISTED, scores_TV.shape[1]))
+    scores_TS, columns_TS = some_largest(scores_TV, min(LISTED, scores_TV.shape[1]))
     parts = [scores_TS.double(), rows.listed_V[columns_TS]]
     if any(draw.sampling.truncates for draw in draws):
         parts.append(scores_TV.double().logsumexp(1))
@@ -130,7 +138,7 @@ def _rank_listed(
     ranked: list[tuple[tuple[int, ...], list[float]]] = []
     for i, draw in enumerate(draws):
         kept = num_kept(scores_TS[i], totals[i], False, draw.sampling)
-        ranked.append(_ranked(None, ids_TS[i, :kept], perturbed_TS[i, :kept], width))
+        ranked.append(_ranked(None, ids_TS[i, :kept].tolist(), perturbed_TS[i, :kept].tolist(), width))
     return ranked
 
 
@@ -146,14 +154,27 @@ def _perturbed(scores_TS: Tensor, ids_TS: Tensor, draws: Sequence[Draw], noise: 
     return scores_TS.double().index_add(0, torch.tensor(warm), noise_WS)
 
 
-def _ranked(winner: int | None, ids_S: Tensor, scores_S: Tensor, width: int) -> tuple[tuple[int, ...], list[float]]:
-    odds_S, order = scores_S.softmax(0).sort(descending=True, stable=True)
-    listed = [(token, p) for token, p in zip(ids_S[order].tolist(), odds_S.tolist(), strict=True) if p > 0]
-    listed = listed or [(NO_TOKEN, 0.0)]
-    winner = listed[0][0] if winner is None else winner
-    first = next((p for token, p in listed if token == winner), listed[0][1])
-    others = [(token, p) for token, p in listed if token != winner][: width - 1]
-    return (winner, *(token for token, _ in others)), [first, *(p for _, p in others)]
+def _ranked(
+    winner: int | None, ids: Sequence[int], scores: Sequence[float], width: int
+) -> tuple[tuple[int, ...], list[float]]:
+    """winner: whose odds are those of the likeliest where it is not listed; None: that is the winner."""
+    listed = _odds(ids, scores) or [(0.0, NO_TOKEN)]
+    best = max(listed, key=itemgetter(0))  # the first of several
+    winner = best[1] if winner is None else winner
+    first = next((p for p, token in listed if token == winner), best[0])
+    others = [one for one in listed if one[1] != winner] if width > 1 else []
+    others = sorted(others, key=lambda one: -one[0])[: width - 1]
+    return (winner, *(token for _, token in others)), [first, *(p for p, _ in others)]
+
+
+def _odds(ids: Sequence[int], scores: Sequence[float]) -> list[tuple[float, int]]:
+    """Softmax of the scores, of ids that have any; none where a score is NaN or infinite, or all are -inf."""
+    top = max(scores, default=-inf)
+    if not isfinite(top) or isnan(sum(scores)):
+        return []
+    masses = [exp(score - top) for score in scores]
+    whole = sum(masses)
+    return [(mass / whole, token) for mass, token in zip(masses, ids, strict=True) if mass > 0]
 
 
 def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -> list[tuple[int, Draws]]:

@@ -192,10 +192,13 @@ def _least(keys: Ints, blocks: Ints) -> Floats:
 
 def _gumbel(keys: Ints, blocks: Ints, withins: Ints) -> Floats:
     """Gumbel noise of ids (see `_places`), float64; keys[i], blocks and withins broadcast."""
-    least = _least(keys, blocks)
-    place = _shifted(_words(keys[1], blocks), 58)  # six bits: 0..63
-    own = _exponential(_words(keys[2], blocks * LENGTH + withins))
-    numbers: Floats = -np.log(least + own * (withins != place))
+    ids = blocks * LENGTH + withins
+    counters = np.empty((3, *ids.shape), dtype=np.int64)
+    counters[:2], counters[2] = blocks, ids
+    words = _words(keys, counters)  # all at once: of few ids, the number of calls is what takes time
+    least, own = _exponential(words[::2])
+    place = _shifted(words[1], 58)  # six bits: 0..63
+    numbers: Floats = -np.log(least / LENGTH + own * (withins != place))
     return numbers
 
 

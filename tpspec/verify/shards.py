@@ -19,6 +19,7 @@ import torch
 
 from tpspec.staged import sent
 from tpspec.tokens import NO_TOKEN
+from tpspec.verify.largest import largest, some_largest
 from tpspec.verify.processors import num_kept
 from tpspec.verify.rows import take, whole
 
@@ -71,7 +72,7 @@ def tell_winners(
     warm = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     cold = [i for i, draw in enumerate(draws) if draw.sampling.temperature == 0]
     if not warm:
-        value, column = scores_TV.max(1)
+        value, column = largest(scores_TV)
         return value, (column + start).int()
     seeds = [draws[i].sampling.seed for i in warm]
     positions = [draws[i].position for i in warm]
@@ -81,7 +82,7 @@ def tell_winners(
     value = scores_TV.new_empty(len(draws))
     ids = torch.empty_like(value, dtype=torch.int64)
     cold_at, warm_at = (sent(rows, value.device) for rows in (cold, warm))
-    value[cold_at], column = scores_TV[cold_at].max(1)
+    value[cold_at], column = largest(scores_TV[cold_at])
     ids[cold_at] = column + start
     value[warm_at], ids[warm_at] = noise.best(scores_TV[warm_at], seeds, positions, stream, start)
     return value, ids.int()
@@ -121,8 +122,8 @@ def merged_log_mass(top_NT: Tensor, sum_NT: Tensor) -> Tensor:
 def tell_top(scores_TV: Tensor, start: int, num: int) -> list[Tensor]:
     """The `num` largest scores of this shard with their ids; -inf where it holds fewer."""
     num_short = max(0, num - scores_TV.shape[1])
-    padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf)
-    scores_TC, columns_TC = padded_TV.topk(num)
+    padded_TV = torch.nn.functional.pad(scores_TV, (0, num_short), value=-torch.inf) if num_short else scores_TV
+    scores_TC, columns_TC = some_largest(padded_TV, num)
     return [scores_TC, (columns_TC + start).int()]
 
 
