@@ -3,11 +3,12 @@
 
     OMP_NUM_THREADS=1 python scripts/bench_host.py [--model smollm2-135m] [--tokens 1500] [--json FILE]
 
-The lead's own loop over a model, as on a card: rounds of few rows are replays, of recordings that do nothing
-here, by tables and embeddings that are written as ever. From the moment a verdict has come to the next replay a card
-has nothing to do: that is measured. What the host does from a replay to the verdict, a card computes beside: it reports
-what the last round gave, and launches the draw (which is of few ids here, or it would fill the host's caches). CUDA's
-own calls (a replay's launch, two copies, waking up) come on top: scripts/bench_gpu.py has them.
+The lead's own loop over a model, as on a card: rounds of few rows are replays, of recordings that do nothing here, by
+tables and embeddings that are written as ever. From the moment a verdict has come to the next replay a card has nothing
+to do: that is measured, and what lies between two passes of a draft model, the draw included. What the host does from a
+replay to the verdict, a card computes beside: it reports what the last round gave, and launches the draw (which is of
+few ids here, or it would fill the host's caches). CUDA's own calls (a replay's launch, two copies, waking up) come on
+top: scripts/bench_gpu.py has them.
 """
 
 from __future__ import annotations
@@ -23,35 +24,50 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from tpspec.cache.pages import PagePool
 from tpspec.comm.channel import OneRankChannel
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.messages import Report, Stats, Stop, Submit, ToLead
+from tpspec.draft.ahead import Ahead, Grown, Policy
+from tpspec.draft.model import ModelDrafter
+from tpspec.draft.protocol import Ask
+from tpspec.draft.run import ModelRun
 from tpspec.model.card_steps import CardSteps, Tiling
 from tpspec.model.graphs import Forward
+from tpspec.model.loader import load_whole
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.roles.target import lead_rounds
+from tpspec.topology.checkpoint import find
 from tpspec.topology.config import automatic
+from tpspec.topology.shape import ModelShape
+from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from tpspec.engine.engine import Engine
+    from tpspec.model.decoder import Decoder
 
-CARD = 8, 6  # compute capability
+CPU, CARD = torch.device("cpu"), (8, 6)  # compute capability
+NUM_SLOTS, PAGE = 32768, 16
 PROMPT = tuple(range(100, 150))
 WARM_UP, NUM_DRAWN = 10, 64  # rounds; ids
 MOST_STRAYS = 2  # rounds that read prompts of more rows than a recording has
-CASES = {
+ROUNDS = {
     "plain": ("none", [Sampling()]),
     "plain, at a temperature": ("none", [Sampling(temperature=0.8, seed=1)]),
     "plain, 8 requests": ("none", [Sampling()] * 8),
     "ngram, 5 tokens": ("ngram", [Sampling()]),
     "ngram, 8 requests": ("ngram", [Sampling()] * 8),
 }
+DRAFTS = {
+    "a token that a model drafts": Sampling(),
+    "a token that a model drafts at a temperature": Sampling(temperature=0.8, seed=1),
+}
+NUM_DRAFTS = 5
 
 
 class Clocked:
@@ -80,10 +96,13 @@ class Clocked:
 
     def waits(self) -> list[float]:
         """Seconds from a verdict to the next replay, of every round but the first few."""
-        between = [(then, at - since) for (event, since), (then, at) in pairwise(self.events) if event == "verdict"]
-        strays = sum(event == "verdict" for event, _ in between)
-        assert strays <= MOST_STRAYS, f"{strays} rounds were no replay"
-        return [seconds for event, seconds in between if event == "replay"][WARM_UP:]
+        strays = self.between("verdict", "verdict")
+        assert len(strays) <= MOST_STRAYS, f"{len(strays)} rounds were no replay"
+        return self.between("verdict", "replay")[WARM_UP:]
+
+    def between(self, first: str, then: str) -> list[float]:
+        """Seconds, where the one follows the other at once."""
+        return [end - begin for (a, begin), (b, end) in pairwise(self.events) if (a, b) == (first, then)]
 
 
 class Steps(CardSteps):
@@ -114,23 +133,39 @@ class Asking:
         self._left -= sum(delta.finish is not None for delta in deltas)
 
 
-def measured(model: str, source: str, samplings: Sequence[Sampling], num_tokens: int) -> Clocked:
-    engine, clocked = as_on_a_card(model, source)
+def rounds(model: str, source: str, samplings: Sequence[Sampling], num_tokens: int) -> list[float]:
+    """Seconds that a card would wait in each."""
+    keys = {"draft.source": source, "draft.tokens": NUM_DRAFTS, "target.dtype": "bfloat16", "cache.tokens": NUM_SLOTS}
+    topology = automatic(1, model, cuda=False, overrides=[f"{key}={value}" for key, value in keys.items()])
+    engine = build_engine(topology, OneRank(), CPU).engine
+    assert isinstance(engine.target, ShardedTarget)
+    clocked = as_on_a_card(engine.target.decoder)
     asked = [Request(i, PROMPT, num_tokens, sampling) for i, sampling in enumerate(samplings)]
     lead_rounds(engine, OneRankChannel(), Asking(asked))
-    return clocked
+    return clocked.waits()
 
 
-def as_on_a_card(model: str, source: str) -> tuple[Engine, Clocked]:
-    keys = {"draft.source": source, "draft.tokens": 5, "target.dtype": "bfloat16", "cache.tokens": 32768}
-    topology = automatic(1, model, cuda=False, overrides=[f"{key}={value}" for key, value in keys.items()])
-    engine, clocked = build_engine(topology, OneRank(), torch.device("cpu")).engine, Clocked()
-    assert isinstance(engine.target, ShardedTarget)
-    decoder, tiling = engine.target.decoder, Tiling.of(engine.target.decoder.shape.head_dim, 2, CARD)
+def drafts(model: str, sampling: Sampling, num_tokens: int) -> list[float]:
+    """Seconds from one pass of a draft model to the next, in chains of which everything is accepted."""
+    folder = find(model)
+    shape = ModelShape.of(folder)
+    decoder = load_whole(folder, shape, torch.bfloat16, CPU, NUM_SLOTS)
+    clocked, source = as_on_a_card(decoder), ModelDrafter(CounterNoise(), "coupled", shape.vocab)
+    run = ModelRun(decoder, shape.vocab, None)
+    drafter, text = Grown(Ahead(source, run, PagePool(NUM_SLOTS // PAGE, PAGE), Policy())), list(PROMPT)
+    while len(text) < num_tokens:
+        (tree,) = drafter.propose([Ask(0, text, len(PROMPT), NUM_DRAFTS, sampling)])
+        text += [*tree.tokens, text[0]]
+        clocked.events.append(("told", perf_counter()))
+    return clocked.between("replay", "replay")
+
+
+def as_on_a_card(decoder: Decoder) -> Clocked:
+    clocked, tiling = Clocked(), Tiling.of(decoder.shape.head_dim, 2, CARD)
     assert tiling is not None
     decoder.comm = clocked
     decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 1, tiling), clocked)
-    return engine, clocked
+    return clocked
 
 
 def main() -> None:
@@ -142,11 +177,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1500, help="of each request")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found: dict[str, list[float]] = {}
-    table = Table("rounds", "a card waits for the host, microseconds", "first to third quartile")
-    for case, (source, samplings) in CASES.items():
-        waits = measured(options.model, source, samplings, options.tokens).waits()
-        first, median, third = found[case] = [1e6 * quartile for quartile in statistics.quantiles(waits, n=4)]
+    waits = {case: rounds(options.model, *kind, options.tokens) for case, kind in ROUNDS.items()}
+    waits |= {case: drafts(options.model, sampling, options.tokens) for case, sampling in DRAFTS.items()}
+    found = {case: [1e6 * quartile for quartile in statistics.quantiles(times, n=4)] for case, times in waits.items()}
+    table = Table("", "the host, microseconds", "first to third quartile")
+    for case, (first, median, third) in found.items():
         table.add_row(case, f"{median:.0f}", f"{first:.0f} to {third:.0f}")
     Console(width=120).print(table)
     if options.json:

@@ -13,10 +13,10 @@ from scripts.serving import ROOT, environment
 from tests.checkpoints import tiny
 
 pytest.importorskip("triton")
-NUM_CASES = 5
+NUM_CASES = 7
 
 
-def test_every_kind_of_round_is_measured(tmp_path: Path) -> None:
+def test_every_kind_of_round_and_draft_is_measured(tmp_path: Path) -> None:
     """Stands against a loop that has changed under the script."""
     model, to = tiny("smollm2", tmp_path / "model", num_hidden_layers=1), tmp_path / "told.json"
     command = [sys.executable, "scripts/bench_host.py", "--model", model, "--tokens", "400", "--json", to]
