@@ -26,7 +26,7 @@ from tests.worlds import Script, Told, serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
 from tpspec.comm.gap import go_first
-from tpspec.comm.messages import News, Reach, Submit, ToLead
+from tpspec.comm.messages import News, Reach, Stats, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.draft.medusa import MedusaHeads
 from tpspec.draft.medusa_files import read_heads
@@ -38,7 +38,7 @@ from tpspec.model.batch import Span
 from tpspec.model.graphs import CardRecorder
 from tpspec.model.steps import Layer
 from tpspec.model.target import ShardedTarget
-from tpspec.request import Request, Sampling
+from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.roles.build_drafter import BRANCHES, build_ahead
 from tpspec.roles.door import pick_device
@@ -153,6 +153,28 @@ def test_a_round_is_told_of_while_a_card_computes_the_next(
         else ([], ["gathered", "asked", "judged", "told"], ["gathered"])
     )
     assert events == first + each * (rounds - late) + last
+
+
+def test_a_round_of_many_rows_is_told_of_what_was_before_it(
+    folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no replay: until all of it has been launched nobody would hear of the last one."""
+    events: list[str] = []
+    logits, report = ShardedTarget.logits, Script.report
+
+    def asked(target: ShardedTarget, spans: Sequence[Span]) -> RowLogits:
+        events.append("many" if sum(len(span.tokens) for span in spans) > FEW else "few")
+        return logits(target, spans)
+
+    def told(script: Script, deltas: list[Delta], stats: Stats) -> None:
+        events.append("told")
+        report(script, deltas, stats)
+
+    monkeypatch.setattr(ShardedTarget, "logits", asked)
+    monkeypatch.setattr(Script, "report", told)
+    one, other = requests([Sampling()] * 2)
+    on_the_card(folder, {1: [Submit(one)], 3: [Submit(other)]})
+    assert events[:6] == ["many", "few", "told", "told", "many", "few"]
 
 
 @pytest.mark.parametrize("source", STEPS)

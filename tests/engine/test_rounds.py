@@ -154,10 +154,12 @@ def test_who_cannot_be_told_leaves_no_rank_in_a_collective(target: Path, monkeyp
     """Stands against a lead that fails in the middle of a round: the others would wait for it in the next collective,
     and end with a fault of their own."""
     monkeypatch.setattr(ShardedTarget, "rows_ahead", 64)
-    told, channels, codes = iter(range(2)), thread_channels(2), []
+    channels, codes = thread_channels(2), []
+    told: list[Stats] = []
 
     def unread(script: Script, deltas: list[Delta], stats: Stats) -> None:
-        if next(told, None) is None:
+        told.append(stats)
+        if len(told) > 2:
             raise Unread
 
     monkeypatch.setattr(Script, "report", unread)
@@ -173,6 +175,7 @@ def test_who_cannot_be_told_leaves_no_rank_in_a_collective(target: Path, monkeyp
 
     ThreadWorld(2).run(rank)
     assert codes == [Unread.exit_code]
+    assert len(told) == 3  # nobody decodes for a reader who has gone
 
 
 def test_a_small_cache_preempts_and_loses_nothing(target: Path) -> None:

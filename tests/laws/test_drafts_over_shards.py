@@ -64,6 +64,18 @@ def test_a_ranking_is_that_of_the_whole_row(seed: int, num_shards: int, width: i
 
 
 @settings(max_examples=25)
+@given(seed=st.integers(0, 2**20), num_shards=st.sampled_from(sorted(EDGES)), draws=st.sampled_from([DRAWS, DRAWS[:1]]))
+def test_a_ranking_begins_with_what_is_picked(seed: int, num_shards: int, draws: list[Draw]) -> None:
+    """Also where more ids are alike than are listed. Behind it stand the likeliest, the first of them first."""
+    logits_TV = logits(seed, 0.7)[: len(draws)].round()
+    ranked, _ = on_shards(lambda rows: rank(rows, draws, 5, NOISE), logits_TV, EDGES[num_shards])
+    assert [ids[0] for ids, _ in ranked] == pick(RowLogits(logits_TV, VOCAB), draws, NOISE)
+    for ids, odds in ranked:
+        assert len(set(ids)) == 5
+        assert odds[1:] == sorted(odds[1:], reverse=True)
+
+
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**20), num_shards=st.sampled_from(sorted(EDGES)), support=st.integers(1, 80))
 def test_a_draw_is_from_the_likeliest_of_the_whole_row(seed: int, num_shards: int, support: int) -> None:
     """Against a q that the shards do not share, and more ids than were asked for."""

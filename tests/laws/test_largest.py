@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.emulated_card import emulated_card
 from tpspec.verify.largest import LONG, NUM_HEAPED, NUM_PARTS, largest, some_largest
 
 COLUMNS = st.integers(LONG - 2, LONG + 3 * NUM_PARTS) | st.sampled_from([2 * LONG, 49152, 50257])
@@ -51,6 +54,17 @@ def test_a_number_that_is_none_is_found(place: int) -> None:
     assert value_T.isnan().tolist() == [False, True]
     assert column_T[1] == place
     assert some_largest(x_TV, 3)[0][1].isnan().tolist() == [True, False, False]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+def test_a_card_finds_the_same() -> None:
+    """Stands against numbers of the host beside those of a card."""
+    pytest.importorskip("triton")
+    x_TV = drawn(2, LONG + 9, 0, 0)
+    with emulated_card():
+        found = [*largest(x_TV.to("cuda")), *some_largest(x_TV.to("cuda"), 5)]
+        there = [x.cpu() for x in found]
+    assert all(map(torch.equal, there, [*largest(x_TV), *some_largest(x_TV, 5)]))
 
 
 def test_rows_of_nothing_have_a_column_all_the_same() -> None:

@@ -49,7 +49,7 @@ class Target(Protocol):
 
     @property
     def rows_ahead(self) -> int:
-        """Of up to so many rows `logits` returns at once, and they are computed while the host goes on."""
+        """Of up to so many rows `logits` mostly returns at once, and they are computed while the host goes on."""
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
@@ -142,8 +142,8 @@ class Engine:
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[Delta]:
         """One round over all running sequences; what each of them gained.
 
-        meanwhile: called once, while the target computes or before it does; its time counts as the round's. It must not
-        raise, for other ranks are in the round, too.
+        meanwhile: called once, while the target computes or before it does. It must not raise, for other ranks are in
+        the round, too.
         """
         plan = self.scheduler.plan(self._trees | self._bound_trees(), self._held)
         if not plan.spans:
@@ -152,8 +152,13 @@ class Engine:
         admitted = self.scheduler.running(plan.admitted)
         adopted = {seq.id: self.pool.slots(seq.id, 0, seq.num_cached) for seq in admitted}
         self.host.prepare([self._ask(seq) for seq in admitted if self._fixed(seq) != 0])
+        is_ahead = plan.num_rows <= self.target.rows_ahead
+        if not is_ahead:
+            meanwhile()
         begin = self.clock()
-        rows = self._logits(plan, meanwhile)
+        rows = self.target.logits(plan.spans)
+        if is_ahead:
+            meanwhile()
         verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
         found = scored(plan, verdicts, rows)
         judged = self.clock()
@@ -208,14 +213,6 @@ class Engine:
             return self.scheduler.submit(request, self.constrain(request))
         except UserError as error:
             return Delta(request.id, (), finish="error", error=str(error))
-
-    def _logits(self, plan: Plan, meanwhile: Callable[[], None]) -> RowLogits:
-        if plan.num_rows > self.target.rows_ahead:
-            meanwhile()
-            return self.target.logits(plan.spans)
-        rows = self.target.logits(plan.spans)
-        meanwhile()
-        return rows
 
     def _bound_trees(self) -> dict[int, TokenTree]:
         """Of texts with a grammar: what it makes of their trees. On every rank alike, also of trees from elsewhere."""

@@ -98,9 +98,8 @@ class Pace:
         each, tokens, seconds = costs.row_s + costs.draft_s, 1.0, costs.round_s
         for length in range(MOST):
             more = acceptance ** (length + 1)
-            if (
-                more * seconds <= tokens * each
-            ):  # nor does any beyond: each brings less than the one before, and costs as much
+            # Nor does any beyond then: each brings less than the one before, and costs as much.
+            if more * seconds <= tokens * each:
                 return length
             tokens, seconds = tokens + more, seconds + each
         return MOST

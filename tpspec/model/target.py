@@ -35,7 +35,7 @@ class ShardedTarget:
 
     @property
     def rows_ahead(self) -> int:
-        """Of so many rows at most a forward is a replay, which a card does by itself."""
+        """Up to so many rows are a replay, which a card does by itself, unless their keys are too scattered."""
         return self.decoder.most_recorded
 
     def thinned(self, left_out: Sublayers) -> ShardedTarget:

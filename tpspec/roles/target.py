@@ -32,7 +32,8 @@ class Inbox(Protocol):
 class Report:
     """Of the last round, until the inbox has it.
 
-    Who reads may be gone, which must not keep the lead from a round that the other ranks are in: it fails afterwards.
+    Who reads may be gone, which must not keep the lead from a round that the other ranks are in: it fails afterwards,
+    unless the round has failed.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -73,9 +74,10 @@ def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
                 report.give()
             gathered = engine.gather()
             news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered)
-            channel.share(news)
             if news.stop is not None:
                 report.give()
+            channel.share(news)
+            if news.stop is not None:
                 return news.stop
             deltas = engine.hear(news) + engine.step(report.try_to_give)
             report.check()

@@ -7,8 +7,7 @@ Shapes: T rows, V ids of this shard, S ids that may be drawn.
 from __future__ import annotations
 
 from itertools import islice
-from math import exp, inf, isfinite, isnan
-from operator import itemgetter
+from math import exp, fsum, inf, isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,12 +101,7 @@ def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> li
     if rows.listed_V is not None:
         return _rank_listed(rows, draws, width, noise)
     scores_TV = process(rows, draws)
-    winners: Sequence[int | None]
-    top = tell_top(scores_TV, rows.start, LISTED)
-    if any(draw.sampling.temperature > 0 for draw in draws):
-        winners, heard = _picked(rows, scores_TV, draws, noise, Stream.target, top)
-    else:  # they head the list
-        winners, heard = [None] * len(draws), exchange(rows, top)
+    winners, heard = _picked(rows, scores_TV, draws, noise, Stream.target, tell_top(scores_TV, rows.start, LISTED))
     scores_TS, ids_TS = hear_top(*heard)
     perturbed_TS = _perturbed(scores_TS, ids_TS, draws, noise).tolist()
     return [_ranked(*row, width) for row in zip(winners, ids_TS.tolist(), perturbed_TS, strict=True)]
@@ -158,23 +152,18 @@ def _ranked(
     winner: int | None, ids: Sequence[int], scores: Sequence[float], width: int
 ) -> tuple[tuple[int, ...], list[float]]:
     """winner: whose odds are those of the likeliest where it is not listed; None: that is the winner."""
-    listed = _odds(ids, scores) or [(0.0, NO_TOKEN)]
-    best = max(listed, key=itemgetter(0))  # the first of several
-    winner = best[1] if winner is None else winner
-    first = next((p for p, token in listed if token == winner), best[0])
-    others = [one for one in listed if one[1] != winner] if width > 1 else []
-    others = sorted(others, key=lambda one: -one[0])[: width - 1]
-    return (winner, *(token for _, token in others)), [first, *(p for p, _ in others)]
-
-
-def _odds(ids: Sequence[int], scores: Sequence[float]) -> list[tuple[float, int]]:
-    """Softmax of the scores, of ids that have any; none where a score is NaN or infinite, or all are -inf."""
     top = max(scores, default=-inf)
-    if not isfinite(top) or isnan(sum(scores)):
-        return []
+    if not isfinite(top):
+        return (NO_TOKEN if winner is None else winner,), [0.0]
     masses = [exp(score - top) for score in scores]
-    whole = sum(masses)
-    return [(mass / whole, token) for mass, token in zip(masses, ids, strict=True) if mass > 0]
+    whole = fsum(masses)
+    best = scores.index(top)
+    first = best if winner is None else next((i for i, token in enumerate(ids) if token == winner), best)
+    winner = ids[best] if winner is None else winner
+    # Ordered by scores, which are the same on all machines.
+    ordered = sorted(range(len(ids)), key=scores.__getitem__, reverse=True) if width > 1 else []
+    others = [i for i in ordered if ids[i] != winner and masses[i] > 0][: width - 1]
+    return (winner, *(ids[i] for i in others)), [masses[i] / whole for i in (first, *others)]
 
 
 def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -> list[tuple[int, Draws]]:
