@@ -70,14 +70,11 @@ DRAFTS = {
 NUM_DRAFTS = 5
 
 
-class Clocked:
+class Clocked(OneRank):
     """In place of a card: a recorder whose replays do nothing, and a communicator. Both note when."""
-
-    rank, size, is_queued = 0, 1, True
 
     def __init__(self) -> None:
         self.events: list[tuple[str, float]] = []
-        self._alone = OneRank()
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         made: Forward = work()
@@ -86,11 +83,8 @@ class Clocked:
 
     def forget(self) -> None: ...
 
-    def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
-        return self._alone.all_reduce(x, purpose)
-
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
-        heard = self._alone.all_gather(x, purpose)
+        heard = super().all_gather(x, purpose)
         self.events.append(("verdict", perf_counter()))
         return heard
 

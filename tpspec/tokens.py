@@ -117,6 +117,16 @@ class TokenTree:
         """The first `size` nodes: parents come first, so a prefix is a tree."""
         return self if size >= len(self.tokens) else self.only(range(size))
 
+    def up_to_depth(self, depth: int) -> TokenTree:
+        """The longest prefix of the tree that is no deeper than `depth`.
+
+        A prefix, so that nodes keep their numbers: a drafter reads the path of a verdict in the tree it proposed.
+        """
+        if len(self.tokens) <= depth:
+            return self
+        too_deep = (node for node, below in enumerate(self.depths()) if below > depth)
+        return self.pruned(next(too_deep, len(self.tokens)))
+
 
 NO_DRAFT = TokenTree()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpspec.cache.pages import BrokenPages, PagePool
-from tpspec.engine.scheduler import Commit, Plan, Scheduler, fair_shares, tally, up_to_depth
+from tpspec.engine.scheduler import Commit, Plan, Scheduler, fair_shares, tally
 from tpspec.model.batch import Span
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, Draws, TokenTree, Verdict
@@ -331,9 +331,9 @@ def test_a_tree_cut_by_depth_keeps_the_numbers_of_its_nodes_and_its_draws() -> N
     """Against renumbering: the drafter reads the accepted path in the tree it proposed."""
     draws = tuple(Draws((row,), (1.0,)) for row in range(6))
     tree = TokenTree(BUSH.tokens, BUSH.parents, draws)
-    assert up_to_depth(tree, 2) == TokenTree(BUSH.tokens[:4], BUSH.parents[:4], draws[:5])
-    assert up_to_depth(tree, 9) is tree
-    assert len(up_to_depth(tree, 0)) == 0
+    assert tree.up_to_depth(2) == TokenTree(BUSH.tokens[:4], BUSH.parents[:4], draws[:5])
+    assert tree.up_to_depth(9) is tree
+    assert len(tree.up_to_depth(0)) == 0
 
 
 def test_the_tally_counts_siblings_as_drafted_and_one_of_them_as_accepted() -> None:

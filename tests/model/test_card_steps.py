@@ -147,10 +147,8 @@ def test_every_key_that_is_seen_is_in_one_block(counts: list[int], num_rows: int
     runs = tuple((1000 * run, count) for run, count in enumerate(counts))
     slots = [first + at for first, count in runs for at in range(count)]
     span = Span(0, start, (5,) * num_rows, runs, num_rows)
-    table, room = (
-        card_steps.Table(len(slots), window, len(slots), torch.device("cpu")),
-        np.zeros(3 * len(slots), np.int64),
-    )
+    table = card_steps.Table(len(slots), window, len(slots), torch.device("cpu"))
+    room = np.zeros(3 * len(slots), np.int64)
     blocks = room[: 3 * table._put_blocks(span, room)].reshape(-1, 3).tolist()
     seen_from = 0 if window is None else max(0, start - window + 1)
     read = [(first + key, place + key) for first, count, place in blocks for key in range(count)]

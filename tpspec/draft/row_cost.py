@@ -17,7 +17,7 @@ class RowCost:
     def __init__(self) -> None:
         self.base_s = self.row_s = 0.0
         # How many forwards, their rows, seconds, rows squared, rows times seconds; older ones fading.
-        self._sums = 0.0, 0.0, 0.0, 0.0, 0.0
+        self._sums = [0.0] * 5
 
     def seconds(self, num_rows: int) -> float:
         return self.base_s + self.row_s * (num_rows - 1)
@@ -25,11 +25,13 @@ class RowCost:
     def add(self, num_rows: int, seconds: float) -> None:
         if self.base_s:
             seconds = min(seconds, OUTLIER * self.seconds(num_rows))
-        count, rows, sum_s, squares, products = self._sums
-        count, rows, sum_s = KEPT * count + 1, KEPT * rows + num_rows, KEPT * sum_s + seconds
-        squares, products = KEPT * squares + num_rows * num_rows, KEPT * products + num_rows * seconds
-        self._sums = count, rows, sum_s, squares, products
-        mean_rows, mean_s = rows / count, sum_s / count
+        terms = (1, num_rows, seconds, num_rows**2, num_rows * seconds)
+        self._sums = [KEPT * before + term for before, term in zip(self._sums, terms, strict=True)]
+        self._fit()
+
+    def _fit(self) -> None:
+        count, rows, seconds, squares, products = self._sums
+        mean_rows, mean_s = rows / count, seconds / count
         spread, together = squares - rows * mean_rows, products - rows * mean_s
         self.row_s = max(0.0, (together + ROW_WEIGHT * ROW_SHARE * mean_s) / (spread + ROW_WEIGHT))
         self.base_s = max(mean_s - self.row_s * (mean_rows - 1), ROW_SHARE * mean_s)

@@ -271,7 +271,7 @@ class Scheduler:
     ) -> tuple[list[Span], dict[int, TokenTree]]:
         """A span for each sequence, with at most num_rows tree nodes in all; and the trees as they were cut."""
         wanted = [NO_DRAFT if seq.is_doubtful else trees.get(seq.id, NO_DRAFT) for seq in verifying]
-        useful = [up_to_depth(tree, seq.remaining - 1) for seq, tree in zip(verifying, wanted, strict=True)]
+        useful = [tree.up_to_depth(seq.remaining - 1) for seq, tree in zip(verifying, wanted, strict=True)]
         shares = fair_shares([len(tree) for tree in useful], num_rows)
         spans: list[Span] = []
         cut: dict[int, TokenTree] = {}
@@ -367,17 +367,6 @@ class Scheduler:
         if recent:
             moves.recent_src.extend(recent[node] for node, _ in moved)
             moves.recent_dst.extend(recent[depth] for _, depth in moved)
-
-
-def up_to_depth(tree: TokenTree, depth: int) -> TokenTree:
-    """The longest prefix of the tree that is no deeper than `depth`.
-
-    A prefix, so that nodes keep their numbers: a drafter reads the path of a verdict in the tree it proposed.
-    """
-    if len(tree) <= depth:
-        return tree
-    too_deep = (node for node, below in enumerate(tree.depths()) if below > depth)
-    return tree.pruned(next(too_deep, len(tree)))
 
 
 def fair_shares(wants: list[int], total: int) -> list[int]:

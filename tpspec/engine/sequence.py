@@ -93,7 +93,7 @@ class Sequence:
     @property
     def is_ready(self) -> bool:
         """Only the root is not cached: its next span can carry a tree."""
-        return len(self.tokens) - self.num_cached == 1
+        return self.num_uncached == 1
 
     def unscored(self, stop: int) -> range:
         """Positions before `stop` that are to be read and owe the log-probability of the prompt's next token."""

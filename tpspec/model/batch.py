@@ -51,11 +51,7 @@ class Span:
         """Slot of every row, in layers with or without a window: those of the last len(tokens) positions."""
         slots: list[int] = []
         missing = len(self.tokens)
-        runs = self.held(windowed=windowed)[1]
-        if runs and runs[-1][1] >= missing:  # nearly always
-            end = sum(runs[-1])
-            return list(range(end - missing, end))
-        for first, count in reversed(runs):
+        for first, count in reversed(self.held(windowed=windowed)[1]):
             taken = min(count, missing)
             slots = [*range(first + count - taken, first + count), *slots]
             missing -= taken

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 class Runner:
     """Of the forwards of one decoder or head.
 
-    fixed_rows: every forward runs exactly that many, which on a card torch's steps do.
-    compiled: whether there may be steps for few rows, and attention of ours for many. recorded: whether a card may
-    record them. ledger: see `Graphs`.
+    fixed_rows: every forward runs exactly that many, which on a card torch's steps do. compiled: whether there may be
+    steps for few rows, and attention of ours for many. recorded: whether a card may record them. ledger: see `Graphs`.
     """
 
     def __init__(

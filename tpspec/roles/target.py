@@ -29,8 +29,8 @@ class Inbox(Protocol):
     def report(self, deltas: list[Delta], stats: Stats) -> None: ...
 
 
-class Report:
-    """Of the last round, until the inbox has it.
+class Untold:
+    """What the last round gave, until the inbox has it.
 
     Who reads may be gone, which must not keep the lead from a round that the other ranks are in: it fails afterwards,
     unless the round has failed.
@@ -66,25 +66,25 @@ def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
 
     What a round gave is reported before the next one begins, or while a card computes it, which then does not wait.
     """
-    report, number = Report(inbox), 0
+    untold, number = Untold(inbox), 0
     try:
         while True:
             number += 1
             if engine.is_idle or not engine.runs_ahead:
-                report.give()
+                untold.give()
             gathered = engine.gather()
             news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered)
             if news.stop is not None:
-                report.give()
+                untold.give()
             channel.share(news)
             if news.stop is not None:
                 return news.stop
-            deltas = engine.hear(news) + engine.step(report.try_to_give)
-            report.check()
+            deltas = engine.hear(news) + engine.step(untold.try_to_give)
+            untold.check()
             if deltas or news.cancels or not engine.is_idle:  # rounds that only read a prompt are progress too
-                report.keep(deltas, engine.stats())
+                untold.keep(deltas, engine.stats())
     finally:
-        report.try_to_give()  # of the round before one that failed
+        untold.try_to_give()  # of the round before one that failed
 
 
 def follow_rounds(engine: Engine, channel: Channel) -> int:

@@ -158,8 +158,8 @@ def _ranked(
     masses = [exp(score - top) for score in scores]
     whole = fsum(masses)
     best = scores.index(top)
-    first = best if winner is None else next((i for i, token in enumerate(ids) if token == winner), best)
     winner = ids[best] if winner is None else winner
+    first = ids.index(winner) if winner in ids else best
     # Ordered by scores, which are the same on all machines.
     ordered = sorted(range(len(ids)), key=scores.__getitem__, reverse=True) if width > 1 else []
     others = [i for i in ordered if ids[i] != winner and masses[i] > 0][: width - 1]
