@@ -13,7 +13,8 @@ runs in a process of its own, one after the other:
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
   products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
-                over its time, against the copy bandwidth; nothing of them is in a cache
+                over its time, against the copy bandwidth; nothing of them is in a cache. And a sum through peer memory
+                with the norm behind it, by one kernel against two, of a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
@@ -213,7 +214,32 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
                 found[f"{name}, share of the copy bandwidth"] = weights[0].nbytes / own_s / copied
         del weights
         forget()
+    if options.device == "cuda":
+        for num_rows in PRODUCT_ROWS[:2]:
+            found[f"a sum and its norm, rows: {num_rows}, one kernel to two"] = joined_to_apart(num_rows, shape.hidden)
     return found
+
+
+def joined_to_apart(num_rows: int, hidden: int) -> float:
+    """Of the times."""
+    from tpspec.cache.store import KVStore
+    from tpspec.comm.communicator import OneRank, Purpose
+    from tpspec.comm.peer import PeerMemory, memory_bytes
+    from tpspec.comm.replay_time import seconds_in_graph
+    from tpspec.model.card_steps import card_steps
+    from tpspec.model.steps import AddNorm, Norm, Shape
+
+    device, size = torch.device("cuda", 0), (num_rows, hidden)
+    memory = torch.zeros(memory_bytes(1), dtype=torch.uint8, device=device)
+    peers = PeerMemory(OneRank(), [memory.data_ptr()], device)
+    shape = Shape((0,), 64, torch.bfloat16, device, frozenset({None}), 1.0, "silu")
+    steps = card_steps(shape, (), KVStore(1, 1, 64, 64, torch.bfloat16, device))
+    assert steps is not None
+    x, norm = torch.zeros(size, device=device).bfloat16(), Norm(torch.ones(hidden, device=device), 1e-5)
+    then, part = AddNorm(steps, x, norm, None), torch.randn(size, device=device).bfloat16()
+    joined_s = seconds_in_graph(lambda part: peers.all_reduce_then(part, Purpose.mlp, then)[1], part, 20)
+    apart_s = seconds_in_graph(lambda part: then(peers.all_reduce(part, Purpose.mlp))[1], part, 20)
+    return joined_s / apart_s
 
 
 def product_s(products: list[Any], x: torch.Tensor) -> float:

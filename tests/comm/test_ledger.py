@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 
+from tests.emulated_card import emulated_card
 from tpspec.comm import distributed
-from tpspec.comm.communicator import OneRank, Purpose
+from tpspec.comm.communicator import ForOne, Made, OneRank, Purpose, Then
 from tpspec.comm.distributed import GATHER_BYTES, Distributed
 from tpspec.comm.ledger import Counted, Ledger, counted
 from tpspec.comm.messages import Tally
@@ -88,6 +91,45 @@ def test_seconds_are_those_spent_in_the_call() -> None:
     ledger = Ledger()
     Counted(Slow(), ledger).all_reduce(torch.ones(1), Purpose.mlp)
     assert 0.02 <= ledger.totals()[Purpose.mlp].seconds < 0.2
+
+
+class Doubling:
+    """What is made of a sum; slowly, where it is no part of the sum's kernel."""
+
+    def __call__(self, total: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return 2 * total
+
+    def with_peers(self, x: torch.Tensor, meeting: Any) -> torch.Tensor | None:
+        return 2 * x if meeting is not None else None
+
+
+class Joining(OneRank):
+    """A group whose kernels may sum and go on. meeting: None where there are none."""
+
+    size = 2
+
+    def __init__(self, meeting: object) -> None:
+        self.meeting = meeting
+
+    def all_reduce_then(self, x: torch.Tensor, purpose: Purpose, then: Then[Made]) -> Made:
+        made = then.with_peers(x, self.meeting)  # type: ignore[arg-type]
+        return then(self.all_reduce(x, purpose)) if made is None else made
+
+
+@pytest.mark.parametrize("meeting", [None, object()], ids=["in two kernels", "in one"])
+@pytest.mark.parametrize("on_card", [False, True])
+def test_a_sum_counts_once_whatever_is_made_of_it(on_card: bool, meeting: object) -> None:
+    """Stands against sums that are counted twice or never, and the time of a norm that passes for a link's."""
+    with emulated_card() if on_card else nullcontext():
+        ledger = Ledger()
+        comm = ForOne(Counted(Joining(meeting), ledger), Purpose.draft)
+        made = comm.all_reduce_then(torch.ones(2, 3, device="cuda" if on_card else "cpu"), Purpose.mlp, Doubling())
+        assert made.tolist() == [[2.0] * 3] * 2
+        (tally,) = ledger.since({}).items()
+    assert tally[0] is Purpose.draft
+    assert (tally[1].count, tally[1].bytes) == (1, 24)
+    assert tally[1].seconds < 0.02
 
 
 @pytest.mark.gpu

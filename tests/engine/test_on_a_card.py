@@ -23,6 +23,7 @@ from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.model.published import publish_mxfp4
 from tests.worlds import Script, Told, serve, topology
+from tpspec.comm import peer
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
 from tpspec.comm.gap import go_first
@@ -295,12 +296,18 @@ def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: P
     assert told.stats[-1].drafted > 0
 
 
-@pytest.mark.parametrize(("sampling", "most"), [(Sampling(), 8), (WARM, 11)], ids=["greedy", "warm"])
+@pytest.mark.parametrize(
+    ("sampling", "most", "sums"),
+    [(Sampling(), 8, "sum_add_norm"), (WARM, 11, "exchange")],
+    ids=["greedy", "warm, rows that are too wide"],
+)
 def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(
-    sampling: Sampling, most: int, folder: Path, few: None
+    sampling: Sampling, most: int, sums: str, folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank, which writes to its own memory as to a peer's. Stands against a collective that a recording leaves out,
     a round that launches kernel by kernel, and noise of one operation after another (75 of them, once)."""
+    if sums == "exchange":
+        monkeypatch.setattr(peer, "ROW_BYTES", 0)
     with emulated_card() as card:
         memory = torch.zeros(memory_bytes(1), dtype=torch.uint8)
         peers = PeerMemory(OneRank(), [memory.data_ptr()], CUDA)
@@ -312,7 +319,8 @@ def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(
         graphs_of = engine.target.decoder._runner._graphs
         assert graphs_of is not None
         for recording in graphs_of._recorder._graphs:
-            assert recording.kernels.count("exchange") == 2 * 2
+            assert recording.kernels.count(sums) == 2 * 2
+            assert not {"exchange", "sum_add_norm"}.difference({sums}).intersection(recording.kernels)
         engine.hear(News(round=1, requests=(Request(0, (5, 6, 7, 8), 40, sampling),)))
         engine.step()
         before = card.launches, card.replays

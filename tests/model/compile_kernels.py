@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
-from tpspec.model import card_experts, card_products, card_rows
+from tpspec.model import card_experts, card_products, card_rows, card_sums
 from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
 from tpspec.verify import card_noise
 
@@ -52,6 +52,11 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
         *((card_rows.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "out_at": x},
            {"dim": 4096, "wide": 4096, "adds": True, "norms_delta": norms_delta}) for norms_delta in (False, True)),
+        *((card_sums.sum_add_norm, {"partial_at": x, "x_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
+                                    "weight_at": "*fp32", "eps": "fp32", "out_at": x, "memories_at": "*i64",
+                                    "epochs_at": "*i32", "lost_at": "*i32", "most_looks": "i32"},
+           {"rank": 1, "size": 4, "leg": 2 * peer_kernel.leg_bytes(4), "dim": 4096, "wide": 4096,
+            "norms_delta": norms_delta, "on_card": True}) for norms_delta in (False, True)),
         *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "kind": kind})
           for kind in ("silu", "gelu", "clamped")),
         (card_rows.place, place | cache | TABLE,
@@ -132,6 +137,13 @@ def stack(cubin: bytes) -> int:
     return max(map(int, re.findall(r"STACK:(\d+)", told)))
 
 
+def sums(ttgir: str) -> list[str]:
+    """Which thread has which numbers of a sum, and with that the order in which they are added."""
+    layouts = dict(re.findall(r"(#\w+) = (#ttg\.\w+<.*>)\n", ttgir))
+    reduced = re.findall(r'"tt\.reduce"(?:.*\n)*?.*\}\) : \(tensor<(\w+), (#\w+)>', ttgir)
+    return sorted(f"{shape} {layouts[name]}" for shape, name in reduced)
+
+
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
@@ -145,7 +157,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             # As tensors are laid out: without it loads are not pipelined, and less is shared than on a card.
             whole = [name for name, kind in types.items() if kind != "fp32"]
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
-            options = {"num_warps": norm_warps(constants["wide"])} if kernel is card_rows.add_norm else {}
+            options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
             if "tile_outputs" in constants:
                 stages = card_products.COLUMN_STAGES if kernel is card_products._few_rows else card_products.STAGES
                 options = {"num_stages": stages[constants["tile_outputs"]]}
@@ -157,6 +169,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"outputs": constants.get("tile_outputs"), "stack": stack(made.asm["cubin"])}
             told |= {"products": sorted(set(re.findall(r"w?g?mma\.\S*\.(m\d+)n", made.asm["ptx"])))}
             told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
+            told |= {"sums": sums(made.asm["ttgir"]) if "norms_delta" in constants else None}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

@@ -6,7 +6,7 @@ Knows tensors and purposes; must not know models, requests or rounds.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.comm.peer import Meeting
 
+Made = TypeVar("Made")
+Made_co = TypeVar("Made_co", covariant=True)
 NOTE_BYTES = 2048  # of a text that ranks tell each other: an ipc path, or the error of one rank
 
 
@@ -28,6 +31,15 @@ class Purpose(StrEnum):
     logits = "logits"
     draft = "draft"
     control = "control"
+
+
+class Then(Protocol[Made_co]):
+    """What is made of a sum over ranks."""
+
+    def __call__(self, total: Tensor) -> Made_co: ...
+    def with_peers(self, x: Tensor, meeting: Meeting) -> Made_co | None:
+        """The same of the sum of everybody's x, bit for bit, by a kernel that sums as well; None where there is none.
+        Which it is must follow from shapes and types: every rank has to meet the others."""
 
 
 class Communicator(Protocol):
@@ -44,11 +56,21 @@ class Communicator(Protocol):
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
         """The sum over ranks, bitwise the same on each; may reuse x's memory."""
 
+    def all_reduce_then(self, x: Tensor, purpose: Purpose, then: Then[Made]) -> Made:
+        """`then` of what all_reduce gives, maybe in one kernel with it."""
+
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
         """[N, *x.shape]: x of every rank, in rank order, the same bytes on each."""
 
 
-class OneRank:
+class InTurn:
+    """A communicator that knows of no kernel that sums and goes on: first the one, then the other."""
+
+    def all_reduce_then(self: Communicator, x: Tensor, purpose: Purpose, then: Then[Made]) -> Made:
+        return then(self.all_reduce(x, purpose))
+
+
+class OneRank(InTurn):
     """A group of one: nothing to send, nothing to count."""
 
     rank = 0
@@ -71,6 +93,9 @@ class ForOne:
 
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
         return self._inner.all_reduce(x, self._purpose)
+
+    def all_reduce_then(self, x: Tensor, purpose: Purpose, then: Then[Made]) -> Made:
+        return self._inner.all_reduce_then(x, self._purpose, then)
 
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
         return self._inner.all_gather(x, self._purpose)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # torch does not list them
 
-from tpspec.comm.communicator import OneRank, Purpose, as_line, note_in, sum_in_order
+from tpspec.comm.communicator import InTurn, OneRank, Purpose, as_line, note_in, sum_in_order
 from tpspec.comm.shared import SharedMemory, Unavailable, share_memory
 from tpspec.comm.through_host import ThroughHost
 from tpspec.errors import UserError, WorldFailure
@@ -84,7 +84,7 @@ class Place:
         return self.address.startswith("/")
 
 
-class Distributed:
+class Distributed(InTurn):
     """A group of two or more processes. Not for two threads at once: a group has one order of collectives.
 
     ordered: add in rank order whatever the message, so that a row's bits do not depend on the rows beside it.

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from tpspec.comm.communicator import InTurn
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -131,7 +133,7 @@ class Emulation:
         return self.late_s / wanted if wanted else 0.0
 
 
-class Emulated:
+class Emulated(InTurn):
     """Another communicator, made to take a link's time times `dilation`, counted from when a call begins (on a card,
     from when what it sends has been computed).
 

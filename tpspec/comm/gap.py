@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from tpspec.comm.communicator import InTurn
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -74,7 +76,7 @@ class GapReader:
         return Sums(*SUMS.unpack_from(self._memory))
 
 
-class Filled:
+class Filled(InTurn):
     """A communicator that counts what a drafter works meanwhile. For the thread that runs the rounds alone.
 
     work_s: the drafter's CPU time so far; 0 if it is gone.

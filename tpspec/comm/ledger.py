@@ -7,12 +7,13 @@ known. A group of one is not wrapped: nothing is sent, nothing is counted.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from tpspec.comm.communicator import Purpose
+from tpspec.comm.communicator import Made, Purpose
 from tpspec.comm.messages import Tally
 
 if TYPE_CHECKING:
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.comm.communicator import Communicator
+    from tpspec.comm.communicator import Communicator, Then
+    from tpspec.comm.peer import Meeting
 
 NOTHING = Tally()
+
+Result = TypeVar("Result")
 
 
 class _Entry:
@@ -120,10 +124,17 @@ class Counted:
     def all_reduce(self, x: Tensor, purpose: Purpose) -> Tensor:
         return self._timed(self._inner.all_reduce, x, purpose)
 
+    def all_reduce_then(self, x: Tensor, purpose: Purpose, then: Then[Made]) -> Made:
+        """What is made of a sum takes its time only where one kernel does both."""
+        if not x.is_cuda:
+            return then(self.all_reduce(x, purpose))
+        verb = partial(self._inner.all_reduce_then, then=_Apart(then))
+        return self._timed(verb, x, purpose)()
+
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
         return self._timed(self._inner.all_gather, x, purpose)
 
-    def _timed(self, verb: Callable[[Tensor, Purpose], Tensor], x: Tensor, purpose: Purpose) -> Tensor:
+    def _timed(self, verb: Callable[[Tensor, Purpose], Result], x: Tensor, purpose: Purpose) -> Result:
         if x.is_cuda:
             if torch.cuda.is_current_stream_capturing():
                 return verb(x, purpose)  # nothing runs yet; whoever replays it enters it
@@ -135,6 +146,20 @@ class Counted:
         result = verb(x, purpose)
         self._ledger.add(purpose, x.nbytes, perf_counter() - begin)
         return result
+
+
+class _Apart(Generic[Made]):
+    """Another, of which what is no part of the sum's own kernel is left for later."""
+
+    def __init__(self, then: Then[Made]) -> None:
+        self._then = then
+
+    def __call__(self, total: Tensor) -> Callable[[], Made]:
+        return partial(self._then, total)
+
+    def with_peers(self, x: Tensor, meeting: Meeting) -> Callable[[], Made] | None:
+        made = self._then.with_peers(x, meeting)
+        return None if made is None else lambda: made
 
 
 def counted(comm: Communicator, ledger: Ledger) -> Communicator:

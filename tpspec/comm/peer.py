@@ -6,13 +6,24 @@ drivers claim peer access that is dead or wrong. Knows tensors and addresses; mu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import triton
 
 from tpspec.comm.communicator import Purpose
-from tpspec.comm.peer_kernel import CAPACITY, CHUNK_BYTES, PATIENCE, PROGRAMS, exchange, leg_bytes, sum_by_shares
+from tpspec.comm.peer_kernel import (
+    CAPACITY,
+    CHUNK_BYTES,
+    PATIENCE,
+    PROGRAMS,
+    ROW_BYTES,
+    ROWS,
+    exchange,
+    leg_bytes,
+    sum_by_shares,
+)
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -20,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.comm.communicator import Communicator
+    from tpspec.comm.communicator import Communicator, Made, Then
 
 TRIAL_LOOKS = 1 << 25  # at a flag, before a peer counts as lost: some seconds
 TRIALS = 50  # of each size
@@ -31,7 +42,24 @@ ALIGNED = 16  # numbers, at which the share of a rank begins: what Triton needs 
 
 def memory_bytes(size: int) -> int:
     """Of each of `size` ranks, zeros at the start."""
-    return 2 * leg_bytes(size)
+    return 3 * leg_bytes(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a kernel that sums rows needs to be given of the group, a program a row; see peer_kernel.py.
+
+    memories, epochs, lost: tensors on the card. leg: where the memory of such rows begins.
+    """
+
+    rank: int
+    size: int
+    memories: Tensor
+    epochs: Tensor
+    lost: Tensor
+    leg: int
+    most_looks: int
+    on_card: bool
 
 
 class PeerMemory:
@@ -47,7 +75,7 @@ class PeerMemory:
         self.most_looks = PATIENCE  # a rank that is gone is somebody else's to notice
         self._other, self._on_card = other, device.type == "cuda"
         self._memories = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self._epochs = torch.zeros(PROGRAMS, dtype=torch.int32, device=device)
+        self._epochs, self._row_epochs = torch.zeros(2, PROGRAMS, dtype=torch.int32, device=device).unbind()
         self._lost = torch.zeros(1, dtype=torch.int32, device=device)
 
     @property
@@ -68,12 +96,33 @@ class PeerMemory:
             self._sum_by_shares(x)
         return x
 
+    def all_reduce_then(self, x: Tensor, purpose: Purpose, then: Then[Made]) -> Made:
+        """x [T, D]: of few rows. Such as go in one leg, for the same words go the same way, by one kernel less."""
+        made = then.with_peers(x, self._meeting()) if self._is_of_few_rows(x) else None
+        return then(self.all_reduce(x, purpose)) if made is None else made
+
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
         if x.nbytes > min(self.most_bytes, CAPACITY):
             return self._other.all_gather(x, purpose)
         out = x.new_empty((self.size, *x.shape))
         self._exchange(x.contiguous().view(-1).view(torch.uint8), out.view(-1).view(torch.uint8), sums=False)
         return out
+
+    def _is_of_few_rows(self, x: Tensor) -> bool:
+        is_small = x.nbytes <= self.most_at_once and len(x) <= ROWS and x.nbytes <= len(x) * ROW_BYTES
+        return is_small and x.dtype in SUMMED and x.is_contiguous()
+
+    def _meeting(self) -> Meeting:
+        return Meeting(
+            self.rank,
+            self.size,
+            self._memories,
+            self._row_epochs,
+            self._lost,
+            2 * leg_bytes(self.size),
+            self.most_looks,
+            self._on_card,
+        )
 
     def _exchange(self, x: Tensor, out: Tensor, *, sums: bool) -> None:
         chunk = CHUNK_BYTES // x.itemsize

@@ -9,6 +9,7 @@ Annotations are Triton's.
 
 The memory of a rank, once for each leg: flags [2, N, P] of int32, then messages [2, N, CAPACITY bytes]; N ranks, P
 programs. A program has the same piece of every message, whoever wrote it, so that programs need not know each other.
+A third leg, with epochs of its own, is for kernels that sum a row a program and go on with it (model/card_sums.py).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ PROGRAMS = 64
 CHUNK_BYTES = 2048  # of a program: 16 for each of its threads
 CAPACITY = PROGRAMS * CHUNK_BYTES
 PATIENCE = (1 << 31) - 16  # looks at a flag, some minutes
+ROWS = 8  # of the third leg
+ROW_BYTES = CAPACITY // ROWS
 
 _PROGRAMS, _CAPACITY, _PATIENCE = tl.constexpr(PROGRAMS), tl.constexpr(CAPACITY), tl.constexpr(PATIENCE)
 
 
 def leg_bytes(size: int) -> int:
-    """Of the memory of each of `size` ranks."""
+    """Of the memory of each of `size` ranks, for one leg."""
     return 2 * size * (PROGRAMS * 4 + CAPACITY)
 
 
@@ -56,14 +59,14 @@ def exchange(
     epoch = tl.load(epochs_at + program) + 1
     x = tl.load(x_at + places, mask=real, other=0)
     for peer in tl.static_range(size):
-        tl.store(_message(x_at, memories_at, peer, rank, epoch, 0, size) + places, x, mask=real)
-    _meet(memories_at, program, epoch, lost_at, 0, most_looks, rank, size, on_card)
+        tl.store(message(x_at, memories_at, peer, rank, epoch, 0, size) + places, x, mask=real)
+    meet(memories_at, program, epoch, lost_at, 0, most_looks, rank, size, on_card)
     if sums:
-        total = _total(x_at, memories_at, places, real, epoch, rank, size, chunk)
+        total = total_of(x_at, memories_at, places, real, epoch, 0, rank, size, chunk)
         tl.store(out_at + places, total.to(out_at.dtype.element_ty), mask=real)
     else:
         for peer in tl.static_range(size):
-            come = _message(x_at, memories_at, rank, peer, epoch, 0, size) + places
+            come = message(x_at, memories_at, rank, peer, epoch, 0, size) + places
             tl.store(out_at + peer * count + places, tl.load(come, mask=real, other=0, volatile=True), mask=real)
     tl.store(epochs_at + program, epoch)
 
@@ -93,22 +96,22 @@ def sum_by_shares(
     for peer in tl.static_range(size):
         real = (places < share) & (peer * share + places < count)
         part = tl.load(x_at + peer * share + places, mask=real, other=0)
-        tl.store(_message(x_at, memories_at, peer, rank, epoch, 0, size) + places, part, mask=real)
-    _meet(memories_at, program, epoch, lost_at, 0, most_looks, rank, size, on_card)
+        tl.store(message(x_at, memories_at, peer, rank, epoch, 0, size) + places, part, mask=real)
+    meet(memories_at, program, epoch, lost_at, 0, most_looks, rank, size, on_card)
     real = (places < share) & (rank * share + places < count)
-    total = _total(x_at, memories_at, places, real, epoch, rank, size, chunk).to(x_at.dtype.element_ty)
+    total = total_of(x_at, memories_at, places, real, epoch, 0, rank, size, chunk).to(x_at.dtype.element_ty)
     for peer in tl.static_range(size):
-        tl.store(_message(x_at, memories_at, peer, rank, epoch, leg, size) + places, total, mask=real)
-    _meet(memories_at, program, epoch, lost_at, leg, most_looks, rank, size, on_card)
+        tl.store(message(x_at, memories_at, peer, rank, epoch, leg, size) + places, total, mask=real)
+    meet(memories_at, program, epoch, lost_at, leg, most_looks, rank, size, on_card)
     for peer in tl.static_range(size):
         real = (places < share) & (peer * share + places < count)
-        come = _message(x_at, memories_at, rank, peer, epoch, leg, size) + places
+        come = message(x_at, memories_at, rank, peer, epoch, leg, size) + places
         tl.store(x_at + peer * share + places, tl.load(come, mask=real, other=0, volatile=True), mask=real)
     tl.store(epochs_at + program, epoch)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _message(
+def message(
     x_at: tl.tensor,
     memories_at: tl.tensor,
     owner: tl.constexpr,
@@ -124,26 +127,27 @@ def _message(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _total(
+def total_of(
     x_at: tl.tensor,
     memories_at: tl.tensor,
     places: tl.tensor,
     real: tl.tensor,
     epoch: tl.tensor,
+    leg: tl.constexpr,
     rank: tl.constexpr,
     size: tl.constexpr,
     chunk: tl.constexpr,
 ) -> tl.tensor:
-    """The sum of what everybody has told this rank in the first leg, float32."""
+    """The sum, in rank order, of what everybody has told this rank in a leg; float32."""
     total = tl.zeros((chunk,), tl.float32)
     for peer in tl.static_range(size):
-        come = _message(x_at, memories_at, rank, peer, epoch, 0, size) + places
+        come = message(x_at, memories_at, rank, peer, epoch, leg, size) + places
         total += tl.load(come, mask=real, other=0, volatile=True).to(tl.float32)  # not a cache's of the epoch before
     return total
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _meet(
+def meet(
     memories_at: tl.tensor,
     program: tl.tensor,
     epoch: tl.tensor,

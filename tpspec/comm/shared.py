@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tpspec import native
-from tpspec.comm.communicator import Purpose, sum_in_order, told_by_all
+from tpspec.comm.communicator import InTurn, Purpose, sum_in_order, told_by_all
 from tpspec.comm.process import Peer, num_cores
 from tpspec.errors import WorldFailure
 
@@ -51,7 +51,7 @@ class Unavailable(Exception):
         self.expected = expected
 
 
-class SharedMemory:
+class SharedMemory(InTurn):
     """A group of two or more processes of one host, made by `share_memory`. Not for two threads at once."""
 
     is_queued = False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from tpspec.comm.communicator import sum_in_order
+from tpspec.comm.communicator import InTurn, sum_in_order
 from tpspec.errors import WorldFailure
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _Meeting:
         return [places[other][1] for other in sorted(places)]
 
 
-class ThreadCommunicator:
+class ThreadCommunicator(InTurn):
     """One rank of a `ThreadWorld`."""
 
     is_queued = False

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpspec.comm.communicator import InTurn
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.comm.communicator import Communicator, Purpose
 
 
-class ThroughHost:
+class ThroughHost(InTurn):
     """A communicator of tensors on a device, over one of tensors on the host."""
 
     is_queued = False

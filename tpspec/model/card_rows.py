@@ -51,15 +51,15 @@ def add_norm(
     if adds:
         delta = tl.load(delta_at + row * dim + columns, mask=real, other=0.0)
         if norms_delta:
-            delta = _normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
+            delta = rms_normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
         x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
         tl.store(x_at + row * dim + columns, x, mask=real)
-    normed = _normed(x, weight_at, eps, columns, dim)
+    normed = rms_normed(x, weight_at, eps, columns, dim)
     tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _normed(x: tl.tensor, weight_at: tl.tensor, eps: float, columns: tl.tensor, dim: tl.constexpr) -> tl.tensor:
+def rms_normed(x: tl.tensor, weight_at: tl.tensor, eps: float, columns: tl.tensor, dim: tl.constexpr) -> tl.tensor:
     """Of a whole row, which is 0 beyond its numbers; float32."""
     x = x.to(tl.float32)
     weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)

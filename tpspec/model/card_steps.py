@@ -19,6 +19,7 @@ import torch
 import triton
 
 from tpspec.model import card_rows as kernels
+from tpspec.model.card_sums import sum_add_norm
 from tpspec.staged import Staged
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.store import KVStore
+    from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Runs, Span
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Layer, Norm, Shape
@@ -204,6 +206,20 @@ class CardSteps:
         kernels.add_norm[(num_rows,)](
             x_TD, x_TD if delta_TD is None else delta_TD, first.weight, first.eps, norm.weight, norm.eps, normed_TD,
             dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
+            num_warps=norm_warps(wide),
+        )  # fmt: skip
+        return x_TD, normed_TD
+
+    def sum_add_norm(
+        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None
+    ) -> tuple[Tensor, Tensor]:
+        """x is overwritten."""
+        num_rows, dim = x_TD.shape
+        normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
+        sum_add_norm[(num_rows,)](
+            partial_TD, x_TD, first.weight, first.eps, norm.weight, norm.eps, normed_TD, meeting.memories,
+            meeting.epochs, meeting.lost, meeting.most_looks, rank=meeting.rank, size=meeting.size, leg=meeting.leg,
+            dim=dim, wide=wide, norms_delta=delta_norm is not None, on_card=meeting.on_card,
             num_warps=norm_warps(wide),
         )  # fmt: skip
         return x_TD, normed_TD

@@ -137,6 +137,9 @@ class CompiledSteps:
         self._add_norm(at, delta, *first, norm.weight.data_ptr(), norm.eps, at, out, num_rows, dim)
         return x_TD, buffers.normed
 
+    def sum_add_norm(self, *_: object) -> None:
+        return None
+
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
         buffers = self._of(round.num_rows)
         q, out = buffers.q.data_ptr(), buffers.attended.data_ptr()

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from tpspec.comm.communicator import Purpose
 from tpspec.model.graphs import Forward
 from tpspec.model.runner import Runner
+from tpspec.model.steps import AddNorm
 from tpspec.staged import sent
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -122,25 +123,31 @@ class Decoder:
 
     def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
         """What leaves the final norm, and what was tapped; x may be overwritten."""
-        delta_TD: Tensor | None = None
-        delta_norm: Norm | None = None
+        norms = self._norms()
+        x_TD, normed_TD = steps.add_norm(x_TD, None, next(norms))
         tapped: dict[int, Tensor] = {}
         for layer in self.layers:
+            if layer.index in taps:
+                tapped[layer.index] = x_TD.clone()
             if layer.index not in self.left_out.attention:
-                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.attention_norm, delta_norm)
-                if layer.index in taps:
-                    tapped[layer.index] = x_TD.clone()
                 partial_TD = layer.o(steps.attention(layer, layer.qkv(normed_TD), round))
-                delta_TD = self.comm.all_reduce(partial_TD, Purpose.attention)
-                delta_norm = layer.attention_out_norm
+                then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm)
+                x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
             if layer.index not in self.left_out.mlp:
-                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm, delta_norm)
                 partial_TD = layer.mlp(normed_TD, steps)
-                delta_TD = self.comm.all_reduce(partial_TD, Purpose.mlp)
-                delta_norm = layer.mlp_out_norm
-        x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, self.norm, delta_norm)
+                then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm)
+                x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.mlp, then)
         last = {len(self.layers): x_TD, FINAL: normed_TD}
         return normed_TD, tapped | {tap: last[tap].clone() for tap in taps if tap in last}
+
+    def _norms(self) -> Iterator[Norm]:
+        """Of what enters each sublayer that is not left out, and of what leaves the last."""
+        for layer in self.layers:
+            if layer.index not in self.left_out.attention:
+                yield layer.attention_norm
+            if layer.index not in self.left_out.mlp:
+                yield layer.mlp_norm
+        yield self.norm
 
 
 def _padded(x_TD: Tensor, num_rows: int) -> Tensor:

@@ -10,7 +10,7 @@ Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.store import KVStore, Slots
+    from tpspec.comm.peer import Meeting
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
     from tpspec.model.linear import Linear
@@ -107,6 +108,11 @@ class Steps(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """(x + delta, norm of that); may overwrite x. delta_norm: of delta, before it is added."""
 
+    def sum_add_norm(
+        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """add_norm of the sum over ranks of their parts, by one kernel for all; None where there is none."""
+
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         """Writes the rows' keys and values, then attends: [T, H * E]."""
 
@@ -115,6 +121,21 @@ class Steps(Protocol):
 
     def slots(self, num_rows: int) -> Tensor | None:
         """Of the round's rows, on a card that knows them alone, below 0 where a row is padding; else None."""
+
+
+class AddNorm(NamedTuple):
+    """What the steps make of a sum over ranks."""
+
+    steps: Steps
+    x_TD: Tensor
+    norm: Norm
+    delta_norm: Norm | None
+
+    def __call__(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        return self.steps.add_norm(self.x_TD, total, self.norm, self.delta_norm)
+
+    def with_peers(self, x: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor] | None:
+        return self.steps.sum_add_norm(self.x_TD, x, meeting, self.norm, self.delta_norm)
 
 
 class FewSteps(Steps, Protocol):
@@ -179,6 +200,9 @@ class TorchSteps:
         if delta_TD is not None:
             x_TD = x_TD + (delta_TD if delta_norm is None else delta_norm(delta_TD))
         return x_TD, norm(x_TD)
+
+    def sum_add_norm(self, *_: object) -> None:
+        return None
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
         H, G = self._shape.num_heads, self._shape.num_kv_heads

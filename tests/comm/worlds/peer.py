@@ -1,7 +1,8 @@
 """Ranks that see each other's memory, which is a file of each here; the kernel runs in Triton's interpreter.
 
 argv[1]: a folder for the files; argv[2]: `agree` with gloo, `wrong`: rank 1 is told another place for rank 0's, or
-`late`: rank 1 comes to its first message long after rank 0's looks would have been spent.
+`late`: rank 1 comes to its first message long after rank 0's looks would have been spent, or `rows`: by one kernel with
+a norm, against two.
 """
 
 from __future__ import annotations
@@ -15,15 +16,26 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
+from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import Communicator, Purpose
 from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.peer import PeerMemory, attempt, memory_bytes, warm_up
 from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
+from tpspec.model.card_steps import CardSteps, Tiling
+from tpspec.model.steps import AddNorm, Norm, Shape
 
 CPU = torch.device("cpu")
 LOOKS = 5_000  # some hundred milliseconds
 # Not bfloat16, which the interpreter takes for whole numbers in places.
+ROWS = (  # and whether they are summed by the norm's kernel: not too many, nor too wide
+    (1, 64, torch.float32, True),
+    (6, 48, torch.float16, True),
+    (9, 64, torch.float32, False),
+    (2, 4096, torch.float32, True),
+    (8, 600, torch.float32, True),
+    (1, 4100, torch.float32, False),
+)
 CALLS = ((3, torch.float32), (1024, torch.float16), (1500, torch.float32), (2100, torch.float16))
 
 
@@ -59,6 +71,32 @@ def agree(peers: PeerMemory, gloo: Communicator) -> None:
     say("lost" if peers.is_lost else "same" if same else "differs")
 
 
+def rows(peers: PeerMemory, gloo: Communicator) -> None:
+    """Sums with a norm behind them are, in one kernel, what they are in two: few rows and wide ones, one after another
+    in the same memory."""
+    shape = Shape((0,), 16, torch.float32, CPU, frozenset({None}), 1.0, "silu")
+    steps = CardSteps(shape, (), KVStore(1, 1, 16, 16, torch.float32, CPU), 1, Tiling(32, 16, 0, 64))
+    random = torch.Generator().manual_seed(gloo.rank)
+    at_once, by_two = peers.most_at_once, peers.all_reduce
+    apart: list[bool] = []
+    peers.all_reduce = lambda *given: (apart.append(True), by_two(*given))[1]  # type: ignore[method-assign]
+    same = True
+    for turn, (count, dim, dtype, joined) in enumerate(ROWS * 2):
+        part = torch.randn(count, dim, generator=random).to(dtype)
+        x, weight, out_weight = (
+            gloo.all_gather(torch.randn(size, generator=random), Purpose.control)[0]
+            for size in ((count, dim), (dim,), (dim,))
+        )
+        norm, out_norm = Norm(weight, 1e-5), Norm(out_weight, 1e-3) if turn % 2 else None
+        made: list[torch.Tensor] = []
+        apart.clear()
+        for peers.most_at_once in (0, at_once):
+            then = AddNorm(steps, x.to(dtype, copy=True), norm, out_norm)
+            made += peers.all_reduce_then(part.clone(), Purpose.mlp, then)
+        same &= torch.equal(made[0], made[2]) and torch.equal(made[1], made[3]) and len(apart) == 2 - joined
+    say("lost" if peers.is_lost else "same" if same else "differs")
+
+
 def late(peers: PeerMemory, gloo: Communicator) -> None:
     if gloo.rank == 1:
         time.sleep(3.0)  # it compiles
@@ -89,9 +127,12 @@ def main() -> None:
         if sys.argv[2] == "wrong" and world.rank == 1:
             addresses[0] = elsewhere.data_ptr()
         peers = PeerMemory(gloo, addresses, CPU)
-        peers._epochs.fill_(2**31 - 6)  # days later: it wraps soon
+        for epochs in (peers._epochs, peers._row_epochs):
+            epochs.fill_(2**31 - 6)  # days later: it wraps soon
         if sys.argv[2] == "agree":
             agree(peers, gloo)
+        elif sys.argv[2] == "rows":
+            rows(peers, gloo)
         elif sys.argv[2] == "late":
             late(peers, gloo)
         else:

@@ -1,6 +1,7 @@
 """Ranks that share one card, and its memory: sums, gathers, then rounds whose collectives are part of a recording.
 
-argv[1]: a checkpoint. Writes "same" where sums are right and the text of recorded rounds is that of plain ones.
+argv[1]: a checkpoint. Writes "same" where sums are right, with and without a norm behind them, and the text
+of recorded rounds is that of plain ones.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from pathlib import Path
 
 import torch
 
+from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import Communicator, Purpose
 from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.messages import News
+from tpspec.comm.peer import PeerMemory
 from tpspec.comm.peer_cards import share_cards
 from tpspec.comm.through_host import ThroughHost
+from tpspec.model.card_steps import card_steps
+from tpspec.model.steps import AddNorm, Norm, Shape
 from tpspec.request import Request
 from tpspec.roles.build import build_engine
 from tpspec.topology.config import automatic
@@ -33,6 +38,21 @@ def sums_are_right(peers: Communicator, host: Communicator) -> bool:
             summed = peers.all_reduce(x.to(CARD), Purpose.mlp).cpu()
             right &= torch.equal(gathered, host.all_gather(x, Purpose.pick))
             right &= torch.equal(summed, host.all_reduce(x.clone(), Purpose.mlp))
+    return right
+
+
+def norms_are_right(peers: PeerMemory) -> bool:
+    """By the kernel that sums and by one of their own, to the bit: rounds of few rows take the one, of more the two."""
+    shape = Shape((0,), 64, torch.bfloat16, CARD, frozenset({None}), 1.0, "silu")
+    steps = card_steps(shape, (), KVStore(1, 1, 64, 64, torch.bfloat16, CARD))
+    assert steps is not None
+    right, random = True, torch.Generator().manual_seed(peers.rank)
+    for num_rows, dim, dtype in ((1, 576, torch.float16), (6, 4096, torch.bfloat16), (8, 8192, torch.bfloat16)):
+        part = torch.randn(num_rows, dim, generator=random).to(CARD, dtype)
+        x, norm = torch.full_like(part, 0.3), Norm(torch.linspace(0.5, 2, dim, device=CARD), 1e-5)
+        joined = peers.all_reduce_then(part.clone(), Purpose.mlp, AddNorm(steps, x.clone(), norm, norm))
+        apart = steps.add_norm(x.clone(), peers.all_reduce(part.clone(), Purpose.mlp), norm, norm)
+        right &= all(torch.equal(*both) for both in zip(joined, apart, strict=True))
     return right
 
 
@@ -55,7 +75,7 @@ def main() -> None:
         host = world.group(range(world.size), ordered=True, transport="host")  # as peers sum: in the order of ranks
         assert isinstance(host, ThroughHost)
         peers = share_cards(host, host._host, CARD)
-        right = sums_are_right(peers, host._host)
+        right = sums_are_right(peers, host._host) & norms_are_right(peers)
         plain = text(Path(sys.argv[1]), host)
         peers.is_queued = True  # every message of this model is small enough
         recorded = text(Path(sys.argv[1]), peers)
