@@ -7,7 +7,7 @@ The lead's own loop over a model, as on a card: rounds of few rows are replays, 
 tables and embeddings that are written as ever. From the moment a verdict has come to the next replay a card has nothing
 to do: that is measured, and what lies between two passes of a draft model, the draw included. What the host does from a
 replay to the verdict, a card computes beside: it reports what the last round gave, and launches the draw (which is of
-few ids here, or it would fill the host's caches). CUDA's own calls (a replay's launch, two copies, waking up) come on
+few ids here, or it would fill the host's caches). CUDA's own calls (a replay's launch, waking up) come on
 top: scripts/bench_gpu.py has them.
 """
 

@@ -23,7 +23,8 @@ def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device
 
 
 class Staged:
-    """`size` numbers on the host (pinned, for a card) and as many on the device, always at the same place."""
+    """`size` numbers on the host (pinned, for a card) and as many on the device, always at the same places: the copy
+    may be part of a recording."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         on_card = device.type == "cuda"
@@ -32,14 +33,17 @@ class Staged:
         self._copied = torch.cuda.Event() if on_card else None  # type: ignore[no-untyped-call]
 
     def room(self) -> Tensor:
-        """Where to write what goes next; waits until what went last has left."""
+        """Where to write what goes next; waits until what went last has left, by what `sent` was told."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._here
 
-    def send(self, size: int) -> None:
-        """The first `size` numbers, after all that was asked of the device before."""
-        self.there[:size].copy_(self._here[:size], non_blocking=True)
+    def copy(self, start: int, stop: int) -> None:
+        """Numbers [start, stop) as they are then, after all that was asked of the device before."""
+        self.there[start:stop].copy_(self._here[start:stop], non_blocking=True)
+
+    def sent(self) -> None:
+        """What was written has left once the device has done what it was asked for so far."""
         if self._copied is not None:
             self._copied.record()
 

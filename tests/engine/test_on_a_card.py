@@ -298,7 +298,7 @@ def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: P
 
 @pytest.mark.parametrize(
     ("sampling", "most", "sums"),
-    [(Sampling(), 8, "sum_add_norm"), (WARM, 11, "exchange")],
+    [(Sampling(), 6, "sum_add_norm"), (WARM, 9, "exchange")],
     ids=["greedy", "warm, rows that are too wide"],
 )
 def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(

@@ -83,16 +83,21 @@ class Again:
 
 
 class Notes:
-    """Steps that only note what began."""
+    """Steps that only note what a recording has fetched when its rows come."""
 
     def __init__(self) -> None:
-        self.begun: list[int] = []
+        self.put_rows = self.copied_rows = 0
 
     def fits(self, spans: Any, num_rows: int) -> bool:
         return True
 
-    def begin(self, spans: Any, num_rows: int) -> None:
-        self.begun.append(num_rows)
+    def put(self, spans: Any, num_rows: int) -> None:
+        self.put_rows = num_rows
+
+    def copy(self) -> None:
+        self.copied_rows = self.put_rows
+
+    def sent(self) -> None: ...
 
 
 class Doubling:
@@ -107,6 +112,7 @@ class Doubling:
         )
 
     def _run(self, x_TD: torch.Tensor, steps: Notes, begun: None, taps: tuple[int, ...]) -> Forward:
+        assert steps.copied_rows == len(x_TD)
         x_TD += self._comm.all_reduce(x_TD.clone(), Purpose.mlp)
         return Forward(x_TD.clone(), {tap: x_TD + tap for tap in taps})
 

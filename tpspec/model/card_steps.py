@@ -38,6 +38,7 @@ MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
+USUAL_BLOCKS = 512  # whose part of the table always goes to the card: 12 KB, of 32,000 keys in few runs
 FEW_RUNS = 8  # of slots of a sequence, whose blocks are made run by run in less time than all at once
 MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
 USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
@@ -91,7 +92,8 @@ class Table:
         self._window = window
         # A block has one key at least, and spans may share some.
         self._most_blocks = 2 * num_slots
-        self._numbers = Staged(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * self._most_blocks, torch.int64, device)
+        self._numbers = Staged(_table_size(self._most_blocks), torch.int64, device)
+        self._usual_size = _table_size(min(USUAL_BLOCKS, self._most_blocks))
         begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
         self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
 
@@ -104,9 +106,9 @@ class Table:
         held = (span.held(windowed=self._window is not None)[1] for span in spans)
         return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
 
-    def send(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
-        """By one copy that nobody waits for; rows behind the spans' are padding. stand_see: of each span, by row, its
-        position and what it sees."""
+    def put(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
+        """Rows behind the spans' are padding. stand_see: of each span, by row, its position and what it sees. What
+        `copy` leaves out goes to the card at once."""
         numbers = self._numbers.room().numpy()
         numbers[: kernels.BLOCKS_AT] = 0
         numbers[kernels.ROW_SLOT * MOST_ROWS :][:MOST_ROWS] = -1
@@ -123,7 +125,14 @@ class Table:
                 words[tile_at : tile_at + kernels.TILE_SIZE] = array("q", tile)
                 tile_at += kernels.TILE_SIZE
             first, num_blocks = first + count, end
-        self._numbers.send(kernels.BLOCKS_AT + kernels.BLOCK_SIZE * num_blocks)
+        if (size := _table_size(num_blocks)) > self._usual_size:
+            self._numbers.copy(self._usual_size, size)
+
+    def copy(self) -> None:
+        self._numbers.copy(0, self._usual_size)
+
+    def sent(self) -> None:
+        self._numbers.sent()
 
     def _put_blocks(self, span: Span, room: NDArray[np.int64]) -> int:
         """(first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run; how many.
@@ -152,6 +161,10 @@ class Table:
             room[: kernels.BLOCK_SIZE] += before, -before, before
         room[size - 2] -= (last + 1) * kernels.KEYS - stop
         return last + 1 - first
+
+
+def _table_size(num_blocks: int) -> int:
+    return kernels.BLOCKS_AT + kernels.BLOCK_SIZE * num_blocks
 
 
 def _put_scattered(begin: int, runs: Runs, seen_from: int, room: NDArray[np.int64]) -> int:
@@ -190,12 +203,27 @@ class CardSteps:
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> int:
         """The rows per tile of a round of so many rows; the rest is in the tables."""
+        tile_rows = self.put(spans, num_rows)
+        self.copy()
+        self.sent()
+        return tile_rows
+
+    def put(self, spans: Sequence[Span], num_rows: int) -> int:
+        """What `begin` returns."""
         assert num_rows <= MOST_ROWS, "who asks has looked whether they fit"
         tile_rows = self._tile_rows(num_rows)
         stand_see = [(span.positions(), _sees(span)) for span in spans]
         for table in self._tables.values():
-            table.send(spans, stand_see, tile_rows)
+            table.put(spans, stand_see, tile_rows)
         return tile_rows
+
+    def copy(self) -> None:
+        for table in self._tables.values():
+            table.copy()
+
+    def sent(self) -> None:
+        for table in self._tables.values():
+            table.sent()
 
     def add_norm(
         self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tpspec.model.graphs import Recorder, Taps
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import FewSteps, Layer, Norm, Shape, Steps
+    from tpspec.model.steps import Layer, Norm, RecordedSteps, Shape, Steps
 
 FINAL = -1  # as a layer: what leaves the final norm
 
@@ -66,7 +66,7 @@ class Decoder:
         self._runner = Runner(shape, ropes, store, embedding, fixed_rows=fixed_rows, compiled=compiled,
                               recorded=comm.is_queued, ledger=ledger)  # fmt: skip
 
-    def record(self, steps: FewSteps, recorder: Recorder) -> None:
+    def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
         """See `Runner`."""
         self._runner.record(steps, recorder)
 

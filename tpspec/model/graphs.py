@@ -1,5 +1,6 @@
 """Forwards of few rows, recorded once for each of some row counts, and replayed: no launch but the replay's stands
-between the host and the card. A round takes the least recorded count that holds its rows; the rest is padding.
+between the host and the card, which fetches what changes from where the host has written it. A round takes the least
+recorded count that holds its rows; the rest is padding.
 
 Collectives are part of a recording. They are counted at every replay; their seconds are those of a rehearsal before the
 recording, when nothing stood between a launch and the next one. Must not know layers: it is handed a forward.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.comm.messages import Tally
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Embedding
-    from tpspec.model.steps import FewSteps
+    from tpspec.model.steps import FewSteps, RecordedSteps
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REHEARSALS = 2  # the first compiles kernels and sets up communicators; the second is timed
@@ -96,16 +97,14 @@ class _Recording:
 
 class Graphs:
     """The recordings of one decoder or head, which hands in its own forward, `run`, each time: over x [T, D], which it
-    may overwrite, by `steps`, with what their `begin` returned.
+    may overwrite, by `steps`, with what their `put` returned; of no spans, that makes rows that are all padding.
 
-    embedding: of the spans' tokens. steps: whose launches are the same for every round of as many rows, since what
-    changes `begin` puts elsewhere; of no spans, it makes rows that are all padding. ledger: of the collectives in it,
-    where there are some.
+    embedding: of the spans' tokens. ledger: of the collectives in a recording, where there are some.
     """
 
     def __init__(
         self,
-        steps: FewSteps,
+        steps: RecordedSteps,
         recorder: Recorder,
         embedding: Embedding,
         dtype: torch.dtype,
@@ -137,9 +136,9 @@ class Graphs:
         returns."""
         num_rows = ROW_COUNTS[bisect_left(ROW_COUNTS, len(tokens))]
         recording = self._recording(run, num_rows, taps)
-        self._put(tokens, num_rows)
-        self._steps.begin(spans, num_rows)
+        self._put(spans, tokens, num_rows)
         recording.replay()
+        self._sent()
         self._ledger.enter(recording.collectives)
         return recording.forward.first(len(tokens))
 
@@ -155,24 +154,31 @@ class Graphs:
         return found
 
     def _record(self, run: Run, num_rows: int, taps: Taps) -> _Recording:
-        self._put((), num_rows)
-        begun = self._steps.begin((), num_rows)
-        x_TD = self._rows.there.view(-1, self._embedding.width)[:num_rows]
+        width, begun = self._embedding.width, self._put((), (), num_rows)
+        x_TD = self._rows.there.view(-1, width)[:num_rows]
 
         def work() -> Forward:
+            self._rows.copy(0, num_rows * width)
+            self._steps.copy()
             return run(x_TD, self._steps, begun, taps)
 
         for _ in range(REHEARSALS):
             collectives = self._ledger.aside(work)
         forward, replay = self._recorder.record(work)
+        self._sent()
         return _Recording(forward, replay, collectives)
 
-    def _put(self, tokens: Sequence[int], num_rows: int) -> None:
+    def _put(self, spans: Sequence[Span], tokens: Sequence[int], num_rows: int) -> Any:
+        """What changes from forward to forward, where a recording takes it from."""
         width, room = self._embedding.width, self._rows.room()
         self._embedding.put(tokens, room)
         if len(tokens) < num_rows:
             room[len(tokens) * width : num_rows * width] = 0
-        self._rows.send(num_rows * width)
+        return self._steps.put(spans, num_rows)
+
+    def _sent(self) -> None:
+        self._rows.sent()
+        self._steps.sent()
 
 
 class RowGraphs:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.embedding import Embedding
     from tpspec.model.graphs import Recorder, Run, Taps
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import FewSteps, Shape, Steps
+    from tpspec.model.steps import FewSteps, RecordedSteps, Shape, Steps
 
 
 class Runner:
@@ -58,11 +58,17 @@ class Runner:
         if self._on_card:
             torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new number of keys
         compiled = compiled and not (self._on_card and fixed_rows is not None)
-        self.few: FewSteps | None = _few_steps(shape, ropes, store) if compiled else None
-        if self.few is not None and self._on_card and recorded:
-            self.record(self.few, CardRecorder())
+        self.few: FewSteps | None = None
+        if compiled and not self._on_card:
+            self.few = compiled_steps(shape, ropes, store)
+        elif compiled:
+            from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
 
-    def record(self, steps: FewSteps, recorder: Recorder) -> None:
+            self.few = steps = card_steps(shape, ropes, store)
+            if steps is not None and recorded:
+                self.record(steps, CardRecorder())
+
+    def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
         """From now on few rows take these steps, which are the same launches for every forward of as many rows."""
         shape, self.few = self._shape, steps
         self._graphs = Graphs(steps, recorder, self._embedding, shape.dtype, shape.device, self._ledger)
@@ -105,11 +111,3 @@ class Runner:
         for num_rows in reversed(ROW_COUNTS):
             x_TD = torch.zeros(num_rows, self._embedding.width, dtype=self._shape.dtype, device=self._shape.device)
             self._ledger.aside(partial(run, x_TD, few, few.begin((), num_rows), taps))
-
-
-def _few_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> FewSteps | None:
-    if shape.device.type != "cuda":
-        return compiled_steps(shape, ropes, store)
-    from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
-
-    return card_steps(shape, ropes, store)

@@ -145,6 +145,20 @@ class FewSteps(Steps, Protocol):
         """Whether these rows, padding and all, are few enough."""
 
 
+class RecordedSteps(FewSteps, Protocol):
+    """Whose launches are the same for every forward of as many rows. `begin` is `put`, `copy` and `sent`, in order."""
+
+    def put(self, spans: Sequence[Span], num_rows: int) -> Any:
+        """What changes from forward to forward, where `copy` takes it from; returns what `begin` does, the same for
+        every forward of as many rows."""
+
+    def copy(self) -> None:
+        """What was put, to where the steps read it."""
+
+    def sent(self) -> None:
+        """What was put is copied by what the device has been asked for so far."""
+
+
 @dataclass(frozen=True, slots=True)
 class TorchRound:
     """The rows of one forward, ready for every layer. recent_slots: of layers with a window."""
