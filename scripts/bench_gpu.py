@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What a card makes of single-stream decoding, in one run, as ratios. Needs a CUDA card; no weights, no network.
 
-    python scripts/bench_gpu.py [--model meta-llama/Llama-3.1-8B-Instruct] [--only decode quantized] [--json FILE]
+    python scripts/bench_gpu.py [--model meta-llama/Llama-3.1-8B-Instruct] [--only decode quantized] [--within 570]
 
 The model is a random checkpoint of a known shape (tpspec/topology/models.yaml), written to --to (a temporary folder;
 16 GB for the 8B) and loaded as any other. It repeats what it reads, so that a draft of another is right. Every section
-runs in a process of its own, one after the other:
+runs in a process of its own, one after the other, and is told of as soon as it ends:
 
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
                 card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
@@ -31,6 +31,7 @@ import argparse
 import gc
 import importlib
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -38,15 +39,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from random_checkpoint import anything, at, write
-from serving import ROOT, torchrun
+from serving import ROOT, end, torchrun
 
 sys.path.insert(0, str(ROOT))  # python adds scripts/ to the path, not the repository
 
@@ -57,7 +56,6 @@ MIXTURE_LAYERS = 4  # 6 GB of Qwen3-30B-A3B
 COPY_BYTES = 1 << 30
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16)
-END_S = 30.0
 SLOW = "collectives go through gloo"
 SAYS = "bench_gpu: "
 GOALS = {
@@ -73,6 +71,7 @@ GOALS = {
 def main() -> None:
     options = _parser().parse_args()
     if options.worker:
+        write_models(options.worker, options)
         print(json.dumps(WORKERS[options.worker](options)))
         return
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -80,24 +79,33 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         if {"shared", "gaps"} & set(options.only):
             build(Path(temporary))
-        folder = options.to or Path(temporary)
-        for model in {options.model, options.draft}:
-            write(model, at(model, folder), repeats=True)
-        if "mixture" in options.only:
-            write(options.mixture, at(options.mixture, folder), repeats=True, num_hidden_layers=MIXTURE_LAYERS)
-        if "shared" in options.only:
-            write(options.draft, anything(options.draft, folder), repeats=False)
-        forget()
-        results = {}
+        folder, results, begun = options.to or Path(temporary), {}, time.monotonic()
         for name in options.only:
-            results[name] = section(name, options, folder)
-            if options.json:  # after each: what is measured stays, however the rest ends
+            limit = min(options.limit, options.within - (time.monotonic() - begun))
+            results[name] = section(name, options, folder, limit)
+            # After each: what is measured stays, however the rest ends.
+            print(json.dumps({name: results[name]}), flush=True)
+            if options.json:
                 options.json.write_text(json.dumps(results, indent=1))
     show(results, options)
 
 
-def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What a process of its own found; what went wrong, where it failed."""
+def write_models(name: str, options: argparse.Namespace) -> None:
+    """What a section loads, unless it is there."""
+    models = {"mixture": [], "shared": [], "gaps": [options.model, options.draft]}.get(name, [options.model])
+    for model in models:
+        write(model, at(model, options.to), repeats=True)
+    if name == "mixture":
+        write(options.mixture, at(options.mixture, options.to), repeats=True, num_hidden_layers=MIXTURE_LAYERS)
+    if name == "shared":
+        write(options.draft, anything(options.draft, options.to), repeats=False)
+    forget()
+
+
+def section(name: str, options: argparse.Namespace, folder: Path, limit: float) -> dict[str, Any]:
+    """What a process of its own found in so many seconds; what went wrong, where it failed."""
+    if limit <= 0:
+        return {"failed": ["no time was left for it (--within)"]}
     command = [sys.executable, __file__, "--worker", name, "--to", str(folder), "--device", options.device]
     command += ["--model", options.model, "--draft", options.draft, "--mixture", options.mixture]
     command += ["--tokens", str(options.tokens)]
@@ -106,9 +114,9 @@ def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        out, errors = worker.communicate(timeout=options.limit)
+        out, errors = worker.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        return {"failed": [f"it took longer than {options.limit:g} s (--limit)"]}
+        return {"failed": [f"it took longer than {limit:.0f} s (--limit, --within)"]}
     finally:
         end(worker)
     if worker.returncode:
@@ -116,19 +124,6 @@ def section(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     said = list(dict.fromkeys(line for line in errors.splitlines() if line.startswith(SAYS)))
     return found | ({"said": said} if said else {})
-
-
-def end(worker: subprocess.Popen[str]) -> None:
-    """And all that it started: ranks are in sessions of their own, where no signal to the worker's finds them."""
-    if worker.poll() is not None:
-        return
-    started = psutil.Process(worker.pid).children(recursive=True)
-    worker.kill()
-    for process in started:  # parents first: nobody is left who could start another
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(started, END_S)  # what they held of the card is free then
-    worker.communicate()
 
 
 def build(temporary: Path) -> None:
@@ -178,8 +173,11 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
 
     def rows_of(num_rows: int) -> Callable[[], object]:
         span = Span(0, middle, tuple(range(5, 5 + num_rows)), ((0, middle + num_rows),), num_rows)
-        return lambda: decoder.forward([span])
+        decoder.forward([span])
+        graphs = decoder._runner.graphs([span], num_rows)
+        return (lambda: decoder.forward([span])) if graphs is None else (lambda: graphs.replay(num_rows))
 
+    # A card's own time: replays, with nothing of the host's between them.
     forward_s = in_turns({num_rows: rows_of(num_rows) for num_rows in ROWS})
     copied = copy_bytes_per_s(torch.device(options.device))
     found = {
@@ -477,7 +475,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--to", type=Path, metavar="DIR", help="where checkpoints are written and kept")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="decoded, each time")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--limit", type=float, default=1200.0, help="seconds that a section may take")
+    parser.add_argument(
+        "--limit", type=float, default=400.0, help="seconds that a section may take, its model's writing too"
+    )
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds that all of them may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--worker", choices=list(WORKERS), help=argparse.SUPPRESS)
     return parser

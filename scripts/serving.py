@@ -42,8 +42,22 @@ def free_port() -> int:
 
 
 def torchrun(num_ranks: int, module: str, *words: str) -> list[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    return [*launch, "-m", module, *words]
+    # By an address, for a machine's name may lead nowhere.
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    return [*launch, "--nproc-per-node", str(num_ranks), "-m", module, *words]
+
+
+def end(worker: subprocess.Popen[str]) -> None:
+    """And all that it started: ranks are in sessions of their own, where no signal to the worker's finds them."""
+    if worker.poll() is not None:
+        return
+    started = psutil.Process(worker.pid).children(recursive=True)
+    worker.kill()
+    for process in started:  # parents first: nobody is left who could start another
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started, END_S)  # what they held, of a card too, is free then
+    worker.communicate()
 
 
 def environment() -> dict[str, str]:

@@ -141,9 +141,10 @@ print('{"ms": 1.5}')
     [
         (TELLING, 60.0, {"ms": 1.5, "said": ["bench_gpu: collectives go through gloo"]}),
         ("import sys; sys.exit('no memory')", 60.0, {"failed": ["no memory"]}),
-        ("import time; time.sleep(600)", 1.0, {"failed": ["it took longer than 1 s (--limit)"]}),
+        ("import time; time.sleep(600)", 1.0, {"failed": ["it took longer than 1 s (--limit, --within)"]}),
+        (TELLING, 0.0, {"failed": ["no time was left for it (--within)"]}),
     ],
-    ids=["tells", "fails", "hangs"],
+    ids=["tells", "fails", "hangs", "comes too late"],
 )
 def test_a_section_tells_what_it_found_or_what_went_wrong(
     worker: str, limit: float, found: object, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,5 +153,5 @@ def test_a_section_tells_what_it_found_or_what_went_wrong(
     fake = tmp_path / "worker.py"
     fake.write_text(worker)
     monkeypatch.setattr(script, "__file__", str(fake))
-    options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4, limit=limit)
-    assert script.section("decode", options, tmp_path) == found
+    options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4)
+    assert script.section("decode", options, tmp_path, limit) == found

@@ -66,7 +66,7 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
            heads | {"wide": tiling.wide, "rest": tiling.rest, "fold": 4, "cuts": 1, "tile_rows": rows,
                     "tile_keys": tiling.keys, "pieces": card_rows.KEYS // tiling.keys, "splits": 32, "windowed": True,
                     "small": small})
-          for rows in (LEAST_SIDE, tiling.rows)),
+          for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, tiling.rows}) if rows <= tiling.rows),
         *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
                                   "lost_at": "*i32", "count": "i32", "most_looks": "i32"},
            {"rank": 1, "size": 4, "chunk": 1024, "sums": sent == x, "on_card": True})
@@ -138,10 +138,10 @@ def stack(cubin: bytes) -> int:
 
 
 def sums(ttgir: str) -> list[str]:
-    """Which thread has which numbers of a sum, and with that the order in which they are added."""
+    """How threads share the numbers of each sum, and with that the order in which a row's are added."""
     layouts = dict(re.findall(r"(#\w+) = (#ttg\.\w+<.*>)\n", ttgir))
     reduced = re.findall(r'"tt\.reduce"(?:.*\n)*?.*\}\) : \(tensor<(\w+), (#\w+)>', ttgir)
-    return sorted(f"{shape} {layouts[name]}" for shape, name in reduced)
+    return sorted(layouts[name] for _, name in reduced)
 
 
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
@@ -169,7 +169,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"outputs": constants.get("tile_outputs"), "stack": stack(made.asm["cubin"])}
             told |= {"products": sorted(set(re.findall(r"w?g?mma\.\S*\.(m\d+)n", made.asm["ptx"])))}
             told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
-            told |= {"sums": sums(made.asm["ttgir"]) if "norms_delta" in constants else None}
+            told |= {"sums": sums(made.asm["ttgir"]), "tile_rows": constants.get("tile_rows")}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

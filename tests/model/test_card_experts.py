@@ -195,4 +195,4 @@ def test_matrices_that_cannot_be_one_piece_are_refused() -> None:
     _, small = mixture(3, 2, 8)
     for odd in (small[0].down, Scattered(experts[0].down, torch.arange(CHANNELS), CHANNELS)):
         with pytest.raises(UserError, match=r"run on CPUs only; should be stored alike"):
-            Stack([experts[1].down, odd])
+            Stack([experts[1].down, odd], 1)

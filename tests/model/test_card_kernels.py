@@ -19,9 +19,9 @@ HERE = Path(__file__).parent
 SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10}
 MOST_STACK = 64  # bytes of a thread
 # The usual heads, and the widest that have a tile for themselves; of latents, and of wide heads where accumulators take
-# more registers, what depends on heads.
+# more registers, what depends on heads; and of narrow heads.
 CASES = ["75:*fp16:128", "86:*bf16:128", "86:*bf16:256", "86:*fp32:128", "90:*bf16:128"]
-HEADS = ["86:*bf16:576:heads", "90:*bf16:256:heads"]
+HEADS = ["86:*bf16:576:heads", "90:*bf16:256:heads", "86:*bf16:64:heads", "90:*bf16:32:heads"]
 
 
 def without_interpreter(script: str, *words: str) -> list[str]:
@@ -37,14 +37,16 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     """Stands against what the interpreter lets pass (a name of Python's in an annotation, a type that changes in a
     loop), tiles that a small card has no room for, sums that do not fit into registers (of heads of 576, a thread kept
     6520 bytes in memory; of 128, on old cards, 8304), smaller programs that ask for less of their matrix at once, and
-    weights that are read number by number. And in 16 bits, where there are tensor cores, against tiles of many rows
-    whose products are other instructions than those of few: a row's bits would depend on how many stand beside it. As
-    they would if a norm added in another order where the sum over cards is in its kernel: that has few rows only.
+    weights that are read number by number. And, since a row's bits would depend on how many stand beside it: against
+    tiles of many rows, in 16 bits and where there are tensor cores, whose products are other instructions than those of
+    few, or whose keys are added in another order (as 64 rows were of heads of 64); and against a norm that adds in
+    another order where the sum over cards is in its kernel, which has few rows only.
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_16_bits = [one for one in made if one["kernel"] == "_few_rows"]
     assert len(of_16_bits) == 2 * sum("*bf16" in case for case in CASES)
-    assert len(made) == 52 * len(CASES) + 10 * len(HEADS) + len(of_16_bits)
+    others = [one for one in made if one["kernel"] != "attend"]
+    assert len(others) == 48 * len(CASES) + 6 * len(HEADS) + len(of_16_bits)
     assert [one for one in of_16_bits if one["stack"] or not one["whole_copies"]] == []
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
@@ -52,6 +54,12 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     assert [one for one in attend if one["stack"] > MOST_STACK] == []
     on_tensor_cores = [one for one in attend if one["capability"] >= 80] + of_16_bits
     assert {tuple(one["products"]) for one in on_tensor_cores} == {("m16",)}
+    added: dict[tuple[int, int], dict[int, list[str]]] = {}
+    for one in on_tensor_cores:
+        if one["kernel"] == "attend":
+            added.setdefault((one["capability"], one["dim"]), {}).setdefault(one["tile_rows"], []).extend(one["sums"])
+    assert {heads for heads, by_rows in added.items() if len(by_rows) == 1} == {(90, 32)}
+    assert [heads for heads, by_rows in added.items() if len({*map(tuple, by_rows.values())}) > 1] == []
     orders = {name: [one["sums"] for one in made if one["kernel"] == name] for name in ("add_norm", "sum_add_norm")}
     assert all(orders["add_norm"])
     assert orders["add_norm"] == orders["sum_add_norm"]

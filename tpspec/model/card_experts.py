@@ -57,8 +57,9 @@ class CardMixture:
 
     def __init__(self, router: Router, experts: Sequence[GatedMlp]) -> None:
         self._router, self._count = router, len(experts)
-        self._gate_up = Stack([one.gate_up for one in experts])
-        self._down = Stack([one.down for one in experts])
+        chosen = router.experts.chosen
+        self._gate_up = Stack([one.gate_up for one in experts], chosen)
+        self._down = Stack([one.down for one in experts], chosen)
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         is_few = len(x_TD) * self._router.experts.chosen <= MOST_SORTED
@@ -92,9 +93,9 @@ class CardMixture:
 class Stack:
     """The same matrix of every expert, in one piece: plain [N, O, I], or codes [N, O, W], scales and zeros [N, O, G];
     and biases [N, O]. Codes of 4 bits are in pairs, one of each half of their group. Raises UserError where they cannot
-    be one piece."""
+    be one piece. num_chosen: experts of a row."""
 
-    def __init__(self, products: Sequence[Linear]) -> None:
+    def __init__(self, products: Sequence[Linear], num_chosen: int) -> None:
         self._grid: Grid | None = None
         self._bits, self._are_floats = 16, False
         plain = [one for one in products if isinstance(one, PlainLinear)]
@@ -122,13 +123,15 @@ class Stack:
             )
         self._biases = torch.stack(biases) if biases else self._weights
         self._has_zeros, self._has_biases = bool(zeros), bool(biases)
+        # For a row alone: of others it would be another kernel, which may add in another order.
+        self._tile_outputs = tile_outputs(self._weights.shape[1] * num_chosen, self._weights.device)
 
     def __call__(self, x: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
         """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
         x_XW = x if self._grid is None else spread(x, self._grid)
         width, group = x_XW.shape[1], COLUMNS if self._grid is None else self._grid.group
         num_outputs, num_tiles = self._weights.shape[1], len(tiles.expert_L)
-        y_PO, at_a_time = x.new_empty(num_pairs, num_outputs), tile_outputs(num_outputs * num_tiles, x.device)
+        y_PO, at_a_time = x.new_empty(num_pairs, num_outputs), self._tile_outputs
         _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
             x_XW.contiguous(), self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
             y_PO, num_outputs, width, self._weights.shape[2], self._scales.shape[2], num_pairs // len(x), group=group,

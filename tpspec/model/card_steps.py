@@ -10,7 +10,7 @@ Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,19 @@ class Tiling:
 
     @classmethod
     def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
-        """None for heads that are too wide."""
+        """None for heads that are too wide.
+
+        With as many rows as a head is wide, or more, threads are laid out otherwise: sums over keys would be added in
+        another order than with few rows, and a row's bits would depend on how many stand beside it.
+        """
+        tiling = cls._most(head_dim, item_bytes, capability)
+        if tiling is None or tiling.wide == LEAST_SIDE:
+            return tiling
+        return replace(tiling, rows=min(tiling.rows, max(LEAST_SIDE, tiling.wide // 2)))
+
+    @classmethod
+    def _most(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
+        """With as many rows as there is room for."""
         wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
         if capability < OLD_CARDS:
             return cls(32, wide, 0, kernels.KEYS // 2, warps=2 * USUAL_WARPS) if wide * item_bytes <= 256 else None

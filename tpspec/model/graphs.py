@@ -134,13 +134,17 @@ class Graphs:
     def forward(self, run: Run, spans: Sequence[Span], tokens: Sequence[int], taps: Taps) -> Forward:
         """Of the rows of the spans, whose tokens these are, in inference mode. The next forward overwrites what it
         returns."""
-        num_rows = ROW_COUNTS[bisect_left(ROW_COUNTS, len(tokens))]
+        num_rows = _recorded(len(tokens))
         recording = self._recording(run, num_rows, taps)
         self._put(spans, tokens, num_rows)
         recording.replay()
         self._sent()
         self._ledger.enter(recording.collectives)
         return recording.forward.first(len(tokens))
+
+    def replay(self, num_rows: int, taps: Taps = ()) -> None:
+        """The last forward of about so many rows once more, without the host's part: for who times a card."""
+        self._recordings[_recorded(num_rows), taps].replay()
 
     def close(self) -> None:
         """NCCL's communicators do not end before the recordings that they are in."""
@@ -179,6 +183,11 @@ class Graphs:
     def _sent(self) -> None:
         self._rows.sent()
         self._steps.sent()
+
+
+def _recorded(num_rows: int) -> int:
+    """Rows of the recording that they take."""
+    return ROW_COUNTS[bisect_left(ROW_COUNTS, num_rows)]
 
 
 class RowGraphs:
