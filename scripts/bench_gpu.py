@@ -9,7 +9,8 @@ runs in a process of its own, one after the other, and is told of as soon as it 
 
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
                 card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
-                rounds of 2 to 16 rows against rounds of one; rounds at a temperature against greedy ones
+                rounds of 2 to 16 rows against rounds of one; rounds at a temperature against greedy ones; where kernels
+                begin before the one in front has ended, rounds of such against rounds of kernels in turn
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
   products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
@@ -42,6 +43,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from random_checkpoint import anything, at, write
@@ -146,7 +148,25 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
     found, _ = plain_rounds(engine, options)
     warm = found["tokens/s"] * decoded(engine, options.tokens, temperature=0.8)
     found |= {"a round at temperature 0.8 to 0": warm}
-    return found | {"waits of the host a round": waits(engine) if options.device == "cuda" else None}
+    found |= {"waits of the host a round": waits(engine) if options.device == "cuda" else None}
+    del engine
+    forget()
+    in_turn_s = round_in_turn_s(options)
+    return found | (
+        {"a round of kernels that overlap to one in turn": 1 / found["tokens/s"] / in_turn_s} if in_turn_s else {}
+    )
+
+
+def round_in_turn_s(options: argparse.Namespace) -> float | None:
+    """Seconds of a plain round whose kernels wait for each other's end; None where they always do."""
+    if options.device != "cuda":
+        return None
+    from tpspec.model import card_overlap
+
+    if not card_overlap.overlap(torch.device(options.device)).get("overlaps"):
+        return None
+    with patch.object(card_overlap, "OVERLAP_FROM", (99, 0)):
+        return decoded(open_engine(options).engine, options.tokens)
 
 
 def mixture(options: argparse.Namespace) -> dict[str, Any]:

@@ -27,6 +27,9 @@ from tpspec.roles.build import build_engine
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
+pytest.importorskip("triton")
+from tpspec.model import card_overlap
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")
 ASKS = [Request(i, (5, 6, 7, 8, 9 + i) * 4, 24, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(4)]
@@ -96,6 +99,26 @@ def test_a_row_in_16_bits_is_the_same_beside_others(head_dim: int, dtype: torch.
     logits(0, 60)
     alone = torch.cat([logits(60 + row, 1) for row in range(16)])
     assert torch.equal(logits(60, 16), alone)
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
+def test_kernels_that_overlap_compute_what_they_do_in_turn(
+    small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, replay after replay. Stands against one that reads what the kernel in front has not written yet,
+    or writes what that still reads."""
+    if not card_overlap.overlap(CUDA)["overlaps"]:
+        pytest.skip("kernels of this card begin when the last has ended")
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 1024, "intermediate_size": 4096}
+    (whole,) = split(ModelShape.of(tiny("smollm2", tmp_path, num_hidden_layers=4, **sizes)), (1.0,))
+    told = []
+    for first in (card_overlap.OVERLAP_FROM, (99, 0)):
+        monkeypatch.setattr(card_overlap, "OVERLAP_FROM", first)
+        decoder = Loader.open(tmp_path, whole, torch.bfloat16, CUDA).decoder(OneRank(), 512, small_cache=small)
+        decoder.forward([Span(0, 0, IDS[:64], ((0, 64),), 0)])
+        spans = [Span(0, 64 + at, IDS[at : at + 1 + at % 4], ((0, 65 + at + at % 4),), 1 + at % 4) for at in range(40)]
+        told.append([decoder.forward([span]).clone() for span in spans])
+    assert all(torch.equal(*both) for both in zip(*told, strict=True))
 
 
 def engine_with(folder: Path, sampling: Sampling = GREEDY, **keys: Any) -> Engine:

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
 from tpspec.model import card_experts, card_products, card_rows, card_sums
+from tpspec.model.card_overlap import OVERLAP_FROM
 from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
 from tpspec.verify import card_noise
 
@@ -144,6 +145,12 @@ def sums(ttgir: str) -> list[str]:
     return sorted(layouts[name] for _, name in reduced)
 
 
+def waits_first(ptx: str) -> bool:
+    """For the kernels before, and then reads or writes."""
+    before, waits, _ = ptx.partition("griddepcontrol.wait;")
+    return bool(waits) and not re.search(r"\b(ld|st|atom|red)(\.volatile)?\.global|cp\.async", before)
+
+
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
@@ -152,6 +159,8 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             if heads and "num_heads" not in constants:
                 continue
             names = kernel.arg_names
+            if "overlaps" in names:
+                constants |= {"overlaps": (capability // 10, capability % 10) >= OVERLAP_FROM}
             signature = {name: "constexpr" if name in constants else types[name] for name in names}
             at = {(names.index(name),): value for name, value in constants.items()}
             # As tensors are laid out: without it loads are not pipelined, and less is shared than on a card.
@@ -170,6 +179,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"products": sorted(set(re.findall(r"w?g?mma\.\S*\.(m\d+)n", made.asm["ptx"])))}
             told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
             told |= {"sums": sums(made.asm["ttgir"]), "tile_rows": constants.get("tile_rows")}
+            told |= {"waits": constants.get("overlaps"), "waits_first": waits_first(made.asm["ptx"])}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

@@ -36,7 +36,7 @@ for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
     kernel = card_products._few_rows.warmup(
         x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=card_products.COLUMNS, has_biases=False,
-        tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.FEW_OUTPUTS, grid=(1, 1),
-        num_stages=card_products.COLUMN_STAGES[card_products.FEW_OUTPUTS],
+        tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.FEW_OUTPUTS, overlaps=True, launch_pdl=True,
+        grid=(1, 1), num_stages=card_products.COLUMN_STAGES[card_products.FEW_OUTPUTS],
     )  # fmt: skip
     sys.stdout.write(f"{kernel.hash}\n")

@@ -40,7 +40,8 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     weights that are read number by number. And, since a row's bits would depend on how many stand beside it: against
     tiles of many rows, in 16 bits and where there are tensor cores, whose products are other instructions than those of
     few, or whose keys are added in another order (as 64 rows were of heads of 64); and against a norm that adds in
-    another order where the sum over cards is in its kernel, which has few rows only.
+    another order where the sum over cards is in its kernel, which has few rows only. And against kernels that begin
+    before the one in front has ended, and read what that has not written yet.
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_16_bits = [one for one in made if one["kernel"] == "_few_rows"]
@@ -63,6 +64,8 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     orders = {name: [one["sums"] for one in made if one["kernel"] == name] for name in ("add_norm", "sum_add_norm")}
     assert all(orders["add_norm"])
     assert orders["add_norm"] == orders["sum_add_norm"]
+    assert {one["capability"] for one in made if one["waits"]} == {90}
+    assert [one for one in made if one["waits_first"] is not bool(one["waits"])] == []
     shared = {one["outputs"]: one["shared"] for one in made if one["kernel"] == "_product" and one["capability"] == 86}
     assert shared[card_products.FEW_OUTPUTS] > shared[card_products.TILE_OUTPUTS]
 

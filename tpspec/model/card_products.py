@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from tpspec.model.card_overlap import begin_with, overlap
 from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.quantized import joined, spread
 
@@ -41,6 +42,7 @@ class FewRowsLinear:
         missing = -weight_OI.shape[1] % ALIGNED
         self._weight_OI = F.pad(weight_OI, (0, missing)) if missing else weight_OI.contiguous()
         self._bias_O, self._tile_outputs = bias_O, tile_outputs(len(weight_OI), weight_OI.device)
+        self._overlap = overlap(weight_OI.device)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         (num_rows, num_inputs), (num_outputs, stride) = x_TI.shape, self._weight_OI.shape
@@ -51,7 +53,7 @@ class FewRowsLinear:
         _few_rows[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_outputs, self._tile_outputs))](
             x_TI.contiguous(), self._weight_OI, y_TO if bias_O is None else bias_O, y_TO, num_rows, num_outputs,
             num_inputs, stride, columns=COLUMNS, has_biases=bias_O is not None, tile_rows=TILE_ROWS,
-            tile_outputs=self._tile_outputs, num_stages=COLUMN_STAGES[self._tile_outputs],
+            tile_outputs=self._tile_outputs, num_stages=COLUMN_STAGES[self._tile_outputs], **self._overlap,
         )  # fmt: skip
         return y_TO
 
@@ -90,7 +92,10 @@ class CodedLinear:
         self._codes = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
         self._scales_OG, self._zeros_OG, self._bits = made.scales_OG, made.zeros_OG, matrix.bits
         self._bias_O, self._grid = bias_O, matrix.grid
-        self._tile_outputs = tile_outputs(len(self._codes), self._codes.device)
+        self._tile_outputs, self._overlap = (
+            tile_outputs(len(self._codes), self._codes.device),
+            overlap(self._codes.device),
+        )
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         num_rows, num_outputs = x_TI.shape[0], self._codes.shape[0]
@@ -102,7 +107,8 @@ class CodedLinear:
         _product[programs](x_TW, self._codes, scales_OG, scales_OG if self._zeros_OG is None else self._zeros_OG, y_TO,
                            num_rows, num_outputs, grid.num_groups, self._codes.shape[1], group=grid.group,
                            bits=self._bits, has_zeros=self._zeros_OG is not None, tile_rows=TILE_ROWS,
-                           tile_outputs=self._tile_outputs, num_stages=STAGES[self._tile_outputs])  # fmt: skip
+                           tile_outputs=self._tile_outputs, num_stages=STAGES[self._tile_outputs],
+                           **self._overlap)  # fmt: skip
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
 
@@ -137,6 +143,7 @@ def _few_rows(
     has_biases: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """A tile of y [T, O] from x [T, I] and weights [O, stride]. The same code for any number of rows, of which each is
     added up by itself, in the order of columns."""
@@ -145,6 +152,7 @@ def _few_rows(
     real_rows, real_outputs = rows < num_rows, outputs < num_outputs
     from_x = x_at + rows[:, None] * num_inputs
     from_weights = weights_at + outputs[None, :].to(tl.int64) * stride
+    begin_with(weights_at + tl.minimum(outputs, num_outputs - 1).to(tl.int64) * stride, stride, overlaps)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     for first in range(0, num_inputs, columns):
         at = first + tl.arange(0, columns)
@@ -202,12 +210,14 @@ def _product(
     has_zeros: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """A tile of y [T, O] from x [T, W], codes [O, `row` bytes], scales and zeros [O, G]."""
     outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
     rows = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
     real_outputs, real_rows = outputs < num_outputs, rows < num_rows
     from_codes = codes_at + outputs[None, :].to(tl.int64) * row
+    begin_with(codes_at + tl.minimum(outputs, num_outputs - 1).to(tl.int64) * row, row, overlaps)
     from_x = x_at + rows[:, None] * (num_groups * group)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     for index in range(num_groups):

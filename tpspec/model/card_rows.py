@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tpspec.model.card_overlap import begin
+
 # The table, int64: for each row four numbers (each in a column of MOST_ROWS), then six for each tile, then three for
 # each block of keys, as the names below say.
 MOST_ROWS = 64
@@ -42,8 +44,10 @@ def add_norm(
     wide: tl.constexpr,
     adds: tl.constexpr,
     norms_delta: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """x [T, D] += delta, or its RMSNorm, and out the RMSNorm of what x was rounded to. A program a row."""
+    begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, wide)
     real = columns < dim
@@ -67,8 +71,16 @@ def rms_normed(x: tl.tensor, weight_at: tl.tensor, eps: float, columns: tl.tenso
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def gate(gate_up_at: tl.tensor, out_at: tl.tensor, width: int, wide: tl.constexpr, kind: tl.constexpr) -> None:
+def gate(
+    gate_up_at: tl.tensor,
+    out_at: tl.tensor,
+    width: int,
+    wide: tl.constexpr,
+    kind: tl.constexpr,
+    overlaps: tl.constexpr,
+) -> None:
     """act(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row. See rows.inc for kinds of act."""
+    begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < width
@@ -130,12 +142,14 @@ def place(
     turned: tl.constexpr,
     grown: tl.constexpr,
     small: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """Norms and turns the heads of qkv [T, N E]; queries go to q [T, H, E], keys and values to their slot.
 
     A program for each of the N heads of each row: H + 2G, or H + G where keys are their own values. grown: queries that
     are turned are multiplied by their position's gain, of gains [P]. small: the cache has codes and scales.
     """
+    begin(overlaps)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, wide)
     real = columns < dim
@@ -213,6 +227,7 @@ def attend(
     splits: tl.constexpr,
     windowed: tl.constexpr,
     small: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """Attention of a tile's rows to every N-th block of their keys, not yet divided by its mass (flash-decoding).
 
@@ -223,6 +238,7 @@ def attend(
     rest: columns behind `wide` ones, if those are not all: a tile's sides are powers of two. tile_keys: of a block, how
     many at once, in so many pieces.
     """
+    begin(overlaps)
     tile_at = table_at + _TILES_AT + tl.program_id(0) * _TILE_SIZE
     kv, split, heads_at = tl.program_id(1) // cuts, tl.program_id(2), heads_at + tl.program_id(1)
     first, before, num_rows = tl.load(tile_at), tl.load(tile_at + 1), tl.load(tile_at + 2)
@@ -309,9 +325,11 @@ def join(
     wide: tl.constexpr,
     splits: tl.constexpr,
     sinks: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """out [T, H, E] of the splits that had blocks; 0 for padding. Programs: T x H x pieces of E. sinks: there are some,
     [H], scores beside those of the keys."""
+    begin(overlaps)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns, split = tl.program_id(2) * wide + tl.arange(0, wide), tl.arange(0, splits)
     used = split < tl.load(table_at + _BLOCKS + row)

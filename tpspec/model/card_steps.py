@@ -19,6 +19,7 @@ import torch
 import triton
 
 from tpspec.model import card_rows as kernels
+from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.staged import Staged
 
@@ -203,6 +204,7 @@ class CardSteps:
         self._cuts = triton.cdiv(max(counts), tiling.rows)  # of the query heads of a kv head, into folds
         folds = [cut for count in counts for cut in _even(count, self._cuts)]
         self._fold, self._heads = max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(shape.device)
+        self._overlap = overlap(shape.device)
         windows = [window for window in shape.windows if window is not None]
         num_slots, num_recent = store.num_slots, store.num_recent or store.num_slots
         self._tables = {False: Table(num_slots, None, num_slots, shape.device)}  # by whether a layer has a window
@@ -243,10 +245,11 @@ class CardSteps:
         """x is overwritten by x + delta."""
         num_rows, dim = x_TD.shape
         normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
+        how = IN_TURN if delta_TD is None else self._overlap  # a round's first kernel stands behind copies
         kernels.add_norm[(num_rows,)](
             x_TD, x_TD if delta_TD is None else delta_TD, first.weight, first.eps, norm.weight, norm.eps, normed_TD,
             dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
-            num_warps=norm_warps(wide),
+            num_warps=norm_warps(wide), **how,
         )  # fmt: skip
         return x_TD, normed_TD
 
@@ -260,7 +263,7 @@ class CardSteps:
             partial_TD, x_TD, first.weight, first.eps, norm.weight, norm.eps, normed_TD, meeting.memories,
             meeting.epochs, meeting.lost, meeting.most_looks, rank=meeting.rank, size=meeting.size, leg=meeting.leg,
             dim=dim, wide=wide, norms_delta=delta_norm is not None, on_card=meeting.on_card,
-            num_warps=norm_warps(wide),
+            num_warps=norm_warps(wide), **self._overlap,
         )  # fmt: skip
         return x_TD, normed_TD
 
@@ -281,12 +284,13 @@ class CardSteps:
             wide=tiling.wide, rest=tiling.rest, fold=self._fold, cuts=self._cuts, tile_rows=folded,
             tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=self._splits,
             windowed=layer.window is not None, small=small, num_stages=tiling.stages, num_warps=tiling.warps,
+            **self._overlap,
         )  # fmt: skip
         out_TX, joined = torch.empty_like(q_THE), min(self._wide, JOINED)
         kernels.join[(num_rows, shape.num_heads, triton.cdiv(shape.head_dim, joined))](
             sums, tops, masses, table, tops if layer.sinks is None else layer.sinks, out_TX,
             num_heads=shape.num_heads, dim=shape.head_dim, wide=joined, splits=self._splits,
-            sinks=layer.sinks is not None,
+            sinks=layer.sinks is not None, **self._overlap,
         )  # fmt: skip
         return out_TX
 
@@ -294,7 +298,7 @@ class CardSteps:
         num_rows, both = gate_up_TC.shape
         out_TC = gate_up_TC.new_empty(num_rows, both // 2)
         kernels.gate[(num_rows, triton.cdiv(both // 2, GATE_WIDTH))](
-            gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH, kind=self._shape.gate
+            gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH, kind=self._shape.gate, **self._overlap
         )
         return out_TC
 
@@ -314,7 +318,7 @@ class CardSteps:
             rope.cos_PE if rope.gains_P is None else rope.gains_P, self._table(layer), q_TX, *cells,
             self._store.keys[layer.index].num_slots, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
             num_lines=num_lines, dim=shape.head_dim, wide=self._wide, normed=normed, turned=layer.rope is not None,
-            grown=rope.gains_P is not None, small=small,
+            grown=rope.gains_P is not None, small=small, **self._overlap,
         )  # fmt: skip
         return q_TX
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tpspec.comm.peer_kernel import ROW_BYTES, meet, message, total_of
+from tpspec.model.card_overlap import begin
 from tpspec.model.card_rows import rms_normed
 
 _ROW_BYTES = tl.constexpr(ROW_BYTES)
@@ -37,11 +38,13 @@ def sum_add_norm(
     wide: tl.constexpr,
     norms_delta: tl.constexpr,
     on_card: tl.constexpr,
+    overlaps: tl.constexpr,
 ) -> None:
     """x [T, D] += the sum over ranks of partial [T, D], or its RMSNorm, and out the RMSNorm of what x was rounded to.
 
     A program a row, each with a place of its own in every memory, whatever D is; see `exchange` for the rest.
     """
+    begin(overlaps)
     row = tl.program_id(0)
     columns = tl.arange(0, wide)
     real = columns < dim

@@ -1,0 +1,66 @@
+"""Kernels that begin before the one in front has ended (programmatic dependent launch, from compute capability 9.0 on).
+
+What a kernel can do without what is computed before it, its start and the fetching of weights, it does meanwhile. All
+that take part wait before they read or write anything else: as one that waits ends after all in front of it, so does
+what waits for it. CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization". In Triton, imported
+on cards only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class Overlap(TypedDict, total=False):
+        """Options of a launch."""
+
+        overlaps: bool
+        launch_pdl: bool
+
+
+OVERLAP_FROM = (9, 0)  # compute capability
+IN_TURN: Overlap = {"overlaps": False}
+LINE_BYTES = 128  # that a card fetches at once
+LINES = 8  # of a row of weights: what a card reads in the time of a small kernel, for programs of a whole card
+
+_LINE_BYTES, _LINES = tl.constexpr(LINE_BYTES), tl.constexpr(LINES)
+
+
+def overlap(device: torch.device) -> Overlap:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
+        return IN_TURN
+    return {"overlaps": True, "launch_pdl": True}
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def begin(overlaps: tl.constexpr) -> None:
+    """The next kernel may begin; this one goes on when all before it have ended. Before all else."""
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def begin_with(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
+    """The same, and meanwhile the first numbers of these rows, which are as many numbers apart and nobody writes, come
+    into the card's cache."""
+    if overlaps:
+        gdc_launch_dependents()
+        line = tl.arange(0, _LINES) * (_LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8))
+        lines_at = rows_at[:, None] + tl.minimum(line, stride - 1)[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [lines_at.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+        gdc_wait()
