@@ -94,13 +94,14 @@ def main() -> None:
 
 def write_models(name: str, options: argparse.Namespace) -> None:
     """What a section loads, unless it is there."""
-    models = {"mixture": [], "shared": [], "gaps": [options.model, options.draft]}.get(name, [options.model])
-    for model in models:
-        write(model, at(model, options.to), repeats=True)
     if name == "mixture":
         write(options.mixture, at(options.mixture, options.to), repeats=True, num_hidden_layers=MIXTURE_LAYERS)
-    if name == "shared":
+    elif name == "shared":
         write(options.draft, anything(options.draft, options.to), repeats=False)
+    else:
+        write(options.model, at(options.model, options.to), repeats=True)
+    if name == "gaps":
+        write(options.draft, at(options.draft, options.to), repeats=True)
     forget()
 
 
@@ -151,22 +152,20 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
     found |= {"waits of the host a round": waits(engine) if options.device == "cuda" else None}
     del engine
     forget()
-    in_turn_s = round_in_turn_s(options)
-    return found | (
-        {"a round of kernels that overlap to one in turn": 1 / found["tokens/s"] / in_turn_s} if in_turn_s else {}
-    )
+    return found | overlapped(options, 1 / found["tokens/s"])
 
 
-def round_in_turn_s(options: argparse.Namespace) -> float | None:
-    """Seconds of a plain round whose kernels wait for each other's end; None where they always do."""
+def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
+    """Such a round against one whose kernels wait for each other's end; nothing where they always do."""
     if options.device != "cuda":
-        return None
+        return {}
     from tpspec.model import card_overlap
 
-    if not card_overlap.overlap(torch.device(options.device)).get("overlaps"):
-        return None
+    if not card_overlap.overlap(torch.device(options.device))["overlaps"]:
+        return {}
     with patch.object(card_overlap, "OVERLAP_FROM", (99, 0)):
-        return decoded(open_engine(options).engine, options.tokens)
+        in_turn_s = decoded(open_engine(options).engine, options.tokens)
+    return {"a round of kernels that overlap to one in turn": round_s / in_turn_s}
 
 
 def mixture(options: argparse.Namespace) -> dict[str, Any]:
@@ -359,7 +358,7 @@ def launch(options: argparse.Namespace, num_ranks: int, words: list[str]) -> lis
     """Lines of JSON of `tpspec.generate` over ranks that share the card."""
     keys = {"target.model": at(options.model, options.to), "device": options.device, "link.transport": "host",
             "engine.timeout_s": 600}  # fmt: skip  # a drafter's first start compiles
-    command = torchrun(num_ranks, "tpspec.generate", *sets(keys), *words)
+    command = torchrun(num_ranks, "-m", "tpspec.generate", *sets(keys), *words)
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if ended.returncode:
         sys.exit(ended.stderr[-3000:])

@@ -102,7 +102,7 @@ class Bench:
             file.flush()
             sets = [word for override in (*self.overrides, *PLAIN) for word in ("--set", override)]
             words = ["--prompts", file.name, "--json", "--ignore-eos", "--max-tokens", str(self.tokens)]
-            command = torchrun(self.num_ranks, "tpspec.generate", self.topology, *sets, *words)
+            command = torchrun(self.num_ranks, "-m", "tpspec.generate", self.topology, *sets, *words)
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
         return [1 / json.loads(line)["tokens_per_second"] for line in done.stdout.splitlines() if line.startswith("{")]
 

@@ -41,10 +41,11 @@ def free_port() -> int:
             return port
 
 
-def torchrun(num_ranks: int, module: str, *words: str) -> list[str]:
+def torchrun(num_ranks: int, *words: str) -> list[str]:
+    """words: `-m`, a module and its words, or a script and its own."""
     # By an address, for a machine's name may lead nowhere.
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    return [*launch, "--nproc-per-node", str(num_ranks), "-m", module, *words]
+    return [*launch, "--nproc-per-node", str(num_ranks), *words]
 
 
 def end(worker: subprocess.Popen[str]) -> None:
@@ -71,7 +72,7 @@ class Server:
     def __init__(self, topology: str, num_ranks: int, overrides: Sequence[str] = ()) -> None:
         self.port = free_port()
         sets = [word for override in (*overrides, f"serve.port={self.port}") for word in ("--set", override)]
-        command = torchrun(num_ranks, "tpspec.serve", topology, *sets)
+        command = torchrun(num_ranks, "-m", "tpspec.serve", topology, *sets)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (stop closes it)
         self.launcher = psutil.Popen(command, env=environment(), stdout=self._log, stderr=subprocess.STDOUT)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scripts.serving import end, environment
+from scripts import serving
 from tests.checkpoints import KINDS, tiny
 from tests.draft.kits import KITS, draft_section
 from tests.worlds import serve, topology
@@ -165,14 +164,13 @@ def test_a_round_is_one_replay_and_a_handful_of_launches(draft: dict[str, Any], 
 
 def torchrun(num_ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     """What a world on this card has said, once it has ended well. One that hangs leaves nobody on the card."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command = [*launcher, f"--nproc-per-node={num_ranks}", *words]
-    variables = environment() | {"GLOO_SOCKET_IFNAME": "lo"}  # a machine's name may lead nowhere
+    command = serving.torchrun(num_ranks, *words)
+    variables = serving.environment() | {"GLOO_SOCKET_IFNAME": "lo"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables) as world:
         try:
             out, errors = world.communicate(timeout=WORLD_S)
         except subprocess.TimeoutExpired:
-            end(world)
+            serving.end(world)
             raise
     assert world.returncode == 0, errors[-3000:]
     return subprocess.CompletedProcess(command, 0, out, errors)

@@ -141,8 +141,8 @@ def stack(cubin: bytes) -> int:
 def sums(ttgir: str) -> list[str]:
     """How threads share the numbers of each sum, and with that the order in which a row's are added."""
     layouts = dict(re.findall(r"(#\w+) = (#ttg\.\w+<.*>)\n", ttgir))
-    reduced = re.findall(r'"tt\.reduce"(?:.*\n)*?.*\}\) : \(tensor<(\w+), (#\w+)>', ttgir)
-    return sorted(layouts[name] for _, name in reduced)
+    reduced = re.findall(r'"tt\.reduce"(?:.*\n)*?.*\}\) : \(tensor<\w+, (#\w+)>', ttgir)
+    return sorted(layouts[name] for name in reduced)
 
 
 def waits_first(ptx: str) -> bool:

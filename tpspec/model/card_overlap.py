@@ -8,29 +8,28 @@ on cards only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-if TYPE_CHECKING:
-    from typing import TypedDict
-
-    class Overlap(TypedDict, total=False):
-        """Options of a launch."""
-
-        overlaps: bool
-        launch_pdl: bool
-
-
 OVERLAP_FROM = (9, 0)  # compute capability
-IN_TURN: Overlap = {"overlaps": False}
 LINE_BYTES = 128  # that a card fetches at once
 LINES = 8  # of a row of weights: what a card reads in the time of a small kernel, for programs of a whole card
 
 _LINE_BYTES, _LINES = tl.constexpr(LINE_BYTES), tl.constexpr(LINES)
+
+
+class Overlap(TypedDict):
+    """Options of a launch: a constant of our kernels, and Triton's own."""
+
+    overlaps: bool
+    launch_pdl: bool
+
+
+IN_TURN: Overlap = {"overlaps": False, "launch_pdl": False}
 
 
 def overlap(device: torch.device) -> Overlap:
@@ -49,10 +48,9 @@ def begin(overlaps: tl.constexpr) -> None:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def begin_with(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
-    """The same, and meanwhile the first numbers of these rows, which are as many numbers apart and nobody writes, come
-    into the card's cache."""
+    """The same; while it waits, the first numbers of these rows, which are as many numbers apart and nobody writes,
+    come into the card's cache."""
     if overlaps:
-        gdc_launch_dependents()
         line = tl.arange(0, _LINES) * (_LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8))
         lines_at = rows_at[:, None] + tl.minimum(line, stride - 1)[None, :]
         tl.inline_asm_elementwise(
@@ -63,4 +61,4 @@ def begin_with(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
             is_pure=False,
             pack=1,
         )
-        gdc_wait()
+    begin(overlaps)

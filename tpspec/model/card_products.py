@@ -92,10 +92,8 @@ class CodedLinear:
         self._codes = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
         self._scales_OG, self._zeros_OG, self._bits = made.scales_OG, made.zeros_OG, matrix.bits
         self._bias_O, self._grid = bias_O, matrix.grid
-        self._tile_outputs, self._overlap = (
-            tile_outputs(len(self._codes), self._codes.device),
-            overlap(self._codes.device),
-        )
+        self._tile_outputs = tile_outputs(len(self._codes), self._codes.device)
+        self._overlap = overlap(self._codes.device)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         num_rows, num_outputs = x_TI.shape[0], self._codes.shape[0]
