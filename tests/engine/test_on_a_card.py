@@ -271,6 +271,19 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     assert card.replays > 0
 
 
+def test_cards_of_which_one_has_no_steps_for_few_rows_all_do_without(folder: Path, few: None) -> None:
+    """Stands against ranks on unlike cards that wait for each other's rehearsals, for wide heads in 16 bits."""
+    with emulated_card():
+        built = build_engine(topology(folder, device="cuda", draft={"source": "none"}), OneRank(), CUDA)
+        assert isinstance(built.engine.target, ShardedTarget)
+        steps = built.engine.target.decoder._runner
+        steps.agree(lambda holds: holds)
+        assert steps.few is not None
+        steps.agree(lambda holds: False)
+        assert steps.few is None
+        assert steps.most_recorded == 0
+
+
 def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: Path) -> None:
     """Stands against what the target's layers made, told from a card, and read to another."""
     section = draft_section("eagle", folder, tmp_path) | {"placement": {"gaps": 0}}

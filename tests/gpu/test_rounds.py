@@ -20,6 +20,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import News
 from tpspec.engine.engine import Engine
 from tpspec.model.batch import Span
+from tpspec.model.graphs import Forward
 from tpspec.model.loader import Loader
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
@@ -100,12 +101,13 @@ def test_a_row_in_16_bits_is_the_same_beside_others(head_dim: int, dtype: torch.
     assert torch.equal(logits(60, 16), alone)
 
 
+@pytest.mark.parametrize("taps", [(), (0, 2)], ids=["untapped", "tapped"])
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
 def test_kernels_that_overlap_compute_what_they_do_in_turn(
-    small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: bool, taps: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the last bit, replay after replay. Stands against one that reads what the kernel in front has not written yet,
-    or writes what that still reads."""
+    """To the last bit, replay after replay, weights and cache in 8 bits or not. Stands against one that reads what the
+    kernel in front has not written yet, or writes what that still reads."""
     if not card_overlap.overlap(CUDA)["overlaps"]:
         pytest.skip("kernels of this card begin when the last has ended")
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 1024, "intermediate_size": 4096}
@@ -113,11 +115,16 @@ def test_kernels_that_overlap_compute_what_they_do_in_turn(
     told = []
     for first in (card_overlap.OVERLAP_FROM, (99, 0)):
         monkeypatch.setattr(card_overlap, "OVERLAP_FROM", first)
-        decoder = Loader.open(tmp_path, whole, torch.bfloat16, CUDA).decoder(OneRank(), 512, small_cache=small)
+        loader = Loader.open(tmp_path, whole, torch.bfloat16, CUDA, "int8" if small else None)
+        decoder = loader.decoder(OneRank(), 512, small_cache=small)
         decoder.forward([Span(0, 0, IDS[:64], ((0, 64),), 0)])
         spans = [Span(0, 64 + at, IDS[at : at + 1 + at % 4], ((0, 65 + at + at % 4),), 1 + at % 4) for at in range(40)]
-        told.append([decoder.forward([span]).clone() for span in spans])
+        told.append([x.clone() for span in spans for x in _all_of(decoder.tapped([span], taps))])
     assert all(torch.equal(*both) for both in zip(*told, strict=True))
+
+
+def _all_of(made: Forward) -> list[torch.Tensor]:
+    return [made.logits_TV, *made.tapped.values()]
 
 
 def engine_with(folder: Path, sampling: Sampling = GREEDY, **keys: Any) -> Engine:

@@ -8,6 +8,7 @@ on cards only.
 
 from __future__ import annotations
 
+import os
 from typing import TypedDict
 
 import torch
@@ -16,6 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 OVERLAP_FROM = (9, 0)  # compute capability
+SWITCH = "TPSPEC_OVERLAP"  # variable: "off" where kernels should begin when the last has ended
 LINE_BYTES = 128  # that a card fetches at once
 LINES = 8  # of a row of weights: what a card reads in the time of a small kernel, for programs of a whole card
 
@@ -33,7 +35,9 @@ IN_TURN: Overlap = {"overlaps": False, "launch_pdl": False}
 
 
 def overlap(device: torch.device) -> Overlap:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
+    """Of launches there; not where the environment says that none should."""
+    is_off = os.environ.get(SWITCH, "on") == "off"
+    if is_off or device.type != "cuda" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
         return IN_TURN
     return {"overlaps": True, "launch_pdl": True}
 

@@ -248,6 +248,7 @@ def attend(
     folded, columns = tl.arange(0, tile_rows), tl.arange(0, wide)
     rows, heads = first + before + folded // fold, tl.load(heads_at) + folded % fold
     real_rows = (folded // fold < num_rows) & (heads < tl.load(heads_at + 1))
+    real_rows &= rows < tl.num_programs(0)  # whatever a table says that was another round's
     at_rows = rows * num_heads + heads
     real = real_rows[:, None] & (columns < dim)[None, :]
     q = tl.load(q_at + at_rows[:, None] * dim + columns[None, :], mask=real, other=0.0)

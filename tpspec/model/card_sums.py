@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tpspec.comm.peer_kernel import ROW_BYTES, meet, message, total_of
-from tpspec.model.card_overlap import begin
 from tpspec.model.card_rows import rms_normed
 
 _ROW_BYTES = tl.constexpr(ROW_BYTES)
@@ -42,9 +42,11 @@ def sum_add_norm(
 ) -> None:
     """x [T, D] += the sum over ranks of partial [T, D], or its RMSNorm, and out the RMSNorm of what x was rounded to.
 
-    A program a row, each with a place of its own in every memory, whatever D is; see `exchange` for the rest.
+    A program a row, each with a place of its own in every memory, whatever D is; see `exchange` for the rest. The next
+    kernel begins when all ranks have come: it would fill the card, which another rank may compute on, while this waits.
     """
-    begin(overlaps)
+    if overlaps:
+        gdc_wait()
     row = tl.program_id(0)
     columns = tl.arange(0, wide)
     real = columns < dim
@@ -55,6 +57,8 @@ def sum_add_norm(
     for peer in tl.static_range(size):
         tl.store(message(partial_at, memories_at, peer, rank, epoch, leg, size) + places, partial, mask=real)
     meet(memories_at, row, epoch, lost_at, leg, most_looks, rank, size, on_card)
+    if overlaps:
+        gdc_launch_dependents()
     delta = total_of(partial_at, memories_at, places, real, epoch, leg, rank, size, wide).to(partial.dtype)
     tl.store(epochs_at + row, epoch)
     if norms_delta:

@@ -77,6 +77,7 @@ class Decoder:
 
     def prepare(self, taps: Taps = ()) -> None:
         """What would otherwise make the first round of each row count slow. Every rank calls it."""
+        self._runner.agree(self._everywhere)
         self._runner.prepare(self._whole, taps)
 
     def close(self) -> None:
@@ -116,6 +117,11 @@ class Decoder:
             return Forward(_wanted(self.head(normed_TD), spans), tapped)
         return Forward(self.head(_wanted(normed_TD, spans)), tapped)
 
+    def _everywhere(self, holds: bool) -> bool:
+        """Whether it holds on every rank."""
+        said = torch.tensor([holds], dtype=torch.uint8, device=self.shape.device)
+        return bool(self.comm.all_gather(said, Purpose.control).all())
+
     def _whole(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> Forward:
         """Every row goes through the head."""
         normed_TD, tapped = self._rows(x_TD, steps, round, taps)
@@ -128,7 +134,7 @@ class Decoder:
         tapped: dict[int, Tensor] = {}
         for layer in self.layers:
             if layer.index in taps:
-                tapped[layer.index] = x_TD.clone()
+                tapped[layer.index] = _copied(x_TD)
             if layer.index not in self.left_out.attention:
                 partial_TD = layer.o(steps.attention(layer, layer.qkv(normed_TD), round))
                 then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm)
@@ -138,7 +144,7 @@ class Decoder:
                 then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.mlp, then)
         last = {len(self.layers): x_TD, FINAL: normed_TD}
-        return normed_TD, tapped | {tap: last[tap].clone() for tap in taps if tap in last}
+        return normed_TD, tapped | {tap: _copied(last[tap]) for tap in taps if tap in last}
 
     def _norms(self) -> Iterator[Norm]:
         """Of what enters each sublayer that is not left out, and of what leaves the last."""
@@ -148,6 +154,11 @@ class Decoder:
             if layer.index not in self.left_out.mlp:
                 yield layer.mlp_norm
         yield self.norm
+
+
+def _copied(x_TD: Tensor) -> Tensor:
+    """By a kernel: on a card, one that overlaps with what is in front of it may stand behind this."""
+    return x_TD * 1
 
 
 def _padded(x_TD: Tensor, num_rows: int) -> Tensor:

@@ -143,7 +143,8 @@ class Graphs:
         return recording.forward.first(len(tokens))
 
     def replay(self, num_rows: int, taps: Taps = ()) -> None:
-        """The last forward of about so many rows once more, without the host's part: for who times a card."""
+        """The last forward once more, without the host's part: for who times a card. It must have had about so many
+        rows, for what they are is fetched from where the last forward put it."""
         self._recordings[_recorded(num_rows), taps].replay()
 
     def close(self) -> None:

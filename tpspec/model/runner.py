@@ -20,7 +20,7 @@ from tpspec.model.graphs import ROW_COUNTS, CardRecorder, Graphs
 from tpspec.model.steps import TorchSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
@@ -83,6 +83,12 @@ class Runner:
     def most_recorded(self) -> int:
         """Rows of a forward that is a replay, at most; 0 where none is."""
         return ROW_COUNTS[-1] if self._graphs is not None else 0
+
+    def agree(self, everywhere: Callable[[bool], bool]) -> None:
+        """Ranks may have unlike cards, and run the same collectives: few rows take steps made for them on all or none.
+        everywhere: whether something holds on every rank; collective."""
+        if self._on_card and not everywhere(self.few is not None):
+            self.few = self._graphs = None
 
     def prepare(self, run: Run, taps: Taps = ()) -> None:
         """What would otherwise make the first forward of each row count slow. Every rank calls it."""
