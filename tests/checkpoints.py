@@ -62,6 +62,16 @@ DEEPSEEK = {
     "n_group": 1,
     "topk_group": 1,
 }
+HYBRID = {
+    "head_dim": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+}
+GATED = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 48, "num_experts_per_tok": 3}
 KINDS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {
         "model_type": "deepseek_v2",
@@ -166,6 +176,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", "partial_rotary_factor": 0.75, "sliding_window": 8},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "hidden_size": 48, "head_dim": 16, "intermediate_size": 72},
+    "qwen3_5": {"model_type": "qwen3_5_text", **HYBRID},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text", **HYBRID, **GATED, "num_experts": 7},
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "hidden_size": 48,
@@ -174,6 +186,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_experts": 7,
         "num_experts_per_tok": 3,
     },
+    "qwen3_next": {"model_type": "qwen3_next", **HYBRID, **GATED, "num_experts": 7},
     "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "attention_out_bias": True, "mlp_bias": True},
     "smollm2": {
         "model_type": "llama",
@@ -184,7 +197,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
 }
-ONE_MORE = ("gemma3_text",)  # whose norms multiply by 1 + weight
+ONE_MORE = ("gemma3_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")  # whose norms multiply by 1 + weight
 
 
 def tiny(
@@ -236,7 +249,9 @@ def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
 def _vector(name: str, values: torch.Tensor, one_more: bool) -> torch.Tensor:
     if name.endswith("bias"):
         return 0.3 * values
-    if not one_more:
+    if name.endswith("A_log"):
+        return values - 3  # states must remember more than the last token
+    if not one_more or name.endswith("linear_attn.norm.weight"):
         return 1 + 0.3 * values
     # A norm after a sublayer makes its part as large as the embedding, whose token would be every row's answer.
     return (2 if "post_" in name else 0) + 0.3 * values

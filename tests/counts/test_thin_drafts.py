@@ -40,8 +40,8 @@ def measured(made: Topology, requests: list[Request]) -> list[Round]:
 def collectives_of_draft(made: Topology) -> tuple[int, int]:
     """Those of a drafted token, as `topology check` has them; and the sublayers that are left."""
     shape, (kind,) = shape_of(made.target.model), made.draft.kinds
-    assert kind.thins is not None
-    left_out = kind.thins(made.draft.options, Path(made.target.model), LAYERS)
+    left_out = kind.left_out(made.draft.options, Path(made.target.model), shape)
+    assert left_out is not None
     return collectives_per_draft(shape, len(made.target.ranks), left_out), 2 * LAYERS - len(left_out)
 
 

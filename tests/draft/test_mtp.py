@@ -42,6 +42,17 @@ def test_a_layer_with_experts_is_what_transformers_makes_of_it(kind: str, branch
     exercise(Told(written, load_mtp(given(folder, folder)), branches), branches)
 
 
+@pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_a_layer_behind_linear_attention_is_what_transformers_makes_of_it(
+    kind: str, branches: int, tmp_path: Path
+) -> None:
+    """Stands against norms of 1 + weight that multiply by the weight, and a gate taken for a query."""
+    folder = tiny(kind, tmp_path / "target", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    written = mtp.hybrid(folder, tmp_path / "alone", kind)
+    exercise(Told(written, load_mtp(given(folder, folder)), branches), branches)
+
+
 PLAIN, CODES = torch.float32, torch.float8_e4m3fn
 
 

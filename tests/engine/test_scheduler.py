@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpspec.cache.pages import BrokenPages, PagePool
+from tpspec.cache.states import Seats
 from tpspec.engine.scheduler import Commit, Plan, Scheduler, fair_shares, tally
 from tpspec.model.batch import Span
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, Draws, TokenTree, Verdict
 
-STOP = 99
+STOP, MOST_LEFT = 99, 6
 BUSH = TokenTree((10, 11, 12, 13, 14), (-1, -1, 0, 1, 3))  # two children of the root; 11 - 13 - 14 is the long path
 
 
@@ -27,6 +28,7 @@ def scheduler(
     max_running: int = 8,
     fixed_rows: int | None = None,
     max_positions: int | None = None,
+    seats: Seats | None = None,
 ) -> Scheduler:
     return Scheduler(
         PagePool(num_pages, page_size),
@@ -34,6 +36,7 @@ def scheduler(
         max_running=max_running,
         fixed_rows=fixed_rows,
         max_positions=max_positions,
+        seats=seats,
     )
 
 
@@ -360,6 +363,8 @@ class Episode:
     texts: dict[int, list[int]] = field(default_factory=dict)
     alive: list[int] = field(default_factory=list)  # in order of arrival
     slots: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # slot -> sequence, position, token
+    states: dict[int, list[int]] = field(default_factory=dict)  # seat -> the tokens that its state has taken in
+    left: dict[int, tuple[int, ...]] = field(default_factory=dict)  # seat -> those of the rows beside it
 
     def submit(self) -> None:
         id = len(self.requests)
@@ -441,9 +446,24 @@ class Episode:
             assert cached == [(span.seq, position, text[position]) for position in range(span.start)]
             num_committed = len(span.tokens) - max(span.num_logits - 1, 0)
             assert list(span.tokens[:num_committed]) == text[span.start : span.start + num_committed]
+        self.take_in(plan)
         for span, slots in zip(plan.spans, places, strict=True):
             written = zip(slots[span.start :], span.positions(), span.tokens, strict=True)
             self.slots.update({slot: (span.seq, position, token) for slot, position, token in written})
+
+    def take_in(self, plan: Plan) -> None:
+        """What states and the rows beside them stand for is the text before the span, and never more."""
+        carried = [(span, span.carried) for span in plan.spans if span.carried is not None]
+        seats = [one.slot for _, one in carried]
+        assert len(carried) in (0, len(plan.spans))
+        assert len(seats) == len(set(seats))
+        for span, one in carried:
+            before = [*self.states[one.slot], *(self.left[one.slot][row] for row in one.rows)] if span.start else []
+            assert before == self.texts[span.seq][: span.start]
+            certain, self.left[one.slot] = span.tokens[: one.num_certain - 1], span.tokens[one.num_certain - 1 :]
+            self.states[one.slot] = before + list(certain)
+            assert self.states[one.slot] == self.texts[span.seq][:-1][: len(self.states[one.slot])]
+            assert len(self.left[one.slot]) <= MOST_LEFT
 
     def apply(self, commit: Commit, verdicts: list[Verdict]) -> None:
         moved = [self.slots[slot] for slot in commit.moves.src]
@@ -496,14 +516,16 @@ class Episode:
     max_rows=st.integers(1, 24),
     max_running=st.integers(1, 6),
     fixed=st.booleans(),
+    keeps_states=st.booleans(),
 )
 def test_no_token_is_lost_doubled_or_read_from_the_wrong_slot(
-    seed: int, num_pages: int, page_size: int, max_rows: int, max_running: int, fixed: bool
+    seed: int, num_pages: int, page_size: int, max_rows: int, max_running: int, fixed: bool, keeps_states: bool
 ) -> None:
-    """Against every bug of paging, preemption, tree compaction and budgets that shows only in combination."""
+    """Against every bug of paging, preemption, tree compaction, states and budgets that shows only in combination."""
 
     def rank() -> Scheduler:
         limits = {"max_rows": 64, "fixed_rows": max_rows} if fixed else {"max_rows": max_rows}
-        return scheduler(num_pages=num_pages, page_size=page_size, max_running=max_running, **limits)
+        seats = Seats(max_running, MOST_LEFT) if keeps_states else None
+        return scheduler(num_pages=num_pages, page_size=page_size, max_running=max_running, seats=seats, **limits)
 
     Episode(Random(seed), max_rows, max_running, [rank(), rank()]).run(num_rounds=25)

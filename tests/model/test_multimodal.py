@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,8 @@ WHOLE = {
     "gemma3": ("gemma3", {"mm_tokens_per_image": 4, "image_token_index": 262, "boi_token_index": 261}),
     "mistral": ("mistral3", {"image_token_index": 262}),
     "ministral3": ("mistral3", {"image_token_index": 262}),
+    "qwen3_5": ("qwen3_5", {}),
+    "qwen3_5_moe": ("qwen3_5_moe", {}),
 }
 
 
@@ -45,7 +48,9 @@ def seeing(folder: Path, text: str) -> torch.Tensor:
         return model(input_ids=torch.tensor([IDS])).logits[0]
 
 
-def _eyes(model_type: str) -> dict[str, str]:
+def _eyes(model_type: str) -> dict[str, Any]:
+    if model_type.startswith("qwen3_5"):
+        return {"model_type": f"{model_type}_vision", "depth": 1, "num_heads": 2, "out_hidden_size": 96}
     return {"model_type": "pixtral" if model_type == "mistral3" else "siglip_vision_model"}
 
 

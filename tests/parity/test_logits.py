@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import KINDS, tiny
 from tpspec.comm.threads import ThreadWorld
-from tpspec.model.batch import Span
+from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import Loader
 from tpspec.topology import checkpoint
 from tpspec.topology.shape import ModelShape
@@ -46,7 +46,7 @@ def sharded(folder: Path, weights: tuple[int, ...], run: Any, compiled: bool = T
 
     def rank(comm: Any) -> Any:
         loader = Loader.open(folder, shards[comm.rank], torch.float32, CPU)
-        return run(loader.decoder(comm, num_slots=256, compiled=compiled))
+        return run(loader.decoder(comm, num_slots=256, compiled=compiled, num_states=3))
 
     return ThreadWorld(len(weights)).run(rank)
 
@@ -73,7 +73,9 @@ def test_sharded_logits_equal_those_of_transformers(
         parts = []
         for start in range(0, LENGTH, CHUNK):
             stop = min(start + CHUNK, LENGTH)
-            parts.append(decoder.forward([Span(0, start, tuple(ids[start:stop]), pieces(stop), stop - start)]))
+            size, carried = stop - start, Carried.alone(start, stop - start)
+            span = Span(0, start, tuple(ids[start:stop]), pieces(stop), size, carried=carried)
+            parts.append(decoder.forward([span]))
         return torch.cat(parts)
 
     logits = torch.cat(sharded(folders[kind], weights, run, compiled), -1)
@@ -109,8 +111,10 @@ def test_every_path_of_a_tree_has_the_logits_of_its_own_text(
     row_parents = (-1, *(parent + 1 if parent >= 0 else 0 for parent in parents))
 
     def run(decoder: Any) -> torch.Tensor:
-        decoder.forward([Span(7, 0, tuple(ids[:-1]), ((64, 19),), 0)])
-        return decoder.forward([Span(7, 19, rows, ((64, 19 + len(rows)),), len(rows), row_parents)])
+        text = Span(7, 0, tuple(ids[:-1]), ((64, 19),), 0, carried=Carried(1, (), 19))
+        tree = Span(7, 19, rows, ((64, 26),), 7, row_parents, carried=Carried(1, (0,), 1))
+        decoder.forward([text])
+        return decoder.forward([tree])
 
     logits = torch.cat(sharded(folders[kind], weights, run, compiled), -1)
     for node in range(len(rows)):
@@ -122,22 +126,27 @@ def test_every_path_of_a_tree_has_the_logits_of_its_own_text(
         assert (logits[node] - expected).abs().max() < 1e-4
 
 
-def test_sequences_of_one_round_do_not_see_each_other(folders: dict[str, Path]) -> None:
-    """Stands against a view that reads the neighbour's pages: three sequences, chunk, decode and tree in one round."""
+@pytest.mark.parametrize("kind", ["smollm2", "qwen3_5"])
+def test_sequences_of_one_round_do_not_see_each_other(folders: dict[str, Path], kind: str) -> None:
+    """Stands against a view that reads the neighbour's pages, or a state that is the neighbour's: three sequences,
+    chunk, decode and tree in one round."""
     texts = [prompt(seed)[:length] for seed, length in ((2, 30), (3, 17), (4, 5))]
 
     def run(decoder: Any) -> torch.Tensor:
         decoder.forward(
-            [Span(0, 0, tuple(texts[0][:29]), ((0, 29),), 0), Span(1, 0, tuple(texts[1][:9]), ((48, 9),), 0)]
+            [
+                Span(0, 0, tuple(texts[0][:29]), ((0, 29),), 0, carried=Carried(2, (), 29)),
+                Span(1, 0, tuple(texts[1][:9]), ((48, 9),), 0, carried=Carried(0, (), 9)),
+            ]
         )
         return decoder.forward(
             [
-                Span(1, 9, tuple(texts[1][9:]), ((48, 17),), 1),
-                Span(0, 29, (texts[0][29],), ((0, 30),), 1),
-                Span(2, 0, tuple(texts[2]), ((80, 5),), 1),
+                Span(1, 9, tuple(texts[1][9:]), ((48, 17),), 1, carried=Carried(0, (0,), 8)),
+                Span(0, 29, (texts[0][29],), ((0, 30),), 1, carried=Carried(2, (0,), 1)),
+                Span(2, 0, tuple(texts[2]), ((80, 5),), 1, carried=Carried(1, (), 5)),
             ]
         )
 
-    logits = torch.cat(sharded(folders["smollm2"], (1, 2), run), -1)
+    logits = torch.cat(sharded(folders[kind], (1, 2), run), -1)
     for row, text in zip(logits, (texts[1], texts[0], texts[2]), strict=True):
-        assert (row - reference(folders["smollm2"], text)[-1]).abs().max() < 1e-4
+        assert (row - reference(folders[kind], text)[-1]).abs().max() < 1e-4

@@ -59,6 +59,13 @@ PUBLISHED = {
     "openai/gpt-oss-20b": 20.914757,
     "openai/gpt-oss-120b": 116.829157,
 }
+# As their names say; what sees in some of them, and the layer that drafts, count there or not.
+ROUNDED = {
+    "Qwen/Qwen3.5-9B": 9,
+    "Qwen/Qwen3.5-27B": 27,
+    "Qwen/Qwen3.5-35B-A3B": 35,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 80,
+}
 # Of mixtures: for one token, the embedding table included, as exactly as it is published.
 ACTIVE = {
     "Qwen/Qwen3-30B-A3B": (3.353, 0.001),
@@ -88,13 +95,15 @@ def _nothing_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("model", sorted(known_models()))
 def test_known_shapes_weigh_what_their_publishers_say(model: str) -> None:
-    """Against a typing error in the table, and a matrix that weight_bytes forgets: both are off by more than 0.1%."""
+    """Against a typing error in the table, and a matrix that weight_bytes forgets: both are off by more than 0.1%
+    (where less is known, by more than 1%)."""
     shape = ModelShape.from_config(known_models()[model], model)
     (whole,) = split(shape, (1,))
     table = 0 if shape.tied else shape.vocab * shape.hidden  # stays in host memory, so weight_bytes leaves it out
     plain = replace(shape, stored=None)
     params = weight_bytes(plain, whole, "float32") / 4 + table  # as routers are always held
-    assert params / 1e9 == pytest.approx(PUBLISHED[model], rel=3e-4)
+    rounding = 1e-2 if model in ROUNDED else 3e-4
+    assert params / 1e9 == pytest.approx((PUBLISHED | ROUNDED)[model], rel=rounding)
 
 
 @pytest.mark.parametrize("model", ACTIVE)
@@ -181,7 +190,10 @@ CALLED = {
     "phi3": "Phi-3",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "qwen3_5_moe_text": "3.6",
+    "qwen3_5_text": "Qwen3.5",
     "qwen3_moe": "Qwen3-MoE",
+    "qwen3_next": "Qwen3-Next",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM",
 }

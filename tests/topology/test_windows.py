@@ -12,6 +12,7 @@ from tests.checkpoints import BASE, KINDS
 from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES, read_spec
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
+from tpspec.topology.delta_net import DELTA_NETS
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, shape_of
 from tpspec.topology.shards import split
@@ -39,6 +40,8 @@ def test_windows_are_those_of_transformers(model_type: str, options: dict[str, A
     """Stands against a default of ours that is another's, by which pages would be dropped that rows still see."""
     fields = {key: value for key, value in OF_TYPE[model_type].items() if key not in LEFT_OUT}
     fields |= {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]} | options
+    if model_type in DELTA_NETS:
+        fields.pop("layer_types")  # which say no window there
     (tmp_path / "config.json").write_text(json.dumps(fields))
     windows = windows_of(Reads(fields, "here"), model_type, 4)
     assert list(windows) == [layer.window for layer in read_spec(tmp_path).layers]

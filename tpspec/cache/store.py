@@ -60,7 +60,8 @@ class KVStore:
     """Keys and values of every layer.
 
     small: in 8 bits, whatever the dtype they are written and read in. recent: layers that have num_recent slots of
-    their own, beside the num_slots that the others have. keys_alone: they are their own values.
+    their own, beside the num_slots that the others have. keys_alone: they are their own values. without: layers that
+    have neither.
     """
 
     def __init__(
@@ -76,13 +77,15 @@ class KVStore:
         num_recent: int = 0,
         recent: Collection[int] = (),
         keys_alone: bool = False,
+        without: Collection[int] = (),
     ) -> None:
-        counts = [num_recent if layer in recent else num_slots for layer in range(num_layers)]
+        counts = [num_recent if layer in recent else num_slots * (layer not in without) for layer in range(num_layers)]
         shapes = [(num_kv_heads, count, head_dim) for count in counts]
         self.keys = [Cells(shape, dtype, device, small=small) for shape in shapes]
         self.values = self.keys if keys_alone else [Cells(shape, dtype, device, small=small) for shape in shapes]
         self._keys_alone = keys_alone
         self.num_slots, self.num_recent, self.recent = num_slots, num_recent, frozenset(recent)
+        self._whole = set(range(num_layers)) - self.recent - set(without)
         self.device = device
 
     def write(self, layer: int, slots: Slots, k_TGE: Tensor, v_TGE: Tensor) -> None:
@@ -100,8 +103,7 @@ class KVStore:
     ) -> None:
         """Copy slots to slots in every layer, the last two in the layers `recent`; all sources are read before any
         target is written."""
-        others = set(range(len(self.keys))) - self.recent
-        self._move(others, sources, targets)
+        self._move(self._whole, sources, targets)
         self._move(self.recent, recent_sources, recent_targets)
 
     def _move(self, layers: Collection[int], sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -63,6 +63,14 @@ class HeadFiles:
             )
         return tensor
 
+    def divide(self, module: str, other: str, sizes: Sequence[int]) -> None:
+        """Rows of a module's tensors, so many in turn: every second such part is `other`'s from now on."""
+        for part in ("weight", "bias"):
+            if (rows := self._tensors.get(f"{module}.{part}")) is None or len(rows) != sum(sizes):
+                continue  # which `take` finds
+            parts = torch.split(rows, list(sizes))
+            self._tensors |= {f"{module}.{part}": torch.cat(parts[::2]), f"{other}.{part}": torch.cat(parts[1::2])}
+
     def check_all_taken(self, unused: Sequence[str]) -> None:
         """Raises UserError where a tensor is left that is none of `unused` (of any module): it would do something."""
         endings = tuple("." + name for name in unused)

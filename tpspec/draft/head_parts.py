@@ -50,6 +50,9 @@ class Parts:
         """The layer whose names begin with `at`; width: of what attention reads, which the head has normed."""
         spec, attention = self.spec, at + "self_attn."
         mlp_norm = self.norm(at + "post_attention_layernorm.weight")
+        gate = (
+            self._gate(attention, width) if spec.gated else None
+        )  # first, for it is a part of what queries are made with
         qkv, o = self._attention(attention, width)
         return Layer(
             index=0,
@@ -64,7 +67,14 @@ class Parts:
             mlp_out_norm=None,
             rope=spec.layers[-1].rope,
             window=spec.layers[-1].window,
+            gate=gate,
         )
+
+    def _gate(self, at: str, width: int) -> Linear:
+        """Whose rows stand behind those of each head's query."""
+        sizes = [self.spec.head_dim] * 2 * self.spec.num_heads
+        self.files.divide(at + "q_proj", at + "gate", sizes)
+        return self.matrix([at + "gate"], [sum(sizes) // 2], width, biased=self.spec.qkv_bias)
 
     def _attention(self, at: str, width: int) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
@@ -112,7 +122,8 @@ class Parts:
         mixture = mixture_of(router, mlps, on_card=on_card)
         if not experts.shared:
             return mixture
-        return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, experts.shared))
+        gate = self._wide(f"{at}{names.shared_gate}.weight", 1, spec.hidden) if experts.shared_gated else None
+        return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, experts.shared), gate)
 
     def _mlp(self, at: str, names: MlpNames, channels: int) -> GatedMlp:
         spec = self.spec
@@ -179,7 +190,8 @@ class Parts:
         return rounded_linear(weight_OI, bias_O, bits or BITS[quantize], reference=self.reference)
 
     def norm(self, name: str, size: int | None = None) -> Norm:
-        return Norm(self._wide(name, self.spec.hidden if size is None else size), self.spec.eps)
+        weight = self._wide(name, self.spec.hidden if size is None else size)
+        return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
 
     def _head_norm(self, name: str) -> Norm:
         norm, order = self.norm(name, self.spec.head_dim), self.spec.head_order

@@ -27,7 +27,7 @@ from tpspec.draft.thin import ThinRun
 from tpspec.errors import UserError
 from tpspec.tokens import NO_DRAFT, TokenTree
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.sublayers import behind, skipped
+from tpspec.topology.sources import SOURCES as KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tpspec.draft.model import Drawing
     from tpspec.draft.protocol import Ask, Drafter, Given, Taps
     from tpspec.tokens import Verdict
-    from tpspec.topology.sublayers import Sublayers
+    from tpspec.topology.sources import Options
     from tpspec.verify.rows import RowLogits
 
 Option = int | float | str
@@ -141,16 +141,17 @@ def _suffix(given: Given, *, max_depth: int = 16, min_odds: int = 10, kept_token
 
 
 def _layer_skip(given: Given, *, skip: str = "", support: int = 64) -> Modelled:
-    return _thin(given, lambda num_layers: skipped(skip, given.target, num_layers), support)
+    return _thin(given, "layer_skip", {"skip": skip}, support)
 
 
 def _early_exit(given: Given, *, layer: int = 0, support: int = 64) -> Modelled:
-    return _thin(given, lambda num_layers: behind(layer, given.target, num_layers), support)
+    return _thin(given, "early_exit", {"layer": layer}, support)
 
 
-def _thin(given: Given, left_out: Callable[[int], Sublayers], support: int) -> Modelled:
+def _thin(given: Given, name: str, options: Options, support: int) -> Modelled:
     shape = ModelShape.of(given.target)
-    without = left_out(shape.num_layers)
+    without = KINDS[name].left_out(options, given.target, shape)
+    assert without is not None, "it drafts with the target"
     assert given.thinned is not None, "the rules of a topology keep it beside the shards"
     assert given.pool is not None, "the rules of a topology keep it beside the shards"
     target = given.thinned(without)

@@ -290,7 +290,9 @@ class Engine:
         self._num_drafted += sum(sum(delta.drafted) for delta in deltas)
         self._num_accepted += sum(sum(delta.accepted) for delta in deltas)
         self._digest = {
-            "rows": _checksum([(span.seq, span.start, span.tokens, span.runs, span.recent) for span in plan.spans]),
+            "rows": _checksum(
+                [(span.seq, span.start, span.tokens, span.runs, span.recent, span.carried) for span in plan.spans]
+            ),
             "verdicts": _checksum([(verdict.seq, verdict.path, verdict.tokens) for verdict in verdicts]),
             "pages": self.pool.num_used,
             "kept": self.scheduler.reuse.digest,

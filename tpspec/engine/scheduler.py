@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tpspec.cache.pages import BrokenPages, PagePool
 from tpspec.engine.reuse import Reuse
 from tpspec.engine.sequence import Sequence
-from tpspec.model.batch import Moves, Span
+from tpspec.model.batch import Carried, Moves, Span
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, ROOT, TokenTree, Verdict
 from tpspec.verify.rows import Case
@@ -25,6 +25,7 @@ from tpspec.verify.rows import Case
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from tpspec.cache.states import Seats
     from tpspec.verify.allowed import Constraint
 
 
@@ -81,7 +82,8 @@ class Scheduler:
     max_running: sequences that own pages at a time; never more than there are rows, so that every root runs in every
     round, nobody has to take turns, and a prompt always finds a row. max_positions: of the model, None where it does
     not say. The pool is the scheduler's; what drafts have taken of it beyond the texts, it takes back before it plans.
-    reuses: whether a text may begin with pages that others have read.
+    reuses: whether a text may begin with pages that others have read. seats: of the states of texts, for a model that
+    keeps some, and rows that are left beside each (cache/states.py); such texts begin alone.
     """
 
     def __init__(
@@ -93,12 +95,13 @@ class Scheduler:
         fixed_rows: int | None,
         max_positions: int | None = None,
         reuses: bool = False,
+        seats: Seats | None = None,
     ) -> None:
         self._budget = max_rows if fixed_rows is None else min(max_rows, fixed_rows)
         if self._budget < 1 or max_running < 1:
             raise ValueError(f"nothing could ever run: {self._budget} rows, {max_running} sequences")
-        self._pool = pool
-        self.reuse = Reuse(pool, is_on=reuses)
+        self._pool, self._seats = pool, seats
+        self.reuse = Reuse(pool, is_on=reuses and seats is None)
         self._max_running = min(max_running, self._budget)
         self._num_slots = pool.num_pages * pool.page_size
         self._max_positions = self._num_slots if max_positions is None else max_positions
@@ -151,6 +154,7 @@ class Scheduler:
         """Forget the request and free its pages at once; unknown ids are ignored."""
         if self._running.pop(request_id, None) is not None:
             self._pool.release(request_id)
+            self._stand_up(request_id)
         else:
             self._waiting = deque(seq for seq in self._waiting if seq.id != request_id)
 
@@ -193,6 +197,7 @@ class Scheduler:
             if span.seq not in judged and span.seq in self._running:
                 seq = self._running[span.seq]
                 seq.num_cached = span.start + len(span.tokens)
+                seq.carried = (0,)  # the last of its rows
                 self.reuse.keep(seq)
         for case in plan.cases:
             if case.seq in self._running:
@@ -243,7 +248,13 @@ class Scheduler:
 
     def _set_back(self, seq: Sequence) -> None:
         self._pool.release(seq.id, returns=True)
+        self._stand_up(seq.id)
         seq.num_cached = seq.num_kept = 0
+        seq.carried = ()
+
+    def _stand_up(self, seq: int) -> None:
+        if self._seats is not None:
+            self._seats.release(seq)
 
     def _admit(self) -> list[int]:
         """The whole prefix is reserved at once, so that it is contiguous and chunks never run out of pages.
@@ -260,6 +271,8 @@ class Scheduler:
                 break
             self.reuse.count(seq)
             self._pool.grow(seq.id, seq.num_tokens)
+            if self._seats is not None:
+                self._seats.take(seq.id)
             self._running[seq.id] = self._waiting.popleft()
             admitted.append(seq.id)
         return admitted
@@ -277,6 +290,7 @@ class Scheduler:
         cut: dict[int, TokenTree] = {}
         for seq, tree, share in zip(verifying, useful, shares, strict=True):
             room = self._pool.num_reachable(seq.id) - seq.num_tokens  # a tree never preempts anybody
+            room = room if self._seats is None else min(room, self._seats.num_left - 1)
             cut[seq.id] = tree.pruned(min(share, room))
             spans.append(self._span(seq, (seq.root, *cut[seq.id].tokens), cut[seq.id]))
         return spans, cut
@@ -300,7 +314,11 @@ class Scheduler:
         unscored = seq.unscored(stop)
         num_logits = stop - unscored.start if unscored else num_judged
         recent = self._pool.recent_runs(seq.id, seq.num_cached, stop)
-        return Span(seq.id, seq.num_cached, tokens, self._pool.runs(seq.id, stop), num_logits, parents, recent)
+        carried = None
+        if self._seats is not None:
+            carried = Carried(self._seats.of(seq.id), seq.carried, len(tokens) - len(tree))
+        runs = self._pool.runs(seq.id, stop)
+        return Span(seq.id, seq.num_cached, tokens, runs, num_logits, parents, recent, carried)
 
     def _cases(self, spans: list[Span], trees: Mapping[int, TokenTree]) -> tuple[tuple[Case, ...], tuple[Owed, ...]]:
         cases: list[Case] = []
@@ -334,12 +352,14 @@ class Scheduler:
         commit.deltas.append(Delta(seq.id, tokens, finish, drafted, accepted, error, num_cached=num_cached))
         path = verdict.path[: len(tokens)]
         self._move_path(seq, path, commit.moves)
+        root = seq.num_tokens - 1
         seq.num_cached = seq.num_tokens + len(path)  # the root, and behind it the accepted path
         seq.tokens.extend(tokens)
         if verdict.corrupt:
             seq.num_cached = seq.num_tokens - 1  # once more, without drafts: rows beside it must not decide its fate
         else:
             self.reuse.keep(seq)
+        seq.carried = (0, *(node + 1 for node in path))[: seq.num_cached - root]
         if finish is not None:
             commit.finished.append(seq.id)
             self.cancel(seq.id)

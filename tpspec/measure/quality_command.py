@@ -19,7 +19,7 @@ import torch
 from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.measure.savings import built_in_prompts
-from tpspec.model.batch import Span
+from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded, positive
@@ -137,7 +137,7 @@ def _answer(decoder: Decoder, prompt: Ids, num_tokens: int) -> Ids:
     """Greedy; it goes on after an end of text."""
     ids = prompt
     for start in (0, *range(len(prompt), len(prompt) + num_tokens - 1)):
-        (logits_V,) = decoder.forward([Span(0, start, ids[start:], ((0, len(ids)),), 1)])
+        (logits_V,) = decoder.forward([_span(ids, start, 1)])
         ids += (int(logits_V.argmax()),)
     return ids[len(prompt) :]
 
@@ -162,7 +162,13 @@ def _perplexity(decoder: Decoder, texts: Sequence[Ids]) -> float:
 def _logits(decoder: Decoder, ids: Ids) -> Iterator[torch.Tensor]:
     for start in range(0, len(ids), CHUNK):
         rows = ids[start : start + CHUNK]
-        yield decoder.forward([Span(0, start, rows, ((0, start + len(rows)),), len(rows))])
+        yield decoder.forward([_span(ids[: start + len(rows)], start, len(rows))])
+
+
+def _span(ids: Ids, start: int, num_logits: int) -> Span:
+    """Of a text alone, from `start` on."""
+    carried = Carried.alone(start, len(ids) - start)
+    return Span(0, start, ids[start:], ((0, len(ids)),), num_logits, carried=carried)
 
 
 def _pieces(text: Text, path: Path) -> list[Ids]:

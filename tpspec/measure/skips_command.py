@@ -28,6 +28,7 @@ from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape
+from tpspec.topology.sources import check_thins
 from tpspec.topology.sublayers import FILE, Sublayers
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     if path.is_dir() or not path.parent.is_dir():
         raise UserError(f"--out {path}: should be a file in a folder that exists")
     text, shape = Text.load(folder), ModelShape.of(folder)
+    check_thins(shape)
     prompts = _prompts(text, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     num_slots = MOST_ROWS + sum(len(prompt) + options.tokens for prompt in prompts)

@@ -25,9 +25,10 @@ from tpspec.topology.sizes import (
     kv_bytes_read,
     num_attended,
     num_params,
+    state_bytes,
     weight_bytes,
 )
-from tpspec.topology.slots import recent_slots
+from tpspec.topology.slots import num_states, recent_slots
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -71,14 +72,14 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
         loads = [_load(shape, shard, target.dtype, target.quantize, kv, context) for shard in shards]
         return step_cost(loads, on, shape.num_layers, row_bytes, link)
 
-    left_out = [_left_out(topology, name, shape.num_layers) for name in topology.draft.sources]
+    left_out = [_left_out(topology, name, shape) for name in topology.draft.sources]
     thin = [thin_step(step_of, shape, num) for num in left_out if num is not None]
     drafting = [*thin, *_whole_models(topology, gpus, context)]
     # Of several sources the dearest: whichever drafts, a step takes no longer.
     return TimeModel(step_of(shape), max(drafting, key=lambda step: step.seconds(1), default=None))
 
 
-def _left_out(topology: Topology, name: str, num_layers: int) -> int | None:
+def _left_out(topology: Topology, name: str, shape: ModelShape) -> int | None:
     """Sublayers that a source leaves out of the target; None where it does not draft with it. Refuses heads."""
     kind = SOURCES[name]
     if kind.computes and kind.loads != "model":
@@ -86,11 +87,8 @@ def _left_out(topology: Topology, name: str, num_layers: int) -> int | None:
             f"source {name}: what its drafts cost on cards is not known; should be simulated with --calibrate, "
             "from a trace that drafted with it"
         )
-    return (
-        None
-        if kind.thins is None
-        else len(kind.thins(topology.draft.options, local(topology.target.model), num_layers))
-    )
+    left_out = kind.left_out(topology.draft.options, local(topology.target.model), shape)
+    return None if left_out is None else len(left_out)
 
 
 def _whole_models(topology: Topology, gpus: Sequence[Card], context: int) -> Iterator[StepCost]:
@@ -122,6 +120,7 @@ def _check_fits(topology: Topology, shape: ModelShape, shard: Shard, card: Card)
     target = topology.target
     needed = weight_bytes(shape, shard, target.dtype, target.quantize)
     needed += kv_bytes(shape, shard, topology.cache_dtype, topology.cache.tokens, recent_slots(topology, shape))
+    needed += state_bytes(shape, shard, target.dtype, num_states(topology, shape))
     if needed > card.usable_bytes:
         short = (needed - card.usable_bytes) / 2**30
         raise OutOfMemory(

@@ -14,6 +14,7 @@ from tpspec.errors import UserError
 from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.checkpoint import read_config
+from tpspec.topology.delta_net import delta_net_of
 from tpspec.topology.experts import experts_of
 from tpspec.topology.latent import latent_of
 from tpspec.topology.reads import Reads
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.steps import Gate
+    from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
     from tpspec.topology.latent import Latent
@@ -50,10 +52,10 @@ class Architecture:
     share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
     layers skip rope, or None.
 
-    norms: what a layer's are called. one_more: norms multiply by 1 + weight. gate: what its config calls it and must
-    say. clamped: see rows.inc. scaled_embeddings: by the root of their size. score_scale: the config's number that
-    scores are divided by the root of, if not head_dim. apart: options that would change what it computes, and are not
-    supported.
+    norms: what a layer's are called. one_more: norms multiply by 1 + weight. gated: see topology/shape.py. gate: what
+    its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size. score_scale:
+    the config's number that scores are divided by the root of, if not head_dim. apart: options that would change what
+    it computes, and are not supported.
     """
 
     qkv_bias: bool | str = False
@@ -67,6 +69,7 @@ class Architecture:
     nope: str | None = None
     norms: NormNames = NormNames()
     one_more: bool = False
+    gated: bool = False
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
     scaled_embeddings: bool = False
@@ -74,6 +77,14 @@ class Architecture:
     apart: tuple[str, ...] = ()
 
 
+HYBRID = Architecture(  # Qwen's, of linear attention and attention
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    qk_norm=True,
+    partial_rope=True,
+    one_more=True,
+    gated=True,
+)
 ARCHITECTURES = {
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
@@ -111,7 +122,10 @@ ARCHITECTURES = {
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
+    "qwen3_5_moe_text": HYBRID,
+    "qwen3_5_text": HYBRID,
     "qwen3_moe": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="all"),
+    "qwen3_next": HYBRID,
     "seed_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_out_bias", mlp_bias="mlp_bias"),
     "smollm3": Architecture(
         qkv_bias="attention_bias",
@@ -159,6 +173,7 @@ class ModelSpec:
     qk_norm: bool
     norms: NormNames
     one_more: bool
+    gated: bool
     gate: Gate
     score_scale: float
     embedding_scale: float | None
@@ -169,6 +184,7 @@ class ModelSpec:
     experts: Experts | None = None
     latent: Latent | None = None
     alternate_rope: bool = False
+    delta_net: DeltaNet | None = None
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -188,11 +204,12 @@ def read_spec(folder: Path) -> ModelSpec:
             f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
             "transformers reads it; should be tried with another version"
         )
-    if spec.latent != shape.latent:
-        raise UserError(
-            f"{where}: {shape.latent} is not what this version of transformers reads, {spec.latent}; should have no "
-            "two keys of which each says something else (head_dim)"
-        )
+    for own, its in ((shape.latent, spec.latent), (shape.delta_net, spec.delta_net)):
+        if own != its:
+            raise UserError(
+                f"{where}: {own} is not what this version of transformers reads, {its}; should have no two keys of "
+                "which each says something else (head_dim, layer_types)"
+            )
     return spec
 
 
@@ -234,6 +251,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         qk_norm=_flag(config, arch.qk_norm),
         norms=arch.norms,
         one_more=arch.one_more,
+        gated=arch.gated,
         gate="clamped" if arch.clamped else GATES[arch.gate[1]],
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
@@ -244,6 +262,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         experts=experts_of(said, kind),
         latent=latent,
         alternate_rope=_flag(config, arch.alternate_rope),
+        delta_net=delta_net_of(said, kind, config.num_hidden_layers),
     )
 
 

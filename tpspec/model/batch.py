@@ -13,6 +13,22 @@ Runs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """How a text with a state (cache/states.py) goes on. slot: where that is. rows: of those that its last forward left
+    there, which the text has kept, in order: the root, and a path behind it. num_certain: rows of the span that will
+    not be taken back, the first ones; what follows the last of them is a tree."""
+
+    slot: int
+    rows: tuple[int, ...]
+    num_certain: int
+
+    @classmethod
+    def alone(cls, start: int, num_rows: int) -> Carried:
+        """Of a text that has the first slot, and whose rows are all certain: so many, after `start` others."""
+        return cls(0, (0,) if start else (), num_rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Rows of one sequence.
 
@@ -22,6 +38,8 @@ class Span:
     num_logits: the last num_logits rows need logits (0 for a prompt chunk that does not reach the root).
     recent: of layers with a window, where those have slots of their own: pieces of the slots of the last positions, as
     many as the rows see.
+    carried: of a model that keeps states; None there: all rows are certain, the first begins the text, and nothing is
+    kept of it.
     """
 
     seq: int
@@ -31,6 +49,7 @@ class Span:
     num_logits: int
     parents: tuple[int, ...] | None = None
     recent: Runs | None = None
+    carried: Carried | None = None
 
     def positions(self) -> list[int]:
         """Absolute position of every row: the root's plus its depth."""

@@ -99,13 +99,16 @@ def mixture_of(router: Router, experts: Sequence[GatedMlp], *, on_card: bool, wh
 
 
 class Shared:
-    """A mixture, and beside it an MLP that every row goes through."""
+    """A mixture, and beside it an MLP that every row goes through. gate_1D: of what that gives, float32; or None."""
 
-    def __init__(self, mixture: Mlp, shared: Mlp) -> None:
-        self.mixture, self.shared = mixture, shared
+    def __init__(self, mixture: Mlp, shared: Mlp, gate_1D: Tensor | None = None) -> None:
+        self.mixture, self.shared, self.gate_1D = mixture, shared, gate_1D
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        return self.mixture(x_TD, steps) + self.shared(x_TD, steps)
+        made_TD = self.shared(x_TD, steps)
+        if self.gate_1D is not None:
+            made_TD = made_TD * (x_TD.float() * self.gate_1D).sum(1, keepdim=True).sigmoid().to(x_TD.dtype)
+        return self.mixture(x_TD, steps) + made_TD
 
 
 def _by_expert(chosen_TK: Tensor) -> Iterator[tuple[int, Tensor]]:

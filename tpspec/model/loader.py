@@ -8,29 +8,34 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.cache.states import StateSizes, StateStore
 from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
+from tpspec.model.delta_net import Mixer
 from tpspec.model.embedding import Embedding
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.matrices import Matrices
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.rope import Rope
-from tpspec.model.steps import Layer, Norm, Shape
+from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
 from tpspec.model.stored import Place, below
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.delta_net import MODULE, OUT
 from tpspec.topology.experts import mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.latent import LATENT, MADE, REDUCED
 from tpspec.topology.shape import MODEL_TYPES, check_dtype
 from tpspec.topology.shards import split
+from tpspec.topology.slots import NUM_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.topology.config import Quantize
+    from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.experts import Experts, MlpNames
     from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
@@ -91,26 +97,28 @@ class Loader:
         compiled: bool = True,
         small_cache: bool = False,
         num_recent: int = 0,
+        num_states: int = 0,
         ledger: Ledger | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
 
-        small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. fixed_rows, compiled,
-        ledger: see Decoder.
+        small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. num_states: texts
+        that are kept in layers of linear attention. fixed_rows, compiled, ledger: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
-        layers = []
+        layers: list[Layer | LinearLayer] = []
         for index, layer in enumerate(self.spec.layers):
-            layers.append(self._layer(index, layer, whole=fixed_rows is not None))
+            layers.append(self._any_layer(index, layer, whole=fixed_rows is not None))
             _trim()
             if progress is not None:
                 progress(index + 1, len(self.spec.layers))
-        spec = self.spec
-        recent = [layer.index for layer in layers if layer.window is not None and num_recent]
+        spec, net = self.spec, self.spec.delta_net
+        recent = [index for index, layer in enumerate(spec.layers) if layer.window is not None and num_recent]
         store = KVStore(
             len(layers), len(self.shard.kv_heads), num_slots, spec.head_dim, self.dtype, self.device, small=small_cache,
             num_recent=num_recent, recent=recent, keys_alone=spec.latent is not None,
+            without=() if net is None else net.layers,
         )  # fmt: skip
         return Decoder(
             embedding=self._embedding(),
@@ -124,7 +132,11 @@ class Loader:
             fixed_rows=fixed_rows,
             compiled=compiled,
             ledger=ledger,
+            states=None if net is None else self._states(net, num_states),
         )
+
+    def _states(self, net: DeltaNet, num_states: int) -> StateStore:
+        return StateStore(net.layers, _state_sizes(net, self.shard), num_states, NUM_LEFT, self.dtype, self.device)
 
     def _shape(self) -> Shape:
         group = self.spec.num_heads // self.spec.num_kv_heads
@@ -138,6 +150,73 @@ class Loader:
             gate=self.spec.gate,
             keys_alone=self.spec.latent is not None,
         )
+
+    def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer | LinearLayer:
+        """whole: see Mixture."""
+        net, norms, at = self.spec.delta_net, self.spec.norms, f"model.layers.{index}."
+        if net is None or index not in net.layers:
+            return self._layer(index, layer, whole=whole)
+        return LinearLayer(
+            index=index,
+            attention_norm=self._norm(f"{at}{norms.attention}.weight", self.spec.hidden),
+            mixer=self._mixer(f"{at}{MODULE}.", net, whole=whole),
+            mlp_norm=self._norm(f"{at}{norms.mlp}.weight", self.spec.hidden),
+            mlp=self._mlp_or_mixture(index, at, whole=whole),
+        )
+
+    def _mixer(self, at: str, net: DeltaNet, *, whole: bool) -> Mixer:
+        """Rates are a few rows, and what is held in codes forgets too much through them."""
+        heads, keys, matrices = self.shard.delta_values, self.shard.delta_keys, self.matrices
+        plain = replace(matrices, quantize=None)
+        of_keys, of_values = _numbers_of(keys, net.key_dim), _numbers_of(heads, net.value_dim)
+        num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+        parts = [range(first + of.start, first + of.stop) for first, of in
+                 ((0, of_keys), (num_keys, of_keys), (2 * num_keys, of_values))]  # fmt: skip
+        if net.is_in_groups:
+            mixed, gate, rates = self._in_groups(at, net)
+        else:
+            mixed = [self._rows(at + net.mixed, part, net.num_mixed) for part in parts]
+            gate = self._rows(at + net.gate, of_values, num_values)
+            rates = [self._rows(at + name, heads, net.value_heads) for name in (net.writes, net.decays)]
+        hidden = range(self.spec.hidden)
+        kernel_X1K = [matrices.read(f"{at}conv1d.weight", (net.num_mixed, 1, net.kernel), part) for part in parts]
+        return Mixer(
+            mixed=matrices.column_parallel(mixed, biased=False),
+            rates=plain.column_parallel(rates, biased=False),
+            gate=matrices.column_parallel([gate], biased=False),
+            out=matrices.row_parallel(Place(at + OUT, len(hidden), num_values, hidden, of_values), biased=False),
+            kernel=torch.cat(kernel_X1K).squeeze(1).T.contiguous().to(self.device, torch.float32),
+            key_of=torch.tensor([head // net.group - keys.start for head in heads], device=self.device),
+            num_keys=len(keys),
+            key_dim=net.key_dim,
+            decays_H=matrices.wide(at + "A_log", (net.value_heads,), heads).exp(),
+            biases_H=matrices.wide(at + "dt_bias", (net.value_heads,), heads),
+            norm=Norm(matrices.wide(at + "norm.weight", (net.value_dim,)), self.spec.eps),
+            whole=whole,
+        )
+
+    def _in_groups(self, at: str, net: DeltaNet) -> tuple[list[Place], Place, list[Place]]:
+        """What the convolution sees, the gate and the rates, of matrices whose rows are those of one key head after
+        another: its query, its key, its value heads' values, then their gates; and their writes, then their decays."""
+        heads, keys = self.shard.delta_values, self.shard.delta_keys
+        K, V, group = net.key_dim, net.value_dim, net.group
+        size = 2 * (K + group * V)  # rows of a key head
+
+        def of_keys(first: int) -> list[int]:
+            return [head * size + first + number for head in range(len(keys)) for number in range(K)]
+
+        def of_values(first: int, size: int, each: int) -> list[int]:
+            places = (divmod(head - keys.start * group, group) for head in heads)
+            return [key * size + first + value * each + number for key, value in places for number in range(each)]
+
+        def picked(name: str, size: int, rows: list[int]) -> Place:
+            place = self._rows(at + name, range(keys.start * size, keys.stop * size), net.key_heads * size)
+            return replace(place, picked=tuple(rows))
+
+        mixed = picked(net.mixed, size, of_keys(0) + of_keys(K) + of_values(2 * K, size, V))
+        rates = of_values(0, 2 * group, 1) + of_values(group, 2 * group, 1)
+        gate = picked(net.gate, size, of_values(2 * K + group * V, size, V))
+        return [mixed], gate, [picked(net.writes, 2 * group, rates)]
 
     def _layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer:
         """whole: see Mixture."""
@@ -161,6 +240,7 @@ class Loader:
             rope=layer.rope,
             window=layer.window,
             sinks=self._sinks(at + "self_attn.sinks") if spec.sinks else None,
+            gate=self._gate(at + "self_attn.") if spec.gated else None,
         )  # fmt: skip
 
     def _sinks(self, name: str) -> Tensor:
@@ -200,9 +280,22 @@ class Loader:
         queries, keys = (_numbers_of(heads, self.spec.head_dim) for heads in (self.shard.heads, self.shard.kv_heads))
         num_q, num_kv = self.spec.num_heads * self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
         order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
-        parts = [self._rows(names[0], queries, num_q, order), self._rows(names[1], keys, num_kv, order),
-                 self._rows(names[2], keys, num_kv)]  # fmt: skip
+        of_queries = self._rows(names[0], queries, num_q, order)
+        if self.spec.gated:
+            of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
+        parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
         return self.matrices.column_parallel(below(parts), biased=self.spec.qkv_bias)
+
+    def _gate(self, at: str) -> Linear:
+        size, name = self.spec.head_dim, at + MODEL_TYPES[self.spec.model_type].qkv[0]
+        part = self._beside_gate(name, tuple(range(size, 2 * size)))
+        return self.matrices.column_parallel([part], biased=self.spec.qkv_bias)
+
+    def _beside_gate(self, name: str, wanted: tuple[int, ...]) -> Place:
+        """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
+        heads, each = self.shard.heads, 2 * self.spec.head_dim
+        picked = tuple(head * each + number for head in range(len(heads)) for number in wanted)
+        return replace(self._rows(name, _numbers_of(heads, each), self.spec.num_heads * each), picked=picked)
 
     def _o(self, at: str, head_dim: int) -> Linear:
         """head_dim: of what each head gives."""
@@ -223,7 +316,9 @@ class Loader:
         mixture = self._mixture(at, names, experts, whole=whole)
         if not experts.shared:
             return mixture
-        return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared))
+        shared = self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared)
+        gate = f"{at}{names.shared_gate}.weight"
+        return Shared(mixture, shared, self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None)
 
     def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool) -> Mlp:
         router, on_card = self._router(f"{at}{names.router}", experts), self.device.type == "cuda"
@@ -233,9 +328,18 @@ class Loader:
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
         channels, size = self.shard.channels, self.spec.intermediate
-        if names.together is None:
+        is_apart = names.upright and f"{at}{names.together}" not in self.matrices.checkpoint
+        if names.together is None or is_apart:
             return self._mlp(f"{at}{index}.", names, channels, size)
         hidden, one, biased = range(self.spec.hidden), (index, experts.count), experts.biased
+        if names.upright:
+            upright = partial(Place, expert=one, upright=True)
+            parts = [upright(at + names.together, 2 * size, len(hidden), rows, hidden)
+                     for rows in (channels, range(size + channels.start, size + channels.stop))]  # fmt: skip
+            down = upright(at + names.down, len(hidden), size, hidden, channels)
+            return GatedMlp(
+                self.matrices.column_parallel(parts, biased=False), self.matrices.row_parallel(down, biased=False)
+            )
         rows = range(2 * channels.start, 2 * channels.stop)
         gate_up = Place(at + names.together, 2 * size, len(hidden), rows, hidden, expert=one, alternate=True)
         down = Place(at + names.down, len(hidden), size, hidden, channels, expert=one)
@@ -303,6 +407,12 @@ def _numbers_of(heads: range, head_dim: int) -> range:
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 
+def _state_sizes(net: DeltaNet, shard: Shard) -> StateSizes:
+    heads = len(shard.delta_values)
+    mixed = 2 * len(shard.delta_keys) * net.key_dim + heads * net.value_dim
+    return StateSizes(heads, net.key_dim, net.value_dim, mixed + 2 * heads, net.kernel - 1)
+
+
 def _trim() -> None:
     """Gives what was read and dropped back to the system. glibc keeps it, in holes between what stays: of a model with
     matrices of one to four megabytes, a fifth more than its weights."""
@@ -332,7 +442,7 @@ def load_whole(
     *,
     small_cache: bool = False,
 ) -> Decoder:
-    """A model that is not sharded, with an empty cache of num_slots tokens."""
+    """A model that is not sharded, with an empty cache of num_slots tokens, and of one text where it keeps states."""
     (whole,) = split(shape, (1.0,))
     loader = Loader.open(folder, whole, dtype, device, quantize)
-    return loader.decoder(OneRank(), num_slots, small_cache=small_cache)
+    return loader.decoder(OneRank(), num_slots, small_cache=small_cache, num_states=1)

@@ -50,11 +50,11 @@ class Matrices:
             return product
         if len({self._scheme(part.name) for part in parts}) > 1:
             return Stacked([self.column_parallel([part], biased=biased) for part in parts])
-        weight = torch.empty(sum(len(part.rows) for part in parts), parts[0].num_inputs, dtype=self.dtype)
+        weight = torch.empty(sum(part.num_rows for part in parts), parts[0].num_inputs, dtype=self.dtype)
         first = 0
         for part in parts:
-            weight[first : first + len(part.rows)] = self.plain(part)[part.ordered()]
-            first += len(part.rows)
+            weight[first : first + part.num_rows] = self.plain(part)[part.ordered()]
+            first += part.num_rows
         return self._linear(weight, self._biases(parts, biased=biased))
 
     def row_parallel(self, place: Place, *, biased: bool) -> Linear:
@@ -80,6 +80,9 @@ class Matrices:
             return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
         if place.expert is not None:
             (index, count), whole = place.expert, (place.num_inputs, place.num_outputs)
+            if place.upright:
+                read = self.checkpoint.read_one(place.name, (count, *whole[::-1]), index, place.rows, place.columns)
+                return self.checkpoint.checked(place.name, read)
             read = self.checkpoint.read_one(place.name, (count, *whole), index, place.columns, place.rows)
             return self.checkpoint.checked(place.name, read).T.contiguous()
         return self.read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tpspec.comm.peer import Meeting
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
+    from tpspec.model.delta_net import Mixer
+    from tpspec.model.delta_net import Round as StateRound
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.rope import Rope, Turns
@@ -54,6 +56,7 @@ class Layer:
 
     attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give, before they are added; or None.
     rope: which of the model's ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None.
+    gate: [D] -> [H E], whose sigmoid what attention gives is multiplied with; or None.
     """
 
     index: int
@@ -69,6 +72,30 @@ class Layer:
     rope: int | None
     window: int | None
     sinks: Tensor | None = None
+    gate: Linear | None = None
+
+    def mixed(self, x_TD: Tensor, steps: Steps, round: Any, _: StateRound | None) -> Tensor:
+        """What its rows tell each other: this shard's part of the sum, [T, D]."""
+        attended_TX = steps.attention(self, self.qkv(x_TD), round)
+        return self.o(attended_TX if self.gate is None else attended_TX * torch.sigmoid(self.gate(x_TD)))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayer:
+    """A layer with linear attention in place of attention."""
+
+    index: int
+    attention_norm: Norm
+    mixer: Mixer
+    mlp_norm: Norm
+    mlp: Mlp
+    attention_out_norm: Norm | None = None
+    mlp_out_norm: Norm | None = None
+
+    def mixed(self, x_TD: Tensor, _: Steps, __: Any, states: StateRound | None) -> Tensor:
+        """As of `Layer`."""
+        assert states is not None, "a decoder with such layers makes them ready"
+        return self.mixer(x_TD, self.index, states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,9 @@ class Place:
 
     head_order: the rows are those of heads, each of which is to be put in this order; None: they stay as they are.
     expert: the name is that of one tensor with the matrices of all experts; this one, of so many; None: of one matrix.
-    alternate: rows are of two matrices in turn; those of the first are to be put before those of the second.
+    upright: those have a row for each output, as any matrix; else for each input. alternate: rows are of two matrices
+    in turn; those of the first are to be put before those of the second. picked: which of the rows are wanted at all,
+    in order; None: see above.
     """
 
     name: str
@@ -60,9 +62,18 @@ class Place:
     head_order: tuple[int, ...] | None = None
     expert: tuple[int, int] | None = None
     alternate: bool = False
+    upright: bool = False
+    picked: tuple[int, ...] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """That are wanted."""
+        return len(self.rows) if self.picked is None else len(self.picked)
 
     def ordered(self) -> Tensor | slice:
         """Which of the rows that were read stands where."""
+        if self.picked is not None:
+            return torch.tensor(self.picked)
         if self.alternate:
             return torch.arange(len(self.rows)).view(-1, 2).T.flatten()
         return slice(None) if self.head_order is None else in_heads(len(self.rows), self.head_order)

@@ -7,6 +7,7 @@ from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from tpspec.cache.states import Seats
 from tpspec.comm.emulate import Emulated, emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.protocol import Needs
@@ -25,7 +26,7 @@ from tpspec.roles.fit import target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.slots import recent_slots, target_slots
+from tpspec.topology.slots import NUM_LEFT, num_states, recent_slots, target_slots
 from tpspec.verify import rule
 from tpspec.verify.allowed import Constraint
 from tpspec.verify.noise import CounterNoise
@@ -113,6 +114,7 @@ def build_engine(
         fixed_rows=fixed_rows,
         max_positions=shape.max_positions,
         reuses=topology.cache.prefix,
+        seats=Seats(num_states(topology, shape), NUM_LEFT) if shape.delta_net else None,
     )
     engine = Engine(
         target=own.target,
@@ -160,7 +162,8 @@ def _decoder(
     small_cache = topology.cache.dtype == "int8"
     return loader.decoder(
         comm, target_slots(topology), fixed_rows=fixed_rows, small_cache=small_cache,
-        num_recent=recent_slots(topology, shape), ledger=ledger, progress=progress,
+        num_recent=recent_slots(topology, shape), num_states=num_states(topology, shape), ledger=ledger,
+        progress=progress,
     )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from tpspec.roles.memory import check_memory
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, kv_bytes, layer_bytes, weight_bytes
-from tpspec.topology.slots import draft_slots, head_bytes, recent_slots, target_slots
+from tpspec.topology.sizes import DTYPE_BYTES, kv_bytes, layer_bytes, state_bytes, weight_bytes
+from tpspec.topology.slots import draft_slots, head_bytes, num_states, recent_slots, target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +73,7 @@ def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
     held = (
         _bytes(shape, shard, target.dtype, target.quantize, on_card=on_card)
         + kv_bytes(shape, shard, topology.cache_dtype, *slots)
+        + state_bytes(shape, shard, target.dtype, num_states(topology, shape))
         for shard in split(shape, target.fixed_weights)
     )
     return dict(zip(target.ranks, held, strict=True))

@@ -17,8 +17,8 @@ from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, weight_bytes
-from tpspec.topology.slots import recent_slots, target_slots
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, state_bytes, weight_bytes
+from tpspec.topology.slots import num_states, recent_slots, target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,7 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
     shape, target = ModelShape.of(find(topology.target.model)), topology.target
     (whole,) = split(shape, (1.0,))
     cached = kv_bytes(shape, whole, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape))
+    cached += state_bytes(shape, whole, target.dtype, num_states(topology, shape))
     held = weight_bytes(shape, whole, target.dtype, target.quantize) + cached
     parts = balanced(held, capacities, 1 - _idle(topology, shape, whole) / held)
     weights = tuple(round(part / max(parts), 3) for part in parts)

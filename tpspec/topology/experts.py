@@ -21,8 +21,9 @@ class MlpNames:
     """module: of the MLP, or the mixture, within its layer; router, and shared, of an MLP beside the experts: within a
     mixture; the others within an MLP or expert. Where gate and up have one name they are one matrix, gate's rows first.
 
-    together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; their outputs alternate.
-    None: each expert has matrices of its own.
+    together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
+    matrices of its own. upright: those may have them, too; if not, the rows of gate stand above those of up, and else
+    a row is an input's and the outputs alternate. shared_gate: of what the MLP beside the experts is multiplied with.
     """
 
     module: str
@@ -32,6 +33,8 @@ class MlpNames:
     router: str = "gate"
     shared: str = "shared_experts"
     together: str | None = None
+    upright: bool = False
+    shared_gate: str = "shared_expert_gate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class Experts:
     it (DeepSeek-V3, arXiv 2412.19437). scale: of all weights, after that. groups: into which experts are divided; each
     token is sent to experts of the `groups_chosen` that are best for it.
     first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
-    through which every row goes; 0: there is none. biased: the matrices of experts, and the router.
+    through which every row goes; 0: there is none. shared_gated: whether what that gives has a gate. biased: the
+    matrices of experts, and the router.
     """
 
     count: int
@@ -54,6 +58,7 @@ class Experts:
     first_layer: int = 0
     dense: int = 0
     shared: int = 0
+    shared_gated: bool = False
     biased: bool = False
     groups: int = 1
     groups_chosen: int = 1
@@ -87,8 +92,8 @@ class Beside:
 @dataclass(frozen=True, slots=True)
 class Mixing:
     """What a type of model means by keys that its config.json leaves out, as transformers does. chosen: None where the
-    config has to say. sums_to_one: None where norm_topk_prob says, of which `norms` is the default. biased: see
-    Experts."""
+    config has to say. sums_to_one: None where norm_topk_prob says, of which `norms` is the default. gated: channels of
+    an MLP beside the experts that has a gate. biased: see Experts."""
 
     names: MlpNames
     count: int
@@ -96,6 +101,7 @@ class Mixing:
     sums_to_one: bool | None = None
     norms: bool = False
     beside: Beside | None = None
+    gated: int | None = None
     biased: bool = False
 
 
@@ -129,7 +135,15 @@ MIXTURES = {
         MlpNames("mlp", router="router", together="gate_up_proj"), count=128, chosen=4, sums_to_one=True, biased=True
     ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
+    "qwen3_5_moe_text": Mixing(
+        MlpNames("mlp", shared="shared_expert", together="gate_up_proj", upright=True),
+        count=256,
+        chosen=8,
+        sums_to_one=True,
+        gated=512,
+    ),
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
+    "qwen3_next": Mixing(MlpNames("mlp", shared="shared_expert"), count=512, chosen=10, norms=True, gated=512),
 }
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are in use for the same
@@ -166,6 +180,8 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     if usual.sums_to_one is False:
         read.refuse("norm_topk_prob")
     experts = Experts(count, chosen, sums_to_one, biased=usual.biased)
+    if usual.gated is not None:
+        return replace(experts, shared=read.size("shared_expert_intermediate_size", usual.gated), shared_gated=True)
     return experts if usual.beside is None else _as_deepseek(experts, read, usual.beside)
 
 

@@ -5,7 +5,12 @@ Knows keys and names; must not know what they mean.
 
 from __future__ import annotations
 
-TEXT_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral"}  # of the text model, where its section does not say
+TEXT_TYPES = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}  # of the text model, where its section does not say
 SECTION = "text_config"
 STORAGE = ("quantization_config", "compression_config")  # of the whole model, text model included
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before

@@ -34,9 +34,10 @@ from tpspec.topology.sizes import (
     kv_bytes_read,
     num_attended,
     num_params,
+    state_bytes,
     weight_bytes,
 )
-from tpspec.topology.slots import recent_of
+from tpspec.topology.slots import recent_of, states_of
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -74,10 +75,9 @@ class Wish:
     def draft_model(self) -> str | None:
         return None if self.draft in SOURCES and SOURCES[self.draft].loads == "nothing" else self.draft
 
-    def left_out(self, num_layers: int) -> Sublayers | None:
+    def left_out(self, target: ModelShape) -> Sublayers | None:
         """Of the target, where it drafts itself."""
-        thins = SOURCES[self.draft].thins if self.draft in SOURCES else None
-        return None if thins is None else thins({}, local(self.model), num_layers)
+        return SOURCES[self.draft].left_out({}, local(self.model), target) if self.draft in SOURCES else None
 
     @property
     def page_context(self) -> int:
@@ -190,7 +190,7 @@ class _Planner:
         self.wish = wish
         self.target = shape_of(wish.model)
         self.draft = shape_of(wish.draft_model) if wish.draft_model else None
-        self.left_out = wish.left_out(self.target.num_layers)
+        self.left_out = wish.left_out(self.target)
         self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
         wish.link_for(2)  # an unknown name is told before anything is computed
 
@@ -309,6 +309,7 @@ class _Planner:
 
     def _bytes(self, shape: ModelShape, shard: Shard, bits: int, dtype: str, num_recent: int = 0) -> int:
         kv = kv_bytes(shape, shard, dtype, self.wish.page_context, num_recent)
+        kv += state_bytes(shape, shard, dtype, states_of(shape, ServeConfig(), EngineConfig()))
         return weight_bytes(shape, shard, dtype, widths(shape).get(bits)) + kv
 
 

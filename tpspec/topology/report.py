@@ -19,9 +19,10 @@ from tpspec.topology.sizes import (
     kv_bytes,
     layer_bytes,
     round_bytes,
+    state_bytes,
     weight_bytes,
 )
-from tpspec.topology.slots import draft_slots, head_bytes, recent_slots, target_slots
+from tpspec.topology.slots import draft_slots, head_bytes, num_states, recent_slots, target_slots
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")
@@ -85,7 +86,8 @@ def _shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory
     dtype = topology.target.dtype
     return Memory(
         weight_bytes(shape, shard, dtype, topology.target.quantize),
-        kv_bytes(shape, shard, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape)),
+        kv_bytes(shape, shard, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape))
+        + state_bytes(shape, shard, dtype, num_states(topology, shape)),
     )
 
 
@@ -140,9 +142,9 @@ def _drafting(topology: Topology, shape: ModelShape) -> Iterator[str]:
     draft, num_shards = topology.draft, len(topology.target.ranks)
     folder = local(topology.target.model)
     for name, kind in zip(draft.sources, draft.kinds, strict=True):
-        if kind.thins is None:
+        left_out = kind.left_out(draft.options, folder, shape)
+        if left_out is None:
             continue
-        left_out = kind.thins(draft.options, folder, shape.num_layers)
         each = collectives_per_draft(shape, num_shards, left_out)
         kept = f"{2 * shape.num_layers - len(left_out)} of {2 * shape.num_layers} sublayers"
         yield f"collectives per token drafted by {name}: {each}, of {kept}"

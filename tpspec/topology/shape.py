@@ -14,6 +14,7 @@ import yaml
 
 from tpspec.errors import UserError
 from tpspec.topology import checkpoint
+from tpspec.topology.delta_net import DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
 from tpspec.topology.formats import Stored, stored_as
 from tpspec.topology.latent import Latent, latent_of
@@ -33,9 +34,10 @@ class Defaults:
     qkv: what the matrices of queries, keys and values are called; of one name they are one, their rows in that order.
     biased: whether those have biases; or "always", whatever the config says. o_biased: what attention gives has
     one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them (attention.py).
-    normed: queries and keys have norms, always or where the flag of that name says so. layer_norms: of the hidden
-    state, in each layer. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an
-    expert's, channels, and how many there are without it.
+    normed: queries and keys have norms, always or where the flag of that name says so. gated: what a query head gives
+    is multiplied with a gate, whose rows stand behind that of its query. layer_norms: of the hidden state, in each
+    layer. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an expert's, channels,
+    and how many there are without it.
     """
 
     hidden: int | None = None
@@ -51,6 +53,7 @@ class Defaults:
     mlp_biased: bool = False
     sinks: bool = False
     normed: bool | str = False
+    gated: bool = False
     layer_norms: int = 2
     float16: bool = True
     intermediate: tuple[str, int | None] = ("intermediate_size", None)
@@ -150,7 +153,40 @@ MODEL_TYPES = {
     ),
     "qwen2": Defaults(num_kv_heads=32, biased="always", o_biased=False),
     "qwen3": Defaults(num_kv_heads=32, head_dim=128, normed=True),
+    "qwen3_5_moe_text": Defaults(
+        hidden=2048,
+        num_layers=40,
+        num_heads=16,
+        num_kv_heads=2,
+        head_dim=256,
+        vocab=248320,
+        normed=True,
+        gated=True,
+        intermediate=("moe_intermediate_size", 512),
+    ),
+    "qwen3_5_text": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=256,
+        vocab=248320,
+        normed=True,
+        gated=True,
+        intermediate=("intermediate_size", 12288),
+    ),
     "qwen3_moe": Defaults(num_kv_heads=4, normed=True, intermediate=("moe_intermediate_size", 768)),
+    "qwen3_next": Defaults(
+        hidden=2048,
+        num_layers=48,
+        num_heads=16,
+        num_kv_heads=2,
+        head_dim=256,
+        vocab=151936,
+        normed=True,
+        gated=True,
+        intermediate=("moe_intermediate_size", 512),
+    ),
     "seed_oss": Defaults(
         hidden=4096,
         num_layers=64,
@@ -173,11 +209,11 @@ class ModelShape:
     head_dim numbers, that stand for key and value. vocab: rows of the head and of the embedding table.
 
     tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm of head_dim on
-    queries and on keys in every layer. layer_norms: of the hidden state, in each layer. intermediate: channels of an
-    MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers where a token sees `window`
-    last positions, its own among them. max_positions: the longest text it was made for, however its rope is scaled;
-    None where the config does not say. stored: how a published quantized checkpoint holds its matrices; None where they
-    are plain.
+    queries and on keys in every layer. gated: see Defaults. layer_norms: of the hidden state, in each layer.
+    intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
+    where a token sees `window` last positions, its own among them. max_positions: the longest text it was made for,
+    however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
+    its matrices; None where they are plain.
     """
 
     num_layers: int
@@ -201,6 +237,8 @@ class ModelShape:
     stored: Stored | None = None
     experts: Experts | None = None
     latent: Latent | None = None
+    gated: bool = False
+    delta_net: DeltaNet | None = None
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
@@ -242,6 +280,8 @@ class ModelShape:
             stored=stored_as(config, where),
             experts=experts_of(read, model_type),
             latent=latent,
+            gated=usual.gated,
+            delta_net=delta_net_of(read, model_type, num_layers),
         )
 
     @classmethod
@@ -253,6 +293,11 @@ class ModelShape:
     def group(self) -> int:
         """Query heads that read one KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_attending(self) -> int:
+        """Layers with attention, whose keys and values are cached."""
+        return self.num_layers - (0 if self.delta_net is None else len(self.delta_net.layers))
 
     @property
     def attention_names(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class Shard:
     """One target rank's part: query heads, the KV heads these read, MLP channels, and rows of the head.
 
     dense, shared: channels of MLPs that are no experts in a model with experts, whose `channels` are an expert's.
+    delta_values, delta_keys: value heads of layers of linear attention, and the key heads these read.
     """
 
     index: int
@@ -33,6 +34,8 @@ class Shard:
     vocab: range
     dense: range = range(0)
     shared: range = range(0)
+    delta_values: range = range(0)
+    delta_keys: range = range(0)
 
 
 def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
@@ -43,12 +46,20 @@ def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
     heads = _ranges(shape.num_heads, weights, "query heads")
     channels = _aligned_ranges(shape.intermediate, weights, "MLP channels")
     vocab = _aligned_ranges(shape.vocab, weights, "vocabulary rows")
-    read = [range(own.start // shape.group, (own.stop - 1) // shape.group + 1) for own in heads]
+    read = _read(heads, shape.group)
+    net = shape.delta_net
+    values = [range(0)] * len(weights) if net is None else _ranges(net.value_heads, weights, "value heads")
+    keys = values if net is None else _read(values, net.group)
     experts, none = shape.experts, [range(0)] * len(weights)
     dense = _aligned_ranges(experts.dense, weights, "MLP channels") if experts and experts.dense else none
     shared = _aligned_ranges(experts.shared, weights, "MLP channels") if experts and experts.shared else none
-    parts = zip(heads, read, channels, vocab, dense, shared, strict=True)
+    parts = zip(heads, read, channels, vocab, dense, shared, values, keys, strict=True)
     return tuple(Shard(index, *part) for index, part in enumerate(parts))
+
+
+def _read(heads: Sequence[range], group: int) -> list[range]:
+    """Heads that those read which share one, `group` each."""
+    return [range(own.start // group, (own.stop - 1) // group + 1) for own in heads]
 
 
 def _ranges(total: int, weights: Sequence[float], what: str) -> list[range]:

@@ -10,16 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tpspec.topology.delta_net import MODULE, OUT
 from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of, quantized_bytes, shuffled_grid, stored_grid
 from tpspec.topology.latent import LATENT, REDUCED
 from tpspec.topology.shape import check_dtype
 from tpspec.topology.shards import split
+from tpspec.topology.slots import NUM_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.formats import Scheme, Stored
     from tpspec.topology.groups import Bits
     from tpspec.topology.latent import Latent
@@ -56,20 +59,22 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     shrink again.
     """
     held = _Held.of(shape, dtype, quantize)
-    norms = shape.num_layers * (shape.layer_norms * shape.hidden + _inner_norms(shape)) + shape.hidden
-    wide = norms + _routers(shape) + shape.num_layers * len(shard.heads) * shape.sinks
-    vectors = shape.num_layers * _biases(shape, shard) * DTYPE_BYTES[dtype] + wide * WIDE_BYTES
+    norms = shape.num_layers * shape.layer_norms * shape.hidden + shape.num_attending * _inner_norms(shape)
+    wide = norms + shape.hidden + _routers(shape) + shape.num_attending * len(shard.heads) * shape.sinks
+    vectors = shape.num_attending * _biases(shape, shard) * DTYPE_BYTES[dtype] + wide * WIDE_BYTES
     attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
-    attention += shape.num_layers * _num_made(shape, shard) * DTYPE_BYTES[dtype]
+    attention += shape.num_attending * _num_made(shape, shard) * DTYPE_BYTES[dtype]
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
-    return vectors + attention + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
+    return (
+        vectors + attention + _linear_bytes(shard, held) + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
+    )
 
 
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
     """Of one more layer like a model's last, whole, that drafts for it: with a head, and what joins a token's embedding
     with the feature before it."""
     experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
-    one = replace(shape, num_layers=1, experts=experts, stored=None)
+    one = replace(shape, num_layers=1, experts=experts, delta_net=None, stored=None)
     (whole,) = split(one, (1.0,))
     joins = [Fused((("fc", shape.hidden),), range(2 * shape.hidden), 2 * shape.hidden)]
     return weight_bytes(one, whole, dtype, quantize) + _Held.of(one, dtype, quantize).bytes_of(joins)
@@ -94,6 +99,18 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
     return expert_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
 
 
+def _linear_bytes(shard: Shard, held: _Held) -> int:
+    """Of layers of linear attention."""
+    shape, net = held.shape, held.shape.delta_net
+    if net is None:
+        return 0
+    matrices = sum(times * held.bytes_of(_mixer(shape, net, shard, at)) for at, times in _linear_layers(shape))
+    heads = len(shard.delta_values)
+    wide = net.kernel * _mixed(net, shard) + 2 * heads + net.value_dim
+    rates = 2 * heads * shape.hidden * DTYPE_BYTES[held.dtype]
+    return matrices + len(net.layers) * (wide * WIDE_BYTES + rates)
+
+
 def _mlp_bytes(shard: Shard, held: _Held) -> int:
     """Of what every row goes through."""
     shape, experts = held.shape, held.shape.experts
@@ -109,7 +126,7 @@ def _expert_bytes(shard: Shard, held: _Held) -> int:
     matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held)
     if experts is None or not experts.biased:
         return matrices
-    biases = len(_mixed(shape)) * experts.count * _mlp_biases(shape, shard)
+    biases = len(_with_experts(shape)) * experts.count * _mlp_biases(shape, shard)
     return matrices + biases * DTYPE_BYTES[held.dtype]
 
 
@@ -145,14 +162,23 @@ class _Held:
 @cache
 def _layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
-    layers = (f"model.layers.{index}." for index in range(shape.num_layers))
+    linear = frozenset[int]() if shape.delta_net is None else shape.delta_net.layers
+    layers = (f"model.layers.{index}." for index in range(shape.num_layers) if index not in linear)
     return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.attention_names, "o_proj")])
+
+
+@cache
+def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of layers of linear attention."""
+    net = shape.delta_net
+    linear, names = ([], ()) if net is None else (sorted(net.layers), (net.mixed, net.gate, OUT))
+    return _alike(shape.stored, (f"model.layers.{index}.{MODULE}." for index in linear), names)
 
 
 @cache
 def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of layers that have an MLP."""
-    return _mlps_alike(shape, range(shape.num_layers - len(_mixed(shape))), [""])
+    return _mlps_alike(shape, range(shape.num_layers - len(_with_experts(shape))), [""])
 
 
 @cache
@@ -160,18 +186,18 @@ def _shared(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of MLPs beside experts."""
     experts = shape.experts
     within = [f"{shape.mlp_names.shared}."] if experts is not None and experts.shared else []
-    return _mlps_alike(shape, _mixed(shape), within)
+    return _mlps_alike(shape, _with_experts(shape), within)
 
 
 @cache
 def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of experts: a mixture has thousands."""
     count = 0 if shape.experts is None else shape.experts.count
-    return _mlps_alike(shape, _mixed(shape), [f"experts.{index}." for index in range(count)])
+    return _mlps_alike(shape, _with_experts(shape), [f"experts.{index}." for index in range(count)])
 
 
-def _mixed(shape: ModelShape) -> range:
-    """Layers with experts."""
+def _with_experts(shape: ModelShape) -> range:
+    """Layers that have some."""
     return range(0) if shape.experts is None else range(shape.experts.first_layer, shape.num_layers)
 
 
@@ -229,10 +255,27 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     """Of q, k and v; of o. at: before their names."""
     if shape.latent is not None:
         return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
-    num_q, num_kv = len(shard.heads) * shape.head_dim, len(shard.kv_heads) * shape.head_dim
+    num_q = len(shard.heads) * shape.head_dim * (2 if shape.gated else 1)
+    num_kv = len(shard.kv_heads) * shape.head_dim
     at += "self_attn."
     qkv = tuple((at + name, rows) for name, rows in zip(shape.attention_names, (num_q, num_kv, num_kv), strict=True))
     return [Fused(qkv, range(shape.hidden), shape.hidden), _o(shape, shard, at, shape.head_dim)]
+
+
+def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
+    """Of what the convolution sees; of the gate; of what is summed. at: before their names."""
+    hidden, values = range(shape.hidden), len(shard.delta_values) * net.value_dim
+    columns = range(shard.delta_values.start * net.value_dim, shard.delta_values.stop * net.value_dim)
+    return [
+        Fused(((at + net.mixed, _mixed(net, shard)),), hidden, shape.hidden),
+        Fused(((at + net.gate, values),), hidden, shape.hidden),
+        Fused(((at + OUT, shape.hidden),), columns, net.value_heads * net.value_dim),
+    ]
+
+
+def _mixed(net: DeltaNet, shard: Shard) -> int:
+    """Numbers of a token that a shard's convolution sees."""
+    return 2 * len(shard.delta_keys) * net.key_dim + len(shard.delta_values) * net.value_dim
 
 
 def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
@@ -289,12 +332,13 @@ def _adds_biases(shard: Shard) -> bool:
 
 
 def _routers(shape: ModelShape) -> int:
-    """Numbers of all routers, which every rank holds."""
+    """Numbers of all routers, and of the gates of what is beside experts, which every rank holds."""
     experts = shape.experts
     if experts is None:
         return 0
     has_biases = experts.sigmoid or experts.biased
-    return len(_mixed(shape)) * experts.count * (shape.hidden + has_biases)
+    each = experts.count * (shape.hidden + has_biases) + shape.hidden * experts.shared_gated
+    return len(_with_experts(shape)) * each
 
 
 def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:
@@ -305,18 +349,36 @@ def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_r
     head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
     saved = shape.num_windowed * (num_tokens - num_recent) if num_recent else 0
     tensors = 2 if shape.latent is None else 1
-    return tensors * len(shard.kv_heads) * head * (shape.num_layers * num_tokens - saved)
+    return tensors * len(shard.kv_heads) * head * (shape.num_attending * num_tokens - saved)
+
+
+def state_bytes(shape: ModelShape, shard: Shard, dtype: str, num_states: int) -> int:
+    """Bytes that a rank keeps of num_states texts, and of one more, in layers of linear attention; dtype: of rows."""
+    net = shape.delta_net
+    if net is None:
+        return 0
+    rows = (net.kernel - 1 + NUM_LEFT) * (_mixed(net, shard) + 2 * len(shard.delta_values))
+    return (num_states + 1) * (_states(shape, shard) * WIDE_BYTES + len(net.layers) * rows * DTYPE_BYTES[dtype])
+
+
+def _states(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of a text's states, in all layers of linear attention."""
+    net = shape.delta_net
+    return 0 if net is None else len(net.layers) * len(shard.delta_values) * net.key_dim * net.value_dim
 
 
 def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:
-    """Bytes of K and V that a token behind `context` others reads on a rank."""
-    return kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
+    """Bytes of K and V that a token behind `context` others reads on a rank; and of states, which are written, too."""
+    read = kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
+    return read + 2 * WIDE_BYTES * _states(shape, shard)
 
 
 def num_attended(shape: ModelShape, shard: Shard, context: int) -> int:
-    """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values."""
+    """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values; and states,
+    with a key, with a query, and as they are written."""
     in_windows = shape.num_windowed * (context - min(context, shape.window or context))
-    return 2 * len(shard.heads) * shape.head_dim * (shape.num_layers * context - in_windows)
+    attended = 2 * len(shard.heads) * shape.head_dim * (shape.num_attending * context - in_windows)
+    return attended + 3 * _states(shape, shard)
 
 
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:

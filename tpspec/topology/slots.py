@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tpspec.topology.shape import ModelShape
 
 FUTURES = 64  # slots of a sequence for tokens that may come
+NUM_LEFT = 65  # rows of a text behind its state: its root, and a draft
 MOST_LAYERS = 4  # of a head's own
 HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
@@ -41,6 +42,16 @@ def recent_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine:
     of_each = -(-(shape.window - 2) // cache.page) + 2
     num_pages = min(serve.max_running, engine.max_rows) * of_each + -(-engine.max_rows // cache.page)
     return num_pages * cache.page if num_pages * cache.page < cache.tokens else 0
+
+
+def num_states(topology: Topology, shape: ModelShape) -> int:
+    """Texts that may run at once, of a model that keeps a state of each; 0 where it keeps none."""
+    return states_of(shape, topology.serve, topology.engine)
+
+
+def states_of(shape: ModelShape, serve: ServeConfig, engine: EngineConfig) -> int:
+    """`num_states` of such sections."""
+    return min(serve.max_running, engine.max_rows) if shape.delta_net else 0
 
 
 def draft_slots(topology: Topology) -> int:

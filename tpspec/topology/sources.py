@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from tpspec.errors import UserError
+from tpspec.topology.shape import ModelShape
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
 Options = Mapping[str, int | float | str]
@@ -25,7 +26,7 @@ class Kind:
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
     its trees are verified whole or not at all. options: their names.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
-    folder (None: not here) and the number of its layers.
+    folder (None: not here) and the number of its layers; ask `left_out`.
     """
 
     loads: Literal["nothing", "model", "head"] = "nothing"
@@ -36,6 +37,22 @@ class Kind:
     whole: bool = False
     options: tuple[str, ...] = ()
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
+
+    def left_out(self, options: Options, folder: Path | None, shape: ModelShape) -> Sublayers | None:
+        """Of the target; None where it does not draft itself. UserError for one that cannot."""
+        if self.thins is None:
+            return None
+        check_thins(shape)
+        return self.thins(options, folder, shape.num_layers)
+
+
+def check_thins(shape: ModelShape) -> None:
+    """UserError where a model cannot draft for itself with a part of its layers."""
+    if shape.delta_net is not None:
+        raise UserError(
+            f"{shape.model_type} keeps states in layers of linear attention, which its own drafts could not be taken "
+            "back out of; should be another source, such as mtp or ngram"
+        )
 
 
 def _behind(options: Options, folder: Path | None, num_layers: int) -> Sublayers:

@@ -58,9 +58,23 @@ def glm(folder: Path, alone: Path, kind: str = "glm4_moe", seed: int = 5) -> Wri
     tiny(kind, alone, seed=seed, num_hidden_layers=1, **{
         "mlp_layer_types" if listed else "first_k_dense_replace": ["sparse"] if listed else 0
     })  # fmt: skip
+    target, names = Target.read(folder), _deepseek_names(folder)
+    return _mixed(_written(folder, target, seed, names, {}, _layer_of(alone), feeds_normed=False), alone)
+
+
+def hybrid(folder: Path, alone: Path, kind: str, seed: int = 5) -> Written:
+    """Qwen3-Next and Qwen3.5: a layer with attention, whichever the target's are."""
+    tiny(kind, alone, seed=seed, num_hidden_layers=1, layer_types=["full_attention"])
+    target, layer = Target.read(folder), _layer_of(alone)
+    return _mixed(_written(folder, target, seed, QWEN, {}, layer, feeds_normed=True, one_more=True), alone)
+
+
+def _layer_of(alone: Path) -> dict[str, Tensor]:
     tensors = load_file(alone / "model.safetensors").items()
-    layer = {name.removeprefix("model."): tensor for name, tensor in tensors if ".layers." in name}
-    written = _written(folder, Target.read(folder), seed, _deepseek_names(folder), {}, layer, feeds_normed=False)
+    return {name.removeprefix("model."): tensor for name, tensor in tensors if ".layers." in name}
+
+
+def _mixed(written: Written, alone: Path) -> Mixed:
     plainly = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float64, **plainly).eval()
     return Mixed(**{one.name: getattr(written, one.name) for one in fields(written)}, model=model)
@@ -81,7 +95,9 @@ def _written(
     layer: dict[str, Tensor] | None = None,
     *,
     feeds_normed: bool,
+    one_more: bool = False,
 ) -> Written:
+    """one_more: norms multiply by 1 + weight."""
     config, random, hidden = json.loads((folder / "config.json").read_text()), Weights(seed), target.hidden
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     dim = config.get("head_dim") or hidden // heads
@@ -98,13 +114,15 @@ def _written(
     added = {_named(name, names): tensor for name, tensor in tensors.items()} | shared
     add(folder, {name: tensor.float() for name, tensor in added.items()})
 
+    def norm(x: Tensor, name: str) -> Tensor:
+        return rms(x, tensors[f"{name}.weight"] + one_more)
+
     def enter(embedding: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
-        pair = [rms(embedding, tensors["enorm.weight"]), rms(feature, tensors["hnorm.weight"])]
-        h = torch.cat(pair) @ tensors["eh_proj.weight"].double().T
-        return h, rms(h, tensors["layers.0.input_layernorm.weight"])
+        h = torch.cat([norm(embedding, "enorm"), norm(feature, "hnorm")]) @ tensors["eh_proj.weight"].double().T
+        return h, norm(h, "layers.0.input_layernorm")
 
     def leave(h: Tensor) -> tuple[Tensor, Tensor]:
-        normed = rms(h, tensors["norm.weight"])
+        normed = norm(h, "norm")
         return normed @ target.lm_head.T, normed if feeds_normed else h
 
     theta = config["rope_parameters"]["rope_theta"]

@@ -1,0 +1,155 @@
+"""Models that keep states: whatever drafts, chains and trees, right and wrong, the text is that of plain decoding.
+
+A state cannot give a token up, so what is shown is that none is taken in that may have to go, and none twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import tiny
+from tests.draft.heads import mtp
+from tests.worlds import serve, topology
+from tpspec.comm.communicator import OneRank
+from tpspec.draft.protocol import Ask, Needs, Taps
+from tpspec.errors import UserError
+from tpspec.request import Request, Sampling
+from tpspec.roles.build import build_engine
+from tpspec.tokens import NO_DRAFT, TokenTree, Verdict
+
+KINDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+WARM = Sampling(temperature=0.8, seed=5)
+ASKS = [
+    Request(0, (5, 6, 7, 8) * 3, 40),
+    Request(1, tuple(Random(1).randrange(3, 20) for _ in range(90)), 30, WARM),  # longer than a chunk
+    Request(2, (9,), 35, WARM),
+]
+WORLDS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "prompts in pieces": {"engine": {"max_rows": 10}},
+    "two at a time, and one that makes room": {"serve": {"max_running": 2}, "cache": {"tokens": 160, "page": 16}},
+    "deterministic": {"deterministic": True, "engine": {"fixed_rows": 12}},
+}
+
+
+class Oracle:
+    """Knows what will be said: trees in which that is one path, to some depth, among others that are wrong."""
+
+    needs = Needs()
+
+    def __init__(self, texts: dict[int, list[int]]) -> None:
+        self._texts, self._random = texts, Random(3)
+
+    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        return [self._tree(ask) for ask in asks]
+
+    def _tree(self, ask: Ask) -> TokenTree:
+        said = self._texts[ask.seq][len(ask.tokens) - ask.num_prompt :]
+        tokens, parents, right = list[int](), list[int](), -1
+        for token in said[: self._random.randrange(5)]:
+            wrong = [(other, self._random.randrange(-1, len(tokens))) for other in self._random.sample(range(3, 60), 2)]
+            for other, parent in [*wrong[: self._random.randrange(3)], (token, right)]:
+                beside = {one for one, above in zip(tokens, parents, strict=True) if above == parent}
+                if other in beside:
+                    return TokenTree(tuple(tokens), tuple(parents)) if tokens else NO_DRAFT
+                tokens.append(other)
+                parents.append(parent)
+            right = len(tokens) - 1
+        return TokenTree(tuple(tokens), tuple(parents)) if tokens else NO_DRAFT
+
+    def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None: ...
+    def forget(self, seq: int) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("targets")
+    return {kind: tiny(kind, root / kind) for kind in KINDS}
+
+
+def test_a_plain_text_is_that_of_transformers(targets: dict[str, Path]) -> None:
+    """Token by token behind a prompt, where transformers computes the whole text at once."""
+    ask = ASKS[0]
+    for kind, folder in targets.items():
+        (said,) = serve(topology(folder, 2), [ask]).texts()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*ask.prompt, *said]])).logits[0]
+        assert logits.argmax(1)[len(ask.prompt) - 1 : -1].tolist() == said, kind
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_that_are_right_and_wrong_leave_the_text_as_it_is(
+    kind: str, world: str, num_ranks: int, targets: dict[str, Path]
+) -> None:
+    """Stands against a rejected row that a state has taken in, an accepted one that it has not, and the state of a text
+    that gave its place up."""
+    plain = serve(topology(targets[kind], num_ranks, **WORLDS[world]), ASKS)
+    texts = dict(enumerate(plain.texts()))
+    made = topology(targets[kind], num_ranks, draft={"source": "ngram", "tokens": 9}, **WORLDS[world])
+    told = serve(made, ASKS, drafter=lambda: Oracle(texts))
+    assert told.texts() == plain.texts()
+    assert told.stats[-1].accepted > 20
+    assert told.stats[-1].rounds < plain.stats[-1].rounds
+
+
+@pytest.mark.parametrize("accept", ["match", "rejection"])
+@pytest.mark.parametrize("tree", ["chain", "dynamic"])
+@pytest.mark.parametrize("source", ["ngram", "suffix", "mtp"])
+def test_sources_leave_the_text_as_it_is(source: str, tree: str, accept: str, tmp_path: Path) -> None:
+    """Greedy ones by either rule. The layer for multi-token prediction is one with attention, whatever the target's."""
+    folder = tiny("qwen3_5", tmp_path / "target")
+    if source == "mtp":
+        mtp.hybrid(folder, tmp_path / "alone", "qwen3_5")
+    asks = [Request(ask.id, ask.prompt, ask.max_tokens) for ask in ASKS]
+    plain = serve(topology(folder), asks)
+    draft = {"source": source, "tree": tree, "tokens": 4}
+    told = serve(topology(folder, 2, draft=draft, accept=accept), asks)
+    assert told.texts() == plain.texts()
+    assert told.stats[-1].drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "fault"),
+    [
+        ({"source": "early_exit"}, "qwen3_5_text keeps states in layers of linear attention.*such as mtp or ngram"),
+        ({"source": "model", "model": "itself"}, r"draft.model .*qwen3_5_text keeps states.*source mtp, ngram"),
+        ({"source": "mtp"}, r"has no layer for multi-token prediction"),
+    ],
+)
+def test_drafts_that_could_not_be_taken_back_are_refused(
+    draft: dict[str, str], fault: str, targets: dict[str, Path]
+) -> None:
+    """Before a weight is read. Stands against a state that has taken its own drafts in."""
+    folder = targets["qwen3_5"]
+    section = draft | ({"model": str(folder)} if "model" in draft else {})
+    with pytest.raises(UserError, match=fault):
+        build_engine(topology(folder, draft=section), OneRank(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}, "layer_types is .* should be"),
+        ({"layer_types": ["linear_attention"]}, "for each of 3 layers"),
+        ({"linear_num_value_heads": 7}, r"linear_num_value_heads is 7; should be a multiple of .* \(3\)"),
+        ({"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim is 0; should be a whole number above 0"),
+        ({"linear_key_head_dim": 12}, r"conv1d.weight has shape \[144, 1, 4\], config.json asks for \[156, 1, 4\]"),
+    ],
+)
+def test_configs_of_no_such_layers_are_refused_by_name(wrong: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    folder = tiny("qwen3_5", tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | wrong
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=fault):
+        build_engine(topology(folder), OneRank(), torch.device("cpu"))

@@ -1,0 +1,91 @@
+"""What layers of linear attention keep of each text: a state of fixed size, and the rows behind it. And whose is where.
+
+A state cannot give a token up again, so it never takes one in that may have to go. It stands before the last token that
+was certain when its text was last computed; the inputs of that token and of all drafts behind it are left beside it,
+and the next forward is told which of those the text has kept (`model/batch.py`: Carried). So a text goes back, and down
+any path of a tree, without a copy of a state.
+
+Shapes: X numbers of a row, H heads, K and V of a key and a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """Of one layer. num_before: rows before those that are left, which the first of them sees."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    row: int
+    num_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of one layer, of each text: in its slot, the last slot being that of texts of which nothing is kept.
+
+    states: [slots, H, K, V], float32. left: [slots, num_before + num_left, X].
+    """
+
+    states: torch.Tensor
+    left: torch.Tensor
+
+
+class StateStore:
+    """num_left: rows of a text's last forward, at most, from the last certain one on."""
+
+    def __init__(
+        self,
+        layers: Collection[int],
+        sizes: StateSizes,
+        num_states: int,
+        num_left: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        heads = sizes.num_heads, sizes.key_dim, sizes.value_dim
+        self.num_states, self.num_left, self.sizes = num_states, num_left, sizes
+        self._of = {
+            layer: State(
+                torch.zeros(num_states + 1, *heads, device=device),
+                torch.zeros(num_states + 1, sizes.num_before + num_left, sizes.row, dtype=dtype, device=device),
+            )
+            for layer in layers
+        }
+
+    def of(self, layer: int) -> State:
+        return self._of[layer]
+
+
+class Seats:
+    """Which text has which of a number of slots: the lowest that is free, when it begins. num_left: see StateStore."""
+
+    def __init__(self, num_seats: int, num_left: int) -> None:
+        self.num_seats, self.num_left = num_seats, num_left
+        self._seats: dict[int, int] = {}
+
+    def take(self, seq: int) -> int:
+        """Raises ValueError where none is free, which the scheduler never lets happen."""
+        taken = set(self._seats.values())
+        seat = next((seat for seat in range(self.num_seats) if seat not in taken), None)
+        if seat is None or seq in self._seats:
+            raise ValueError(f"sequence {seq} finds no state of {self.num_seats}, or has one")
+        self._seats[seq] = seat
+        return seat
+
+    def release(self, seq: int) -> None:
+        """Unknown sequences are ignored."""
+        self._seats.pop(seq, None)
+
+    def of(self, seq: int) -> int:
+        return self._seats[seq]
