@@ -19,7 +19,7 @@ from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import News
 from tpspec.engine.engine import Engine
-from tpspec.model.batch import Span
+from tpspec.model.batch import Carried, Span
 from tpspec.model.graphs import Forward
 from tpspec.model.loader import Loader
 from tpspec.request import Request, Sampling
@@ -63,7 +63,8 @@ def test_every_source_leaves_the_text_as_it_is(source: str, tmp_path: Path) -> N
 
 # Of a mixture the last bit of what its router reads may send a row elsewhere: tests/model/test_card_experts.py has what
 # experts make of rows in fewer bits.
-MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite",
+            "qwen3_5_moe", "qwen3_next")  # fmt: skip
 IN_HALVES = [kind for kind in KINDS if kind not in MIXTURES]
 CASES = [(kind, torch.float32) for kind in KINDS] + [(kind, torch.bfloat16) for kind in IN_HALVES]
 CASES += [(kind, torch.float16) for kind in IN_HALVES if kind != "gemma3"]
@@ -76,10 +77,13 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
     (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))
     loader, told = Loader.open(tmp_path, whole, dtype, CUDA), []
     for compiled in (False, True):
-        decoder = loader.decoder(OneRank(), 512, compiled=compiled, small_cache=small)
-        decoder.forward([Span(0, 0, IDS[:80], ((0, 64), (128, 16)), 0), Span(1, 0, IDS[:3], ((256, 3),), 0)])
-        tree = Span(0, 80, IDS[80:86], ((0, 64), (128, 22)), 6, (-1, 0, 0, 1, 1, 2))
-        told.append(decoder.forward([tree, Span(1, 3, IDS[:3], ((256, 6),), 3)]).float())
+        decoder = loader.decoder(OneRank(), 512, compiled=compiled, small_cache=small, num_states=2)
+        text = Span(0, 0, IDS[:80], ((0, 64), (128, 16)), 0, carried=Carried(0, (), 80))
+        decoder.forward([text, Span(1, 0, IDS[:3], ((256, 3),), 0, carried=Carried(1, (), 3))])
+        parents = (-1, 0, 0, 1, 1, 2)
+        tree = Span(0, 80, IDS[80:86], ((0, 64), (128, 22)), 6, parents, carried=Carried(0, (0,), 1))
+        chain = Span(1, 3, IDS[:3], ((256, 6),), 3, carried=Carried(1, (0,), 1))
+        told.append(decoder.forward([tree, chain]).float())
     assert (told[0] - told[1]).abs().max() < (2e-3 if dtype == torch.float32 and not small else 0.3)
 
 
