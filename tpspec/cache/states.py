@@ -74,14 +74,13 @@ class Seats:
         self.num_seats, self.num_left = num_seats, num_left
         self._seats: dict[int, int] = {}
 
-    def take(self, seq: int) -> int:
+    def take(self, seq: int) -> None:
         """Raises ValueError where none is free, which the scheduler never lets happen."""
         taken = set(self._seats.values())
         seat = next((seat for seat in range(self.num_seats) if seat not in taken), None)
         if seat is None or seq in self._seats:
             raise ValueError(f"sequence {seq} finds no state of {self.num_seats}, or has one")
         self._seats[seq] = seat
-        return seat
 
     def release(self, seq: int) -> None:
         """Unknown sequences are ignored."""

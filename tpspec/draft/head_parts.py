@@ -50,9 +50,8 @@ class Parts:
         """The layer whose names begin with `at`; width: of what attention reads, which the head has normed."""
         spec, attention = self.spec, at + "self_attn."
         mlp_norm = self.norm(at + "post_attention_layernorm.weight")
-        gate = (
-            self._gate(attention, width) if spec.gated else None
-        )  # first, for it is a part of what queries are made with
+        # First, for its rows stand among those that make queries.
+        gate = self._gate(attention, width) if spec.gated else None
         qkv, o = self._attention(attention, width)
         return Layer(
             index=0,

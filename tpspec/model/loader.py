@@ -409,7 +409,7 @@ def _numbers_of(heads: range, head_dim: int) -> range:
 
 def _state_sizes(net: DeltaNet, shard: Shard) -> StateSizes:
     heads = len(shard.delta_values)
-    mixed = 2 * len(shard.delta_keys) * net.key_dim + heads * net.value_dim
+    mixed = net.mixed_of(len(shard.delta_keys), heads)
     return StateSizes(heads, net.key_dim, net.value_dim, mixed + 2 * heads, net.kernel - 1)
 
 

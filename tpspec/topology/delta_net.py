@@ -52,8 +52,12 @@ class DeltaNet:
 
     @property
     def num_mixed(self) -> int:
-        """Numbers of a token that the convolution sees: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        """Numbers of a token that the convolution sees."""
+        return self.mixed_of(self.key_heads, self.value_heads)
+
+    def mixed_of(self, num_keys: int, num_values: int) -> int:
+        """The same of some heads: queries, keys and values."""
+        return 2 * num_keys * self.key_dim + num_values * self.value_dim
 
 
 # What types mean by keys that their config.json leaves out, as transformers does.

@@ -22,8 +22,9 @@ class MlpNames:
     mixture; the others within an MLP or expert. Where gate and up have one name they are one matrix, gate's rows first.
 
     together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
-    matrices of its own. upright: those may have them, too; if not, the rows of gate stand above those of up, and else
-    a row is an input's and the outputs alternate. shared_gate: of what the MLP beside the experts is multiplied with.
+    matrices of its own. upright: it has a row for each output, gate's above up's, and checkpoints may have a matrix for
+    each expert instead; else a row is an input's, and the outputs of gate and up alternate. shared_gate: of what the
+    MLP beside the experts is multiplied with.
     """
 
     module: str

@@ -275,7 +275,7 @@ def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fuse
 
 def _mixed(net: DeltaNet, shard: Shard) -> int:
     """Numbers of a token that a shard's convolution sees."""
-    return 2 * len(shard.delta_keys) * net.key_dim + len(shard.delta_values) * net.value_dim
+    return net.mixed_of(len(shard.delta_keys), len(shard.delta_values))
 
 
 def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
