@@ -272,8 +272,8 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
 
 
 def test_states_stay_on_the_card(few: None, tmp_path: Path) -> None:
-    """Of layers of linear attention, which are launched and not recorded. Stands against a place among rows that the
-    host waits for, and a head that it asks the card for."""
+    """Of layers with linear attention. Stands against a place among rows that the host waits for, and what a recording
+    took for the same in every round: whose state a row reads, and which rows its text has kept."""
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 96}
     target = tiny("qwen3_5", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **sizes)
     section = draft_section("ngram", target, tmp_path) | {"tokens": 3}
@@ -284,7 +284,7 @@ def test_states_stay_on_the_card(few: None, tmp_path: Path) -> None:
         told = serve(made, asks, device=CUDA, begin=lambda rank, engine: card.waits.clear())
     assert told.texts() == plain.texts()
     assert len(card.waits) == told.stats[-1].rounds, card.waits
-    assert card.replays == 0
+    assert card.replays > 0
 
 
 def test_cards_of_which_one_has_no_steps_for_few_rows_all_do_without(folder: Path, few: None) -> None:

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
-from tpspec.model import card_experts, card_products, card_rows, card_sums
+from tpspec.model import card_delta, card_experts, card_products, card_rows, card_states, card_sums
 from tpspec.model.card_overlap import OVERLAP_FROM
 from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
 from tpspec.verify import card_noise
@@ -84,7 +84,7 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
             "tile_outputs": outputs})
           for bits, codes in ((8, "*i8"), (4, "*u8"))
           for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)),
-        *([] if small else mixture(x) + noise()),
+        *([] if small else mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": card_products.COLUMNS, "has_biases": True, "tile_rows": card_products.TILE_ROWS,
@@ -116,6 +116,26 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
     ]  # fmt: skip
+
+
+def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """Of as many heads as Qwen3.5-27B has on each of four cards."""
+    before = 3
+    linear = {"num_keys": 4, "num_values": 12, "key_dim": 128, "value_dim": 128}
+    tile = {"before": before, "wide_key": 128, "piece": card_states.TILE // 128}
+    types = {"mixed_at": x, "rates_at": x, "left_at": x, "kernel_at": "*fp32", "decays_at": "*fp32",
+             "biases_at": "*fp32", "rows_at": "*fp32", "key_of_at": "*i64", "states_at": "*fp32", "answers_at": x,
+             "num_left": "i32", "length": "i32", "scale": "fp32"} | TABLE  # fmt: skip
+    constants = [
+        (card_delta.convolve, linear | {"sight": before + 1, "sights_at": card_delta.sights_at(before), "wide": 128}),
+        (card_delta.take_in, linear | tile | {"wide_left": 64}),
+        (card_delta.look_at, linear | tile),
+    ]
+    gated = {"answers_at": x, "weight_at": "*fp32", "eps": "fp32", "gate_at": x, "out_at": x}
+    return [
+        *((kernel, {name: types[name] for name in kernel.arg_names if name in types}, of) for kernel, of in constants),
+        (card_delta.gated, gated, {"dim": 128, "wide": 128}),
+    ]
 
 
 def noise() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:

@@ -44,7 +44,7 @@ def pair(
     tiling = card_steps.Tiling.of(cards.shape.head_dim, NUMBER_BYTES, CAPABILITY)
     assert tiling is not None, "no card has room for such heads"
     tiling = replace(tiling, rows=most or tiling.rows)
-    cards._runner.few = card_steps.CardSteps(cards.shape, cards.ropes, cards.store, 4, tiling)
+    cards._runner.few = card_steps.CardSteps(cards.shape, cards.ropes, cards.store, 4, tiling, cards.states)
     return torchs, cards
 
 

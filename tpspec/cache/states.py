@@ -58,10 +58,15 @@ class StateStore:
         self._of = {
             layer: State(
                 torch.zeros(num_states + 1, *heads, device=device),
-                torch.zeros(num_states + 1, sizes.num_before + num_left, sizes.row, dtype=dtype, device=device),
+                torch.zeros(num_states + 1, self.length, sizes.row, dtype=dtype, device=device),
             )
             for layer in layers
         }
+
+    @property
+    def length(self) -> int:
+        """Rows that are left in a slot, with those before them."""
+        return self.sizes.num_before + self.num_left
 
     def of(self, layer: int) -> State:
         return self._of[layer]

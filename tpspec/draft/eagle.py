@@ -205,7 +205,7 @@ class EagleRun:
         """What the layer makes of every row; writes their keys and values. Both may be overwritten."""
         layer = self._head.layer
         x_TD, read_TX = self._head.enter(embedded_TD, feature_TD)
-        delta_TD = layer.mixed(read_TX, steps, round, None)
+        delta_TD = layer.mixed(read_TX, steps, round)
         x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
         return x_TD + layer.mlp(normed_TD, steps)
 

@@ -20,6 +20,7 @@ import triton
 
 from tpspec.model import card_rows as kernels
 from tpspec.model.card_overlap import IN_TURN, overlap
+from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.staged import Staged
 
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Runs, Span
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Layer, Norm, Shape
+    from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
 
 MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
@@ -195,9 +197,18 @@ def _put_scattered(begin: int, runs: Runs, seen_from: int, room: NDArray[np.int6
 
 
 class CardSteps:
-    """Of one model and cache. splits: programs that share the keys of a row and kv head; a power of two."""
+    """Of one model and cache. splits: programs that share the keys of a row and kv head; a power of two. states: of
+    layers with linear attention."""
 
-    def __init__(self, shape: Shape, ropes: Sequence[Rope], store: KVStore, splits: int, tiling: Tiling) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        ropes: Sequence[Rope],
+        store: KVStore,
+        splits: int,
+        tiling: Tiling,
+        states: StateStore | None = None,
+    ) -> None:
         self._shape, self._ropes, self._store, self._splits = shape, ropes, store, splits
         counts = [shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)]
         self._wide, self._tiling = triton.next_power_of_2(shape.head_dim), tiling
@@ -205,6 +216,7 @@ class CardSteps:
         folds = [cut for count in counts for cut in _even(count, self._cuts)]
         self._fold, self._heads = max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(shape.device)
         self._overlap = overlap(shape.device)
+        self._states = None if states is None else CardStates(states, shape.device, self._overlap)
         windows = [window for window in shape.windows if window is not None]
         num_slots, num_recent = store.num_slots, store.num_recent or store.num_slots
         self._tables = {False: Table(num_slots, None, num_slots, shape.device)}  # by whether a layer has a window
@@ -213,6 +225,8 @@ class CardSteps:
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""
+        if self._states is not None and not self._states.fits(spans):
+            return False
         return num_rows <= MOST_ROWS and all(table.fits(spans) for table in self._tables.values())
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> int:
@@ -229,14 +243,16 @@ class CardSteps:
         stand_see = [(span.positions(), _sees(span)) for span in spans]
         for table in self._tables.values():
             table.put(spans, stand_see, tile_rows)
+        if self._states is not None:
+            self._states.put(spans)
         return tile_rows
 
     def copy(self) -> None:
-        for table in self._tables.values():
+        for table in self._all_tables():
             table.copy()
 
     def sent(self) -> None:
-        for table in self._tables.values():
+        for table in self._all_tables():
             table.sent()
 
     def add_norm(
@@ -294,6 +310,12 @@ class CardSteps:
         )  # fmt: skip
         return out_TX
 
+    def linear_attention(
+        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: int
+    ) -> Tensor:
+        assert self._states is not None, "a decoder with such layers has a store for them"
+        return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX)
+
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         num_rows, both = gate_up_TC.shape
         out_TC = gate_up_TC.new_empty(num_rows, both // 2)
@@ -322,6 +344,9 @@ class CardSteps:
         )  # fmt: skip
         return q_TX
 
+    def _all_tables(self) -> list[Table | CardStates]:
+        return [*self._tables.values(), *([] if self._states is None else [self._states])]
+
     def _table(self, layer: Layer) -> Tensor:
         return self._tables[layer.window is not None].there
 
@@ -335,14 +360,16 @@ def norm_warps(wide: int) -> int:
     return max(4, min(16, wide // 256))
 
 
-def card_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> CardSteps | None:
+def card_steps(
+    shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None = None
+) -> CardSteps | None:
     """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
     tiling = Tiling.of(shape.head_dim, shape.dtype.itemsize, torch.cuda.get_device_capability(shape.device))
     if tiling is None:
         return None
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
     wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)
-    return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)), tiling)
+    return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)), tiling, states)
 
 
 def _even(count: int, parts: int) -> list[int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tpspec.model.compiled_states import MOST_SIGHT, CompiledStates
 from tpspec.native import library
 
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Layer, Norm, Shape
+    from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 8  # of rows.c
+VERSION = 9  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -70,7 +72,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class CompiledRound:
-    """Addresses of the rows' integers; `kept` keeps what they point at alive. recent: in layers with a window."""
+    """Addresses of the rows' integers; `kept` keeps what they point at alive. recent: in layers with a window. courses:
+    of the spans, in layers with linear attention."""
 
     whole: Placed
     recent: Placed
@@ -78,6 +81,7 @@ class CompiledRound:
     num_real: int
     num_rows: int
     kept: list[object]
+    courses: list[int]
 
 
 class Buffers:
@@ -88,13 +92,16 @@ class Buffers:
         self.q = torch.zeros(num_rows, width, dtype=shape.dtype)
         self.attended = torch.zeros(num_rows, width, dtype=shape.dtype)
         self.normed: Tensor | None = None
+        self.answered: Tensor | None = None  # of linear attention
         self.gated: dict[int, Tensor] = {}  # by channels: not all MLPs of a model have as many
 
 
 class CompiledSteps:
     """Only for shapes that `fits` accepts."""
 
-    def __init__(self, loaded: ctypes.CDLL, shape: Shape, ropes: Sequence[Rope], store: KVStore) -> None:
+    def __init__(
+        self, loaded: ctypes.CDLL, shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None
+    ) -> None:
         self._shape, self._ropes = shape, ropes
         self._store = store  # whose memory the caches point at
         self._kv_of = torch.tensor(shape.kv_of)
@@ -110,6 +117,8 @@ class CompiledSteps:
         )
         self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 7 + [INT])
         self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT] + [POINTER] * 2)
+        delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 6)
+        self._states = None if states is None else CompiledStates(states, delta)
         self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
@@ -121,7 +130,8 @@ class CompiledSteps:
         whole = recent = _placed(spans, self._heads, kept, windowed=False)
         if self._store.recent:
             recent = _placed(spans, self._recent_heads, kept, windowed=True)
-        return CompiledRound(whole, recent, positions.data_ptr(), len(positions), num_rows, kept)
+        of_spans = [] if self._states is None else self._states.courses(spans, kept)
+        return CompiledRound(whole, recent, positions.data_ptr(), len(positions), num_rows, kept, of_spans)
 
     def add_norm(
         self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
@@ -151,6 +161,16 @@ class CompiledSteps:
             if self._attend(placed.heads, span, q, cache, layer.window or 0, self._shape.score_scale, sinks, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return buffers.attended
+
+    def linear_attention(
+        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: CompiledRound
+    ) -> Tensor:
+        assert self._states is not None, "a decoder with such layers has a store for them"
+        buffers = self._of(round.num_rows)
+        if buffers.answered is None:
+            buffers.answered = torch.zeros_like(gate_TX)
+        self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, round.courses, buffers.answered)
+        return buffers.answered
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         num_rows, channels = gate_up_TC.shape[0], gate_up_TC.shape[1] // 2
@@ -184,14 +204,18 @@ class CompiledSteps:
         return buffers
 
 
-def compiled_steps(shape: Shape, ropes: Sequence[Rope], store: KVStore) -> CompiledSteps | None:
+def compiled_steps(
+    shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None = None
+) -> CompiledSteps | None:
     """The compiled steps, where there is a library for this machine and the shape is one of theirs."""
     if shape.device.type != "cpu" or shape.dtype not in SUFFIX:
         return None
     if shape.head_dim % LANES or shape.head_dim > MOST_DIM:
         return None
+    if states is not None and states.sizes.num_before >= MOST_SIGHT:
+        return None
     loaded = compiled_rows()
-    return None if loaded is None else CompiledSteps(loaded, shape, ropes, store)
+    return None if loaded is None else CompiledSteps(loaded, shape, ropes, store, states)
 
 
 def compiled_rows() -> ctypes.CDLL | None:

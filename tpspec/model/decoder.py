@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.comm.communicator import Purpose
-from tpspec.model.delta_net import Round as StateRound
 from tpspec.model.graphs import Forward
 from tpspec.model.runner import Runner
 from tpspec.model.steps import AddNorm
@@ -45,7 +44,7 @@ class Decoder:
 
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
     compiled: whether few rows may take steps made for them (where there are some). ledger: where `comm` is counted.
-    states: of layers with linear attention, where there are some; their rows are not recorded.
+    states: of layers with linear attention, where there are some.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Decoder:
         self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
         self.left_out, self.states = NOTHING, states
         self._runner = Runner(shape, ropes, store, embedding, fixed_rows=fixed_rows, compiled=compiled,
-                              recorded=comm.is_queued and states is None, ledger=ledger)  # fmt: skip
+                              recorded=comm.is_queued, ledger=ledger, states=states)  # fmt: skip
 
     def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
         """See `Runner`."""
@@ -116,7 +115,7 @@ class Decoder:
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
         steps = self._runner.steps(spans, num_rows)
         x_TD = sent(_padded(self.embedding.rows(tokens), num_rows), self.shape.device)
-        normed_TD, tapped = self._rows(x_TD, steps, steps.begin(spans, num_rows), taps, self._states_of(spans))
+        normed_TD, tapped = self._rows(x_TD, steps, steps.begin(spans, num_rows), taps)
         if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
             return Forward(_wanted(self.head(normed_TD), spans), tapped)
         return Forward(self.head(_wanted(normed_TD, spans)), tapped)
@@ -127,16 +126,11 @@ class Decoder:
         return bool(self.comm.all_gather(said, Purpose.control).all())
 
     def _whole(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> Forward:
-        """Every row goes through the head. Of what keeps states this is called for padding alone."""
-        normed_TD, tapped = self._rows(x_TD, steps, round, taps, self._states_of(()))
+        """Every row goes through the head."""
+        normed_TD, tapped = self._rows(x_TD, steps, round, taps)
         return Forward(self.head(normed_TD), tapped)
 
-    def _states_of(self, spans: Sequence[Span]) -> StateRound | None:
-        return None if self.states is None else StateRound.of(spans, self.states, self.shape.device)
-
-    def _rows(
-        self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps, states: StateRound | None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
         """What leaves the final norm, and what was tapped; x may be overwritten."""
         norms = self._norms()
         x_TD, normed_TD = steps.add_norm(x_TD, None, next(norms))
@@ -145,7 +139,7 @@ class Decoder:
             if layer.index in taps:
                 tapped[layer.index] = _copied(x_TD)
             if layer.index not in self.left_out.attention:
-                partial_TD = layer.mixed(normed_TD, steps, round, states)
+                partial_TD = layer.mixed(normed_TD, steps, round)
                 then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
             if layer.index not in self.left_out.mlp:

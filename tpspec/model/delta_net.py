@@ -1,24 +1,22 @@
 """A layer's linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464), of one shard: value heads, and the key
-heads that these read. Ends in one partial sum, as attention does.
+heads that these read. What is between its products is here in torch: the reference, and what runs for many rows.
 
-Rows of a forward are those of spans, and before them those that a span's text has kept of its last forward, which the
-state takes in now (cache/states.py says why). Knows rows and slots; must not know drafts, ranks or the rule (that is
-delta_rule.py).
+Knows rows and slots; must not know drafts, ranks, the rule (that is delta_rule.py) or whose a row is (courses.py).
 
-Shapes: T rows of the round; B spans, W rows of each that are looked at, filled up: those before, C that follow each
-other and are taken in, N that may be a tree; M numbers of a row that the convolution sees, H value heads, G key heads,
-K and V of a key and a value.
+Shapes: T rows of the round; B spans, C rows of each that follow each other and are taken in, and N that may be a tree
+and are looked at, filled up; M numbers of a row that the convolution sees, H value heads, G key heads, K and V of a key
+and a value, X = M + 2 H.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from tpspec.model.courses import NOTHING, courses
 from tpspec.model.delta_rule import CHUNK, Rows, looked_at, one_by_one, taken_in
 from tpspec.staged import sent
 
@@ -29,11 +27,14 @@ if TYPE_CHECKING:
 
     from tpspec.cache.states import StateStore
     from tpspec.model.batch import Span
+    from tpspec.model.courses import Course
     from tpspec.model.linear import Linear
     from tpspec.model.steps import Norm
 
 LEAST = 1e-6  # in the length of a query or key, as transformers
-NOBODY = -1  # the slot of a text of which nothing is kept
+LEFT, ABSENT = -1, -2  # rows of a group that are not the round's: of an earlier one, and none
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Mixer:
     rates: [D] -> [2 H], of writes and of decays. gate: [D] -> [H V]. out: [H V] -> [D], a partial sum.
 
     kernel: [kernel, M], the newest row last. key_of: the local key head, of num_keys, that each local value head reads.
-    decays, biases: [H] of this shard, float32, and norm: [V]. whole: a row's bits may not depend on the others.
+    decays, biases: [H] of this shard, float32, and norm: [V].
     """
 
     mixed: Linear
@@ -56,25 +57,70 @@ class Mixer:
     decays_H: Tensor
     biases_H: Tensor
     norm: Norm
+
+    def rows(self, inputs_BRKX: Tensor, absent_BR: Tensor) -> Rows:
+        """Of what the convolution of each row sees. absent: no rows, which change nothing."""
+        M, G, dtype = self.kernel.shape[1], self.num_keys, inputs_BRKX.dtype
+        mixed = F.silu((inputs_BRKX[..., :M].float() * self.kernel).sum(2).to(dtype)).float()
+        q, k, v = torch.split(mixed, [G * self.key_dim, G * self.key_dim, M - 2 * G * self.key_dim], 2)
+        q, k = (_of_one(x.view(*x.shape[:2], G, -1))[:, :, self.key_of] for x in (q, k))
+        writes, steps = inputs_BRKX[:, :, -1, M:].chunk(2, 2)
+        decays = -self.decays_H * F.softplus(steps.float() + self.biases_H)
+        return Rows(
+            (q * self.key_dim**-0.5).transpose(1, 2),
+            k.transpose(1, 2),
+            v.view(*v.shape[:2], len(self.decays_H), -1).transpose(1, 2),
+            decays.masked_fill(absent_BR[..., None], 0).transpose(1, 2),
+            writes.sigmoid().float().transpose(1, 2),
+        )
+
+
+def _of_one(x: Tensor) -> Tensor:
+    """In float32: a vector of length one."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LEAST)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The spans of one forward, ready for every layer of linear attention.
+
+    Inputs of a layer are the round's rows, behind them those of what is left in the slots that are seen (left), and a
+    row of zeros. whole: a row's bits may not depend on the others.
+    """
+
+    store: StateStore
+    left_L: Tensor
+    groups: Sequence[Group]
     whole: bool
 
-    def __call__(self, x_TD: Tensor, layer: int, round: Round) -> Tensor:
-        row_TX = torch.cat([self.mixed(x_TD), self.rates(x_TD)], 1)
-        H, V = len(self.decays_H), self.norm.weight.shape[0]
-        answers_THV = row_TX.new_zeros(len(x_TD), H, V)
-        for group in round.groups:
-            self._answer(row_TX, layer, round.store, group, answers_THV)
-        gate_THV = F.silu(self.gate(x_TD).view(-1, H, V).float())
-        return self.out((self.norm(answers_THV) * gate_THV).to(x_TD.dtype).flatten(1))
+    @classmethod
+    def of(cls, spans: Sequence[Span], store: StateStore, num_rows: int, device: torch.device, *, whole: bool) -> Round:
+        """Short spans are computed together, and long ones, which would fill those up, alone."""
+        every = courses(spans, store)
+        named = {name for course in every for seen in (*course.sights, course.before) for name in seen if name < 0}
+        left = sorted(named - {NOTHING})
+        places = {name: num_rows + at for at, name in enumerate([*left, NOTHING])}
+        short = [one for one in every if one.num_kept + one.num_chained <= CHUNK]
+        apart = [[one] for one in every if one.num_kept + one.num_chained > CHUNK]
+        groups = [Group.of(some, places, device) for some in [short, *apart] if some]
+        return cls(store, sent([~name for name in left], device), groups, whole)
 
-    def _answer(self, row_TX: Tensor, layer: int, store: StateStore, group: Group, answers_THV: Tensor) -> None:
+    def answered(self, mixer: Mixer, layer: int, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor) -> Tensor:
+        """What the mixer's `out` reads, [T, H V], of its other products; the states go on."""
+        row_TX = torch.cat([mixed_TM, rates_TH], 1)
+        left_LX = self.store.of(layer).left.flatten(0, 1)[self.left_L]
+        inputs = torch.cat([row_TX, left_LX, row_TX.new_zeros(1, row_TX.shape[1])])
+        H, V = len(mixer.decays_H), mixer.norm.weight.shape[0]
+        answers_THV = row_TX.new_zeros(len(row_TX), H, V)
+        for group in self.groups:
+            self._answer(mixer, layer, inputs, group, answers_THV)
+        gate_THV = F.silu(gate_TX.view(-1, H, V).float())
+        return (mixer.norm(answers_THV) * gate_THV).to(row_TX.dtype).flatten(1)
+
+    def _answer(self, mixer: Mixer, layer: int, inputs: Tensor, group: Group, answers_THV: Tensor) -> None:
         """Of the group's rows, into their places; their states go on."""
-        held, (B, C), W = store.of(layer), (len(group.slots_B), group.num_chained), group.width
-        rows_WX = row_TX.new_zeros(B * W, row_TX.shape[1])
-        if len(group.left_to):
-            rows_WX[group.left_to] = held.left.flatten(0, 1)[group.left_from]
-        rows_WX[group.new_to] = row_TX[group.new_from]
-        rows = self._rows(rows_WX, group)
+        held, C = self.store.of(layer), group.num_chained
+        rows = mixer.rows(inputs[group.sights_BRK], group.absent_BR)
         state = held.states[group.slots_B].masked_fill_(group.fresh_B[:, None, None, None], 0)
         chain, tree = rows.part(0, C), rows.part(C, rows.k.shape[2])
         if self.whole:
@@ -84,32 +130,9 @@ class Mixer:
             state, chained = taken_in(state, chain)
             looked = looked_at(state, tree, group.paths_BNN)
         held.states[group.slots_B] = state
-        held.left[group.slots_B, : group.kept_BL.shape[1]] = rows_WX[group.kept_BL]
+        held.left[group.slots_B, : group.kept_BL.shape[1]] = inputs[group.kept_BL]
         told = torch.cat([chained, looked], 2).transpose(1, 2).flatten(0, 1)
         answers_THV[group.told_to] = told[group.told_from].to(answers_THV.dtype)
-
-    def _rows(self, rows_WX: Tensor, group: Group) -> Rows:
-        """Of [B W], the C + N behind those before."""
-        M, G, dtype = self.kernel.shape[1], self.num_keys, rows_WX.dtype
-        seen = rows_WX[group.sights, :M]
-        mixed = F.silu((seen.float() * self.kernel).sum(2).to(dtype)).float()
-        q, k, v = torch.split(mixed, [G * self.key_dim, G * self.key_dim, M - 2 * G * self.key_dim], 2)
-        q, k = (_of_one(x.view(*x.shape[:2], G, -1))[:, :, self.key_of] for x in (q, k))
-        rates = rows_WX[group.sights[:, :, -1], M:]
-        writes, steps = rates.chunk(2, 2)
-        decays = -self.decays_H * F.softplus(steps.float() + self.biases_H)
-        return Rows(
-            (q * self.key_dim**-0.5).transpose(1, 2),
-            k.transpose(1, 2),
-            v.view(*v.shape[:2], len(self.decays_H), -1).transpose(1, 2),
-            decays.masked_fill(group.absent[..., None], 0).transpose(1, 2),
-            writes.sigmoid().float().transpose(1, 2),
-        )
-
-
-def _of_one(x: Tensor) -> Tensor:
-    """In float32: a vector of length one."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + LEAST)
 
 
 def _in_turn(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -124,119 +147,54 @@ def _in_turn(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Spans that are computed together, as places of their rows: in [B W], where those before come first, in what is
-    left in the slots (left), in the round's rows (new), and in the [B (C + N)] that are answered (told).
-
-    sights: [B, C + N, kernel], what each row's convolution sees. absent: [B, C + N], no row. kept: [B, num_before + N],
-    what is left in the slots now. parents: [B, N], paths: [B, N, N], of the tree.
+    """Spans that are computed together. Of the inputs, sights [B, C + N, kernel]: what each row's convolution sees;
+    kept [B, num_before + N]: what is left in the slots now. absent: [B, C + N], no row. told: of those B (C + N) rows,
+    and of the round's, those that are answered. parents: [B, N], paths: [B, N, N], of the trees.
     """
 
     num_chained: int
-    width: int
     slots_B: Tensor
     fresh_B: Tensor
-    left_from: Tensor
-    left_to: Tensor
-    new_from: Tensor
-    new_to: Tensor
-    sights: Tensor
-    absent: Tensor
+    sights_BRK: Tensor
     kept_BL: Tensor
+    absent_BR: Tensor
     told_from: Tensor
     told_to: Tensor
     parents_BN: Tensor
     paths_BNN: Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """The spans of one forward, ready for every layer of linear attention."""
-
-    store: StateStore
-    groups: Sequence[Group]
-
     @classmethod
-    def of(cls, spans: Sequence[Span], store: StateStore, device: torch.device) -> Round:
-        """Short spans are computed together, and long ones, which would fill those up, alone."""
-        firsts = accumulate((len(span.tokens) for span in spans), initial=0)
-        placed = [_Placed(span, first) for span, first in zip(spans, firsts, strict=False)]
-        short = [one for one in placed if len(one.chain) <= CHUNK]
-        apart = [[one] for one in placed if len(one.chain) > CHUNK]
-        return cls(store, [_group(some, store, device) for some in [short, *apart] if some])
+    def of(cls, some: Sequence[Course], places: dict[int, int], device: torch.device) -> Group:
+        """places: among the inputs, of what courses name and is not of the round."""
+        C, N = max(one.num_kept + one.num_chained for one in some), max(len(one.tree) for one in some)
 
+        def line(chain: Sequence[T], tree: Sequence[T], filler: T) -> list[T]:
+            return [*chain, *[filler] * (C - len(chain)), *tree, *[filler] * (N - len(tree))]
 
-class _Placed:
-    """A span, and its first row in the round. chain: of rows that follow each other and are certain, the number in the
-    round, or ~ of the number among those that are left; without the last, which is the root of the tree."""
+        def place(names: Sequence[int]) -> list[int]:
+            return [name if name >= 0 else places[name] for name in names]
 
-    def __init__(self, span: Span, first: int) -> None:
-        carried = span.carried
-        num_certain = len(span.tokens) if carried is None else carried.num_certain
-        if carried is None and span.start:
-            raise ValueError(f"sequence {span.seq} has {span.start} tokens cached, and nothing carried of them")
-        left = () if carried is None else carried.rows
-        self.slot = NOBODY if carried is None else carried.slot
-        self.is_fresh = not span.start
-        self.chain = [*(~row for row in left), *range(first, first + num_certain - 1)]
-        self.tree = range(first + num_certain - 1, first + len(span.tokens))
-        parents = span.parents or range(-1, len(span.tokens) - 1)
-        self.parents = [-1, *(parents[row] - num_certain + 1 for row in range(num_certain, len(span.tokens)))]
-
-
-def _group(placed: Sequence[_Placed], store: StateStore, device: torch.device) -> Group:
-    before, C, N = store.sizes.num_before, max(len(one.chain) for one in placed), max(len(one.tree) for one in placed)
-    W, length, R = before + C + N, before + store.num_left, C + N
-    copies: list[tuple[int, int]] = []  # (from, to), of what is left
-    news: list[tuple[int, int]] = []
-    told: list[tuple[int, int]] = []
-    sights = [[[text * W + before + row] * (before + 1) for row in range(R)] for text in range(len(placed))]
-    absent = [[True] * R for _ in placed]
-    kept: list[list[int]] = []
-    for text, one in enumerate(placed):
-        base, slot = text * W, (one.slot if one.slot != NOBODY else store.num_states) * length
-        line = [base + i for i in range(before)]
-        if not one.is_fresh:
-            copies += [(slot + i, base + i) for i in range(before)]
-        for i, row in enumerate(one.chain):
-            at = base + before + i
-            line.append(at)
-            sights[text][i], absent[text][i] = line[-before - 1 :], False
-            if row < 0:
-                copies.append((slot + before + ~row, at))
-            else:
-                news.append((row, at))
-                told.append((text * R + i, row))
-        lines: list[list[int]] = []
-        for i, row in enumerate(one.tree):
-            at = base + before + C + i
-            above = line if one.parents[i] < 0 else lines[one.parents[i]]
-            lines.append([*above[len(above) - before :], at])
-            sights[text][C + i], absent[text][C + i] = lines[-1], False
-            news.append((row, at))
-            told.append((text * R + C + i, row))
-        kept.append([*line[len(line) - before :], *(base + before + C + i for i in range(N))])
-    parents, paths = _trees([one.parents for one in placed], N)
-
-    def of(pairs: Sequence[tuple[int, int]], which: int) -> Tensor:
-        return sent([pair[which] for pair in pairs], device)
-
-    return Group(
-        num_chained=C,
-        width=W,
-        slots_B=sent([one.slot if one.slot != NOBODY else store.num_states for one in placed], device),
-        fresh_B=sent(torch.tensor([one.is_fresh for one in placed]), device),
-        left_from=of(copies, 0),
-        left_to=of(copies, 1),
-        new_from=of(news, 0),
-        new_to=of(news, 1),
-        sights=sent(torch.tensor(sights), device),
-        absent=sent(torch.tensor(absent), device),
-        kept_BL=sent(torch.tensor(kept), device),
-        told_from=of(told, 0),
-        told_to=of(told, 1),
-        parents_BN=sent(parents, device),
-        paths_BNN=sent(paths, device),
-    )
+        sights, kept, rows = [], [], []
+        for one in some:
+            seen, num_chained = [place(sight) for sight in one.sights], one.num_kept + one.num_chained
+            none = [places[NOTHING]] * len(seen[0])
+            sights.append(line(seen[:num_chained], seen[num_chained:], none))
+            kept.append([*place(one.before), *one.tree, *none[:1] * (N - len(one.tree))])
+            rows.append(line([*[LEFT] * one.num_kept, *one.rows[: one.num_chained]], one.tree, ABSENT))
+        rows_X = torch.tensor(rows).flatten()
+        parents, paths = _trees([one.parents for one in some], N)
+        return cls(
+            num_chained=C,
+            slots_B=sent([one.slot for one in some], device),
+            fresh_B=sent(torch.tensor([one.is_fresh for one in some]), device),
+            sights_BRK=sent(torch.tensor(sights), device),
+            kept_BL=sent(torch.tensor(kept), device),
+            absent_BR=sent(torch.tensor(rows) == ABSENT, device),
+            told_from=sent((rows_X >= 0).nonzero().squeeze(1), device),
+            told_to=sent(rows_X[rows_X >= 0], device),
+            parents_BN=sent(parents, device),
+            paths_BNN=sent(paths, device),
+        )
 
 
 def _trees(parents: Sequence[Sequence[int]], num_rows: int) -> tuple[Tensor, Tensor]:

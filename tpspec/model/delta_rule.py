@@ -52,9 +52,19 @@ def taken_in(state_BHKV: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 def looked_at(state_BHKV: Tensor, rows: Rows, paths_BRR: Tensor) -> Tensor:
     """Rows of trees: what each is answered, [B, H, R, V]. paths: which rows lie on a row's path from the root, itself
-    among them; a row stands behind those."""
+    among them; a row stands behind those. What is no number in a row stays in its branch."""
+    finite_BR = torch.stack([x.flatten(3).isfinite().all(3).all(1) for x in (rows.q, rows.k, rows.v)]).all(0)
+    finite_BR &= (rows.decays.isfinite() & rows.writes.isfinite()).all(1)
+    rows = Rows(*(x.masked_fill(~_beside(finite_BR, x), 0) for x in rows))
     sums_BHR = (paths_BRR[:, None].float() @ rows.decays[..., None]).squeeze(3)
-    return _solved(state_BHKV, rows, paths_BRR[:, None], sums_BHR)[1]
+    answers_BHRV = _solved(state_BHKV, rows, paths_BRR[:, None], sums_BHR)[1]
+    broken_BR = (paths_BRR & ~finite_BR[:, None]).any(2)
+    return answers_BHRV.masked_fill(_beside(broken_BR, answers_BHRV), torch.nan)
+
+
+def _beside(rows_BR: Tensor, x: Tensor) -> Tensor:
+    """As [B, 1, R], or [B, 1, R, 1]: beside what rows have."""
+    return rows_BR[:, None, :, None] if x.dim() == 4 else rows_BR[:, None]
 
 
 def _solved(state_BHKV: Tensor, rows: Rows, paths_RR: Tensor, sums_BHR: Tensor) -> tuple[Tensor, Tensor]:

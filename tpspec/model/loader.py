@@ -159,12 +159,12 @@ class Loader:
         return LinearLayer(
             index=index,
             attention_norm=self._norm(f"{at}{norms.attention}.weight", self.spec.hidden),
-            mixer=self._mixer(f"{at}{MODULE}.", net, whole=whole),
+            mixer=self._mixer(f"{at}{MODULE}.", net),
             mlp_norm=self._norm(f"{at}{norms.mlp}.weight", self.spec.hidden),
             mlp=self._mlp_or_mixture(index, at, whole=whole),
         )
 
-    def _mixer(self, at: str, net: DeltaNet, *, whole: bool) -> Mixer:
+    def _mixer(self, at: str, net: DeltaNet) -> Mixer:
         """Rates are a few rows, and what is held in codes forgets too much through them."""
         heads, keys, matrices = self.shard.delta_values, self.shard.delta_keys, self.matrices
         plain = replace(matrices, quantize=None)
@@ -192,7 +192,6 @@ class Loader:
             decays_H=matrices.wide(at + "A_log", (net.value_heads,), heads).exp(),
             biases_H=matrices.wide(at + "dt_bias", (net.value_heads,), heads),
             norm=Norm(matrices.wide(at + "norm.weight", (net.value_dim,)), self.spec.eps),
-            whole=whole,
         )
 
     def _in_groups(self, at: str, net: DeltaNet) -> tuple[list[Place], Place, list[Place]]:

@@ -1,4 +1,4 @@
-/* What a few rows do between two matrix products, on a CPU: norm, rope and cache write, attention, gate.
+/* What a few rows do between two matrix products, on a CPU: norm, rope and cache write, attention, linear attention, gate.
  *
  * The same mathematics as steps.py in torch, which is the reference; here each row is computed alone and in one order,
  * so its bits never depend on the rows beside it, and nothing is dispatched a dozen times for a few thousand numbers.
@@ -13,6 +13,7 @@
 #include "lanes.h"
 
 #define MAX_DIM 576 /* head dimension */
+#define MAX_SIGHT 8 /* rows that a convolution sees */
 
 typedef int8_t cvec __attribute__((vector_size(LANES), aligned(1)));
 
@@ -36,6 +37,22 @@ typedef struct {
     float *key_scales, *value_scales;
 } Cache;
 
+/* A layer with linear attention, as model/delta_net.py's Mixer says. left: [num_left, X] elements, `length` rows a slot. */
+typedef struct {
+    int64_t num_keys, num_values, key_dim, value_dim, num_before, length, num_left;
+    const int64_t *key_of;
+    const float *kernel, *decays, *biases, *norm;
+    float eps;
+    float *states; /* [slots, H, K, V] */
+    void *left;
+} Delta;
+
+/* How a span goes on from its state, as model/courses.py's Course says. */
+typedef struct {
+    int64_t slot, is_fresh, num_kept, first, num_chained, num_rows;
+    const int64_t *parents, *sights, *before;
+} Course;
+
 enum gate { SILU, GELU, CLAMPED };
 
 INLINE vec same(vec values) { return values; }
@@ -46,6 +63,11 @@ INLINE vec floats(const float *from, int64_t count) {
     float some[LANES] = {0};
     memcpy(some, from, count * sizeof *some);
     return *(const vec *)some;
+}
+
+INLINE void put_floats(float *to, vec values, int64_t count) {
+    if (count >= LANES) *(vec *)to = values;
+    else memcpy(to, &values, count * sizeof *to);
 }
 
 INLINE float sum_lanes(vec x) {
@@ -129,9 +151,66 @@ INLINE float soften(float *scores, int64_t count, const float *sink) {
     return sum_lanes(sums) + (sink ? exp_lanes(EVERY(*sink - peak))[0] : 0);
 }
 
+INLINE int64_t mixed_width(const Delta *at) {
+    return 2 * at->num_keys * at->key_dim + at->num_values * at->value_dim;
+}
+
+/* A row of a tree, in the order in which states go from one to the next. */
+typedef struct {
+    int64_t row, depth;
+    int is_leaf;
+} Step;
+
+/* All rows, children before siblings. Returns the greatest depth, that of the root being 0. */
+INLINE int64_t depth_first(const int64_t *parents, int64_t count, Step *steps) {
+    int64_t done = 1, deepest = 0;
+    steps[0] = (Step){0, 0, count == 1};
+    for (int64_t row = 0, depth = 0, child = 1; row >= 0;) {
+        while (child < count && parents[child] != row) child++;
+        if (child < count) {
+            row = child++, depth++;
+            steps[done++] = (Step){row, depth, 1};
+            steps[done - 2].is_leaf = steps[done - 2].depth >= depth;
+            if (depth > deepest) deepest = depth;
+        } else {
+            child = row + 1, row = parents[row], depth--;
+        }
+    }
+    return deepest;
+}
+
+/* The gated delta rule (Yang et al., arXiv 2412.06464, equation 10) for `num` vectors of a head's values, and the last
+ * of them of `count` numbers: the state behind a row, from that before it, and what the row is answered. to: may be
+ * `from`, or NULL. */
+INLINE void rule(const float *from, float *to, const float *q, const float *k, const float *v, float write, float decay,
+                 int64_t K, int64_t V, int num, int64_t count, float *answer) {
+    vec sums[4] = {{0}}, answers[4] = {{0}};
+    for (int64_t key = 0; key < K; key++)
+        for (int n = 0; n < num; n++) sums[n] += k[key] * floats(from + key * V + n * LANES, count);
+    for (int n = 0; n < num; n++) sums[n] = (floats(v + n * LANES, count) - decay * sums[n]) * write;
+    for (int64_t key = 0; key < K; key++)
+        for (int n = 0; n < num; n++) {
+            vec now = decay * floats(from + key * V + n * LANES, count) + k[key] * sums[n];
+            if (to) put_floats(to + key * V + n * LANES, now, count);
+            answers[n] += q[key] * now;
+        }
+    for (int n = 0; n < num; n++) put_floats(answer + n * LANES, answers[n], count);
+}
+
+/* The same for a whole head h, of a row as delta.inc has it. */
+VECTOR_CPU static void taken_in(const Delta *at, const float *row, int64_t h, const float *from, float *to, float *answer) {
+    int64_t G = at->num_keys, K = at->key_dim, V = at->value_dim, M = mixed_width(at), i = 0;
+    const float *q = row + at->key_of[h] * K, *k = q + G * K, *v = row + 2 * G * K + h * V;
+    float write = row[M + h], decay = row[M + at->num_values + h];
+    for (; i + 4 * LANES <= V; i += 4 * LANES)
+        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, K, V, 4, LANES, answer + i);
+    for (; i < V; i += LANES)
+        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, K, V, 1, V - i, answer + i);
+}
+
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 8 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 9 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec
@@ -139,6 +218,7 @@ int64_t rows_version(void) { return RUNS_HERE ? 8 : 0; }
 #define WIDEN widen
 #define NARROW narrow
 #include "rows.inc"
+#include "delta.inc"
 #undef ELEMENT
 #undef VECTOR
 #undef NAME
@@ -151,3 +231,4 @@ int64_t rows_version(void) { return RUNS_HERE ? 8 : 0; }
 #define WIDEN same
 #define NARROW same
 #include "rows.inc"
+#include "delta.inc"

@@ -22,6 +22,7 @@ from tpspec.model.steps import TorchSteps
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Embedding
@@ -35,6 +36,7 @@ class Runner:
 
     fixed_rows: every forward runs exactly that many, which on a card torch's steps do. compiled: whether there may be
     steps for few rows, and attention of ours for many. recorded: whether a card may record them. ledger: see `Graphs`.
+    states: of layers with linear attention, where there are some.
     """
 
     def __init__(
@@ -48,10 +50,11 @@ class Runner:
         compiled: bool = True,
         recorded: bool = True,
         ledger: Ledger | None = None,
+        states: StateStore | None = None,
     ) -> None:
         self._shape, self._embedding, self._ledger = shape, embedding, ledger or Ledger()
         attend = compiled_attend(shape) if compiled else None
-        self._many: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused)
+        self._many: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused, states)
         self._graphs: Graphs | None = None
         self._is_compiled = False
         self._on_card = shape.device.type == "cuda"
@@ -60,11 +63,11 @@ class Runner:
         compiled = compiled and not (self._on_card and fixed_rows is not None)
         self.few: FewSteps | None = None
         if compiled and not self._on_card:
-            self.few = compiled_steps(shape, ropes, store)
+            self.few = compiled_steps(shape, ropes, store, states)
         elif compiled:
             from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
 
-            self.few = steps = card_steps(shape, ropes, store)
+            self.few = steps = card_steps(shape, ropes, store, states)
             if steps is not None and recorded:
                 self.record(steps, CardRecorder())
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from tpspec.cache.store import as_slots
 from tpspec.model.attention import Folding, Layout, View, fused, stable
+from tpspec.model.delta_net import Round as StateRound
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.staged import sent
 
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore, Slots
     from tpspec.comm.peer import Meeting
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
     from tpspec.model.delta_net import Mixer
-    from tpspec.model.delta_net import Round as StateRound
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.rope import Rope, Turns
@@ -74,7 +75,7 @@ class Layer:
     sinks: Tensor | None = None
     gate: Linear | None = None
 
-    def mixed(self, x_TD: Tensor, steps: Steps, round: Any, _: StateRound | None) -> Tensor:
+    def mixed(self, x_TD: Tensor, steps: Steps, round: Any) -> Tensor:
         """What its rows tell each other: this shard's part of the sum, [T, D]."""
         attended_TX = steps.attention(self, self.qkv(x_TD), round)
         return self.o(attended_TX if self.gate is None else attended_TX * torch.sigmoid(self.gate(x_TD)))
@@ -92,10 +93,11 @@ class LinearLayer:
     attention_out_norm: Norm | None = None
     mlp_out_norm: Norm | None = None
 
-    def mixed(self, x_TD: Tensor, _: Steps, __: Any, states: StateRound | None) -> Tensor:
+    def mixed(self, x_TD: Tensor, steps: Steps, round: Any) -> Tensor:
         """As of `Layer`."""
-        assert states is not None, "a decoder with such layers makes them ready"
-        return self.mixer(x_TD, self.index, states)
+        mixer = self.mixer
+        products = mixer.mixed(x_TD), mixer.rates(x_TD), mixer.gate(x_TD)
+        return mixer.out(steps.linear_attention(self, *products, round))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Shape:
 
 
 class Steps(Protocol):
-    """The four steps, over rows that `begin` has made ready. Results may live in memory that the next call reuses."""
+    """The steps, over rows that `begin` has made ready. Results may live in memory that the next call reuses."""
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
         """The rows of one forward; num_rows counts padding below the last span's."""
@@ -142,6 +144,11 @@ class Steps(Protocol):
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         """Writes the rows' keys and values, then attends: [T, H * E]."""
+
+    def linear_attention(
+        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: Any
+    ) -> Tensor:
+        """What the mixer's `out` reads, [T, H V], of its other products; texts' states go on."""
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]."""
@@ -188,25 +195,34 @@ class RecordedSteps(FewSteps, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchRound:
-    """The rows of one forward, ready for every layer. recent_slots: of layers with a window."""
+    """The rows of one forward, ready for every layer. recent_slots: of layers with a window. states: of a model that
+    keeps some."""
 
     turns: list[Turns]
     slots: Slots
     recent_slots: Slots
     views: dict[int | None, list[View]]
+    states: StateRound | None
     num_real: int
     num_rows: int
 
 
 class TorchSteps:
     """ropes: of the model. fixed_rows: every forward has so many rows, and a row's bits may not depend on the others
-    (deterministic). attend: in place of torch's fused kernel.
+    (deterministic). attend: in place of torch's fused kernel. states: of layers with linear attention.
     """
 
     def __init__(
-        self, shape: Shape, ropes: Sequence[Rope], store: KVStore, fixed_rows: int | None, attend: Attend = fused
+        self,
+        shape: Shape,
+        ropes: Sequence[Rope],
+        store: KVStore,
+        fixed_rows: int | None,
+        attend: Attend = fused,
+        states: StateStore | None = None,
     ) -> None:
         self._shape, self._ropes, self._store = shape, ropes, store
+        self._states, self._whole = states, fixed_rows is not None
         self._folding = Folding.of(shape.kv_of, shape.device)
         self._attend = attend if fixed_rows is None else stable
         self._layout = Layout(
@@ -231,6 +247,7 @@ class TorchSteps:
                 window: [self._layout.view(span, first, window) for span, first in zip(spans, firsts, strict=False)]
                 for window in self._shape.windows
             },
+            states=None if self._states is None else self._state_round(self._states, spans, num_rows),
             num_real=len(positions),
             num_rows=num_rows,
         )
@@ -258,6 +275,12 @@ class TorchSteps:
         q_THE = qk_TXE[:, :H]
         return self._attended(layer, q_THE if layer.rope is None else round.turns[layer.rope].grown(q_THE), round)
 
+    def linear_attention(
+        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: TorchRound
+    ) -> Tensor:
+        assert round.states is not None, "a decoder with such layers has a store for them"
+        return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX)
+
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
         if self._shape.gate == "clamped":
@@ -267,6 +290,9 @@ class TorchSteps:
 
     def slots(self, num_rows: int) -> None:
         return None
+
+    def _state_round(self, store: StateStore, spans: Sequence[Span], num_rows: int) -> StateRound:
+        return StateRound.of(spans, store, num_rows, self._shape.device, whole=self._whole)
 
     def _slots(self, spans: Sequence[Span], *, windowed: bool) -> Slots:
         slots = [slot for span in spans for slot in span.own_slots(windowed=windowed)]

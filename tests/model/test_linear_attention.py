@@ -1,0 +1,203 @@
+"""Linear attention between its products, in torch, in C and by a card's kernels: texts go on from states as if they had
+been read whole. Without a card its kernels run in Triton's interpreter.
+
+On a machine with a card: pytest -m gpu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpspec.cache.states import StateSizes, StateStore
+from tpspec.cache.store import KVStore
+from tpspec.model.batch import Carried, Span
+from tpspec.model.compiled import CompiledSteps, compiled_rows
+from tpspec.model.delta_net import Mixer
+from tpspec.model.steps import LinearLayer, Norm, Shape, Steps, TorchSteps
+
+pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+CPU, CARD = torch.device("cpu"), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TEXTS, IDS = 3, 250
+WAYS = ["torch", "C", "card"]
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter rounds to the former otherwise
+FEW = [("C", torch.float32), ("C", torch.bfloat16), ("card", torch.float32), ("card", HALF)]
+SMALL = {"num_keys": 2, "key_of": (0, 0, 1), "key_dim": 5, "value_dim": 7}
+UNEVEN = {
+    "num_keys": 2,
+    "key_of": (0, 1, 1, 1),
+    "key_dim": 20,
+    "value_dim": 70,
+}  # values beyond four vectors of any CPU
+PUBLISHED = {"num_keys": 1, "key_of": (0, 0), "key_dim": 128, "value_dim": 128}
+
+
+class Case:
+    """A layer with random weights, the steps of one way, and what the products give for each token id."""
+
+    def __init__(self, way: str, sizes: dict[str, Any], dtype: torch.dtype = torch.float32, kernel: int = 4) -> None:
+        noise = torch.Generator().manual_seed(0)
+        keys, key_of, K, V = sizes["num_keys"], sizes["key_of"], sizes["key_dim"], sizes["value_dim"]
+        H, M = len(key_of), 2 * keys * K + len(key_of) * V
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=noise)
+
+        nowhere: Any = None  # products are given
+        device = CARD if way == "card" else CPU
+        norm = Norm((1 + 0.3 * random(V)).to(device), 1e-6)
+        mixer = Mixer(
+            mixed=nowhere, rates=nowhere, gate=nowhere, out=nowhere, kernel=random(kernel, M).to(device) / 2,
+            key_of=torch.tensor(key_of).to(device), num_keys=keys, key_dim=K,
+            decays_H=(random(H) - 3).exp().to(device), biases_H=random(H).to(device), norm=norm,
+        )  # fmt: skip
+        self.layer = LinearLayer(0, norm, mixer, norm, nowhere)
+        self.products = [random(IDS, width).to(device, dtype) for width in (M, 2 * H, H * V)]
+        self.states = StateStore([0], StateSizes(H, K, V, M + 2 * H, kernel - 1), TEXTS, 12, dtype, device)
+        self.steps = self._steps(way, Shape((0,), 16, dtype, device, frozenset({None}), 1.0, "silu"))
+
+    def _steps(self, way: str, shape: Shape) -> Steps:
+        store = KVStore(1, 1, 512, 16, shape.dtype, shape.device)
+        if way == "torch":
+            return TorchSteps(shape, [], store, None, states=self.states)
+        if way == "C":
+            if (rows := compiled_rows()) is None:
+                pytest.skip("no compiled library here")
+            return CompiledSteps(rows, shape, [], store, self.states)
+        card = pytest.importorskip("tpspec.model.card_steps", reason="no Triton")
+        return card.CardSteps(shape, [], store, 1, card.Tiling(32, 16, 0, 64), self.states)  # type: ignore[no-any-return]
+
+    def answers(self, spans: list[Span], padding: int = 0) -> torch.Tensor:
+        """Of each row, what the product behind reads."""
+        tokens = [token for span in spans for token in span.tokens]
+        rows = [table[[*tokens, *[0] * padding]] for table in self.products]
+        made = self.steps.linear_attention(self.layer, *rows, self.steps.begin(spans, len(tokens) + padding))
+        return made[: len(tokens)].to(CPU, torch.float32, copy=True)
+
+    def whole(self, text: list[int]) -> torch.Tensor:
+        """Of the last token of a text that is read at once, of which nothing is kept."""
+        return self.answers([Span(9, 0, tuple(text), ((0, len(text)),), 1)])[-1]
+
+
+class Text:
+    """What a text has said, and what its last forward has left."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot, self.said, self.kept = slot, list[int](), list[int]()
+        self.rows, self.above, self.chain = list[int](), list[int](), 0
+
+    def span(self, first: int, chain: int, parents: list[int]) -> tuple[Span, list[list[int]]]:
+        """Goes on with `chain` tokens more, the last of them the root of a tree; and the text that each row ends."""
+        start, self.chain = len(self.said), chain
+        self.rows = [(first + 7 * row + 31 * start) % IDS for row in range(chain + len(parents))]
+        self.above = [*range(-1, chain - 1), *(chain + parent for parent in parents)]
+        texts: list[list[int]] = []
+        for token, above in zip(self.rows, self.above, strict=True):
+            texts.append([*(self.said if above < 0 else texts[above]), token])
+        size, carried = start + len(self.rows), Carried(self.slot, tuple(self.kept), chain)
+        span = Span(self.slot, start, tuple(self.rows), ((0, size),), len(self.rows), tuple(self.above), None, carried)
+        return span, texts
+
+    def keep(self, leaf: int) -> None:
+        """What was certain, and of the tree what leads to row `leaf` of it; -1: the root alone."""
+        path, row = list[int](), self.chain + leaf
+        while row >= self.chain:
+            path.append(row)
+            row = self.above[row]
+        self.said += [*self.rows[: self.chain], *(self.rows[row] for row in reversed(path))]
+        self.kept = [0, *(row - self.chain + 1 for row in reversed(path))]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> list[list[tuple[int, list[int], int]]]:
+    """Of each round, of some texts: certain rows, parents of the drafts (-1: the root), and the draft that is kept."""
+    plan = []
+    for _ in range(draw(st.integers(1, 4))):
+        some = []
+        for _ in range(draw(st.integers(1, TEXTS))):
+            size = draw(st.integers(0, 5))
+            parents = [draw(st.integers(-1, row - 1)) for row in range(size)]
+            some.append((draw(st.integers(1, 4)), parents, draw(st.integers(-1, size - 1))))
+        plan.append(some)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("way", "sizes", "kernel"),
+    [("torch", SMALL, 4), ("C", SMALL, 4), ("C", UNEVEN, 2), ("card", SMALL, 4), ("card", SMALL, 1)],
+    ids=str,
+)
+def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes: dict[str, Any], kernel: int) -> None:
+    """Stands against a row that takes another span's place, state, head or path, a convolution that sees a row's
+    neighbour and not its parent, and what is left in another's slot."""
+
+    @settings(max_examples=8 if way == "card" else 60)
+    @given(plans())
+    def holds(plan: list[list[tuple[int, list[int], int]]]) -> None:
+        case, reference = Case(way, sizes, kernel=kernel), Case("torch", sizes, kernel=kernel)
+        texts = [Text(slot) for slot in range(TEXTS)]
+        for number, some in enumerate(plan):
+            made = [text.span(11 * number + text.slot, *one[:2]) for text, one in zip(texts, some, strict=False)]
+            answers = case.answers([span for span, _ in made], padding=number)
+            wanted = torch.stack([reference.whole(end) for _, ends in made for end in ends])
+            assert (answers - wanted).abs().max() < 1e-4
+            for text, (_, _, leaf) in zip(texts, some, strict=False):
+                text.keep(leaf)
+
+    holds()
+
+
+@pytest.mark.parametrize(("way", "dtype"), FEW, ids=str)
+def test_heads_of_a_usual_size_are_what_torch_makes_of_them(way: str, dtype: torch.dtype) -> None:
+    """In 16 bits, in which five things are rounded, nearly. Stands against columns beyond a program's or a vector's."""
+    told = []
+    for by in ("torch", way):
+        case, text = Case(by, PUBLISHED, dtype), Text(1)
+        case.answers([text.span(5, 6, [])[0]])
+        text.keep(-1)
+        told.append(case.answers([text.span(9, 1, [-1, 0])[0]]))
+    assert (told[0] - told[1]).abs().max() < (1e-4 if dtype == torch.float32 else 0.01) * told[0].abs().max()
+
+
+@pytest.mark.parametrize(("way", "dtype"), FEW, ids=str)
+def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dtype) -> None:
+    """Alone, behind drafts that were kept, in a chain or on a path of a tree. Stands against sums in another order,
+    which turn near ties: a text with drafts would be another."""
+    case, ids = Case(way, SMALL, dtype), tuple(range(40, 50))
+
+    def said(start: int, count: int, kept: tuple[int, ...] = (0,), certain: int = 1) -> torch.Tensor:
+        runs = ((0, start + count),)
+        return case.answers([Span(0, start, ids[start:][:count], runs, 1, carried=Carried(0, kept, certain))])
+
+    said(0, 6, (), 6)
+    alone = torch.cat([said(6 + row, 1) for row in range(4)])
+    said(0, 6, (), 6)
+    assert torch.equal(said(6, 3), alone[:3])
+    assert torch.equal(said(9, 1, (0, 1, 2)), alone[3:])
+    said(0, 6, (), 6)
+    assert torch.equal(said(6, 4, certain=3), alone)
+    said(0, 6, (), 6)
+    beside, parents = (*ids[6:8], 99, *ids[8:10]), (-1, 0, 0, 1, 3)
+    tree = Span(0, 6, beside, ((0, 11),), 1, parents, carried=Carried(0, (0,), 1))
+    assert torch.equal(case.answers([tree])[[0, 1, 3, 4]], alone)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_no_number_stays_in_its_text(way: str) -> None:
+    """And in its branch: a draft whose row is broken leaves the others, and is forgotten. Stands against a state that
+    has taken it in, and zeros times NaN."""
+    case, clean = Case(way, SMALL), Case("torch", SMALL)
+    for table in case.products[:2]:
+        table[99] = torch.nan
+    case.answers([Span(0, 0, (5, 6, 7), ((0, 3),), 1, carried=Carried(0, (), 3))])
+    tree = Span(0, 3, (8, 99, 9), ((0, 6),), 1, (-1, 0, 0), carried=Carried(0, (0,), 1))
+    other = Span(1, 0, (5, 6), ((8, 2),), 1, carried=Carried(1, (), 2))
+    answers = case.answers([tree, other])
+    assert answers[1].isnan().all()
+    wanted = torch.stack([clean.whole(text) for text in ([5, 6, 7, 8], [5, 6, 7, 8, 9], [5], [5, 6])])
+    assert (answers[[0, 2, 3, 4]] - wanted).abs().max() < 1e-4
+    on = case.answers([Span(0, 5, (10,), ((0, 6),), 1, carried=Carried(0, (0, 2), 1))])
+    assert (on[0] - clean.whole([5, 6, 7, 8, 9, 10])).abs().max() < 1e-4

@@ -1,0 +1,88 @@
+"""Linear attention of few rows on a CPU, by `delta` of rows.c; this is its other side. Must not know what rows mean."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tpspec.model.courses import courses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from tpspec.cache.states import StateStore
+    from tpspec.model.batch import Span
+    from tpspec.model.courses import Course
+    from tpspec.model.delta_net import Mixer
+    from tpspec.model.steps import LinearLayer
+
+MOST_SIGHT = 8  # rows that a convolution sees
+INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+
+
+class _Delta(ctypes.Structure):
+    """`Delta` of rows.c: of one layer."""
+
+    _fields_ = [("num_keys", INT), ("num_values", INT), ("key_dim", INT), ("value_dim", INT), ("num_before", INT),
+                ("length", INT), ("num_left", INT), ("key_of", POINTER), ("kernel", POINTER), ("decays", POINTER),
+                ("biases", POINTER), ("norm", POINTER), ("eps", FLOAT), ("states", POINTER),
+                ("left", POINTER)]  # fmt: skip
+
+    @classmethod
+    def of(cls, mixer: Mixer, store: StateStore, layer: int) -> _Delta:
+        sizes, held = store.sizes, store.of(layer)
+        return cls(
+            mixer.num_keys, sizes.num_heads, sizes.key_dim, sizes.value_dim, sizes.num_before, store.length,
+            held.left.shape[0] * store.length, mixer.key_of.data_ptr(), mixer.kernel.data_ptr(),
+            mixer.decays_H.data_ptr(), mixer.biases_H.data_ptr(), mixer.norm.weight.data_ptr(), mixer.norm.eps,
+            held.states.data_ptr(), held.left.data_ptr(),
+        )  # fmt: skip
+
+
+class _Course(ctypes.Structure):
+    """`Course` of rows.c."""
+
+    _fields_ = [("slot", INT), ("is_fresh", INT), ("num_kept", INT), ("first", INT), ("num_chained", INT),
+                ("num_rows", INT), ("parents", POINTER), ("sights", POINTER), ("before", POINTER)]  # fmt: skip
+
+    @classmethod
+    def of(cls, course: Course, kept: list[object]) -> _Course:
+        lists = [torch.tensor(ints) for ints in (course.parents, course.sights, course.before)]
+        made = cls(course.slot, course.is_fresh, course.num_kept, course.rows.start, course.num_chained,
+                   len(course.rows), *(ints.data_ptr() for ints in lists))  # fmt: skip
+        kept += [*lists, made]
+        return made
+
+
+class CompiledStates:
+    """Of one model. delta: the verb of rows.c, for the dtype of its rows."""
+
+    def __init__(self, store: StateStore, delta: Callable[..., Any]) -> None:
+        self._store, self._delta = store, delta
+        self._layers: dict[int, _Delta] = {}
+
+    def courses(self, spans: Sequence[Span], kept: list[object]) -> list[int]:
+        """Addresses of the spans' courses, which point at what goes into `kept`."""
+        return [ctypes.addressof(_Course.of(course, kept)) for course in courses(spans, self._store)]
+
+    def linear_attention(
+        self,
+        layer: LinearLayer,
+        mixed_TM: Tensor,
+        rates_TH: Tensor,
+        gate_TX: Tensor,
+        courses: list[int],
+        out_TX: Tensor,
+    ) -> None:
+        """See `Steps`; into out [T, H V], but for padding."""
+        if layer.index not in self._layers:
+            self._layers[layer.index] = _Delta.of(layer.mixer, self._store, layer.index)
+        at = ctypes.addressof(self._layers[layer.index])
+        products = [x.data_ptr() for x in (mixed_TM, rates_TH, gate_TX, out_TX)]
+        for course in courses:
+            if self._delta(at, course, *products):
+                raise MemoryError("linear attention found no memory for its rows")
