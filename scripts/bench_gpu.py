@@ -176,7 +176,7 @@ def mixture(options: argparse.Namespace) -> dict[str, Any]:
 
 def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[int], float]]:
     """What they take, and the bytes that one of so many rows reads, in the middle of the text."""
-    from tpspec.model.batch import Span
+    from tpspec.model.batch import Carried, Span
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import split
     from tpspec.topology.sizes import expert_bytes, kv_bytes_read, weight_bytes
@@ -191,7 +191,8 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
         return held - (of_experts * (1 - shape.experts.share_read(num_rows)) if shape.experts else 0)
 
     def rows_of(num_rows: int) -> Callable[[], object]:
-        span = Span(0, middle, tuple(range(5, 5 + num_rows)), ((0, middle + num_rows),), num_rows)
+        tokens, runs, carried = tuple(range(5, 5 + num_rows)), ((0, middle + num_rows),), Carried(0, (0,), 1)
+        span = Span(0, middle, tokens, runs, num_rows, carried=carried)
         graphs = decoder._runner.graphs([span], num_rows)
         forwards[num_rows] = lambda: decoder.forward([span])
         return forwards[num_rows] if graphs is None else (lambda: graphs.replay(num_rows))

@@ -108,6 +108,9 @@ class Steps(CardSteps):
     def attention(self, layer: Any, qkv_TX: Tensor, round: int) -> Tensor:
         return qkv_TX[:, : self._shape.num_heads * self._shape.head_dim]
 
+    def linear_attention(self, layer: Any, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: int) -> Tensor:
+        return gate_TX
+
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         return gate_up_TC.chunk(2, -1)[0]
 
@@ -158,7 +161,7 @@ def as_on_a_card(decoder: Decoder) -> Clocked:
     clocked, tiling = Clocked(), Tiling.of(decoder.shape.head_dim, 2, CARD)
     assert tiling is not None
     decoder.comm = clocked
-    decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 1, tiling), clocked)
+    decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 1, tiling, decoder.states), clocked)
     return clocked
 
 
@@ -172,7 +175,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     waits = {case: rounds(options.model, *kind, options.tokens) for case, kind in ROUNDS.items()}
-    waits |= {case: drafts(options.model, sampling, options.tokens) for case, sampling in DRAFTS.items()}
+    if ModelShape.of(find(options.model)).delta_net is None:  # one that keeps states does not draft
+        waits |= {case: drafts(options.model, sampling, options.tokens) for case, sampling in DRAFTS.items()}
     found = {case: [1e6 * quartile for quartile in statistics.quantiles(times, n=4)] for case, times in waits.items()}
     table = Table("", "the host, microseconds", "first to third quartile")
     for case, (first, median, third) in found.items():

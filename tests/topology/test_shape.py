@@ -56,6 +56,9 @@ PUBLISHED = {
     "moonshotai/Moonlight-16B-A3B-Instruct": 15.96,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.70,
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.63,
+    "Qwen/Qwen3.5-0.8B": 0.752393,  # of these the text model
+    "Qwen/Qwen3.5-2B": 1.881825,
+    "Qwen/Qwen3.5-4B": 4.205751,
     "openai/gpt-oss-20b": 20.914757,
     "openai/gpt-oss-120b": 116.829157,
 }

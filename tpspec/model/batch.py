@@ -7,7 +7,10 @@ nodes of a tree; so a prompt chunk, a plain decode step and a verification are o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Runs = tuple[tuple[int, int], ...]
 
@@ -89,3 +92,11 @@ class Moves(NamedTuple):
     dst: list[int]
     recent_src: list[int]
     recent_dst: list[int]
+
+
+def paths(parents: Sequence[int]) -> list[int]:
+    """Of each of at most 64 rows a bit for each row on its path, itself among them; as int64."""
+    made: list[int] = []
+    for row, parent in enumerate(parents):
+        made.append(1 << row | (made[parent] if parent >= 0 else 0))
+    return [bits - (1 << 64) if bits >> 63 else bits for bits in made]

@@ -19,6 +19,7 @@ import torch
 import triton
 
 from tpspec.model import card_rows as kernels
+from tpspec.model.batch import paths
 from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
@@ -240,7 +241,7 @@ class CardSteps:
         """What `begin` returns."""
         assert num_rows <= MOST_ROWS, "who asks has looked whether they fit"
         tile_rows = self._tile_rows(num_rows)
-        stand_see = [(span.positions(), _sees(span)) for span in spans]
+        stand_see = [(span.positions(), paths(span.parents or range(-1, len(span.tokens) - 1))) for span in spans]
         for table in self._tables.values():
             table.put(spans, stand_see, tile_rows)
         if self._states is not None:
@@ -374,12 +375,3 @@ def card_steps(
 
 def _even(count: int, parts: int) -> list[int]:
     return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
-
-
-def _sees(span: Span) -> list[int]:
-    """Of each row a bit for each row of the span that it sees, as int64."""
-    seen: list[int] = []
-    parents = range(-1, len(span.tokens) - 1) if span.parents is None else span.parents
-    for row, parent in enumerate(parents):
-        seen.append(1 << row | (seen[parent] if parent >= 0 else 0))
-    return [bits - (1 << 64) if bits >> 63 else bits for bits in seen]

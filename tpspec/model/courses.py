@@ -7,9 +7,8 @@ of the span that are certain, but for the last of these. That is the root of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 NOTHING = -(1 << 40)  # ~ of it is beyond all that is left; its place in bytes is a number of 64 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
+class Course(NamedTuple):
     """Of one span. slot: of its state. is_fresh: the state is empty, whatever the slot has. num_kept: rows of the chain
     that the text has kept; rows: the span's in the round, of which the first num_chained are the chain's others.
 
