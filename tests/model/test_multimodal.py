@@ -34,10 +34,10 @@ WHOLE = {
 }
 
 
-def seeing(folder: Path, text: str) -> torch.Tensor:
+def seeing(folder: Path, text: str, **keys: Any) -> torch.Tensor:
     """Writes a model of a text kind and eyes; the logits it has for IDS."""
     model_type, more = WHOLE[text]
-    fields = BASE | KINDS[text]
+    fields = BASE | KINDS[text] | keys
     config = AutoConfig.for_model(model_type, text_config=fields, vision_config=VISION | _eyes(model_type), **more,
                                   tie_word_embeddings=fields["tie_word_embeddings"])  # fmt: skip
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -79,6 +79,19 @@ def test_the_text_model_of_one_that_sees_computes_what_transformers_does(text: s
     rename(tmp_path, old, new)
     assert (logits(tmp_path) - expected).abs().max() < 1e-4
     assert Text.load(tmp_path).vocab_size == 263
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_whole_model_says_whether_its_head_is_the_table(tied: bool, tmp_path: Path) -> None:
+    """As transformers reads it, and writes a tied model: with the text model's own word, which says no. Stands against
+    such a model that is refused, and one with a head of its own that is answered from the table."""
+    expected = seeing(tmp_path, "qwen3_5", tie_word_embeddings=tied)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["tie_word_embeddings"], config["text_config"]["tie_word_embeddings"] = tied, not tied
+    path.write_text(json.dumps(config))
+    assert ("lm_head.weight" in load_file(tmp_path / SINGLE)) is not tied
+    assert (logits(tmp_path) - expected).abs().max() < 1e-4
 
 
 def test_what_a_config_leaves_out_of_its_text_section_is_what_transformers_takes_it_for(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ TEXT_TYPES = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }  # of the text model, where its section does not say
 SECTION = "text_config"
+TIED = "tie_word_embeddings"  # which the whole model decides where it says so, for its head is not the text model's
 STORAGE = ("quantization_config", "compression_config")  # of the whole model, text model included
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
 
@@ -22,7 +23,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     if not isinstance(kind, str) or kind not in TEXT_TYPES or not isinstance(text, dict):
         return config
     whole = {key: value for key, value in config.items() if not key.endswith("_config") or key in STORAGE}
-    return whole | {"model_type": TEXT_TYPES[kind]} | text
+    return whole | {"model_type": TEXT_TYPES[kind]} | text | {key: config[key] for key in (TIED,) if key in config}
 
 
 def text_name(name: str) -> str:
