@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import tiny
 from tpspec.comm.communicator import OneRank
+from tpspec.errors import UserError
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.loader import Loader
@@ -93,6 +94,16 @@ def test_experts_of_a_layer_may_be_one_tensor_or_one_each(tmp_path: Path) -> Non
     save_file(held, folder / "model.new", {"format": "pt"})
     (folder / "model.new").replace(folder / "model.safetensors")
     assert torch.equal(logits_of(loaded(folder), IDS), apart)
+
+
+def test_a_convolution_with_a_bias_is_refused(tmp_path: Path) -> None:
+    """Stands against one that is left out in silence, as no matrix's is."""
+    folder = tiny("qwen3_5", tmp_path)
+    held, name = load_file(folder / "model.safetensors"), "model.layers.0.linear_attn.conv1d"
+    save_file(held | {f"{name}.bias": torch.ones(len(held[f"{name}.weight"]))}, folder / "model.new", {"format": "pt"})
+    (folder / "model.new").replace(folder / "model.safetensors")
+    with pytest.raises(UserError, match=rf"{name}.bias is not nothing, and the architecture has no such bias"):
+        loaded(folder)
 
 
 def tensors(x: Any) -> list[torch.Tensor]:

@@ -178,6 +178,7 @@ class Loader:
             mixed = [self._rows(at + net.mixed, part, net.num_mixed) for part in parts]
             gate = self._rows(at + net.gate, of_values, num_values)
             rates = [self._rows(at + name, heads, net.value_heads) for name in (net.writes, net.decays)]
+        matrices.check_biases([self._rows(at + "conv1d", range(net.num_mixed), net.num_mixed)], biased=False)
         hidden = range(self.spec.hidden)
         kernel_X1K = [matrices.read(f"{at}conv1d.weight", (net.num_mixed, 1, net.kernel), part) for part in parts]
         return Mixer(
