@@ -13,29 +13,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.cache.states import StateSizes, StateStore
 from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.delta_net import Mixer
 from tpspec.model.embedding import Embedding
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.matrices import Matrices
+from tpspec.model.mixers import Mixers
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.rope import Rope
 from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
-from tpspec.model.stored import Place, below
+from tpspec.model.stored import Place, below, numbers_of
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.delta_net import MODULE, OUT
 from tpspec.topology.experts import mlp_names
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.latent import LATENT, MADE, REDUCED
 from tpspec.topology.shape import MODEL_TYPES, check_dtype
 from tpspec.topology.shards import split
-from tpspec.topology.slots import NUM_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.topology.config import Quantize
-    from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.experts import Experts, MlpNames
     from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
@@ -113,12 +109,12 @@ class Loader:
             _trim()
             if progress is not None:
                 progress(index + 1, len(self.spec.layers))
-        spec, net = self.spec, self.spec.delta_net
+        spec, mixers = self.spec, self._mixers
         recent = [index for index, layer in enumerate(spec.layers) if layer.window is not None and num_recent]
         store = KVStore(
             len(layers), len(self.shard.kv_heads), num_slots, spec.head_dim, self.dtype, self.device, small=small_cache,
             num_recent=num_recent, recent=recent, keys_alone=spec.latent is not None,
-            without=() if net is None else net.layers,
+            without=() if mixers is None else mixers.net.layers,
         )  # fmt: skip
         return Decoder(
             embedding=self._embedding(),
@@ -132,11 +128,15 @@ class Loader:
             fixed_rows=fixed_rows,
             compiled=compiled,
             ledger=ledger,
-            states=None if net is None else self._states(net, num_states),
+            states=None if mixers is None else mixers.store(num_states),
         )
 
-    def _states(self, net: DeltaNet, num_states: int) -> StateStore:
-        return StateStore(net.layers, _state_sizes(net, self.shard), num_states, NUM_LEFT, self.dtype, self.device)
+    @property
+    def _mixers(self) -> Mixers | None:
+        spec = self.spec
+        if spec.delta_net is None:
+            return None
+        return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, spec.eps)
 
     def _shape(self) -> Shape:
         group = self.spec.num_heads // self.spec.num_kv_heads
@@ -153,70 +153,16 @@ class Loader:
 
     def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer | LinearLayer:
         """whole: see Mixture."""
-        net, norms, at = self.spec.delta_net, self.spec.norms, f"model.layers.{index}."
-        if net is None or index not in net.layers:
+        mixers, norms, at = self._mixers, self.spec.norms, f"model.layers.{index}."
+        if mixers is None or index not in mixers.net.layers:
             return self._layer(index, layer, whole=whole)
         return LinearLayer(
             index=index,
             attention_norm=self._norm(f"{at}{norms.attention}.weight", self.spec.hidden),
-            mixer=self._mixer(f"{at}{MODULE}.", net),
+            mixer=mixers.mixer(at),
             mlp_norm=self._norm(f"{at}{norms.mlp}.weight", self.spec.hidden),
             mlp=self._mlp_or_mixture(index, at, whole=whole),
         )
-
-    def _mixer(self, at: str, net: DeltaNet) -> Mixer:
-        """Rates are a few rows, and what is held in codes forgets too much through them."""
-        heads, keys, matrices = self.shard.delta_values, self.shard.delta_keys, self.matrices
-        plain = replace(matrices, quantize=None)
-        of_keys, of_values = _numbers_of(keys, net.key_dim), _numbers_of(heads, net.value_dim)
-        num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
-        parts = [range(first + of.start, first + of.stop) for first, of in
-                 ((0, of_keys), (num_keys, of_keys), (2 * num_keys, of_values))]  # fmt: skip
-        if net.is_in_groups:
-            mixed, gate, rates = self._in_groups(at, net)
-        else:
-            mixed = [self._rows(at + net.mixed, part, net.num_mixed) for part in parts]
-            gate = self._rows(at + net.gate, of_values, num_values)
-            rates = [self._rows(at + name, heads, net.value_heads) for name in (net.writes, net.decays)]
-        matrices.check_biases([self._rows(at + "conv1d", range(net.num_mixed), net.num_mixed)], biased=False)
-        hidden = range(self.spec.hidden)
-        kernel_X1K = [matrices.read(f"{at}conv1d.weight", (net.num_mixed, 1, net.kernel), part) for part in parts]
-        return Mixer(
-            mixed=matrices.column_parallel(mixed, biased=False),
-            rates=plain.column_parallel(rates, biased=False),
-            gate=matrices.column_parallel([gate], biased=False),
-            out=matrices.row_parallel(Place(at + OUT, len(hidden), num_values, hidden, of_values), biased=False),
-            kernel=torch.cat(kernel_X1K).squeeze(1).T.contiguous().to(self.device, torch.float32),
-            key_of=torch.tensor([head // net.group - keys.start for head in heads], device=self.device),
-            num_keys=len(keys),
-            key_dim=net.key_dim,
-            decays_H=matrices.wide(at + "A_log", (net.value_heads,), heads).exp(),
-            biases_H=matrices.wide(at + "dt_bias", (net.value_heads,), heads),
-            norm=Norm(matrices.wide(at + "norm.weight", (net.value_dim,)), self.spec.eps),
-        )
-
-    def _in_groups(self, at: str, net: DeltaNet) -> tuple[list[Place], Place, list[Place]]:
-        """What the convolution sees, the gate and the rates, of matrices whose rows are those of one key head after
-        another: its query, its key, its value heads' values, then their gates; and their writes, then their decays."""
-        heads, keys = self.shard.delta_values, self.shard.delta_keys
-        K, V, group = net.key_dim, net.value_dim, net.group
-        size = 2 * (K + group * V)  # rows of a key head
-
-        def of_keys(first: int) -> list[int]:
-            return [head * size + first + number for head in range(len(keys)) for number in range(K)]
-
-        def of_values(first: int, size: int, each: int) -> list[int]:
-            places = (divmod(head - keys.start * group, group) for head in heads)
-            return [key * size + first + value * each + number for key, value in places for number in range(each)]
-
-        def picked(name: str, size: int, rows: list[int]) -> Place:
-            place = self._rows(at + name, range(keys.start * size, keys.stop * size), net.key_heads * size)
-            return replace(place, picked=tuple(rows))
-
-        mixed = picked(net.mixed, size, of_keys(0) + of_keys(K) + of_values(2 * K, size, V))
-        rates = of_values(0, 2 * group, 1) + of_values(group, 2 * group, 1)
-        gate = picked(net.gate, size, of_values(2 * K + group * V, size, V))
-        return [mixed], gate, [picked(net.writes, 2 * group, rates)]
 
     def _layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer:
         """whole: see Mixture."""
@@ -258,14 +204,14 @@ class Loader:
             turned_last(left, latent.turned, alternate=alternate) for left in (latent.plain, latent.rank)
         )
         keys = self._rows(at + LATENT, range(latent.cached), latent.cached, key_order)
-        of_heads, size = _numbers_of(heads, latent.head_dim), count * latent.head_dim
+        of_heads, size = numbers_of(heads, latent.head_dim), count * latent.head_dim
         queries, reduced = self._rows(at + latent.query_name, of_heads, size, order), None
         if latent.queries is not None:
             queries = replace(queries, num_inputs=latent.queries, columns=range(latent.queries))
             product = self.matrices.column_parallel([queries], biased=False)
             reduced = Reduced(self._norm(at + QUERY_NORM, latent.queries), product)
             queries = self._rows(at + REDUCED, range(latent.queries), latent.queries)
-        made = Place(at + MADE, count * latent.made, latent.rank, _numbers_of(heads, latent.made), range(latent.rank))
+        made = Place(at + MADE, count * latent.made, latent.rank, numbers_of(heads, latent.made), range(latent.rank))
         self.matrices.check_biases([made], biased=False)
         return around(
             latent,
@@ -277,7 +223,7 @@ class Loader:
         )
 
     def _qkv(self, at: str) -> Linear:
-        queries, keys = (_numbers_of(heads, self.spec.head_dim) for heads in (self.shard.heads, self.shard.kv_heads))
+        queries, keys = (numbers_of(heads, self.spec.head_dim) for heads in (self.shard.heads, self.shard.kv_heads))
         num_q, num_kv = self.spec.num_heads * self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
         order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
         of_queries = self._rows(names[0], queries, num_q, order)
@@ -295,12 +241,12 @@ class Loader:
         """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
         heads, each = self.shard.heads, 2 * self.spec.head_dim
         picked = tuple(head * each + number for head in range(len(heads)) for number in wanted)
-        return replace(self._rows(name, _numbers_of(heads, each), self.spec.num_heads * each), picked=picked)
+        return replace(self._rows(name, numbers_of(heads, each), self.spec.num_heads * each), picked=picked)
 
     def _o(self, at: str, head_dim: int) -> Linear:
         """head_dim: of what each head gives."""
         hidden, width = range(self.spec.hidden), self.spec.num_heads * head_dim
-        place = Place(at + "o_proj", len(hidden), width, hidden, _numbers_of(self.shard.heads, head_dim))
+        place = Place(at + "o_proj", len(hidden), width, hidden, numbers_of(self.shard.heads, head_dim))
         return self.matrices.row_parallel(place, biased=self.spec.o_bias)
 
     def _mlp_or_mixture(self, index: int, layer: str, *, whole: bool) -> Mlp:
@@ -401,16 +347,6 @@ class Loader:
     def _norm(self, name: str, size: int) -> Norm:
         weight = self.matrices.wide(name, (size,))
         return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
-
-
-def _numbers_of(heads: range, head_dim: int) -> range:
-    return range(heads.start * head_dim, heads.stop * head_dim)
-
-
-def _state_sizes(net: DeltaNet, shard: Shard) -> StateSizes:
-    heads = len(shard.delta_values)
-    mixed = net.mixed_of(len(shard.delta_keys), heads)
-    return StateSizes(heads, net.key_dim, net.value_dim, mixed + 2 * heads, net.kernel - 1)
 
 
 def _trim() -> None:

@@ -79,6 +79,11 @@ class Place:
         return slice(None) if self.head_order is None else in_heads(len(self.rows), self.head_order)
 
 
+def numbers_of(heads: range, head_dim: int) -> range:
+    """Rows of a matrix that are those heads', of so many numbers each."""
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
 def below(parts: Sequence[Place]) -> Sequence[Place]:
     """Of matrices of one name, which are one: each with its rows below those of the one before it."""
     if len({part.name for part in parts}) > 1:
