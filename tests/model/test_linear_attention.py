@@ -201,3 +201,11 @@ def test_what_is_no_number_stays_in_its_text(way: str) -> None:
     assert (answers[[0, 2, 3, 4]] - wanted).abs().max() < 1e-4
     on = case.answers([Span(0, 5, (10,), ((0, 6),), 1, carried=Carried(0, (0, 2), 1))])
     assert (on[0] - clean.whole([5, 6, 7, 8, 9, 10])).abs().max() < 1e-4
+
+
+def test_more_rows_than_a_table_has_place_for_take_other_steps() -> None:
+    """Eight texts that have each kept eight rows of their last forward fit; nine do not. Stands against what is written
+    beyond the place of such rows."""
+    case = Case("card", SMALL)
+    spans = [Span(i, 9, (5,), ((16 * i, 10),), 1, carried=Carried(0, tuple(range(8)), 1)) for i in range(9)]
+    assert [case.steps.fits(some, len(some)) for some in (spans[:8], spans)] == [True, False]  # type: ignore[attr-defined]
