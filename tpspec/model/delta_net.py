@@ -74,6 +74,16 @@ class Mixer:
             writes.sigmoid().float().transpose(1, 2),
         )
 
+    def rows_alone(self, inputs_1RKX: Tensor, absent_1R: Tensor) -> Rows:
+        """`rows`, one after the other: torch's functions may give a number other bits at another place of a tensor."""
+        alone = [self.rows(inputs_1RKX[:, row, None], absent_1R[:, row, None]) for row in range(absent_1R.shape[1])]
+        return Rows(*(torch.cat(same, 2) for same in zip(*alone, strict=True)))
+
+    def gated(self, answers_THV: Tensor, gate_TX: Tensor) -> Tensor:
+        """What `out` reads, [T, H V]."""
+        gate_THV = F.silu(gate_TX.view(answers_THV.shape).float())
+        return (self.norm(answers_THV) * gate_THV).to(gate_TX.dtype).flatten(1)
+
 
 def _of_one(x: Tensor) -> Tensor:
     """In float32: a vector of length one."""
@@ -95,13 +105,14 @@ class Round:
 
     @classmethod
     def of(cls, spans: Sequence[Span], store: StateStore, num_rows: int, device: torch.device, *, whole: bool) -> Round:
-        """Short spans are computed together, and long ones, which would fill those up, alone."""
+        """Short spans are computed together, and long ones, which would fill those up, alone; all where whole."""
         every = courses(spans, store)
         named = {name for course in every for seen in (*course.sights, course.before) for name in seen if name < 0}
         left = sorted(named - {NOTHING})
         places = {name: num_rows + at for at, name in enumerate([*left, NOTHING])}
-        short = [one for one in every if one.num_kept + one.num_chained <= CHUNK]
-        apart = [[one] for one in every if one.num_kept + one.num_chained > CHUNK]
+        most = -1 if whole else CHUNK
+        short = [one for one in every if one.num_kept + one.num_chained <= most]
+        apart = [[one] for one in every if one.num_kept + one.num_chained > most]
         groups = [Group.of(some, places, device) for some in [short, *apart] if some]
         return cls(store, sent([~name for name in left], device), groups, whole)
 
@@ -114,13 +125,14 @@ class Round:
         answers_THV = row_TX.new_zeros(len(row_TX), H, V)
         for group in self.groups:
             self._answer(mixer, layer, inputs, group, answers_THV)
-        gate_THV = F.silu(gate_TX.view(-1, H, V).float())
-        return (mixer.norm(answers_THV) * gate_THV).to(row_TX.dtype).flatten(1)
+        if not self.whole:
+            return mixer.gated(answers_THV, gate_TX)
+        return torch.cat([mixer.gated(answers_THV[row, None], gate_TX[row, None]) for row in range(len(row_TX))])
 
     def _answer(self, mixer: Mixer, layer: int, inputs: Tensor, group: Group, answers_THV: Tensor) -> None:
         """Of the group's rows, into their places; their states go on."""
         held, C = self.store.of(layer), group.num_chained
-        rows = mixer.rows(inputs[group.sights_BRK], group.absent_BR)
+        rows = (mixer.rows_alone if self.whole else mixer.rows)(inputs[group.sights_BRK], group.absent_BR)
         state = held.states[group.slots_B].masked_fill_(group.fresh_B[:, None, None, None], 0)
         chain, tree = rows.part(0, C), rows.part(C, rows.k.shape[2])
         if self.whole:

@@ -85,7 +85,8 @@ def one_by_one(state_BHKV: Tensor, rows: Rows, parents_BR: Tensor) -> tuple[Tens
     states = torch.cat([state_BHKV[:, :, None], state_BHKV.new_empty(B, H, R, K, V)], 2)
     texts, answers = torch.arange(B, device=state_BHKV.device), []
     for row in range(R):
-        before = states[texts, :, parents_BR[:, row] + 1] * rows.decays[:, :, row, None, None].exp()
+        decays_BH = rows.decays[:, :, row].contiguous().exp()  # or its bits would depend on how many rows there are
+        before = states[texts, :, parents_BR[:, row] + 1] * decays_BH[..., None, None]
         k_BHK1 = rows.k[:, :, row, :, None]
         u_BHV = (rows.v[:, :, row] - (before * k_BHK1).sum(2)) * rows.writes[:, :, row, None]
         states[:, :, row + 1] = now = before + k_BHK1 * u_BHV[:, :, None]
