@@ -275,6 +275,12 @@ def test_whatif_prints_the_table_without_torch() -> None:
     assert "16-bit" in done.stdout
 
 
+def test_a_model_that_cannot_draft_is_not_planned() -> None:
+    """Against a plan that every run of it refuses: a state does not take drafts back."""
+    with pytest.raises(UserError, match=r"draft.model Qwen/Qwen3.5-0.8B: qwen3_5_text keeps states .* or source mtp"):
+        plan(wish(model="Qwen/Qwen3.5-27B", draft="Qwen/Qwen3.5-0.8B"))
+
+
 def test_a_draft_through_the_shards_pays_for_its_collectives() -> None:
     """Against drafts that are free: 20 of 80 layers are 40 all-reduces and a gather for every drafted token."""
     best = of(plan(wish(draft="early_exit")), "inline", 8, 4)

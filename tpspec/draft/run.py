@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpspec.errors import UserError
 from tpspec.model.loader import load_whole
 from tpspec.topology.shape import ModelShape
+from tpspec.topology.sources import check_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,11 +43,7 @@ def load_run(given: Given) -> ModelRun:
     """The whole model in `given.folder`."""
     assert given.folder is not None, "the rules of a topology ask for it"
     shape = ModelShape.of(given.folder)
-    if shape.delta_net is not None:
-        raise UserError(
-            f"draft.model {given.folder}: {shape.model_type} keeps states in layers of linear attention, which drafts "
-            "cannot be taken back out of; should be a model without, or source mtp, ngram or suffix"
-        )
+    check_drafts(shape, given.folder)
     decoder = load_whole(given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize)
     decoder.prepare()
     return ModelRun(decoder, shape.vocab, shape.max_positions)

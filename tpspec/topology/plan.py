@@ -38,7 +38,7 @@ from tpspec.topology.sizes import (
     weight_bytes,
 )
 from tpspec.topology.slots import recent_of, states_of
-from tpspec.topology.sources import SOURCES
+from tpspec.topology.sources import SOURCES, check_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -190,6 +190,8 @@ class _Planner:
         self.wish = wish
         self.target = shape_of(wish.model)
         self.draft = shape_of(wish.draft_model) if wish.draft_model else None
+        if self.draft is not None:
+            check_drafts(self.draft, wish.draft_model)
         self.left_out = wish.left_out(self.target)
         self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
         wish.link_for(2)  # an unknown name is told before anything is computed

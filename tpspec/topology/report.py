@@ -23,6 +23,7 @@ from tpspec.topology.sizes import (
     weight_bytes,
 )
 from tpspec.topology.slots import draft_slots, head_bytes, num_states, recent_slots, target_slots
+from tpspec.topology.sources import check_drafts
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")
@@ -102,6 +103,7 @@ def _drafter_memory(topology: Topology) -> Memory:
     if topology.draft.own_model is None:
         return Memory()
     shape = shape_of(topology.draft.own_model)
+    check_drafts(shape, topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
     return Memory(
         weight_bytes(shape, whole, dtype, quantize),
