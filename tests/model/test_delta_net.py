@@ -96,6 +96,14 @@ def test_experts_of_a_layer_may_be_one_tensor_or_one_each(tmp_path: Path) -> Non
     assert torch.equal(logits_of(loaded(folder), IDS), apart)
 
 
+@pytest.mark.parametrize("count", [2, 5])
+def test_every_layer_has_one_kind(count: int) -> None:
+    """Stands against layers that are guessed, and kinds of layers that there are not."""
+    config = {"model_type": "qwen3_5_text", "num_hidden_layers": 3, "layer_types": ["linear_attention"] * count}
+    with pytest.raises(UserError, match=r"here: layer_types is .*; should be linear_attention or .* each of 3 layers"):
+        ModelShape.from_config(config, "here")
+
+
 def test_a_convolution_with_a_bias_is_refused(tmp_path: Path) -> None:
     """Stands against one that is left out in silence, as no matrix's is."""
     folder = tiny("qwen3_5", tmp_path)

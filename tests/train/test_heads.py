@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.checkpoints import tiny
+from tpspec.draft.eagle_checkpoint import _spec
+from tpspec.errors import UserError
 from tpspec.train.batches import Batch
 from tpspec.train.eagle import EagleHead
 from tpspec.train.loop import Plan, rate_at
 from tpspec.train.medusa import MedusaHeads
+from tpspec.train.model import of_layers
 from tpspec.train.objective import Acceptance, Judge
 from tpspec.train.taps import Tapped
 from tpspec.train.target import Taught, taught
@@ -98,6 +101,28 @@ def test_a_head_for_latents_has_heads_like_the_values_made_of_them(tmp_path: Pat
     """Stands against a head whose every query is as wide as a latent: 20 times 576 numbers for GLM-4.7-Flash."""
     found = taught(tiny("deepseek_v2", tmp_path))
     assert (found.num_heads, found.num_kv_heads, found.head_dim) == (6, 6, 20)
+
+
+def test_a_head_has_as_many_heads_as_its_kind_may_have(tmp_path: Path) -> None:
+    """Of a target like Qwen3.5-27B, whose 24 heads do not divide 5,120. Stands against hours of training for a head
+    that nobody can read."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24}
+    found = taught(tiny("qwen3", tmp_path, **sizes))
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (4, 2, 24)
+    vocabulary = DraftVocabulary(IDS, found.vocab, 1.0)
+    head = EagleHead(found, vocabulary, torch.ones(3 * found.hidden), channels=40, depth=DEPTH)
+    spec = _spec(head.config(), "here")
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 2, 24)
+    with pytest.raises(UserError, match=r"here/config.json: not a configuration transformers can read"):
+        _spec(head.config() | {"num_attention_heads": 6}, "here")
+
+
+def test_layers_that_keep_states_make_no_draft_model(tmp_path: Path) -> None:
+    """Stands against hours of training for a model that is then refused."""
+    with pytest.raises(
+        UserError, match="the target's keep states, which drafts do not go back from; should be --hidden"
+    ):
+        of_layers(taught(tiny("qwen3_5", tmp_path)), 2, spread=True)
 
 
 def test_steps_are_unrolled_as_a_drafter_runs_them(target: Taught, texts: list[Tapped]) -> None:

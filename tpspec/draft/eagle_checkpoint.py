@@ -132,6 +132,7 @@ def _taps(ids: Any, num_layers: int, where: str) -> tuple[int, ...]:
 
 def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
     """The head's one layer, by the same rules as a whole model's."""
+    from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
     from transformers import AutoConfig
 
     if (num_layers := layer.get("num_hidden_layers", 1)) != 1:
@@ -140,7 +141,7 @@ def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
     fields |= {key: value for key, value in layer.items() if value is not None and key not in ("dtype", "torch_dtype")}
     try:
         config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise UserError(f"{where}/config.json: not a configuration transformers can read: {error}") from error
     spec = resolve(config, f"{where}/config.json")
     if spec.experts is not None or spec.norms != NormNames():

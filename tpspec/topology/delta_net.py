@@ -78,9 +78,9 @@ def delta_net_of(read: Reads, model_type: str, num_layers: int) -> DeltaNet | No
     if not kinds:
         every = read.size("full_attention_interval", EVERY)
         kinds = tuple(LINEAR if (layer + 1) % every else FULL for layer in range(num_layers))
-    if len(kinds) < num_layers or set(kinds) - {LINEAR, FULL}:
+    if len(kinds) != num_layers or set(kinds) - {LINEAR, FULL}:
         raise read.refusal("layer_types", f"{LINEAR} or {FULL} for each of {num_layers} layers")
-    layers = frozenset(layer for layer, kind in enumerate(kinds[:num_layers]) if kind == LINEAR)
+    layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
     if not layers:
         return None
     key_heads = read.size("linear_num_key_heads", usual.key_heads)

@@ -71,6 +71,8 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
 
     if target.has_experts:
         raise UserError("--from-layers: the target's have experts, which are not trained here; should be --hidden")
+    if target.has_states:
+        raise UserError("--from-layers: the target's keep states, which drafts do not go back from; should be --hidden")
     if num_layers > target.num_layers:
         raise UserError(f"--layers {num_layers} is more than the target's own {target.num_layers}")
     step = (target.num_layers - 1) / max(1, num_layers - 1) if spread else 1

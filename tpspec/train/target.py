@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A target as its heads see it. config: its config.json. num_kv_heads, head_dim: where latents are cached, those of
-    the values that are made of them. embedding_VD, head_VD: its own tensors. norm_D: what its last norm multiplies by.
+    """A target as its heads see it. config: its config.json. num_heads, num_kv_heads, head_dim: theirs; where latents
+    are cached, as the values that are made of them. embedding_VD, head_VD: its own tensors. norm_D: what its last norm
+    multiplies by.
     """
 
     folder: Path
@@ -31,6 +33,7 @@ class Taught:
     head_dim: int
     num_layers: int
     has_experts: bool
+    has_states: bool
     vocab: int
     eps: float
     rope_theta: float
@@ -47,16 +50,19 @@ def taught(folder: Path) -> Taught:
     rope = config.get("rope_parameters") or {}
     shape = (spec.vocab, spec.hidden)
     embedding_VD = checkpoint.mapped("model.embed_tokens.weight", shape)
+    of_values = spec.num_kv_heads if spec.latent is None else spec.num_heads
+    num_heads, num_kv_heads = _head_counts(spec.hidden, spec.num_heads, of_values)
     return Taught(
         folder=folder,
         config=config,
         eos_ids=tuple(eos if isinstance(eos, list) else [] if eos is None else [eos]),
         hidden=spec.hidden,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads if spec.latent is None else spec.num_heads,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=spec.head_dim if spec.latent is None else spec.latent.values,
         num_layers=len(spec.layers),
         has_experts=spec.experts is not None,
+        has_states=spec.delta_net is not None,
         vocab=spec.vocab,
         eps=spec.eps,
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
@@ -64,3 +70,10 @@ def taught(folder: Path) -> Taught:
         head_VD=embedding_VD if spec.tied else checkpoint.mapped("lm_head.weight", shape),
         norm_D=checkpoint.read("model.norm.weight", (spec.hidden,)) + (1 if spec.one_more else 0),
     )
+
+
+def _head_counts(hidden: int, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+    """The target's, or the next fewer that divide its hidden size: transformers reads no Llama with others, and that is
+    what heads are published as."""
+    count = next(count for count in range(num_heads, 0, -1) if hidden % count == 0)
+    return count, count if num_kv_heads == num_heads else math.gcd(count, num_kv_heads)
