@@ -68,6 +68,11 @@ class StateStore:
         """Rows that are left in a slot, with those before them."""
         return self.sizes.num_before + self.num_left
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that are left, in all slots of a layer."""
+        return (self.num_states + 1) * self.length
+
     def of(self, layer: int) -> State:
         return self._of[layer]
 

@@ -186,16 +186,20 @@ class Layout:
         return sent(torch.cat([slots, slots[:1].expand(extra)]), self.device)
 
 
+def on_paths(parents: Sequence[int]) -> Tensor:
+    """[N, N] bool: of each row of a tree the rows on its path, itself among them."""
+    made_NN = torch.eye(len(parents), dtype=torch.bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            made_NN[row] |= made_NN[parent]
+    return made_NN
+
+
 def _visible(span: Span, first_key: int, window: int | None) -> Tensor:
     """[T, S] bool: keys from `first_key` on that each row sees: the cache, its ancestors and itself, in its window."""
     num_rows = len(span.tokens)
-    if span.parents is None:
-        own_TT = torch.ones(num_rows, num_rows, dtype=torch.bool).tril()
-    else:
-        own_TT = torch.eye(num_rows, dtype=torch.bool)
-        for row, parent in enumerate(span.parents):
-            if parent >= 0:
-                own_TT[row] |= own_TT[parent]
+    chain_TT = torch.ones(num_rows, num_rows, dtype=torch.bool).tril()
+    own_TT = chain_TT if span.parents is None else on_paths(span.parents)
     seen = torch.cat([torch.ones(num_rows, span.start - first_key, dtype=torch.bool), own_TT], 1)
     if window is None:
         return seen

@@ -87,7 +87,7 @@ class CardStates:
         """See `Steps`."""
         mixer, held, sizes, table = layer.mixer, self._store.of(layer.index), self._store.sizes, self._table.there
         T, H, G, K, V = len(mixed_TM), sizes.num_heads, mixer.num_keys, sizes.key_dim, sizes.value_dim
-        num_left, before, X = held.left.shape[0] * held.left.shape[1], sizes.num_before, sizes.row
+        num_left, before, X = self._store.num_rows, sizes.num_before, sizes.row
         heads = {"num_keys": G, "num_values": H, "key_dim": K, "value_dim": V} | self._overlap
         rows = torch.empty(MOST_ROWS + T, X, device=mixed_TM.device)
         wide = triton.next_power_of_2(max(K, V, 2 * H))

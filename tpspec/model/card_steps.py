@@ -223,6 +223,9 @@ class CardSteps:
         self._tables = {False: Table(num_slots, None, num_slots, shape.device)}  # by whether a layer has a window
         if windows:
             self._tables[True] = Table(num_recent, max(windows), num_slots, shape.device)
+        self._staged: list[Table | CardStates] = [*self._tables.values()]
+        if self._states is not None:
+            self._staged.append(self._states)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""
@@ -249,11 +252,11 @@ class CardSteps:
         return tile_rows
 
     def copy(self) -> None:
-        for table in self._all_tables():
+        for table in self._staged:
             table.copy()
 
     def sent(self) -> None:
-        for table in self._all_tables():
+        for table in self._staged:
             table.sent()
 
     def add_norm(
@@ -344,9 +347,6 @@ class CardSteps:
             grown=rope.gains_P is not None, small=small, **self._overlap,
         )  # fmt: skip
         return q_TX
-
-    def _all_tables(self) -> list[Table | CardStates]:
-        return [*self._tables.values(), *([] if self._states is None else [self._states])]
 
     def _table(self, layer: Layer) -> Tensor:
         return self._tables[layer.window is not None].there

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tpspec.model.compiled_states import MOST_SIGHT, CompiledStates
+from tpspec.model.compiled_states import FLOAT, INT, MOST_SIGHT, POINTER, CompiledStates
 from tpspec.native import library
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
 SUFFIX = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
-INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
 class _Span(ctypes.Structure):

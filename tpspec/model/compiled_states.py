@@ -37,7 +37,7 @@ class _Delta(ctypes.Structure):
         sizes, held = store.sizes, store.of(layer)
         return cls(
             mixer.num_keys, sizes.num_heads, sizes.key_dim, sizes.value_dim, sizes.num_before, store.length,
-            held.left.shape[0] * store.length, mixer.key_of.data_ptr(), mixer.kernel.data_ptr(),
+            store.num_rows, mixer.key_of.data_ptr(), mixer.kernel.data_ptr(),
             mixer.decays_H.data_ptr(), mixer.biases_H.data_ptr(), mixer.norm.weight.data_ptr(), mixer.norm.eps,
             held.states.data_ptr(), held.left.data_ptr(),
         )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.nn.functional as F
 
+from tpspec.model.attention import on_paths
 from tpspec.model.courses import NOTHING, courses
 from tpspec.model.delta_rule import CHUNK, Rows, looked_at, one_by_one, taken_in
 from tpspec.staged import sent
@@ -215,7 +216,5 @@ def _trees(parents: Sequence[Sequence[int]], num_rows: int) -> tuple[Tensor, Ten
     paths = torch.eye(num_rows, dtype=torch.bool).repeat(len(parents), 1, 1)
     for text, tree in enumerate(parents):
         filled[text, : len(tree)] = torch.tensor(tree)
-        for row, parent in enumerate(tree):
-            if parent >= 0:
-                paths[text, row] |= paths[text, parent]
+        paths[text, : len(tree), : len(tree)] = on_paths(tree)
     return filled, paths

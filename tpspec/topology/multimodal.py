@@ -23,7 +23,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     if not isinstance(kind, str) or kind not in TEXT_TYPES or not isinstance(text, dict):
         return config
     whole = {key: value for key, value in config.items() if not key.endswith("_config") or key in STORAGE}
-    return whole | {"model_type": TEXT_TYPES[kind]} | text | {key: config[key] for key in (TIED,) if key in config}
+    return whole | {"model_type": TEXT_TYPES[kind]} | text | ({TIED: config[TIED]} if TIED in config else {})
 
 
 def text_name(name: str) -> str:
