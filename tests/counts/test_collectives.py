@@ -21,7 +21,7 @@ from tpspec.comm.communicator import Purpose
 from tpspec.comm.messages import Tally
 from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine, Target
-from tpspec.model.batch import Moves, Span
+from tpspec.model.batch import Moves, Span, StateCopy
 from tpspec.request import Request, Sampling
 from tpspec.topology.shape import shape_of
 from tpspec.topology.sizes import collectives_per_round, round_bytes
@@ -70,6 +70,9 @@ class Noted:
 
     def move(self, moves: Moves) -> None:
         self._inner.move(moves)
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        self._inner.copy(copies)
 
     def rounds(self) -> list[Round]:
         """Everything between two forwards belongs to the first of them; nothing may be left over before the first."""

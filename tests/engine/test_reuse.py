@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.engine.test_scheduler import STOP, Episode
 from tpspec.cache.pages import BrokenPages, PagePool
-from tpspec.engine.scheduler import Commit, Plan, Scheduler
+from tpspec.engine.plan import Commit, Plan
+from tpspec.engine.scheduler import Scheduler
 from tpspec.request import Request
 from tpspec.tokens import NO_DRAFT, TokenTree, Verdict
 
@@ -217,6 +218,7 @@ class SharingEpisode(Episode):
 
     def forward(self, plan: Plan) -> None:
         self.run_spans(plan, self.ranks[0]._pool, self.written, windowed=False)
+        self.take_in(plan)
         for owed in plan.owed:
             self.num_rated[owed.seq] += len(owed.prompt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -10,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpspec.cache.pages import BrokenPages, PagePool
-from tpspec.cache.states import Seats
-from tpspec.engine.scheduler import Commit, Plan, Scheduler, fair_shares, tally
-from tpspec.model.batch import Span
+from tpspec.cache.seats import KeptStates, Seats
+from tpspec.engine.plan import Commit, Plan, fair_shares, tally
+from tpspec.engine.scheduler import Scheduler
+from tpspec.engine.text_states import Stateless, TextStates
+from tpspec.model.batch import Span, StateCopy
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, Draws, TokenTree, Verdict
 
@@ -28,7 +31,7 @@ def scheduler(
     max_running: int = 8,
     fixed_rows: int | None = None,
     max_positions: int | None = None,
-    seats: Seats | None = None,
+    states: Stateless | None = None,
 ) -> Scheduler:
     return Scheduler(
         PagePool(num_pages, page_size),
@@ -36,7 +39,7 @@ def scheduler(
         max_running=max_running,
         fixed_rows=fixed_rows,
         max_positions=max_positions,
-        seats=seats,
+        states=states,
     )
 
 
@@ -347,6 +350,11 @@ def test_the_tally_counts_siblings_as_drafted_and_one_of_them_as_accepted() -> N
 # The whole, at random
 
 
+def text_states(max_running: int, page_size: int, num_kept: int = 0, worth: int = 1) -> TextStates:
+    kept = KeptStates(range(max_running, max_running + num_kept))
+    return TextStates(Seats(max_running, MOST_LEFT), kept, page_size, worth)
+
+
 @dataclass
 class Episode:
     """A world of two ranks, a store of keys and a law that accepts at random.
@@ -403,6 +411,7 @@ class Episode:
         assert plan == other
         self.check_budget(plan)
         self.check_logits(plan, trees)
+        self.copy(plan.copies)
         self.forward(plan)
         if self.random.random() < 0.05:
             self.cancel()
@@ -410,6 +419,7 @@ class Episode:
         commit, other_commit = (rank.commit(plan, verdicts) for rank in self.ranks)
         assert commit == other_commit
         self.apply(commit, verdicts)
+        self.copy(commit.copies)
         for rank in self.ranks:
             rank.check_integrity()
 
@@ -464,6 +474,10 @@ class Episode:
             self.states[one.slot] = before + list(certain)
             assert self.states[one.slot] == self.texts[span.seq][:-1][: len(self.states[one.slot])]
             assert len(self.left[one.slot]) <= MOST_LEFT
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        for source, target, num_left in copies:
+            self.states[target], self.left[target] = self.states[source], self.left[source][:num_left]
 
     def apply(self, commit: Commit, verdicts: list[Verdict]) -> None:
         moved = [self.slots[slot] for slot in commit.moves.src]
@@ -525,7 +539,7 @@ def test_no_token_is_lost_doubled_or_read_from_the_wrong_slot(
 
     def rank() -> Scheduler:
         limits = {"max_rows": 64, "fixed_rows": max_rows} if fixed else {"max_rows": max_rows}
-        seats = Seats(max_running, MOST_LEFT) if keeps_states else None
-        return scheduler(num_pages=num_pages, page_size=page_size, max_running=max_running, seats=seats, **limits)
+        states = text_states(max_running, page_size) if keeps_states else None
+        return scheduler(num_pages=num_pages, page_size=page_size, max_running=max_running, states=states, **limits)
 
     Episode(Random(seed), max_rows, max_running, [rank(), rank()]).run(num_rounds=25)

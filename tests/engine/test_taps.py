@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpspec.engine.scheduler import Plan
+from tpspec.engine.plan import Plan
 from tpspec.engine.taps import TapStore
 from tpspec.model.batch import Span
 from tpspec.request import Sampling

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.engine.test_reuse import SharingEpisode, Text
 from tpspec.cache.windows import WindowedPool
-from tpspec.engine.scheduler import Commit, Plan, Scheduler
+from tpspec.engine.plan import Commit, Plan
+from tpspec.engine.scheduler import Scheduler
 from tpspec.request import Request
 from tpspec.tokens import Verdict
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig

@@ -29,7 +29,7 @@ from tpspec.engine.engine import Engine
 from tpspec.engine.pace import Pace
 from tpspec.engine.remote import RemoteHost, Way
 from tpspec.engine.scheduler import Scheduler
-from tpspec.model.batch import Moves, Span
+from tpspec.model.batch import Moves, Span, StateCopy
 from tpspec.request import Request, Sampling
 from tpspec.roles.drafter import Drafter
 from tpspec.roles.target import lead_rounds
@@ -90,6 +90,9 @@ class TargetTable:
 
     def move(self, moves: Moves) -> None:
         assert not any(moves)
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        assert not copies
 
     def _rows(self, span: Span) -> list[torch.Tensor]:
         seen = tuple(self.slots[slot] for first, count in span.runs for slot in range(first, first + count))

@@ -1,4 +1,5 @@
-"""What layers of linear attention keep of each text: a state of fixed size, and the rows behind it. And whose is where.
+"""What layers of linear attention keep of each text: a state of fixed size, and the rows behind it. Whose is where, is
+seats.py's matter.
 
 A state cannot give a token up again, so it never takes one in that may have to go. It stands before the last token that
 was certain when its text was last computed; the inputs of that token and of all drafts behind it are left beside it,
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
+
+    from tpspec.model.batch import StateCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +79,10 @@ class StateStore:
     def of(self, layer: int) -> State:
         return self._of[layer]
 
-
-class Seats:
-    """Which text has which of a number of slots: the lowest that is free, when it begins. num_left: see StateStore."""
-
-    def __init__(self, num_seats: int, num_left: int) -> None:
-        self.num_seats, self.num_left = num_seats, num_left
-        self._seats: dict[int, int] = {}
-
-    def take(self, seq: int) -> None:
-        """Raises ValueError where none is free, which the scheduler never lets happen."""
-        taken = set(self._seats.values())
-        seat = next((seat for seat in range(self.num_seats) if seat not in taken), None)
-        if seat is None or seq in self._seats:
-            raise ValueError(f"sequence {seq} finds no state of {self.num_seats}, or has one")
-        self._seats[seq] = seat
-
-    def release(self, seq: int) -> None:
-        """Unknown sequences are ignored."""
-        self._seats.pop(seq, None)
-
-    def of(self, seq: int) -> int:
-        return self._seats[seq]
+    def copy(self, copies: Iterable[StateCopy]) -> None:
+        """In order, in every layer."""
+        for one in copies:
+            stop = self.sizes.num_before + one.num_left
+            for held in self._of.values():
+                held.states[one.target].copy_(held.states[one.source])
+                held.left[one.target, :stop].copy_(held.left[one.source, :stop])

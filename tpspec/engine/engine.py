@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from tpspec.draft.protocol import Taps
     from tpspec.engine.hosts import DraftHost
     from tpspec.engine.pace import Pace
-    from tpspec.engine.scheduler import Plan, Scheduler
+    from tpspec.engine.plan import Commit, Plan
+    from tpspec.engine.scheduler import Scheduler
     from tpspec.engine.sequence import Sequence as SequenceState
-    from tpspec.model.batch import Moves, Span
+    from tpspec.model.batch import Moves, Span, StateCopy
     from tpspec.request import Request
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.allowed import Constraint
@@ -59,6 +60,9 @@ class Target(Protocol):
 
     def move(self, moves: Moves) -> None:
         """Copy cache slots."""
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """Copy states of texts, where the model keeps some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,7 @@ class Engine:
         admitted = self.scheduler.running(plan.admitted)
         adopted = {seq.id: self.pool.slots(seq.id, 0, seq.num_cached) for seq in admitted}
         self.host.prepare([self._ask(seq) for seq in admitted if self._fixed(seq) != 0])
+        self.target.copy(plan.copies)
         is_ahead = plan.num_rows <= self.target.rows_ahead
         if not is_ahead:
             meanwhile()
@@ -164,6 +169,7 @@ class Engine:
         judged = self.clock()
         commit = self.scheduler.commit(plan, verdicts)
         self.target.move(commit.moves)
+        self.target.copy(commit.copies)
         self.pace.learn(plan.cases, verdicts)
         committed = self.clock()
         taps = self._taps(plan, verdicts, adopted)
@@ -171,7 +177,7 @@ class Engine:
         self._drafted(num_drafted, self.clock() - committed)
         self._ran(plan, judged - begin, committed - begin)
         self._gained(sum(len(delta.tokens) for delta in commit.deltas))
-        self._account(plan, verdicts, commit.deltas)
+        self._account(plan, verdicts, commit)
         return joined(commit.deltas, found)
 
     @property
@@ -283,7 +289,8 @@ class Engine:
         if before is not None:
             self.meter.gain(num_tokens, now - before)
 
-    def _account(self, plan: Plan, verdicts: Sequence[Verdict], deltas: Sequence[Delta]) -> None:
+    def _account(self, plan: Plan, verdicts: Sequence[Verdict], commit: Commit) -> None:
+        deltas = commit.deltas
         self._num_rounds += 1
         self.ledger.mark_round()
         self._num_tokens += sum(len(delta.tokens) for delta in deltas)
@@ -293,6 +300,7 @@ class Engine:
             "rows": _checksum(
                 [(span.seq, span.start, span.tokens, span.runs, span.recent, span.carried) for span in plan.spans]
             ),
+            "states": _checksum([*plan.copies, *commit.copies]),
             "verdicts": _checksum([(verdict.seq, verdict.path, verdict.tokens) for verdict in verdicts]),
             "pages": self.pool.num_used,
             "kept": self.scheduler.reuse.digest,

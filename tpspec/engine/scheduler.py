@@ -11,13 +11,14 @@ of all its committed tokens.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import BrokenPages, PagePool
+from tpspec.engine.plan import Commit, Owed, Plan, fair_shares, tally
 from tpspec.engine.reuse import Reuse
 from tpspec.engine.sequence import Sequence
-from tpspec.model.batch import Carried, Moves, Span
+from tpspec.engine.text_states import Stateless
+from tpspec.model.batch import Moves, Span
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, ROOT, TokenTree, Verdict
 from tpspec.verify.rows import Case
@@ -25,55 +26,12 @@ from tpspec.verify.rows import Case
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from tpspec.cache.states import Seats
+    from tpspec.model.batch import StateCopy
     from tpspec.verify.allowed import Constraint
 
 
 CORRUPT = "the model computed no finite logits for this request"
 NOTHING_ALLOWED = "the grammar of this request allows no token where its text has come to, or is too much to follow"
-
-
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """A span whose request wants log-probabilities, with so many alternatives, of every token it gains.
-
-    prompt: tokens of the prompt that follow the rows from `row` on, one each. `row` counts as that of a case.
-    """
-
-    seq: int
-    row: int
-    prompt: tuple[int, ...]
-    num_top: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One round. `row` of a case counts the rows that have logits: over the spans, their last num_logits rows.
-
-    admitted: sequences that begin to be read in it, or begin again.
-    """
-
-    spans: tuple[Span, ...]
-    cases: tuple[Case, ...]
-    admitted: tuple[int, ...] = ()
-    owed: tuple[Owed, ...] = ()
-
-    @property
-    def num_rows(self) -> int:
-        return sum(len(span.tokens) for span in self.spans)
-
-    @property
-    def num_logits(self) -> int:
-        return sum(span.num_logits for span in self.spans)
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What a round changed. finished: ids of sequences that are gone, whose last delta is among `deltas`."""
-
-    deltas: list[Delta] = field(default_factory=list)
-    moves: Moves = field(default_factory=lambda: Moves([], [], [], []))
-    finished: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -82,8 +40,7 @@ class Scheduler:
     max_running: sequences that own pages at a time; never more than there are rows, so that every root runs in every
     round, nobody has to take turns, and a prompt always finds a row. max_positions: of the model, None where it does
     not say. The pool is the scheduler's; what drafts have taken of it beyond the texts, it takes back before it plans.
-    reuses: whether a text may begin with pages that others have read. seats: of the states of texts, for a model that
-    keeps some, and rows that are left beside each (cache/states.py); such texts begin alone.
+    reuses: whether a text may begin with pages that others have read. states: of a model that keeps some.
     """
 
     def __init__(
@@ -95,13 +52,13 @@ class Scheduler:
         fixed_rows: int | None,
         max_positions: int | None = None,
         reuses: bool = False,
-        seats: Seats | None = None,
+        states: Stateless | None = None,
     ) -> None:
         self._budget = max_rows if fixed_rows is None else min(max_rows, fixed_rows)
         if self._budget < 1 or max_running < 1:
             raise ValueError(f"nothing could ever run: {self._budget} rows, {max_running} sequences")
-        self._pool, self._seats = pool, seats
-        self.reuse = Reuse(pool, is_on=reuses and seats is None)
+        self._pool, self._states = pool, states or Stateless()
+        self.reuse = Reuse(pool, self._states, is_on=reuses and self._states.shares)
         self._max_running = min(max_running, self._budget)
         self._num_slots = pool.num_pages * pool.page_size
         self._max_positions = self._num_slots if max_positions is None else max_positions
@@ -154,7 +111,7 @@ class Scheduler:
         """Forget the request and free its pages at once; unknown ids are ignored."""
         if self._running.pop(request_id, None) is not None:
             self._pool.release(request_id)
-            self._stand_up(request_id)
+            self._states.release(request_id)
         else:
             self._waiting = deque(seq for seq in self._waiting if seq.id != request_id)
 
@@ -175,7 +132,7 @@ class Scheduler:
             self._pool.shrink(seq.id, seq.num_tokens)
             self._pool.pass_by(seq.id, seq.num_cached)
         self._secure_roots()
-        admitted = self._admit()
+        admitted, copies = self._admit()
         verifying = [seq for seq in self.ready() if seq.id not in held]
         behind = [seq for seq in self._running.values() if not seq.is_ready]
         left = self._budget - len(verifying)
@@ -184,7 +141,7 @@ class Scheduler:
         spans, cut = self._verification_spans(verifying, trees, left - for_chunks)
         spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
         cases, owed = self._cases(spans, cut)
-        return Plan(tuple(spans), cases, tuple(admitted), owed)
+        return Plan(tuple(spans), cases, tuple(admitted), owed, tuple(copies))
 
     def commit(self, plan: Plan, verdicts: Iterable[Verdict]) -> Commit:
         """Lengths move, texts grow, finished sequences leave. Sequences cancelled since the plan are passed over."""
@@ -197,8 +154,8 @@ class Scheduler:
             if span.seq not in judged and span.seq in self._running:
                 seq = self._running[span.seq]
                 seq.num_cached = span.start + len(span.tokens)
-                seq.carried = (0,)  # the last of its rows
                 self.reuse.keep(seq)
+                commit.copies.extend(self._states.has_read(seq))
         for case in plan.cases:
             if case.seq in self._running:
                 self._settle(self._running[case.seq], case.tree, judged[case.seq], commit)
@@ -248,34 +205,29 @@ class Scheduler:
 
     def _set_back(self, seq: Sequence) -> None:
         self._pool.release(seq.id, returns=True)
-        self._stand_up(seq.id)
+        self._states.release(seq.id)
         seq.num_cached = seq.num_kept = 0
-        seq.carried = ()
 
-    def _stand_up(self, seq: int) -> None:
-        if self._seats is not None:
-            self._seats.release(seq)
-
-    def _admit(self) -> list[int]:
+    def _admit(self) -> tuple[list[int], list[StateCopy]]:
         """The whole prefix is reserved at once, so that it is contiguous and chunks never run out of pages.
 
         Who begins as an elder does waits until that has been read: he would only read it a second time, and later.
         """
         admitted: list[int] = []
+        copies: list[StateCopy] = []
         while self._waiting and self.num_running < self._max_running:
             seq = self._waiting[0]
             headroom = min(seq.num_tokens + self._pool.page_size, seq.max_total)
-            self.reuse.take(seq)
+            num_known = self.reuse.take(seq)
             if not self._pool.can_grow(seq.id, headroom) or self.reuse.is_near(seq, self._running.values()):
                 self._set_back(seq)
                 break
             self.reuse.count(seq)
             self._pool.grow(seq.id, seq.num_tokens)
-            if self._seats is not None:
-                self._seats.take(seq.id)
+            copies += self._states.begin(seq, num_known)
             self._running[seq.id] = self._waiting.popleft()
             admitted.append(seq.id)
-        return admitted
+        return admitted, copies
 
     # Rows
 
@@ -290,8 +242,7 @@ class Scheduler:
         cut: dict[int, TokenTree] = {}
         for seq, tree, share in zip(verifying, useful, shares, strict=True):
             room = self._pool.num_reachable(seq.id) - seq.num_tokens  # a tree never preempts anybody
-            room = room if self._seats is None else min(room, self._seats.num_left - 1)
-            cut[seq.id] = tree.pruned(min(share, room))
+            cut[seq.id] = tree.pruned(min(share, self._states.most_nodes(room)))
             spans.append(self._span(seq, (seq.root, *cut[seq.id].tokens), cut[seq.id]))
         return spans, cut
 
@@ -301,6 +252,7 @@ class Scheduler:
             if num_rows == 0:
                 break
             stop = min(seq.num_cached + num_rows, seq.num_tokens)
+            stop = self._states.next_stop(seq.id, seq.num_cached, stop)
             spans.append(self._span(seq, tuple(seq.tokens[seq.num_cached : stop]), NO_DRAFT))
             num_rows -= stop - seq.num_cached
         return spans
@@ -314,9 +266,7 @@ class Scheduler:
         unscored = seq.unscored(stop)
         num_logits = stop - unscored.start if unscored else num_judged
         recent = self._pool.recent_runs(seq.id, seq.num_cached, stop)
-        carried = None
-        if self._seats is not None:
-            carried = Carried(self._seats.of(seq.id), seq.carried, len(tokens) - len(tree))
+        carried = self._states.carried(seq.id, len(tokens) - len(tree))
         runs = self._pool.runs(seq.id, stop)
         return Span(seq.id, seq.num_cached, tokens, runs, num_logits, parents, recent, carried)
 
@@ -359,7 +309,8 @@ class Scheduler:
             seq.num_cached = seq.num_tokens - 1  # once more, without drafts: rows beside it must not decide its fate
         else:
             self.reuse.keep(seq)
-        seq.carried = (0, *(node + 1 for node in path))[: seq.num_cached - root]
+        rows = (0, *(node + 1 for node in path))[: seq.num_cached - root]
+        commit.copies.extend(self._states.has_gone_on(seq, rows))
         if finish is not None:
             commit.finished.append(seq.id)
             self.cancel(seq.id)
@@ -368,7 +319,7 @@ class Scheduler:
 
     def _end_corrupt(self, seq: Sequence, commit: Commit) -> None:
         self._num_corrupted += 1
-        self._pool.spoil(seq.keys)
+        self.reuse.spoil(seq)
         commit.finished.append(seq.id)
         self.cancel(seq.id)
 
@@ -387,25 +338,3 @@ class Scheduler:
         if recent:
             moves.recent_src.extend(recent[node] for node, _ in moved)
             moves.recent_dst.extend(recent[depth] for _, depth in moved)
-
-
-def fair_shares(wants: list[int], total: int) -> list[int]:
-    """`total` split so that nobody gets more than he wants, and who gets less than that gets as much as any other.
-
-    Max-min fairness; what does not divide goes to the first. Depends on the sizes only.
-    """
-    shares = [0] * len(wants)
-    modest_first = sorted(range(len(wants)), key=lambda i: (wants[i], -i))
-    for served, i in enumerate(modest_first):
-        shares[i] = min(wants[i], total // (len(wants) - served))
-        total -= shares[i]
-    return shares
-
-
-def tally(tree: TokenTree, num_accepted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Draft tokens verified and accepted, by depth, both as long as the tree is deep."""
-    depths = tree.depths()
-    drafted = [0] * max(depths, default=0)
-    for depth in depths:
-        drafted[depth - 1] += 1
-    return tuple(drafted), tuple(int(depth < num_accepted) for depth in range(len(drafted)))

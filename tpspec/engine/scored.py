@@ -16,7 +16,7 @@ from tpspec.verify.logprobs import logprobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tpspec.engine.scheduler import Owed, Plan
+    from tpspec.engine.plan import Owed, Plan
     from tpspec.tokens import Verdict
     from tpspec.verify.rows import Case, RowLogits
 

@@ -19,12 +19,10 @@ class Sequence:
     num_scored: positions of the prompt whose rows have told the log-probability of the token that follows. keys, of the
     pages that its text fills, as far as they have been made; num_kept: those under which its own are kept. num_found:
     tokens of the prompt that were cached when it came; None until it is admitted.
-    carried: of the rows that its last span left beside its state, those that it has kept.
     is_doubtful: its last round ended at a corrupt row, which may be the fault of a draft beside it.
     """
 
     __slots__ = (
-        "carried",
         "constraint",
         "is_doubtful",
         "keys",
@@ -43,7 +41,6 @@ class Sequence:
         self.num_cached = self.num_kept = 0
         self.num_found: int | None = None
         self.keys: list[bytes] = []
-        self.carried: tuple[int, ...] = ()
         self.is_doubtful = False
 
     @property

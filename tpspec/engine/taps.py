@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.engine.scheduler import Plan
+    from tpspec.engine.plan import Plan
     from tpspec.model.batch import Span
     from tpspec.tokens import Verdict
 

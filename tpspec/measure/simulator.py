@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tpspec.engine.hosts import DraftHost
     from tpspec.measure.script import Script
     from tpspec.measure.time_model import TimeModel
-    from tpspec.model.batch import Moves, Span
+    from tpspec.model.batch import Moves, Span, StateCopy
     from tpspec.request import Delta, Request
     from tpspec.tokens import Verdict
     from tpspec.topology.config import Topology
@@ -90,6 +90,8 @@ class SimulatedTarget:
         return None
 
     def move(self, moves: Moves) -> None: ...
+
+    def copy(self, copies: Sequence[StateCopy]) -> None: ...
 
     def _reads_prompt(self, span: Span) -> bool:
         """Or reads a text again that had to leave the cache."""

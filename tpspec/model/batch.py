@@ -94,6 +94,14 @@ class Moves(NamedTuple):
     recent_dst: list[int]
 
 
+class StateCopy(NamedTuple):
+    """Of the state in a slot, and the first num_left rows beside it, to another."""
+
+    source: int
+    target: int
+    num_left: int
+
+
 def paths(parents: Sequence[int]) -> list[int]:
     """Of each of at most 64 rows a bit for each row on its path, itself among them; as int64."""
     made: list[int] = []

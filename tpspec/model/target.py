@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.model.batch import Moves, Span
+    from tpspec.model.batch import Moves, Span, StateCopy
     from tpspec.model.decoder import Decoder
     from tpspec.topology.sublayers import Sublayers
 
@@ -71,3 +71,8 @@ class ShardedTarget:
 
     def move(self, moves: Moves) -> None:
         self.decoder.store.move(*moves)
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        if copies:
+            assert self.decoder.states is not None, "who copies states keeps some"
+            self.decoder.states.copy(copies)

@@ -7,7 +7,7 @@ from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from tpspec.cache.states import Seats
+from tpspec.cache.seats import KeptStates, Seats
 from tpspec.comm.emulate import Emulated, emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.protocol import Needs
@@ -17,6 +17,7 @@ from tpspec.engine.hosts import Failsafe, InlineHost, LeadHost
 from tpspec.engine.pace import Pace
 from tpspec.engine.remote import Elsewhere, RemoteHost
 from tpspec.engine.scheduler import Scheduler
+from tpspec.engine.text_states import Stateless, TextStates
 from tpspec.engine.whole import Whole
 from tpspec.grammar import Vocabulary
 from tpspec.model.loader import Loader
@@ -26,7 +27,7 @@ from tpspec.roles.fit import target_pool
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.slots import NUM_LEFT, num_states, recent_slots, target_slots
+from tpspec.topology.slots import NUM_LEFT, kept_of, num_states, recent_slots, target_slots
 from tpspec.verify import rule
 from tpspec.verify.allowed import Constraint
 from tpspec.verify.noise import CounterNoise
@@ -114,7 +115,7 @@ def build_engine(
         fixed_rows=fixed_rows,
         max_positions=shape.max_positions,
         reuses=topology.cache.prefix,
-        seats=Seats(num_states(topology, shape), NUM_LEFT) if shape.delta_net else None,
+        states=_text_states(topology, shape),
     )
     engine = Engine(
         target=own.target,
@@ -131,6 +132,14 @@ def build_engine(
     )
     emulation = bus.sums if isinstance(bus, Emulated) else None
     return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation, lambda: shard().close())
+
+
+def _text_states(topology: Topology, shape: ModelShape) -> Stateless:
+    if shape.delta_net is None:
+        return Stateless()
+    count = num_states(topology, shape)
+    num_seats = count - kept_of(topology.cache)
+    return TextStates(Seats(num_seats, NUM_LEFT), KeptStates(range(num_seats, count)), topology.cache.page)
 
 
 def _prepare(targets: Sequence[ShardedTarget], noise: CounterNoise, device: torch.device) -> None:

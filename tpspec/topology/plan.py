@@ -311,7 +311,7 @@ class _Planner:
 
     def _bytes(self, shape: ModelShape, shard: Shard, bits: int, dtype: str, num_recent: int = 0) -> int:
         kv = kv_bytes(shape, shard, dtype, self.wish.page_context, num_recent)
-        kv += state_bytes(shape, shard, dtype, states_of(shape, ServeConfig(), EngineConfig()))
+        kv += state_bytes(shape, shard, dtype, states_of(shape, CacheConfig(), ServeConfig(), EngineConfig()))
         return weight_bytes(shape, shard, dtype, widths(shape).get(bits)) + kv
 
 

@@ -22,7 +22,7 @@ from tpspec.topology.sizes import (
     state_bytes,
     weight_bytes,
 )
-from tpspec.topology.slots import draft_slots, head_bytes, num_states, recent_slots, target_slots
+from tpspec.topology.slots import draft_slots, head_bytes, kept_of, num_states, recent_slots, target_slots
 from tpspec.topology.sources import check_drafts
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
@@ -55,6 +55,7 @@ def describe(topology: Topology) -> list[str]:
         f"draft {drafter}, tokens {draft.tokens}, pipeline {topology.pipeline.policy}",
         "",
         *table([HEADERS, *_rows(topology, shape)]),
+        *_states(topology, shape),
         "",
         *_round(topology, shape),
         *_notes(topology),
@@ -109,6 +110,16 @@ def _drafter_memory(topology: Topology) -> Memory:
         weight_bytes(shape, whole, dtype, quantize),
         kv_bytes(shape, whole, dtype, draft_slots(topology)),
     )
+
+
+def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
+    """What of the caches is of no token."""
+    count, kept = num_states(topology, shape), kept_of(topology.cache)
+    if count:
+        dtype, shards = topology.target.dtype, _shards(topology, shape)
+        each = sum(state_bytes(shape, shard, dtype, 1) - state_bytes(shape, shard, dtype, 0) for shard in shards)
+        texts = f"{count - kept} texts that run and of {kept} beginnings"
+        yield f"kv caches hold states, too: of {texts}, {_size(each)} each"
 
 
 def _role(topology: Topology, rank: int) -> str:

@@ -45,13 +45,18 @@ def recent_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine:
 
 
 def num_states(topology: Topology, shape: ModelShape) -> int:
-    """Texts that may run at once, of a model that keeps a state of each; 0 where it keeps none."""
-    return states_of(shape, topology.serve, topology.engine)
+    """Of a model that keeps a state of each text that runs, and of beginnings; 0 where it keeps none."""
+    return states_of(shape, topology.cache, topology.serve, topology.engine)
 
 
-def states_of(shape: ModelShape, serve: ServeConfig, engine: EngineConfig) -> int:
+def states_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine: EngineConfig) -> int:
     """`num_states` of such sections."""
-    return min(serve.max_running, engine.max_rows) if shape.delta_net else 0
+    return min(serve.max_running, engine.max_rows) + kept_of(cache) if shape.delta_net else 0
+
+
+def kept_of(cache: CacheConfig) -> int:
+    """Those that are of beginnings."""
+    return cache.states if cache.prefix else 0
 
 
 def draft_slots(topology: Topology) -> int:
