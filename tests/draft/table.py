@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tpspec.cache.seats import Seats
 from tpspec.draft.protocol import Ask, Taps
 from tpspec.model.batch import Span
 from tpspec.request import Sampling
@@ -24,6 +25,7 @@ class Table:
     """A `Run` whose cache is a token for each slot."""
 
     rereads = False
+    seats: Seats | None = None
 
     def __init__(self, vocab: int = VOCAB, max_positions: int | None = None) -> None:
         self.vocab, self.max_positions = vocab, max_positions
@@ -50,6 +52,31 @@ class Table:
         seen = [self.slots[slot] for first, count in span.runs for slot in range(first, first + count)]
         assert len(seen) == span.start + len(span.tokens)
         return [logits_after(seen, self.vocab)] if span.num_logits else []
+
+
+class StateTable(Table):
+    """The same of a model that keeps states, each of which is the tokens that it has taken in."""
+
+    def __init__(self, num_seats: int = 3, num_left: int = 65, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.seats = Seats(num_seats, num_left)
+        self.states: dict[int, list[int]] = {}
+
+    def _logits(self, span: Span) -> list[torch.Tensor]:
+        assert self.seats is not None
+        assert span.carried is not None
+        slot, num_certain = span.carried.slot, span.carried.num_certain
+        before = self.states[slot] if span.start else []
+        slots = [slot for first, count in span.runs for slot in range(first, first + count)]
+        assert span.carried.rows == ()
+        assert [self.slots[at] for at in slots[: span.start]] == before
+        assert [self.slots[at] for at in span.own_slots()] == list(span.tokens)
+        assert len(span.tokens) - num_certain < self.seats.num_left
+        self.states[slot] = [*before, *span.tokens[: num_certain - 1]]
+        texts: list[list[int]] = []
+        for token, parent in zip(span.tokens, span.parents or range(-1, len(span.tokens) - 1), strict=True):
+            texts.append([*(texts[parent] if parent >= 0 else before), token])
+        return [logits_after(text, self.vocab) for text in texts[len(texts) - span.num_logits :]]
 
 
 def ask(seq: int, tokens: Sequence[int], num_tokens: int = 4, **sampling: float) -> Ask:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.draft.table import VOCAB, Table, ask, expected, logits_after, next_token
+from tests.draft.table import VOCAB, StateTable, Table, ask, expected, logits_after, next_token
 from tpspec.cache.pages import PagePool
 from tpspec.comm.messages import Costs
 from tpspec.draft.ahead import Ahead, Grown, Policy
@@ -32,10 +32,15 @@ def worked(ahead: Ahead, most: int = 100) -> int:
     return next((count for count in range(most) if not ahead.work()), most)
 
 
-@given(data=st.data(), policy=st.sampled_from([SERIAL, OPTIMISTIC, FAN_OUT]))
-def test_an_answer_is_what_a_model_without_a_cache_would_say(data: st.DataObject, policy: Policy) -> None:
-    """Any mix of outcomes, foreseen or not, ragged lengths, work done in between, absence and forgetting."""
-    ahead = made(policy)
+@given(
+    data=st.data(), policy=st.sampled_from([SERIAL, OPTIMISTIC, FAN_OUT]), table=st.sampled_from([Table, StateTable])
+)
+def test_an_answer_is_what_a_model_without_a_cache_would_say(
+    data: st.DataObject, policy: Policy, table: type[Table]
+) -> None:
+    """Any mix of outcomes, foreseen or not, ragged lengths, work done in between, absence and forgetting. A model that
+    keeps states says the same: against one that lacks a token, or has taken a draft in."""
+    ahead = made(policy, table())
     texts = {seq: data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9)) for seq in range(3)}
     for _ in range(data.draw(st.integers(1, 6))):
         asks = {}
@@ -62,6 +67,55 @@ def outcome(data: st.DataObject, asked: Ask) -> list[int]:
     accepted = list(expected(asked))[: data.draw(st.integers(0, asked.num_tokens))]
     best = next_token([*asked.tokens, *accepted], asked.sampling)
     return [*accepted, data.draw(st.sampled_from([best, (best + 1) % VOCAB, data.draw(st.integers(0, VOCAB - 1))]))]
+
+
+@given(data=st.data(), branches=st.integers(1, 3), ahead=st.booleans(), num_left=st.integers(2, 40))
+def test_a_model_that_keeps_states_makes_the_trees_of_one_that_does_not(
+    data: st.DataObject, branches: int, ahead: bool, num_left: int
+) -> None:
+    """Rows of one tree that several nodes need, as many at a time as are left beside a state; no tree is deeper."""
+    policy = Policy(ahead=ahead, branches=branches, width=3, max_rows=4)
+    plain, stateful = made(policy), made(policy, StateTable(num_left=num_left))
+    texts = {seq: data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9)) for seq in range(3)}
+    for _ in range(data.draw(st.integers(1, 5))):
+        asks = [
+            ask(seq, texts[seq], data.draw(st.integers(0, min(num_left, 9))), temperature=0.9 * (seq % 2), seed=seq)
+            for seq in data.draw(st.lists(st.sampled_from(sorted(texts)), unique=True))
+        ]
+        trees, same = (Grown(one).propose(asks) for one in (plain, stateful))
+        assert [(tree.tokens, tree.parents) for tree in same] == [(tree.tokens, tree.parents) for tree in trees]
+        for asked in asks:
+            texts[asked.seq] += outcome(data, asked)
+        for one in (plain, stateful):
+            worked(one, 5)
+            one._pool.check_integrity()
+
+
+def test_a_state_takes_in_text_alone_and_drafts_are_read_again_with_each() -> None:
+    """Against a draft that is wrong and stays in a state, and against a text that is read anew with every draft."""
+    run = StateTable()
+    ahead = made(run=run)
+    (tree,) = Grown(ahead).propose([ask(0, [1, 2, 3], 3)])
+    assert [(call[0].start, len(call[0].tokens)) for call in run.calls] == [(0, 3), (2, 2), (2, 3)]
+    Grown(ahead).propose([ask(0, [1, 2, 3, *tree.tokens, 5], 1)])
+    assert run.calls[-1][0].tokens == (3, *tree.tokens, 5)
+
+
+def test_a_text_without_a_state_to_be_had_waits_for_nothing() -> None:
+    """Against a draft model that hangs, or forgets another's text, when more run than it was made for."""
+    ahead = made(run=StateTable(num_seats=1))
+    trees = Grown(ahead).propose([ask(0, [1, 2], 2), ask(1, [3, 4], 2)])
+    assert [len(tree) for tree in trees] == [2, 0]
+    ahead.forget(0)
+    assert [len(tree) for tree in Grown(ahead).propose([ask(1, [3, 4, 5], 2)])] == [2]
+
+
+@pytest.mark.parametrize("table", [Table, StateTable])
+def test_a_long_text_is_read_in_pieces_by_any_model(table: type[Table]) -> None:
+    """Against a state that goes on before a piece, or after it."""
+    text = [number % VOCAB for number in range(700)]
+    asked = ask(0, text, 3)
+    assert [tree.tokens for tree in Grown(made(run=table())).propose([asked])] == [expected(asked)]
 
 
 def test_the_cache_is_fed_only_what_it_lacks() -> None:

@@ -18,13 +18,22 @@ from transformers import AutoModelForCausalLM
 from tests.checkpoints import tiny
 from tests.draft.heads import mtp
 from tests.worlds import serve, topology
+from tpspec.cache.pages import PagePool
 from tpspec.comm.communicator import OneRank
-from tpspec.draft.protocol import Ask, Needs, Taps
+from tpspec.draft.ahead import Ahead, Grown, Policy
+from tpspec.draft.model import ModelDrafter
+from tpspec.draft.protocol import Ask, Given, Needs, Taps
+from tpspec.draft.run import load_run
 from tpspec.errors import UserError
+from tpspec.model.batch import Carried, Span
+from tpspec.model.loader import load_whole
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.tokens import NO_DRAFT, TokenTree, Verdict
+from tpspec.topology.shape import ModelShape
+from tpspec.verify.noise import CounterNoise
 
+CPU = torch.device("cpu")
 KINDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 WARM = Sampling(temperature=0.8, seed=5)
 ASKS = [
@@ -119,11 +128,50 @@ def test_sources_leave_the_text_as_it_is(source: str, tree: str, accept: str, tm
     assert told.stats[-1].drafted > 0
 
 
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_keeps_states_drafts_for_itself_and_is_always_right(
+    kind: str, world: str, targets: dict[str, Path]
+) -> None:
+    """Greedily and drawn, as the target draws. Stands against a draft model whose state has taken drafts in, or lacks a
+    token of the text."""
+    plain = serve(topology(targets[kind], **WORLDS[world]), ASKS)
+    draft = {"source": "model", "model": str(targets[kind]), "tokens": 4}
+    told = serve(topology(targets[kind], 2, draft=draft, **WORLDS[world]), ASKS)
+    assert told.texts() == plain.texts()
+    assert told.stats[-1].accepted == told.stats[-1].drafted > 60
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(branches=3), Policy(ahead=True, width=3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_model_that_keeps_states_drafts_is_what_it_says_of_the_text_alone(
+    kind: str, policy: Policy, targets: dict[str, Path]
+) -> None:
+    """Whatever became of its drafts before, ragged lengths, texts that take turns. Stands against a draft model that
+    remembers what was not accepted, or the text of another."""
+    given = Given(CounterNoise(), "match", 263, targets[kind], targets[kind], torch.float32, CPU, 512, num_states=2)
+    drafter = Grown(Ahead(ModelDrafter(CounterNoise(), "coupled", 263), load_run(given), PagePool(32, 16), policy))
+    alone = load_whole(targets[kind], ModelShape.of(targets[kind]), torch.float32, CPU, 512)
+
+    def best(text: Sequence[int]) -> list[int]:
+        span = Span(0, 0, tuple(text), ((0, len(text)),), 1, carried=Carried.alone(0, len(text)))
+        return list(alone.forward([span])[0].topk(policy.branches).indices.tolist())
+
+    source, texts = Random(4), {0: [5, 6, 7, 8] * 3, 1: [9]}
+    for _ in range(8):
+        asks = [Ask(seq, list(text), 1, source.randrange(1, 6), Sampling()) for seq, text in texts.items()]
+        for ask, tree in zip(asks, drafter.propose(asks), strict=True):
+            assert len(tree) == ask.num_tokens
+            for token, parent in zip(tree.tokens, tree.parents, strict=True):
+                assert token in best([*ask.tokens, *(tree.tokens[at] for at in tree.path(parent))])
+            path = [tree.tokens[at] for at in tree.path(source.randrange(-1, len(tree)))]
+            texts[ask.seq] += [*path, source.randrange(3, 60)]
+
+
 @pytest.mark.parametrize(
     ("draft", "fault"),
     [
         ({"source": "early_exit"}, "qwen3_5_text keeps states in layers of linear attention.*such as mtp or ngram"),
-        ({"source": "model", "model": "itself"}, r"draft.model .*qwen3_5_text keeps states.*source mtp, ngram"),
         ({"source": "mtp"}, r"has no layer for multi-token prediction"),
     ],
 )
@@ -131,10 +179,8 @@ def test_drafts_that_could_not_be_taken_back_are_refused(
     draft: dict[str, str], fault: str, targets: dict[str, Path]
 ) -> None:
     """Before a weight is read. Stands against a state that has taken its own drafts in."""
-    folder = targets["qwen3_5"]
-    section = draft | ({"model": str(folder)} if "model" in draft else {})
     with pytest.raises(UserError, match=fault):
-        build_engine(topology(folder, draft=section), OneRank(), torch.device("cpu"))
+        build_engine(topology(targets["qwen3_5"], draft=draft), OneRank(), CPU)
 
 
 @pytest.mark.parametrize(

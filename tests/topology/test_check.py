@@ -79,13 +79,6 @@ def checked(capsys: pytest.CaptureFixture[str], *changes: str) -> tuple[int, str
     return code, said.out + said.err
 
 
-def test_a_model_that_cannot_draft_is_refused_before_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Against a check that is content with what no rank will start with."""
-    code, said = checked(capsys, "draft.source=model", "draft.model=Qwen/Qwen3.5-0.8B")
-    assert code != 0
-    assert "draft.model Qwen/Qwen3.5-0.8B: qwen3_5_text keeps states" in said
-
-
 def test_what_states_take_is_said_beside_the_caches_that_they_are_counted_in(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -18,7 +18,7 @@ from tpspec.topology.plan import Plan, Ranking, Wish, plan, topology_of
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes_read, num_attended, num_params
+from tpspec.topology.sizes import kv_bytes, kv_bytes_read, num_attended, num_params, weight_bytes
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
 
 ROOT = Path(__file__).parents[2]
@@ -275,10 +275,14 @@ def test_whatif_prints_the_table_without_torch() -> None:
     assert "16-bit" in done.stdout
 
 
-def test_a_model_that_cannot_draft_is_not_planned() -> None:
-    """Against a plan that every run of it refuses: a state does not take drafts back."""
-    with pytest.raises(UserError, match=r"draft.model Qwen/Qwen3.5-0.8B: qwen3_5_text keeps states .* or source mtp"):
-        plan(wish(model="Qwen/Qwen3.5-27B", draft="Qwen/Qwen3.5-0.8B"))
+def test_the_states_of_a_draft_model_are_counted() -> None:
+    """Against a card that is full before the texts come: 17 states of Qwen3.5-0.8B take half a GiB."""
+    ranking = plan(wish(model="Qwen/Qwen3.5-27B", draft="Qwen/Qwen3.5-0.8B"))
+    one = next(plan for plan in ranking.plans if plan.layout.placement == "dedicated")
+    shape = shape_of("Qwen/Qwen3.5-0.8B")
+    (whole,) = split(shape, (1.0,))
+    beside = weight_bytes(shape, whole, "bfloat16") + kv_bytes(shape, whole, "bfloat16", wish().page_context)
+    assert one.memory[-1] - beside == pytest.approx(0.52 * 2**30, rel=0.1)
 
 
 def test_a_draft_through_the_shards_pays_for_its_collectives() -> None:

@@ -18,13 +18,19 @@ class Seats:
         self.num_seats, self.num_left = num_seats, num_left
         self._seats: dict[int, int] = {}
 
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._seats
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._seats) == self.num_seats
+
     def take(self, seq: int) -> None:
-        """Raises ValueError where none is free, which the scheduler never lets happen."""
-        taken = set(self._seats.values())
-        seat = next((seat for seat in range(self.num_seats) if seat not in taken), None)
-        if seat is None or seq in self._seats:
+        """Raises ValueError where none is free, or `seq` has one."""
+        if self.is_full or seq in self:
             raise ValueError(f"sequence {seq} finds no state of {self.num_seats}, or has one")
-        self._seats[seq] = seat
+        taken = set(self._seats.values())
+        self._seats[seq] = next(seat for seat in range(self.num_seats) if seat not in taken)
 
     def release(self, seq: int) -> None:
         """Unknown sequences are ignored."""

@@ -15,6 +15,7 @@ from tpspec.cache.pages import OutOfPages
 from tpspec.draft.growth import Growth, Node
 from tpspec.draft.outlook import Outlook
 from tpspec.draft.protocol import Needs, Place
+from tpspec.draft.reading import ByRow, ByText
 from tpspec.draft.record import Calibration
 from tpspec.draft.row_cost import RowCost
 from tpspec.draft.shapes import rank_of
@@ -85,6 +86,7 @@ class Ahead:
     ) -> None:
         self.source, self.run, self.policy = source, run, policy
         self._pool, self._clock, self._borrows = pool, clock, borrows
+        self._reading = ByRow() if run.seats is None else ByText(run.seats)
         self._outlook = Outlook()
         self._cost = RowCost()
         self._record = Calibration()
@@ -163,6 +165,7 @@ class Ahead:
         self._due.pop(seq, None)
         self._stuck.discard(seq)
         self._pool.release(seq)
+        self._reading.release(seq)
 
     # What is wanted
 
@@ -249,32 +252,38 @@ class Ahead:
         """Whether there is room in the cache, and the model was made for texts of that length."""
         limit, size = self.run.max_positions, len(growth.text)
         has_room = growth.seq not in self._stuck and (limit is None or size + node.depth <= limit)
-        return has_room and self.run.can_read(growth.seq, size)
+        return has_room and self._reading.can_hold(growth, node) and self.run.can_read(growth.seq, size)
 
     # Reading
 
     def _read(self, chosen: Sequence[tuple[Growth, Node]]) -> int:
         """Reads what there is room for; how many rows that were."""
-        held = [(growth, node) for growth, node in chosen if self._hold(growth, node)]
+        held = [(growth, node) for growth, node in self._reading.together(chosen) if self._hold(growth, node)]
+        if not held:
+            return 0
+        spans = self._reading.spans(held, self._pool)
         width = max(self.policy.width, self.policy.branches)
-        places = [Place(growth.span(node, self._pool), growth.draw(node), width) for growth, node in held]
-        offers = self.source.extend(places, self.run) if places else []
+        places = [Place(growth.seq, growth.draw(node), width) for growth, node in held]
+        offers = self.source.extend(spans, places, self.run)
         for (growth, node), offer in zip(held, offers, strict=True):
             growth.learn(node, offer, [self._record.odds(said) for said in offer.odds])
             if self.policy.ahead:
                 self._branches.append(growth.branch(node))
         self.num_read += len(held)
-        return sum(len(place.span.tokens) for place in places)
+        return sum(len(span.tokens) for span in spans)
 
     def _read_chunk(self, growth: Growth) -> None:
         """Part of a long text."""
         if self._hold(growth, growth.root):
             stop = growth.num_read + MAX_ROWS
-            self.run([growth.chunk(stop, self._pool, num_logits=0)])
-            growth.num_read = stop
+            self.run([self._reading.chunk(growth, stop, self._pool)])
+            growth.has_read(stop)
 
     def _hold(self, growth: Growth, node: Node) -> bool:
         """A slot for it. Without one the text is left alone until it has moved on, and waits for nothing."""
+        if not self._reading.admit(growth.seq):
+            self._stuck.add(growth.seq)
+            return False
         growth.claim(node)
         try:
             self._pool.grow(growth.seq, growth.num_slots)
@@ -283,7 +292,7 @@ class Ahead:
             self._stuck.add(growth.seq)
             if growth.root.children is None and not self._borrows:  # unreadable: what it holds is of use to others
                 self._pool.release(growth.seq)
-                growth.num_read = 0
+                growth.num_read = growth.num_taken = 0
             return False
         return True
 

@@ -125,7 +125,7 @@ class Text:
 class EagleRun:
     """The `Run` of a head, over num_slots slots of its own. vocab: ids of the target."""
 
-    rereads = True
+    rereads, seats = True, None
 
     def __init__(self, head: Head, vocab: int, num_slots: int) -> None:
         self.vocab = vocab

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.model.batch import Runs, Span
+from tpspec.model.batch import Carried, Runs, Span
 from tpspec.tokens import ROOT, Branch, TokenTree
 from tpspec.verify.rows import Draw
 
@@ -76,13 +76,15 @@ class Growth:
     """The text of one sequence and what may follow it.
 
     num_read: tokens of the text whose keys and values are cached. Nodes below the root have any only when it is all.
+    num_taken: of those, the ones that the model's state of the text has taken in, where it keeps one: all but the last,
+    at most, which is read again before every draft.
     """
 
     def __init__(self, ask: Ask) -> None:
         self.seq, self.num_prompt, self.sampling = ask.seq, ask.num_prompt, ask.sampling
         self.text = list(ask.tokens)
         self.root = Node(self.text[-1])
-        self.num_read = 0
+        self.num_read = self.num_taken = 0
         self._num_below = 0  # nodes below the root that have been read
 
     @property
@@ -193,10 +195,37 @@ class Growth:
             recent = _followed(recent, recent_line)
         return Span(self.seq, start, (node.token,), _followed(runs, line), 1, recent=recent)
 
-    def chunk(self, stop: int, pool: Pages, num_logits: int) -> Span:
-        """The rows that read the text up to `stop`."""
-        runs, recent = pool.runs(self.seq, stop), pool.recent_runs(self.seq, self.num_read, stop)
-        return Span(self.seq, self.num_read, tuple(self.text[self.num_read : stop]), runs, num_logits, recent=recent)
+    def branching(self, nodes: Sequence[Node], slot: int, pool: Pages) -> Span:
+        """The rows that read `nodes`, the last ones, from a state in that slot: before them the text that it has not
+        taken in, of which it takes in all but the root, and what leads from there to these nodes."""
+        size, start = len(self.text), self.num_taken
+        above = {id(one): one for node in nodes for one in node.line()[:-1]}
+        tree = [*above.values(), *(node for node in nodes if node.parent is not None)]
+        rows = {id(self.root): size - 1 - start} | {id(node): row for row, node in enumerate(tree, size - start)}
+        parents = [*range(-1, size - 1 - start), *(rows[id(node.parent)] for node in tree)]
+        line = [
+            slot for node in tree if node.slot is not None for slot in pool.slots(self.seq, node.slot, node.slot + 1)
+        ]
+        return Span(
+            self.seq,
+            start,
+            (*self.text[start:], *(node.token for node in tree)),
+            _followed(pool.runs(self.seq, size), line),
+            len(nodes),
+            None if parents == list(range(-1, len(parents) - 1)) else tuple(parents),
+            carried=Carried(slot, (), size - start),
+        )
+
+    def chunk(self, stop: int, pool: Pages, num_logits: int, slot: int | None = None) -> Span:
+        """The rows that read the text up to `stop`. slot: of its state, where the model keeps one."""
+        start = self.num_read if slot is None else self.num_taken
+        runs, recent = pool.runs(self.seq, stop), pool.recent_runs(self.seq, start, stop)
+        carried = None if slot is None else Carried(slot, (), stop - start)
+        return Span(self.seq, start, tuple(self.text[start:stop]), runs, num_logits, recent=recent, carried=carried)
+
+    def has_read(self, stop: int) -> None:
+        """Its text, up to there."""
+        self.num_read, self.num_taken = max(stop, self.num_read), stop - 1
 
     def draw(self, node: Node) -> Draw:
         """The token after `node`, to be drawn."""
@@ -204,8 +233,7 @@ class Growth:
 
     def learn(self, node: Node, offer: Offer, odds: Sequence[float]) -> None:
         """`node` has been read. odds: of the tokens on offer, as far as they are to be believed."""
-        if node.parent is None:
-            self.num_read = len(self.text)
+        self.has_read(len(self.text))
         node.draws = offer.draws
         said = zip(offer.tokens, odds, offer.odds, strict=True)
         node.children = [Node(token, node, believed, odds) for token, believed, odds in said]

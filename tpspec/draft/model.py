@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Place, Run
+    from tpspec.model.batch import Span
     from tpspec.tokens import Draws
     from tpspec.verify.noise import Noise
 
@@ -46,8 +47,8 @@ class ModelDrafter:
         self._noise, self._vocab, self._support, self._ids = noise, vocab, support, ids
         self._rows = rows
 
-    def extend(self, places: Sequence[Place], run: Run) -> list[Offer]:
-        logits = run([place.span for place in places])
+    def extend(self, spans: Sequence[Span], places: Sequence[Place], run: Run) -> list[Offer]:
+        logits = run(spans)
         whole = RowLogits(logits, min(run.vocab, self._vocab), listed_V=self._ids)
         rows = whole if self._rows is None else self._rows(logits)
         draws = [place.draw for place in places]

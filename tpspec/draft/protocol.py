@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.pages import PagePool, Pages
+    from tpspec.cache.seats import Seats
     from tpspec.draft.shapes import Shape
     from tpspec.model.batch import Span
     from tpspec.model.decoder import Decoder
@@ -77,12 +78,16 @@ class Run(Protocol):
     """A model with a cache of its own, handed to sources that need one.
 
     rereads: drafted tokens are read anew once they are text, because it reads them differently then.
+    seats: of a model that keeps a state of each text (cache/states.py), which takes no draft in: with every draft it
+    reads all drafts above that one again. None of a model without.
     """
 
     @property
     def vocab(self) -> int: ...
     @property
     def rereads(self) -> bool: ...
+    @property
+    def seats(self) -> Seats | None: ...
     @property
     def max_positions(self) -> int | None:
         """Positions the model was made for; None when it does not say."""
@@ -104,9 +109,9 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A token to read (the last of `span`), and what to say after it: the `width` likeliest tokens drawn as `draw`."""
+    """A token of sequence `seq` that is read, and what follows it: the `width` likeliest tokens, drawn as `draw`."""
 
-    span: Span
+    seq: int
     draw: Draw
     width: int
 
@@ -128,8 +133,8 @@ class Extender(Protocol):
 
     @property
     def needs(self) -> Needs: ...
-    def extend(self, places: Sequence[Place], run: Run) -> list[Offer]:
-        """Reads every place in one forward; an offer for each, in order."""
+    def extend(self, spans: Sequence[Span], places: Sequence[Place], run: Run) -> list[Offer]:
+        """Reads the spans in one forward; an offer for each place, which are, in order, the rows that have logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +154,11 @@ class Given:
     """What the house has for a source that is made.
 
     accept: the rule's name. vocab: ids of the target. target, folder: of the target's checkpoint, and of what
-    draft.model names. num_slots, quantize: of what it has of its own, its cache and its matrices. shard: this rank's
-    part of the target, loaded when it is first asked for, and pool its pages; thinned: that part without some
-    sublayers, on the same cache. None where the source runs beside no shard. branches: children of a node that its
-    trees may have; 1 makes chains. shape: makes what its trees of so many levels look like, where odds are not to
-    decide.
+    draft.model names. num_slots, num_states, quantize: of what it has of its own, tokens and texts of its cache and
+    its matrices. shard: this rank's part of the target, loaded when it is first asked for, and pool its pages; thinned:
+    that part without some sublayers, on the same cache. None where the source runs beside no shard. branches: children
+    of a node that its trees may have; 1 makes chains. shape: makes what its trees of so many levels look like, where
+    odds are not to decide.
     """
 
     noise: Noise
@@ -164,6 +169,7 @@ class Given:
     dtype: torch.dtype
     device: torch.device
     num_slots: int
+    num_states: int = 1
     quantize: Quantize | None = None
     shard: Callable[[], Decoder] | None = None
     pool: PagePool | None = None

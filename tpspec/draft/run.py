@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpspec.cache.seats import Seats
 from tpspec.model.loader import load_whole
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.sources import check_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,8 @@ class ModelRun:
 
     def __init__(self, decoder: Decoder, vocab: int, max_positions: int | None) -> None:
         self._decoder, self.vocab, self.max_positions = decoder, vocab, max_positions
+        states = decoder.states
+        self.seats = None if states is None else Seats(states.num_states, states.num_left)
 
     def __call__(self, spans: Sequence[Span]) -> Tensor:
         return self._decoder.forward(spans)
@@ -43,7 +45,8 @@ def load_run(given: Given) -> ModelRun:
     """The whole model in `given.folder`."""
     assert given.folder is not None, "the rules of a topology ask for it"
     shape = ModelShape.of(given.folder)
-    check_drafts(shape, given.folder)
-    decoder = load_whole(given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize)
+    decoder = load_whole(
+        given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize, num_states=given.num_states
+    )
     decoder.prepare()
     return ModelRun(decoder, shape.vocab, shape.max_positions)

@@ -83,21 +83,21 @@ class Guesses:
         self._ranks = {script.id: script.ranks(fan_out_odds) for script in scripts}
         self._right, self._fan_out_odds = acceptance_of(scripts), fan_out_odds
 
-    def extend(self, places: Sequence[Place], run: Run) -> list[Offer]:
-        run([place.span for place in places])
+    def extend(self, spans: Sequence[Span], places: Sequence[Place], run: Run) -> list[Offer]:
+        run(spans)
         return [self._offer(place) for place in places]
 
     def _offer(self, place: Place) -> Offer:
         rank = self._rank(place)
         position = place.draw.position - place.draw.num_prompt
-        truth = self._scripts[place.span.seq].truth(position)
+        truth = self._scripts[place.seq].truth(position)
         tokens = tuple(truth if i == rank else -i for i in range(place.width))
         wrong = [(1 - self._right) * rank_odds(self._fan_out_odds, i) for i in range(1, place.width)]
         return Offer(tokens, (self._right, *wrong))
 
     def _rank(self, place: Place) -> int | None:
         """Of the true next token; None where the text is not the true one, or over."""
-        script, draw = self._scripts[place.span.seq], place.draw
+        script, draw = self._scripts[place.seq], place.draw
         first = len(draw.context) - draw.num_prompt
         is_true = all(token == script.truth(first + i) for i, token in enumerate(draw.path))
         ranks, position = self._ranks[script.id], first + len(draw.path)
@@ -110,7 +110,7 @@ class SimulatedRun:
     clock: as the drafter sees it, which takes a forward to be over when it returns.
     """
 
-    vocab, max_positions, rereads = 0, None, False
+    vocab, max_positions, rereads, seats = 0, None, False, None
 
     def __init__(self, cost: StepCost | None) -> None:
         self.clock, self.seconds, self.speed = VirtualClock(), 0.0, 1.0

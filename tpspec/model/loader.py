@@ -377,8 +377,10 @@ def load_whole(
     quantize: Quantize | None = None,
     *,
     small_cache: bool = False,
+    num_states: int = 1,
 ) -> Decoder:
-    """A model that is not sharded, with an empty cache of num_slots tokens, and of one text where it keeps states."""
+    """A model that is not sharded, with an empty cache of num_slots tokens. num_states: texts that it may keep a state
+    of, if it does."""
     (whole,) = split(shape, (1.0,))
     loader = Loader.open(folder, whole, dtype, device, quantize)
-    return loader.decoder(OneRank(), num_slots, small_cache=small_cache, num_states=1)
+    return loader.decoder(OneRank(), num_slots, small_cache=small_cache, num_states=num_states)

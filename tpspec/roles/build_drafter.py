@@ -151,6 +151,7 @@ def _given(
         quantize=draft.quantize,
         device=device,
         num_slots=draft_slots(topology),
+        num_states=topology.serve.max_running,
         shard=shard,
         pool=pool,
         thinned=thinned,

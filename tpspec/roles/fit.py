@@ -12,7 +12,7 @@ from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES, kv_bytes, layer_bytes, state_bytes, weight_bytes
-from tpspec.topology.slots import draft_slots, head_bytes, num_states, recent_slots, target_slots
+from tpspec.topology.slots import draft_slots, draft_states, head_bytes, num_states, recent_slots, target_slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,11 @@ def draft_bytes(topology: Topology, *, on_card: bool) -> int:
         return 0
     shape = ModelShape.of(find(model))
     (whole,) = split(shape, (1.0,))
-    return _bytes(shape, whole, dtype, quantize, on_card=on_card) + kv_bytes(shape, whole, dtype, draft_slots(topology))
+    return (
+        _bytes(shape, whole, dtype, quantize, on_card=on_card)
+        + kv_bytes(shape, whole, dtype, draft_slots(topology))
+        + state_bytes(shape, whole, dtype, draft_states(topology.serve, shape))
+    )
 
 
 def _bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, *, on_card: bool) -> int:

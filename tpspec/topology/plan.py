@@ -37,8 +37,8 @@ from tpspec.topology.sizes import (
     state_bytes,
     weight_bytes,
 )
-from tpspec.topology.slots import recent_of, states_of
-from tpspec.topology.sources import SOURCES, check_drafts
+from tpspec.topology.slots import draft_states, recent_of, states_of
+from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -190,8 +190,6 @@ class _Planner:
         self.wish = wish
         self.target = shape_of(wish.model)
         self.draft = shape_of(wish.draft_model) if wish.draft_model else None
-        if self.draft is not None:
-            check_drafts(self.draft, wish.draft_model)
         self.left_out = wish.left_out(self.target)
         self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
         wish.link_for(2)  # an unknown name is told before anything is computed
@@ -299,19 +297,22 @@ class _Planner:
         if self.draft is None or layout.placement == "none":
             return tuple(held)
         (whole,) = split(self.draft, (1.0,))
-        own = self._bytes(self.draft, whole, 16, self._dtype(layout))
+        own = self._bytes(self.draft, whole, 16, self._dtype(layout), draft_states(ServeConfig(), self.draft))
         if layout.placement == "dedicated":
             return (*held, own)
         return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
 
     def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
         dtype, cache = self._dtype(layout), CacheConfig(tokens=self.wish.page_context)
-        recent = recent_of(self.target, cache, ServeConfig(), EngineConfig())
-        return tuple(self._bytes(self.target, shard, layout.bits, dtype, recent) for shard in self._split(layout))
+        states, recent = (of(self.target, cache, ServeConfig(), EngineConfig()) for of in (states_of, recent_of))
+        shards = self._split(layout)
+        return tuple(self._bytes(self.target, shard, layout.bits, dtype, states, recent) for shard in shards)
 
-    def _bytes(self, shape: ModelShape, shard: Shard, bits: int, dtype: str, num_recent: int = 0) -> int:
+    def _bytes(
+        self, shape: ModelShape, shard: Shard, bits: int, dtype: str, num_states: int, num_recent: int = 0
+    ) -> int:
         kv = kv_bytes(shape, shard, dtype, self.wish.page_context, num_recent)
-        kv += state_bytes(shape, shard, dtype, states_of(shape, CacheConfig(), ServeConfig(), EngineConfig()))
+        kv += state_bytes(shape, shard, dtype, num_states)
         return weight_bytes(shape, shard, dtype, widths(shape).get(bits)) + kv
 
 

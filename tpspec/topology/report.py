@@ -22,8 +22,7 @@ from tpspec.topology.sizes import (
     state_bytes,
     weight_bytes,
 )
-from tpspec.topology.slots import draft_slots, head_bytes, kept_of, num_states, recent_slots, target_slots
-from tpspec.topology.sources import check_drafts
+from tpspec.topology.slots import draft_slots, draft_states, head_bytes, kept_of, num_states, recent_slots, target_slots
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")
@@ -104,11 +103,11 @@ def _drafter_memory(topology: Topology) -> Memory:
     if topology.draft.own_model is None:
         return Memory()
     shape = shape_of(topology.draft.own_model)
-    check_drafts(shape, topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
     return Memory(
         weight_bytes(shape, whole, dtype, quantize),
-        kv_bytes(shape, whole, dtype, draft_slots(topology)),
+        kv_bytes(shape, whole, dtype, draft_slots(topology))
+        + state_bytes(shape, whole, dtype, draft_states(topology.serve, shape)),
     )
 
 

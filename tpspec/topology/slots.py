@@ -59,6 +59,11 @@ def kept_of(cache: CacheConfig) -> int:
     return cache.states if cache.prefix else 0
 
 
+def draft_states(serve: ServeConfig, shape: ModelShape) -> int:
+    """Texts that a draft model keeps a state of; 0 where it keeps none."""
+    return serve.max_running if shape.delta_net else 0
+
+
 def draft_slots(topology: Topology) -> int:
     """Of a draft model's cache: beyond what the target caches, each sequence holds the futures of its text."""
     page = topology.cache.page

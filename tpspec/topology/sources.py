@@ -55,15 +55,6 @@ def check_thins(shape: ModelShape) -> None:
         )
 
 
-def check_drafts(shape: ModelShape, model: object) -> None:
-    """UserError where a model, as it is called, cannot draft for another."""
-    if shape.delta_net is not None:
-        raise UserError(
-            f"draft.model {model}: {shape.model_type} keeps states in layers of linear attention, which drafts cannot "
-            "be taken back out of; should be a model without, or source mtp, ngram or suffix"
-        )
-
-
 def _behind(options: Options, folder: Path | None, num_layers: int) -> Sublayers:
     layer = options.get("layer", 0)
     if not isinstance(layer, int):

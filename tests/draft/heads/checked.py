@@ -15,6 +15,7 @@ from tpspec.cache.pages import PagePool
 from tpspec.draft.ahead import Ahead, Policy
 from tpspec.draft.eagle import EagleRun, Head
 from tpspec.draft.protocol import Given, Needs, Offer, Place, Run, Taps
+from tpspec.model.batch import Span
 from tpspec.verify.noise import CounterNoise
 
 SLOTS = 1024
@@ -34,8 +35,8 @@ class Listener:
         self._ids = ids
         self.said: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
 
-    def extend(self, places: Sequence[Place], run: Run) -> list[Offer]:
-        logits = run([place.span for place in places])
+    def extend(self, spans: Sequence[Span], places: Sequence[Place], run: Run) -> list[Offer]:
+        logits = run(spans)
         for place, row in zip(places, logits, strict=True):
             self.said[tuple(place.draw.context), place.draw.path] = row
         return [self._offer(row, place.width) for place, row in zip(places, logits, strict=True)]
