@@ -271,19 +271,29 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     assert card.replays > 0
 
 
-def test_states_stay_on_the_card(few: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["ngram", "model"])
+def test_states_stay_on_the_card(source: str, few: None, tmp_path: Path) -> None:
     """Of layers with linear attention. Stands against a place among rows that the host waits for, and what a recording
-    took for the same in every round: whose state a row reads, and which rows its text has kept."""
+    took for the same in every round: whose state a row reads, and which rows its text has kept. The last text begins
+    with the state of the first; and a model that drafts, here for itself, has states of its own."""
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 96}
     target = tiny("qwen3_5", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **sizes)
-    section = draft_section("ngram", target, tmp_path) | {"tokens": 3}
-    asks = [Request(0, (5, 6, 7, 8) * 3, 6), Request(1, (9, 5, 6), 6, WARM)]
-    plain = serve(topology(target, draft=section), asks)
+    section = {"source": source, "tokens": 3} | ({"model": str(target)} if source == "model" else {})
+    asks = [Request(0, (5, 6, 7, 8) * 20, 9), Request(1, (9, 5, 6), 9, WARM), Request(2, (5, 6, 7, 8) * 19, 9)]
+
+    def messages() -> dict[int, list[ToLead]]:
+        return {1: [*map(Submit, asks[:2])], 14: [Submit(asks[2])]}
+
+    plain = serve(topology(target, draft=section), messages=messages())
     with emulated_card() as card:
         made = topology(target, device="cuda", draft=section)
-        told = serve(made, asks, device=CUDA, begin=lambda rank, engine: card.waits.clear())
+        told = serve(made, messages=messages(), device=CUDA, begin=lambda rank, engine: card.waits.clear())
     assert told.texts() == plain.texts()
-    assert len(card.waits) == told.stats[-1].rounds, card.waits
+    assert told.stats[-1].prefix_found > 0
+    if source == "model":
+        assert told.stats[-1].accepted == told.stats[-1].drafted > 9
+    else:
+        assert len(card.waits) == told.stats[-1].rounds, card.waits
     assert card.replays > 0
 
 

@@ -17,7 +17,7 @@ from tests.checkpoints import KINDS, tiny
 from tests.draft.kits import KITS, draft_section
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
-from tpspec.comm.messages import News
+from tpspec.comm.messages import News, Submit, ToLead
 from tpspec.engine.engine import Engine
 from tpspec.model.batch import Carried, Span
 from tpspec.model.graphs import Forward
@@ -41,14 +41,30 @@ IDS = tuple(torch.randint(3, 263, (90,), generator=torch.Generator().manual_seed
 
 @pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
 @pytest.mark.parametrize("num_asks", [1, 4])
-def test_texts_are_those_of_plain_rounds(tree: str, num_asks: int, tmp_path: Path) -> None:
-    """The law on a card, in float32. Stands against a recording that replays another round's rows."""
-    folder = tiny("smollm2", tmp_path)
+@pytest.mark.parametrize("kind", ["smollm2", "qwen3_5"])
+def test_texts_are_those_of_plain_rounds(kind: str, num_asks: int, tree: str, tmp_path: Path) -> None:
+    """The law on a card, in float32, of models that draft for themselves. Stands against a recording that replays
+    another round's rows, or takes drafts into a state."""
+    folder = tiny(kind, tmp_path)
     plain = serve(topology(folder, device="cuda"), ASKS[:num_asks], device=CUDA)
     draft = {"source": "model", "model": str(folder), "tokens": 5, "tree": tree}
     told = serve(topology(folder, device="cuda", draft=draft), ASKS[:num_asks], device=CUDA)
     assert told.texts() == plain.texts()
     assert told.stats[-1].accepted > 0
+
+
+def test_texts_begin_with_states_that_others_left(tmp_path: Path) -> None:
+    """In float32. Stands against a state that is copied before the round that makes it has ended, or after the next has
+    begun: texts that begin alike come together, while one runs, and when all have ended."""
+    folder, told = tiny("qwen3_5", tmp_path), []
+    asks = [Request(i, IDS[: 90 - i] * 2, 24, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(5)]
+    for prefix in (True, False):
+        messages: dict[int, list[ToLead]] = {1: [*map(Submit, asks[:2])], 8: [Submit(asks[2])]}
+        messages[60] = [*map(Submit, asks[3:])]
+        draft, cache = {"source": "ngram", "tokens": 3}, {"prefix": prefix}
+        told.append(serve(topology(folder, device="cuda", draft=draft, cache=cache), messages=messages, device=CUDA))
+    assert told[0].texts() == told[1].texts()
+    assert told[0].stats[-1].prefix_found > 300
 
 
 @pytest.mark.parametrize("source", KITS)
