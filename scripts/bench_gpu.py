@@ -177,9 +177,10 @@ def mixture(options: argparse.Namespace) -> dict[str, Any]:
 def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[int], float]]:
     """What they take, and the bytes that one of so many rows reads, in the middle of the text."""
     from tpspec.model.batch import Carried, Span
+    from tpspec.topology.caches import kv_bytes_read
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import split
-    from tpspec.topology.sizes import expert_bytes, kv_bytes_read, weight_bytes
+    from tpspec.topology.sizes import expert_bytes, weight_bytes
 
     shape, middle = ModelShape.of(at(options.model, options.to)), PROMPT + options.tokens // 2
     (whole,) = split(shape, (1.0,))

@@ -15,9 +15,9 @@ from tpspec.engine.plan import Commit, Plan
 from tpspec.engine.scheduler import Scheduler
 from tpspec.request import Request
 from tpspec.tokens import Verdict
+from tpspec.topology.caches import recent_of
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.shape import shape_of
-from tpspec.topology.slots import recent_of
 
 
 @dataclass

@@ -16,9 +16,10 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.loader import Loader
+from tpspec.topology.caches import kv_bytes, state_bytes
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import Shard, split
-from tpspec.topology.sizes import kv_bytes, state_bytes, weight_bytes
+from tpspec.topology.sizes import weight_bytes
 
 CPU, SLOTS = torch.device("cpu"), 96
 IDS = tuple(torch.randint(3, 263, (20,), generator=torch.Generator().manual_seed(0)).tolist())

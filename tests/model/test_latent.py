@@ -19,10 +19,10 @@ from tpspec.model.latent import EPS, Reduced, around, turned_last
 from tpspec.model.linear import PlainLinear
 from tpspec.model.loader import Loader
 from tpspec.model.steps import Norm
+from tpspec.topology.caches import kv_bytes
 from tpspec.topology.latent import Latent
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes
 
 CPU = torch.device("cpu")
 IDS = tuple(torch.randint(3, 263, (90,), generator=torch.Generator().manual_seed(0)).tolist())

@@ -15,10 +15,9 @@ from tpspec.cache.windows import WindowedPool
 from tpspec.comm.communicator import OneRank
 from tpspec.model.loader import Loader
 from tpspec.request import Request, Sampling
+from tpspec.topology.caches import kv_bytes, recent_slots, target_slots
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes
-from tpspec.topology.slots import recent_slots, target_slots
 
 CPU = torch.device("cpu")
 WINDOWED = ("gemma3", "gpt_oss", "mistral", "phi3")  # all with a window of 8

@@ -20,11 +20,11 @@ from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
+from tpspec.topology.caches import kv_bytes
 from tpspec.topology.config import load
 from tpspec.topology.report import describe
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes
 
 CPU = torch.device("cpu")
 LONG = MOST_ROWS + 8  # rows that are too many for the compiled steps

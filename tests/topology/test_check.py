@@ -14,8 +14,8 @@ from tpspec.roles.fit import _shard_bytes, draft_bytes
 from tpspec.topology.__main__ import main
 from tpspec.topology.checkpoint import HEADS
 from tpspec.topology.config import load
+from tpspec.topology.head_files import HEAD_FILES
 from tpspec.topology.report import describe, memories
-from tpspec.topology.slots import HEAD_FILES
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "topologies").glob("*.yaml"))

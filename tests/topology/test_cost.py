@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpspec.topology.caches import kv_bytes_read
 from tpspec.topology.cards import card
 from tpspec.topology.cost import (
     IDEAL,
@@ -32,7 +33,6 @@ from tpspec.topology.experts import Experts
 from tpspec.topology.links import Curve, LinkTable, link, straight
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes_read
 
 LAYERS, ROW_BYTES = 80, 16384
 # Published as 69.6e9 without the embedding, 139.1, 71.7 and 39.1 GB: 69.55e9 is the number that rounds to all four.

@@ -12,13 +12,14 @@ import pytest
 from tests.topology.test_cost import PUBLISHED
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.topology.__main__ import main
+from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
 from tpspec.topology.cards import card, cards, parse_gpus
 from tpspec.topology.config import Placement, load
 from tpspec.topology.plan import Plan, Ranking, Wish, plan, topology_of
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes, kv_bytes_read, num_attended, num_params, weight_bytes
+from tpspec.topology.sizes import num_params, weight_bytes
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpspec.errors import UserError
+from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
 from tpspec.topology.experts import Experts
 from tpspec.topology.groups import grid_of
 from tpspec.topology.shape import ModelShape, shape_of
@@ -17,10 +18,7 @@ from tpspec.topology.sizes import (
     WIDE_BYTES,
     collectives_per_round,
     expert_bytes,
-    kv_bytes,
-    kv_bytes_read,
     layer_bytes,
-    num_attended,
     num_params,
     round_bytes,
     weight_bytes,

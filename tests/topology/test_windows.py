@@ -11,13 +11,12 @@ import pytest
 from tests.checkpoints import BASE, KINDS
 from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES, read_spec
+from tpspec.topology.caches import kv_bytes, recent_of
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.delta_net import DELTA_NETS
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import kv_bytes
-from tpspec.topology.slots import recent_of
 from tpspec.topology.windows import SLIDES, Sliding, windows_of
 
 LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]

@@ -22,7 +22,7 @@ class WindowedPool(PagePool):
     """window: of the layers, the longest. num_recent: pages of `recent`, the pool for those layers.
 
     Who plans says where each sequence stands (`pass_by`) before any takes room for its rows (`grow_recent`): with as
-    many pages as topology/slots.py counts, no more sequences and rows than it was told of never lack one.
+    many pages as topology/caches.py counts, no more sequences and rows than it was told of never lack one.
     """
 
     def __init__(self, num_pages: int, page_size: int, window: int, num_recent: int) -> None:

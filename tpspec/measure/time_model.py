@@ -12,23 +12,14 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.measure.trace import samples_of
+from tpspec.topology.caches import kv_bytes_read, num_attended, target_cache
 from tpspec.topology.calibration import Sample, fit
 from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import (
-    DTYPE_BYTES,
-    expert_bytes,
-    kv_bytes,
-    kv_bytes_read,
-    num_attended,
-    num_params,
-    state_bytes,
-    weight_bytes,
-)
-from tpspec.topology.slots import num_states, recent_slots
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -119,8 +110,7 @@ def _check_fits(topology: Topology, shape: ModelShape, shard: Shard, card: Card)
     """The target alone: what a drafter beside it needs is the planner's matter."""
     target = topology.target
     needed = weight_bytes(shape, shard, target.dtype, target.quantize)
-    needed += kv_bytes(shape, shard, topology.cache_dtype, topology.cache.tokens, recent_slots(topology, shape))
-    needed += state_bytes(shape, shard, target.dtype, num_states(topology, shape))
+    needed += target_cache(topology, shape, shard)
     if needed > card.usable_bytes:
         short = (needed - card.usable_bytes) / 2**30
         raise OutOfMemory(

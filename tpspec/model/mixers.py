@@ -14,8 +14,8 @@ from tpspec.cache.states import StateSizes, StateStore
 from tpspec.model.delta_net import Mixer
 from tpspec.model.steps import Norm
 from tpspec.model.stored import Place, numbers_of
+from tpspec.topology.caches import NUM_LEFT
 from tpspec.topology.delta_net import MODULE, OUT
-from tpspec.topology.slots import NUM_LEFT
 
 if TYPE_CHECKING:
     from tpspec.model.matrices import Matrices

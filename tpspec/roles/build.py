@@ -24,10 +24,10 @@ from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, taps_elsewhere, ways_of
 from tpspec.roles.fit import target_pool
+from tpspec.topology.caches import NUM_LEFT, kept_of, num_states, recent_slots, target_slots
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.slots import NUM_LEFT, kept_of, num_states, recent_slots, target_slots
 from tpspec.verify import rule
 from tpspec.verify.allowed import Constraint
 from tpspec.verify.noise import CounterNoise

@@ -20,10 +20,10 @@ from tpspec.engine.remote import Way
 from tpspec.errors import UserError
 from tpspec.roles.fit import draft_pool
 from tpspec.roles.tokenizers import check_same_tokenizer
+from tpspec.topology.caches import draft_slots
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.sizes import DTYPE_BYTES
-from tpspec.topology.slots import draft_slots
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from tpspec.cache.pages import PagePool
 from tpspec.cache.windows import WindowedPool
 from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
+from tpspec.topology.caches import draft_cache, draft_slots, recent_slots, target_cache, target_slots
 from tpspec.topology.checkpoint import find
+from tpspec.topology.head_files import head_bytes
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, kv_bytes, layer_bytes, state_bytes, weight_bytes
-from tpspec.topology.slots import draft_slots, draft_states, head_bytes, num_states, recent_slots, target_slots
+from tpspec.topology.sizes import DTYPE_BYTES, layer_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,11 +70,8 @@ def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
     """By rank of the world."""
     target, shape = topology.target, ModelShape.of(find(topology.target.model))
     assert target.fixed_weights is not None, "a seat settles auto weights first"
-    slots = target_slots(topology), recent_slots(topology, shape)
     held = (
-        _bytes(shape, shard, target.dtype, target.quantize, on_card=on_card)
-        + kv_bytes(shape, shard, topology.cache_dtype, *slots)
-        + state_bytes(shape, shard, target.dtype, num_states(topology, shape))
+        _bytes(shape, shard, target.dtype, target.quantize, on_card=on_card) + target_cache(topology, shape, shard)
         for shard in split(shape, target.fixed_weights)
     )
     return dict(zip(target.ranks, held, strict=True))
@@ -90,11 +88,7 @@ def draft_bytes(topology: Topology, *, on_card: bool) -> int:
         return 0
     shape = ModelShape.of(find(model))
     (whole,) = split(shape, (1.0,))
-    return (
-        _bytes(shape, whole, dtype, quantize, on_card=on_card)
-        + kv_bytes(shape, whole, dtype, draft_slots(topology))
-        + state_bytes(shape, whole, dtype, draft_states(topology.serve, shape))
-    )
+    return _bytes(shape, whole, dtype, quantize, on_card=on_card) + draft_cache(topology, shape, whole, dtype)
 
 
 def _bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, *, on_card: bool) -> int:

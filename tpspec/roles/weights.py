@@ -13,12 +13,12 @@ from tpspec.errors import UserError
 from tpspec.roles.fit import draft_bytes
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.balance import Capacity, balanced
+from tpspec.topology.caches import target_cache
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, kv_bytes, state_bytes, weight_bytes
-from tpspec.topology.slots import num_states, recent_slots, target_slots
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +48,7 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
     """The topology with a number for each target rank. Raises OutOfMemory where nothing would fit."""
     shape, target = ModelShape.of(find(topology.target.model)), topology.target
     (whole,) = split(shape, (1.0,))
-    cached = kv_bytes(shape, whole, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape))
-    cached += state_bytes(shape, whole, target.dtype, num_states(topology, shape))
+    cached = target_cache(topology, shape, whole)
     held = weight_bytes(shape, whole, target.dtype, target.quantize) + cached
     parts = balanced(held, capacities, 1 - _idle(topology, shape, whole) / held)
     weights = tuple(round(part / max(parts), 3) for part in parts)

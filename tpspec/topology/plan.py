@@ -10,6 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import OutOfMemory, UserError
+from tpspec.topology.caches import (
+    draft_states,
+    kv_bytes,
+    kv_bytes_read,
+    num_attended,
+    recent_of,
+    state_bytes,
+    states_of,
+)
 from tpspec.topology.checkpoint import local
 from tpspec.topology.config import CacheConfig, EngineConfig, Placement, ServeConfig, Topology
 from tpspec.topology.cost import (
@@ -27,17 +36,7 @@ from tpspec.topology.cost import (
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import MODEL_TYPES, shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import (
-    DTYPE_BYTES,
-    expert_bytes,
-    kv_bytes,
-    kv_bytes_read,
-    num_attended,
-    num_params,
-    state_bytes,
-    weight_bytes,
-)
-from tpspec.topology.slots import draft_states, recent_of, states_of
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:

@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
+from tpspec.topology.caches import draft_cache, kept_of, num_states, state_bytes, target_cache
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
+from tpspec.topology.head_files import head_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import (
     DTYPE_BYTES,
     collectives_per_draft,
     collectives_per_round,
-    kv_bytes,
     layer_bytes,
     round_bytes,
-    state_bytes,
     weight_bytes,
 )
-from tpspec.topology.slots import draft_slots, draft_states, head_bytes, kept_of, num_states, recent_slots, target_slots
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")
@@ -84,12 +83,8 @@ def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
 
 
 def _shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
-    dtype = topology.target.dtype
-    return Memory(
-        weight_bytes(shape, shard, dtype, topology.target.quantize),
-        kv_bytes(shape, shard, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape))
-        + state_bytes(shape, shard, dtype, num_states(topology, shape)),
-    )
+    held = weight_bytes(shape, shard, topology.target.dtype, topology.target.quantize)
+    return Memory(held, target_cache(topology, shape, shard))
 
 
 def _drafter_memory(topology: Topology) -> Memory:
@@ -104,11 +99,7 @@ def _drafter_memory(topology: Topology) -> Memory:
         return Memory()
     shape = shape_of(topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
-    return Memory(
-        weight_bytes(shape, whole, dtype, quantize),
-        kv_bytes(shape, whole, dtype, draft_slots(topology))
-        + state_bytes(shape, whole, dtype, draft_states(topology.serve, shape)),
-    )
+    return Memory(weight_bytes(shape, whole, dtype, quantize), draft_cache(topology, shape, whole, dtype))
 
 
 def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:

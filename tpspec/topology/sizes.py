@@ -17,7 +17,6 @@ from tpspec.topology.groups import BITS, HEAD_BITS, grid_of, quantized_bytes, sh
 from tpspec.topology.latent import LATENT, REDUCED
 from tpspec.topology.shape import check_dtype
 from tpspec.topology.shards import split
-from tpspec.topology.slots import NUM_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -339,46 +338,6 @@ def _routers(shape: ModelShape) -> int:
     has_biases = experts.sigmoid or experts.biased
     each = experts.count * (shape.hidden + has_biases) + shape.hidden * experts.shared_gated
     return len(_with_experts(shape)) * each
-
-
-def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:
-    """Bytes of K and V that a rank keeps for num_tokens, over all layers. dtype: or int8, with a scale for each head.
-
-    num_recent: tokens that layers with a window keep, where that is another number.
-    """
-    head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
-    saved = shape.num_windowed * (num_tokens - num_recent) if num_recent else 0
-    tensors = 2 if shape.latent is None else 1
-    return tensors * len(shard.kv_heads) * head * (shape.num_attending * num_tokens - saved)
-
-
-def state_bytes(shape: ModelShape, shard: Shard, dtype: str, num_states: int) -> int:
-    """Bytes that a rank keeps of num_states texts, and of one more, in layers of linear attention; dtype: of rows."""
-    net = shape.delta_net
-    if net is None:
-        return 0
-    rows = (net.kernel - 1 + NUM_LEFT) * (_mixed(net, shard) + 2 * len(shard.delta_values))
-    return (num_states + 1) * (_states(shape, shard) * WIDE_BYTES + len(net.layers) * rows * DTYPE_BYTES[dtype])
-
-
-def _states(shape: ModelShape, shard: Shard) -> int:
-    """Numbers of a text's states, in all layers of linear attention."""
-    net = shape.delta_net
-    return 0 if net is None else len(net.layers) * len(shard.delta_values) * net.key_dim * net.value_dim
-
-
-def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:
-    """Bytes of K and V that a token behind `context` others reads on a rank; and of states, which are written, too."""
-    read = kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
-    return read + 2 * WIDE_BYTES * _states(shape, shard)
-
-
-def num_attended(shape: ModelShape, shard: Shard, context: int) -> int:
-    """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values; and states,
-    with a key, with a query, and as they are written."""
-    in_windows = shape.num_windowed * (context - min(context, shape.window or context))
-    attended = 2 * len(shard.heads) * shape.head_dim * (shape.num_attending * context - in_windows)
-    return attended + 3 * _states(shape, shard)
 
 
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:

@@ -1,0 +1,120 @@
+"""What caches hold, how many tokens and texts, and what that takes; and what a round reads of them.
+
+Integers only, of shapes, shards and sections of a topology; must not know how a cache is laid out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
+
+if TYPE_CHECKING:
+    from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig, Topology
+    from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import Shard
+
+FUTURES = 64  # slots of a sequence for tokens that may come
+NUM_LEFT = 65  # rows of a text behind its state: its root, and a draft
+
+
+def target_slots(topology: Topology) -> int:
+    """Of the target's cache: whole pages."""
+    return -(-topology.cache.tokens // topology.cache.page) * topology.cache.page
+
+
+def recent_slots(topology: Topology, shape: ModelShape) -> int:
+    """Of the target's layers with a window: whole pages; 0 where they have the slots that all have."""
+    return recent_of(shape, topology.cache, topology.serve, topology.engine)
+
+
+def recent_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine: EngineConfig) -> int:
+    """`recent_slots` of such sections.
+
+    As many requests as may run find place with all that their next tokens see, and the rows of a round besides: n
+    positions that follow each other touch ceil((n - 1) / page) + 1 pages at most, wherever they begin.
+    """
+    if shape.window is None:
+        return 0
+    of_each = -(-(shape.window - 2) // cache.page) + 2
+    num_pages = min(serve.max_running, engine.max_rows) * of_each + -(-engine.max_rows // cache.page)
+    return num_pages * cache.page if num_pages * cache.page < cache.tokens else 0
+
+
+def num_states(topology: Topology, shape: ModelShape) -> int:
+    """Of a model that keeps a state of each text that runs, and of beginnings; 0 where it keeps none."""
+    return states_of(shape, topology.cache, topology.serve, topology.engine)
+
+
+def states_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine: EngineConfig) -> int:
+    """`num_states` of such sections."""
+    return min(serve.max_running, engine.max_rows) + kept_of(cache) if shape.delta_net else 0
+
+
+def kept_of(cache: CacheConfig) -> int:
+    """Those that are of beginnings."""
+    return cache.states if cache.prefix else 0
+
+
+def draft_states(serve: ServeConfig, shape: ModelShape) -> int:
+    """Texts that a draft model keeps a state of; 0 where it keeps none."""
+    return serve.max_running if shape.delta_net else 0
+
+
+def draft_slots(topology: Topology) -> int:
+    """Of a draft model's cache: beyond what the target caches, each sequence holds the futures of its text."""
+    page = topology.cache.page
+    return target_slots(topology) + topology.serve.max_running * -(-FUTURES // page) * page
+
+
+def target_cache(topology: Topology, shape: ModelShape, shard: Shard) -> int:
+    """Bytes that a shard keeps of texts."""
+    kept = kv_bytes(shape, shard, topology.cache_dtype, target_slots(topology), recent_slots(topology, shape))
+    return kept + state_bytes(shape, shard, topology.target.dtype, num_states(topology, shape))
+
+
+def draft_cache(topology: Topology, shape: ModelShape, whole: Shard, dtype: str) -> int:
+    """Bytes that a draft model, which is held in that dtype, keeps of texts."""
+    states = state_bytes(shape, whole, dtype, draft_states(topology.serve, shape))
+    return kv_bytes(shape, whole, dtype, draft_slots(topology)) + states
+
+
+def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:
+    """Bytes of K and V that a rank keeps for num_tokens, over all layers. dtype: or int8, with a scale for each head.
+
+    num_recent: tokens that layers with a window keep, where that is another number.
+    """
+    head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
+    saved = shape.num_windowed * (num_tokens - num_recent) if num_recent else 0
+    tensors = 2 if shape.latent is None else 1
+    return tensors * len(shard.kv_heads) * head * (shape.num_attending * num_tokens - saved)
+
+
+def state_bytes(shape: ModelShape, shard: Shard, dtype: str, num_states: int) -> int:
+    """Bytes that a rank keeps of num_states texts, and of one more, in layers of linear attention; dtype: of rows."""
+    net = shape.delta_net
+    if net is None:
+        return 0
+    values = len(shard.delta_values)
+    rows = (net.kernel - 1 + NUM_LEFT) * (net.mixed_of(len(shard.delta_keys), values) + 2 * values)
+    return (num_states + 1) * (_states(shape, shard) * WIDE_BYTES + len(net.layers) * rows * DTYPE_BYTES[dtype])
+
+
+def _states(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of a text's states, in all layers of linear attention."""
+    net = shape.delta_net
+    return 0 if net is None else len(net.layers) * len(shard.delta_values) * net.key_dim * net.value_dim
+
+
+def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:
+    """Bytes of K and V that a token behind `context` others reads on a rank; and of states, which are written, too."""
+    read = kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
+    return read + 2 * WIDE_BYTES * _states(shape, shard)
+
+
+def num_attended(shape: ModelShape, shard: Shard, context: int) -> int:
+    """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values; and states,
+    with a key, with a query, and as they are written."""
+    in_windows = shape.num_windowed * (context - min(context, shape.window or context))
+    attended = 2 * len(shard.heads) * shape.head_dim * (shape.num_attending * context - in_windows)
+    return attended + 3 * _states(shape, shard)
