@@ -19,7 +19,7 @@ from tpspec.topology.plan import Plan, Ranking, Wish, plan, topology_of
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import num_params, weight_bytes
+from tpspec.topology.sizes import layer_bytes, num_params, weight_bytes
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
 
 ROOT = Path(__file__).parents[2]
@@ -220,7 +220,6 @@ def test_ngram_needs_no_model_and_no_card(capsys: pytest.CaptureFixture[str]) ->
         ({"draft": "llama-1b"}, "no model 'llama-1b'"),
         ({"acceptance": 1.5}, "should be between 0 and 1"),
         ({"draft": ""}, "--draft : is empty; should be a draft model's folder or hub id, or one of none, ngram, lay"),
-        ({"draft": "mtp"}, "--draft mtp: is not costed here; should be a draft model's folder"),
         ({"draft": "medusa"}, "--draft medusa: is not costed here"),
         ({"draft": "model"}, "--draft model: costs what its model does; should be a draft model's folder"),
     ],
@@ -274,6 +273,19 @@ def test_whatif_prints_the_table_without_torch() -> None:
     cells = [line.split() for line in done.stdout.splitlines() if line.startswith("8x3090 gen3x8 stock ")]
     assert [row[7] for row in cells] == ["30", "43", "54"]
     assert "16-bit" in done.stdout
+
+
+def test_a_layer_behind_the_target_s_last_is_costed_by_what_it_reads() -> None:
+    """Against a source that most of these models are published with and no plan knows. It moves, too."""
+    ranking = plan(wish(model="Qwen/Qwen3.5-27B", draft="mtp"))
+    shape = shape_of("Qwen/Qwen3.5-27B")
+    plain, inline, away = (of(ranking, placement, 4, 4) for placement in ("none", "inline", "dedicated"))
+    beside = inline.memory[0] - plain.memory[0]
+    assert layer_bytes(shape, "bfloat16") < beside < 1.05 * layer_bytes(shape, "bfloat16")
+    assert away.memory[-1] == beside
+    assert inline.draft_s == pytest.approx(layer_bytes(shape, "bfloat16") / (0.8 * 936e9), rel=0.25)
+    assert inline.prediction.tokens_per_s > plain.prediction.tokens_per_s
+    assert topology_of(wish(model="Qwen/Qwen3.5-27B", draft="mtp"), away).draft.source == "mtp"
 
 
 def test_the_states_of_a_draft_model_are_counted() -> None:

@@ -110,7 +110,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", required=True, help="the target, as in a topology file")
     parser.add_argument(
-        "--draft", default="ngram", help="the drafter's model, or a source that loads none: ngram, early_exit, none"
+        "--draft",
+        default="ngram",
+        help="the drafter's model, or a source without one: ngram, mtp, early_exit, none",
     )
     parser.add_argument("--acceptance", type=float, default=0.75, help="of a draft token (default 0.75)")
     parser.add_argument("--context", type=_positive, default=4096, help="tokens cached and read (default 4096)")

@@ -5,7 +5,7 @@ Everything here is a prediction of `cost.py`. Must not print, write a file (`pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -36,7 +36,7 @@ from tpspec.topology.cost import (
 from tpspec.topology.links import link_for
 from tpspec.topology.shape import MODEL_TYPES, shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, num_params, weight_bytes
+from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -73,6 +73,11 @@ class Wish:
     @property
     def draft_model(self) -> str | None:
         return None if self.draft in SOURCES and SOURCES[self.draft].loads == "nothing" else self.draft
+
+    @property
+    def behind(self) -> bool:
+        """Whether a layer of the target's own files drafts, behind its last."""
+        return self.draft in SOURCES and SOURCES[self.draft].behind
 
     def left_out(self, target: ModelShape) -> Sublayers | None:
         """Of the target, where it drafts itself."""
@@ -166,9 +171,9 @@ def plan(wish: Wish) -> Ranking:
 def _check_draft(draft: str) -> None:
     """Refuses a source that stands for a model or a head: only its folder says what a draft costs, if anything does."""
     kind = SOURCES.get(draft)
-    if draft and (kind is None or not kind.computes):
+    if draft and (kind is None or kind.behind or not kind.computes):
         return
-    free = ", ".join(name for name, one in SOURCES.items() if not one.computes)
+    free = ", ".join(name for name, one in SOURCES.items() if one.behind or not one.computes)
     what = (
         "is empty" if kind is None else "costs what its model does" if kind.loads == "model" else "is not costed here"
     )
@@ -188,7 +193,11 @@ class _Planner:
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
         self.target = shape_of(wish.model)
-        self.draft = shape_of(wish.draft_model) if wish.draft_model else None
+        self.draft = None
+        if wish.behind:
+            self.draft = last_layer(self.target)
+        elif wish.draft_model is not None:
+            self.draft = shape_of(wish.draft_model)
         self.left_out = wish.left_out(self.target)
         self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
         wish.link_for(2)  # an unknown name is told before anything is computed
@@ -265,9 +274,16 @@ class _Planner:
         if self.draft is None or layout.placement == "none":
             return 0.0
         (whole,) = split(self.draft, (1.0,))
-        load = self._load(self.draft, whole, 16, self._dtype(layout))
+        load = replace(self._load(self.draft, whole, 16, self._dtype(layout)), weights=self._draft_weights(layout))
         on = [self.wish.gpus[layout.drafts_at]]
         return step_cost([load], on, self.draft.num_layers, 0, None).seconds(1)
+
+    def _draft_weights(self, layout: Layout) -> int:
+        """Bytes of what drafts with weights of its own, in 16 bits or more."""
+        assert self.draft is not None, "of what is looked up there are none"
+        (whole,) = split(self.draft, (1.0,))
+        dtype = self._dtype(layout)
+        return layer_bytes(self.target, dtype) if self.wish.behind else weight_bytes(self.draft, whole, dtype)
 
     def _dtype(self, layout: Layout) -> str:
         """As the cards have 16 bits; float32 where a model's numbers are too large for theirs."""
@@ -296,23 +312,25 @@ class _Planner:
         if self.draft is None or layout.placement == "none":
             return tuple(held)
         (whole,) = split(self.draft, (1.0,))
-        own = self._bytes(self.draft, whole, 16, self._dtype(layout), draft_states(ServeConfig(), self.draft))
+        num_states = draft_states(ServeConfig(), self.draft)
+        own = self._draft_weights(layout) + self._cached(self.draft, whole, self._dtype(layout), num_states)
         if layout.placement == "dedicated":
             return (*held, own)
         return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
 
     def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
-        dtype, cache = self._dtype(layout), CacheConfig(tokens=self.wish.page_context)
-        states, recent = (of(self.target, cache, ServeConfig(), EngineConfig()) for of in (states_of, recent_of))
-        shards = self._split(layout)
-        return tuple(self._bytes(self.target, shard, layout.bits, dtype, states, recent) for shard in shards)
+        target, dtype, quantize = self.target, self._dtype(layout), widths(self.target).get(layout.bits)
+        sections = CacheConfig(tokens=self.wish.page_context), ServeConfig(), EngineConfig()
+        kept = states_of(target, *sections), recent_of(target, *sections)
+        return tuple(
+            weight_bytes(target, shard, dtype, quantize) + self._cached(target, shard, dtype, *kept)
+            for shard in self._split(layout)
+        )
 
-    def _bytes(
-        self, shape: ModelShape, shard: Shard, bits: int, dtype: str, num_states: int, num_recent: int = 0
-    ) -> int:
-        kv = kv_bytes(shape, shard, dtype, self.wish.page_context, num_recent)
-        kv += state_bytes(shape, shard, dtype, num_states)
-        return weight_bytes(shape, shard, dtype, widths(shape).get(bits)) + kv
+    def _cached(self, shape: ModelShape, shard: Shard, dtype: str, num_states: int, num_recent: int = 0) -> int:
+        """Bytes of the context, and of states."""
+        held = kv_bytes(shape, shard, dtype, self.wish.page_context, num_recent)
+        return held + state_bytes(shape, shard, dtype, num_states)
 
 
 def widths(shape: ModelShape) -> dict[int, str | None]:

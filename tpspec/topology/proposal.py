@@ -70,7 +70,8 @@ def _drafting(wish: Wish, one: Plan) -> list[str]:
         case "inline" if not one.draft_s:
             return ["drafts looked up"]
         case "inline":
-            return [f"drafts {drafting_ms:.1f} ms on {'every' if wish.draft in SOURCES else 'the first'} card"]
+            alone = wish.draft not in SOURCES or SOURCES[wish.draft].computes
+            return [f"drafts {drafting_ms:.1f} ms on {'the first' if alone else 'every'} card"]
         case placement:
             where = "the gaps" if placement == "gaps" else "a card of their own"
             return [f"drafts {drafting_ms:.1f} ms in {where}, {left_ms:.1f} not hidden"]

@@ -69,11 +69,15 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     )
 
 
-def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
-    """Of one more layer like a model's last, whole, that drafts for it: with a head, and what joins a token's embedding
-    with the feature before it."""
+def last_layer(shape: ModelShape) -> ModelShape:
+    """Of one more layer like a model's last, that drafts for it: a model of that layer."""
     experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
-    one = replace(shape, num_layers=1, experts=experts, delta_net=None, stored=None)
+    return replace(shape, num_layers=1, experts=experts, delta_net=None, stored=None)
+
+
+def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
+    """Of that layer, whole: with a head, and what joins a token's embedding with the feature before it."""
+    one = last_layer(shape)
     (whole,) = split(one, (1.0,))
     joins = [Fused((("fc", shape.hidden),), range(2 * shape.hidden), 2 * shape.hidden)]
     return weight_bytes(one, whole, dtype, quantize) + _Held.of(one, dtype, quantize).bytes_of(joins)
