@@ -66,7 +66,7 @@ PLAIN, CODES = torch.float32, torch.float8_e4m3fn
             r"has experts \(layers.0.mlp.experts.0.up_proj.weight\)",
         ),
         ("mtp.layers.1.input_layernorm.weight", PLAIN, "does not have: mtp.layers.1.input_layernorm.weight"),
-        ("mtp.fc.weight", PLAIN, r"tensor fc.weight has shape \[8, 8\]; by the configs it should be \[72, 144\]"),
+        ("mtp.fc.weight", PLAIN, r"tensor mtp.fc.weight has shape \[8, 8\]; by the configs it should be \[72, 144\]"),
         ("mtp.layers.0.mlp.up_proj.weight", CODES, "is float8_e4m3fn, and what drafts is not read in codes"),
     ],
 )

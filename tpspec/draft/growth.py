@@ -203,9 +203,7 @@ class Growth:
         tree = [*above.values(), *(node for node in nodes if node.parent is not None)]
         rows = {id(self.root): size - 1 - start} | {id(node): row for row, node in enumerate(tree, size - start)}
         parents = [*range(-1, size - 1 - start), *(rows[id(node.parent)] for node in tree)]
-        line = [
-            slot for node in tree if node.slot is not None for slot in pool.slots(self.seq, node.slot, node.slot + 1)
-        ]
+        line = [one for node in tree if node.slot is not None for one in pool.slots(self.seq, node.slot, node.slot + 1)]
         return Span(
             self.seq,
             start,

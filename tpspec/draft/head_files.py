@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 
 class HeadFiles:
-    """rename: from a tensor's name in the files to the one it is asked for by; None for what is no part of the head."""
+    """rename: from a tensor's name in the files to the one it is asked for by; None for what is no part of the head.
+    spelt: the other way, for whoever has to look for it there.
+    """
 
-    def __init__(self, folder: Path, rename: Callable[[str], str | None]) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, rename: Callable[[str], str | None], spelt: Callable[[str], str] = lambda name: name
+    ) -> None:
+        self.folder, self._spelt = folder, spelt
         self._tensors: dict[str, Tensor] = {}
         for path in weight_files(folder):
             self._tensors |= _read(path, rename)
@@ -49,17 +53,17 @@ class HeadFiles:
     def take(self, name: str, *shape: int) -> Tensor:
         """Raises UserError where it is missing, has another shape, or is a weight in codes."""
         if name not in self._tensors:
-            raise UserError(f"{self.folder}: tensor {name} is missing; should be {list(shape)}")
+            raise UserError(f"{self.folder}: tensor {self._spelt(name)} is missing; should be {list(shape)}")
         tensor = self._tensors.pop(name)
         if name.endswith(".weight") and (kind := codes_in(tensor)):
             raise UserError(
-                f"{self.folder}: tensor {name} is {kind}, and what drafts is not read in codes; should be float32, "
-                "bfloat16 or float16"
+                f"{self.folder}: tensor {self._spelt(name)} is {kind}, and what drafts is not read in codes; should be "
+                "float32, bfloat16 or float16"
             )
         if tuple(tensor.shape) != shape:
-            found = list(tensor.shape)
+            called, found = self._spelt(name), list(tensor.shape)
             raise UserError(
-                f"{self.folder}: tensor {name} has shape {found}; by the configs it should be {list(shape)}"
+                f"{self.folder}: tensor {called} has shape {found}; by the configs it should be {list(shape)}"
             )
         return tensor
 
@@ -76,7 +80,8 @@ class HeadFiles:
         endings = tuple("." + name for name in unused)
         left = sorted(name for name in self._tensors if not f".{name}".endswith(endings))
         if left:
-            raise UserError(f"{self.folder}: tensors that such a head does not have: {', '.join(left)}")
+            names = ", ".join(map(self._spelt, left))
+            raise UserError(f"{self.folder}: tensors that such a head does not have: {names}")
 
 
 def weight_files(folder: Path) -> list[Path]:

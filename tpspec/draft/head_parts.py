@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.embedding import Embedding
+from tpspec.model.embedding import Embedding, head_of
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import PlainLinear, linear, rounded_linear
@@ -158,8 +158,9 @@ class Parts:
         name = "lm_head.weight"
         if name in self.files or num_ids != self.target.vocab:
             return self.linear(self.files.take(name, num_ids, self.spec.hidden), bits=HEAD_BITS)
-        name = "model.embed_tokens.weight" if self.target.tied else name
-        return self.linear(Checkpoint(self.given.target).read(name, (num_ids, self.spec.hidden)), bits=HEAD_BITS)
+        checkpoint, shape = Checkpoint(self.given.target), (num_ids, self.spec.hidden)
+        own = head_of(checkpoint, shape, tied=self.target.tied)
+        return self.linear(checkpoint.read(f"{own}.weight", shape), bits=HEAD_BITS)
 
     def matrix(
         self,

@@ -17,6 +17,7 @@ import torch
 from tpspec.draft.head_files import HeadFiles
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
+from tpspec.model.embedding import head_of
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
 
@@ -121,8 +122,8 @@ def _outputs(
     if config.get("original_lm_head"):
         names = [name for name in (names[0], "lm_head.weight") if name in files][:1]
     if not names:
-        own = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
-        return [Checkpoint(target).read(own, (spec.vocab, spec.hidden))]
+        checkpoint, shape = Checkpoint(target), (spec.vocab, spec.hidden)
+        return [checkpoint.read(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape)]
     # Rows that no id leads to may have been left where they were.
     sizes = [spec.vocab if files.shapes.get(name, ())[:1] == (spec.vocab,) else num_ids for name in names]
     return [files.take(name, size, spec.hidden) for name, size in zip(names, sizes, strict=True)]

@@ -41,7 +41,7 @@ def load_mtp(given: Given) -> Head:
     spec = read_spec(given.target)
     behind = f"model.layers.{target.num_layers}."
     for at, layer_at, names in (("mtp.", "mtp.layers.0.", QWEN), (behind, behind, DEEPSEEK)):
-        files = HeadFiles(given.target, _renamed(at, layer_at, names))
+        files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names))
         if files:
             return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
     raise UserError(f"{given.target} has no layer for multi-token prediction; should hold tensors mtp.* or {behind}*")
@@ -55,6 +55,16 @@ def _renamed(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], s
         return f"{names[stem]}.{kind}" if stem in names else name.replace(layer_at, "layers.0.", 1)
 
     return rename
+
+
+def _spelt(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], str]:
+    stems = {new: stem for stem, new in names.items()}
+
+    def spelt(name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        return f"{at}{stems[stem]}.{kind}" if stem in stems else name.replace("layers.0.", layer_at, 1)
+
+    return spelt
 
 
 def _head(parts: Parts, *, feeds_normed: bool) -> Head:

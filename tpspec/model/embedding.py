@@ -7,9 +7,12 @@ Shapes: T tokens, D hidden, V ids.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from tpspec.topology.formats import HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +20,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from tpspec.model.weights import Checkpoint
+
+log = logging.getLogger(__name__)
+TABLE = "model.embed_tokens"
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number: numpy knows no bfloat16
+
+
+def head_of(checkpoint: Checkpoint, shape: tuple[int, int], *, tied: bool) -> str:
+    """The module whose weight, [V, D], makes logits. tied: by its config the table of embeddings.
+
+    A head of other numbers that is there all the same is meant, as by transformers.
+    """
+    table, head = f"{TABLE}.weight", f"{HEAD}.weight"
+    if not tied:
+        return HEAD
+    if head not in checkpoint or torch.equal(checkpoint.mapped(head, shape), checkpoint.mapped(table, shape)):
+        return TABLE
+    log.warning(
+        "%s: config.json says tie_word_embeddings, and %s has other numbers than %s: it is taken; "
+        "should be tie_word_embeddings: false", checkpoint.folder, head, table,
+    )  # fmt: skip
+    return HEAD
 
 
 class Embedding:

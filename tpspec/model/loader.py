@@ -18,7 +18,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.embedding import Embedding
+from tpspec.model.embedding import TABLE, Embedding, head_of
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.matrices import Matrices
@@ -29,7 +29,7 @@ from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
 from tpspec.model.stored import Place, below, numbers_of
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.experts import mlp_names
-from tpspec.topology.formats import HEAD, check_unquantized
+from tpspec.topology.formats import check_unquantized
 from tpspec.topology.latent import LATENT, MADE, REDUCED
 from tpspec.topology.shape import MODEL_TYPES, check_dtype
 from tpspec.topology.shards import split
@@ -331,14 +331,15 @@ class Loader:
         return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden), head_order)
 
     def _embedding(self) -> Embedding:
-        name, scale = "model.embed_tokens.weight", self.spec.embedding_scale
+        name, scale = f"{TABLE}.weight", self.spec.embedding_scale
         table_VD = self.matrices.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden))
         held = None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
         return Embedding(table_VD, self.dtype, held)
 
     def _head(self) -> Linear:
-        place = self._rows("model.embed_tokens" if self.spec.tied else HEAD, self.shard.vocab, self.spec.vocab)
-        return self.matrices.head(place)
+        spec = self.spec
+        name = head_of(self.matrices.checkpoint, (spec.vocab, spec.hidden), tied=spec.tied)
+        return self.matrices.head(self._rows(name, self.shard.vocab, spec.vocab))
 
     def _head_norm(self, name: str) -> Norm:
         norm, order = self._norm(name, self.spec.head_dim), self.spec.head_order

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpspec.model.architectures import read_spec
+from tpspec.model.embedding import TABLE, head_of
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
 
@@ -49,7 +50,7 @@ def taught(folder: Path) -> Taught:
     eos = config.get("eos_token_id")
     rope = config.get("rope_parameters") or {}
     shape = (spec.vocab, spec.hidden)
-    embedding_VD = checkpoint.mapped("model.embed_tokens.weight", shape)
+    embedding_VD = checkpoint.mapped(f"{TABLE}.weight", shape)
     of_values = spec.num_kv_heads if spec.latent is None else spec.num_heads
     num_heads, num_kv_heads = _head_counts(spec.hidden, spec.num_heads, of_values)
     return Taught(
@@ -67,7 +68,7 @@ def taught(folder: Path) -> Taught:
         eps=spec.eps,
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
         embedding_VD=embedding_VD,
-        head_VD=embedding_VD if spec.tied else checkpoint.mapped("lm_head.weight", shape),
+        head_VD=checkpoint.mapped(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape),
         norm_D=checkpoint.read("model.norm.weight", (spec.hidden,)) + (1 if spec.one_more else 0),
     )
 
