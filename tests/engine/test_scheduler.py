@@ -19,7 +19,7 @@ from tpspec.model.batch import Span, StateCopy
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, Draws, TokenTree, Verdict
 
-STOP, MOST_LEFT = 99, 6
+STOP, MOST_LEFT, KEPT_LEFT = 99, 6, 3
 BUSH = TokenTree((10, 11, 12, 13, 14), (-1, -1, 0, 1, 3))  # two children of the root; 11 - 13 - 14 is the long path
 
 
@@ -351,7 +351,7 @@ def test_the_tally_counts_siblings_as_drafted_and_one_of_them_as_accepted() -> N
 
 
 def text_states(max_running: int, page_size: int, num_kept: int = 0, worth: int = 1) -> TextStates:
-    kept = KeptStates(range(max_running, max_running + num_kept))
+    kept = KeptStates(range(max_running, max_running + num_kept), KEPT_LEFT)
     return TextStates(Seats(max_running, MOST_LEFT), kept, page_size, worth)
 
 
@@ -477,6 +477,7 @@ class Episode:
 
     def copy(self, copies: Sequence[StateCopy]) -> None:
         for source, target, num_left in copies:
+            assert num_left <= KEPT_LEFT
             self.states[target], self.left[target] = self.states[source], self.left[source][:num_left]
 
     def apply(self, commit: Commit, verdicts: list[Verdict]) -> None:

@@ -146,7 +146,7 @@ def test_without_kept_states_texts_begin_alone_and_chunks_are_whole() -> None:
 
 
 def test_the_longest_unused_state_makes_room() -> None:
-    kept = KeptStates(range(5, 7))
+    kept = KeptStates(range(5, 7), 1)
     assert [kept.keep(key, (0,)) for key in (b"a", b"b")] == [5, 6]
     assert kept.use(b"a").slot == 5
     assert kept.keep(b"c", (0, 1)) == 6

@@ -16,7 +16,7 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.loader import Loader
-from tpspec.topology.caches import kv_bytes, state_bytes
+from tpspec.topology.caches import States, kv_bytes, state_bytes
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import weight_bytes
@@ -30,7 +30,7 @@ KINDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 def loaded(folder: Path, shard: Shard | None = None) -> Decoder:
     (whole,) = split(ModelShape.of(folder), (1.0,))
     loader = Loader.open(folder, shard or whole, torch.float32, CPU)
-    return loader.decoder(OneRank(), SLOTS, num_states=3, compiled=False)
+    return loader.decoder(OneRank(), SLOTS, num_states=3, num_kept=2, compiled=False)
 
 
 def logits_of(decoder: Decoder, ids: tuple[int, ...]) -> torch.Tensor:
@@ -74,8 +74,9 @@ def test_what_is_held_is_what_was_planned(kind: str, parts: tuple[float, ...], t
         indices = [x for x in held if not x.is_floating_point()]
         assert len(indices) == 2  # which key head each value head reads
         assert sum(x.nbytes for x in held if x.is_floating_point()) == weight_bytes(shape, shard, "float32")
-        kept = [decoder.states.of(layer) for layer in (0, 2)] if decoder.states else []
-        assert sum(x.nbytes for x in tensors(kept)) == state_bytes(shape, shard, "float32", 3)
+        assert decoder.states is not None
+        kept = [*decoder.states._of.values(), *decoder.states._kept.values()]
+        assert sum(x.nbytes for x in tensors(kept)) == state_bytes(shape, shard, "float32", States(3, 2))
         cached = sum(x.nbytes for x in tensors([decoder.store.keys, decoder.store.values]))
         assert cached == kv_bytes(shape, shard, "float32", SLOTS)
 

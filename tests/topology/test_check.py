@@ -83,10 +83,10 @@ def test_what_states_take_is_said_beside_the_caches_that_they_are_counted_in(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Against a kv cache of gigabytes for a few thousand tokens, and nobody who says why. 24 layers of 32 heads hold 48
-    MiB of a text of Qwen3.5-9B, and 68 rows beside each."""
+    MiB of a text of Qwen3.5-9B, and 68 rows beside each, or 12."""
     code, said = checked(capsys, "target.model=Qwen/Qwen3.5-9B", "cache.states=5")
     assert code == 0
-    assert "kv caches hold states, too: of 16 texts that run and of 5 beginnings, 73.7 MiB each" in said
+    assert "kv caches hold states, too: of 16 texts that run, 73.7 MiB each, and of 5 beginnings, 52.5 MiB each" in said
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,15 @@ class Kept(NamedTuple):
 
 
 class KeptStates:
-    """States of beginnings, under the keys of their last pages (engine/reuse.py). The longest unused makes room."""
+    """States of beginnings, under the keys of their last pages (engine/reuse.py). The longest unused makes room.
 
-    def __init__(self, slots: range) -> None:
+    num_left: rows that there is room for beside each.
+    """
+
+    def __init__(self, slots: range, num_left: int) -> None:
         self._free = list(reversed(slots))
         self._kept: dict[bytes, Kept] = {}  # the longest unused first
-        self.num_slots = len(slots)
+        self.num_slots, self.num_left = len(slots), num_left
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._kept

@@ -45,7 +45,11 @@ class State:
 
 
 class StateStore:
-    """num_left: rows of a text's last forward, at most, from the last certain one on."""
+    """num_left: rows of a text's last forward, at most, from the last certain one on.
+
+    num_kept: states of beginnings, in slots behind the last of texts, which are for copies only. kept_left: rows beside
+    each.
+    """
 
     def __init__(
         self,
@@ -55,16 +59,17 @@ class StateStore:
         num_left: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        num_kept: int = 0,
+        kept_left: int = 0,
     ) -> None:
-        heads = sizes.num_heads, sizes.key_dim, sizes.value_dim
+        def empty(num_slots: int, num_rows: int) -> State:
+            states = torch.zeros(num_slots, sizes.num_heads, sizes.key_dim, sizes.value_dim, device=device)
+            return State(states, torch.zeros(num_slots, num_rows, sizes.row, dtype=dtype, device=device))
+
         self.num_states, self.num_left, self.sizes = num_states, num_left, sizes
-        self._of = {
-            layer: State(
-                torch.zeros(num_states + 1, *heads, device=device),
-                torch.zeros(num_states + 1, self.length, sizes.row, dtype=dtype, device=device),
-            )
-            for layer in layers
-        }
+        self._of = {layer: empty(num_states + 1, self.length) for layer in layers}
+        self._kept = {layer: empty(num_kept, sizes.num_before + kept_left) for layer in layers}
 
     @property
     def length(self) -> int:
@@ -83,6 +88,14 @@ class StateStore:
         """In order, in every layer."""
         for one in copies:
             stop = self.sizes.num_before + one.num_left
-            for held in self._of.values():
-                held.states[one.target].copy_(held.states[one.source])
-                held.left[one.target, :stop].copy_(held.left[one.source, :stop])
+            for layer in self._of:
+                source, target = self._slot(layer, one.source), self._slot(layer, one.target)
+                target.states.copy_(source.states)
+                target.left[:stop].copy_(source.left[:stop])
+
+    def _slot(self, layer: int, slot: int) -> State:
+        """Of one text or beginning: [H, K, V] and [rows, X]."""
+        held, at = self._of[layer], slot
+        if slot > self.num_states:
+            held, at = self._kept[layer], slot - self.num_states - 1
+        return State(held.states[at], held.left[at])

@@ -146,16 +146,17 @@ class TextStates(Stateless):
         return self._keep(seq, seq.num_cached, text.rows) if seq.num_cached in text.stops else []
 
     def has_gone_on(self, seq: Sequence, rows: tuple[int, ...]) -> list[StateCopy]:
-        """A copy stands before the same root, and goes on with fewer rows: as many as fill pages."""
+        """A copy stands before the same root, and goes on with fewer rows: as many as fill pages, if they are few."""
         text, stop = self._standing[seq.id], seq.num_kept * self._page_size
         text.rows, root = rows, seq.num_cached - len(rows)
-        if not self.shares or stop <= root or stop < text.latest + self._worth:
+        copied = rows[: max(0, stop - root)]
+        if not self.shares or not copied or max(copied) >= self._kept.num_left or stop < text.latest + self._worth:
             return []
         key, outdated = seq.keys[seq.num_kept - 1], text.trail
         text.trail = None if key in self._kept else key
         if outdated is not None:
             self._kept.drop([outdated])
-        return self._keep(seq, stop, rows[: stop - root])
+        return self._keep(seq, stop, copied)
 
     def spoil(self, keys: Iterable[bytes]) -> None:
         self._kept.drop(keys)

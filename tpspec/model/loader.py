@@ -94,13 +94,14 @@ class Loader:
         small_cache: bool = False,
         num_recent: int = 0,
         num_states: int = 0,
+        num_kept: int = 0,
         ledger: Ledger | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
 
-        small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. num_states: texts
-        that are kept in layers of linear attention. fixed_rows, compiled, ledger: see Decoder.
+        small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. num_states, num_kept:
+        texts, and beginnings, that are kept in layers of linear attention. fixed_rows, compiled, ledger: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers: list[Layer | LinearLayer] = []
@@ -128,7 +129,7 @@ class Loader:
             fixed_rows=fixed_rows,
             compiled=compiled,
             ledger=ledger,
-            states=None if mixers is None else mixers.store(num_states),
+            states=None if mixers is None else mixers.store(num_states, num_kept),
         )
 
     @property

@@ -14,7 +14,7 @@ from tpspec.cache.states import StateSizes, StateStore
 from tpspec.model.delta_net import Mixer
 from tpspec.model.steps import Norm
 from tpspec.model.stored import Place, numbers_of
-from tpspec.topology.caches import NUM_LEFT
+from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
 from tpspec.topology.delta_net import MODULE, OUT
 
 if TYPE_CHECKING:
@@ -33,12 +33,15 @@ class Mixers:
     hidden: int
     eps: float
 
-    def store(self, num_states: int) -> StateStore:
-        """For so many texts, empty."""
+    def store(self, num_states: int, num_kept: int = 0) -> StateStore:
+        """For so many texts and beginnings, empty."""
         net, heads, matrices = self.net, len(self.shard.delta_values), self.matrices
         row = net.mixed_of(len(self.shard.delta_keys), heads) + 2 * heads
         sizes = StateSizes(heads, net.key_dim, net.value_dim, row, net.kernel - 1)
-        return StateStore(net.layers, sizes, num_states, NUM_LEFT, matrices.dtype, matrices.device)
+        return StateStore(
+            net.layers, sizes, num_states, NUM_LEFT, matrices.dtype, matrices.device,
+            num_kept=num_kept, kept_left=KEPT_LEFT,
+        )  # fmt: skip
 
     def mixer(self, layer: str) -> Mixer:
         """layer: what the names of its modules begin with. Rates are a few rows, and what is held in codes forgets too

@@ -24,7 +24,7 @@ from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, taps_elsewhere, ways_of
 from tpspec.roles.fit import target_pool
-from tpspec.topology.caches import NUM_LEFT, kept_of, num_states, recent_slots, target_slots
+from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT, num_states, recent_slots, target_slots
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
@@ -137,9 +137,9 @@ def build_engine(
 def _text_states(topology: Topology, shape: ModelShape) -> Stateless:
     if shape.delta_net is None:
         return Stateless()
-    count = num_states(topology, shape)
-    num_seats = count - kept_of(topology.cache)
-    return TextStates(Seats(num_seats, NUM_LEFT), KeptStates(range(num_seats, count)), topology.cache.page)
+    running, kept = num_states(topology, shape)
+    behind = range(running + 1, running + 1 + kept)
+    return TextStates(Seats(running, NUM_LEFT), KeptStates(behind, KEPT_LEFT), topology.cache.page)
 
 
 def _prepare(targets: Sequence[ShardedTarget], noise: CounterNoise, device: torch.device) -> None:
@@ -169,9 +169,10 @@ def _decoder(
     shard = _shards(topology, shape)[comm.rank]
     loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device, topology.target.quantize)
     small_cache = topology.cache.dtype == "int8"
+    num_running, num_kept = num_states(topology, shape)
     return loader.decoder(
         comm, target_slots(topology), fixed_rows=fixed_rows, small_cache=small_cache,
-        num_recent=recent_slots(topology, shape), num_states=num_states(topology, shape), ledger=ledger,
+        num_recent=recent_slots(topology, shape), num_states=num_running, num_kept=num_kept, ledger=ledger,
         progress=progress,
     )  # fmt: skip
 

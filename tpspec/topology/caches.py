@@ -5,7 +5,7 @@ Integers only, of shapes, shards and sections of a topology; must not know how a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 FUTURES = 64  # slots of a sequence for tokens that may come
 NUM_LEFT = 65  # rows of a text behind its state: its root, and a draft
+KEPT_LEFT = 9  # of a beginning: a longer path leaves no copy, and the next one mostly does
+
+
+class States(NamedTuple):
+    """Of texts that run, and of beginnings that are kept."""
+
+    running: int
+    kept: int = 0
 
 
 def target_slots(topology: Topology) -> int:
@@ -41,24 +49,21 @@ def recent_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine:
     return num_pages * cache.page if num_pages * cache.page < cache.tokens else 0
 
 
-def num_states(topology: Topology, shape: ModelShape) -> int:
-    """Of a model that keeps a state of each text that runs, and of beginnings; 0 where it keeps none."""
+def num_states(topology: Topology, shape: ModelShape) -> States:
+    """Of the target; none of a model that keeps none."""
     return states_of(shape, topology.cache, topology.serve, topology.engine)
 
 
-def states_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine: EngineConfig) -> int:
+def states_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine: EngineConfig) -> States:
     """`num_states` of such sections."""
-    return min(serve.max_running, engine.max_rows) + kept_of(cache) if shape.delta_net else 0
+    if shape.delta_net is None:
+        return States(0)
+    return States(min(serve.max_running, engine.max_rows), cache.states if cache.prefix else 0)
 
 
-def kept_of(cache: CacheConfig) -> int:
-    """Those that are of beginnings."""
-    return cache.states if cache.prefix else 0
-
-
-def draft_states(serve: ServeConfig, shape: ModelShape) -> int:
-    """Texts that a draft model keeps a state of; 0 where it keeps none."""
-    return serve.max_running if shape.delta_net else 0
+def draft_states(serve: ServeConfig, shape: ModelShape) -> States:
+    """Of a draft model."""
+    return States(serve.max_running if shape.delta_net else 0)
 
 
 def draft_slots(topology: Topology) -> int:
@@ -90,14 +95,19 @@ def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_r
     return tensors * len(shard.kv_heads) * head * (shape.num_attending * num_tokens - saved)
 
 
-def state_bytes(shape: ModelShape, shard: Shard, dtype: str, num_states: int) -> int:
-    """Bytes that a rank keeps of num_states texts, and of one more, in layers of linear attention; dtype: of rows."""
+def state_bytes(shape: ModelShape, shard: Shard, dtype: str, states: States) -> int:
+    """Bytes that a rank keeps of texts in layers of linear attention; dtype: of rows. One more text than may run."""
+    running, kept = (_state(shape, shard, dtype, num_left) for num_left in (NUM_LEFT, KEPT_LEFT))
+    return (states.running + 1) * running + states.kept * kept
+
+
+def _state(shape: ModelShape, shard: Shard, dtype: str, num_left: int) -> int:
     net = shape.delta_net
     if net is None:
         return 0
     values = len(shard.delta_values)
-    rows = (net.kernel - 1 + NUM_LEFT) * (net.mixed_of(len(shard.delta_keys), values) + 2 * values)
-    return (num_states + 1) * (_states(shape, shard) * WIDE_BYTES + len(net.layers) * rows * DTYPE_BYTES[dtype])
+    rows = (net.kernel - 1 + num_left) * (net.mixed_of(len(shard.delta_keys), values) + 2 * values)
+    return _states(shape, shard) * WIDE_BYTES + len(net.layers) * rows * DTYPE_BYTES[dtype]
 
 
 def _states(shape: ModelShape, shard: Shard) -> int:

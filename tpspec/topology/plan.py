@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.topology.caches import (
+    States,
     draft_states,
     kv_bytes,
     kv_bytes_read,
@@ -312,8 +313,8 @@ class _Planner:
         if self.draft is None or layout.placement == "none":
             return tuple(held)
         (whole,) = split(self.draft, (1.0,))
-        num_states = draft_states(ServeConfig(), self.draft)
-        own = self._draft_weights(layout) + self._cached(self.draft, whole, self._dtype(layout), num_states)
+        states = draft_states(ServeConfig(), self.draft)
+        own = self._draft_weights(layout) + self._cached(self.draft, whole, self._dtype(layout), states)
         if layout.placement == "dedicated":
             return (*held, own)
         return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
@@ -321,16 +322,16 @@ class _Planner:
     def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
         target, dtype, quantize = self.target, self._dtype(layout), widths(self.target).get(layout.bits)
         sections = CacheConfig(tokens=self.wish.page_context), ServeConfig(), EngineConfig()
-        kept = states_of(target, *sections), recent_of(target, *sections)
+        held = states_of(target, *sections), recent_of(target, *sections)
         return tuple(
-            weight_bytes(target, shard, dtype, quantize) + self._cached(target, shard, dtype, *kept)
+            weight_bytes(target, shard, dtype, quantize) + self._cached(target, shard, dtype, *held)
             for shard in self._split(layout)
         )
 
-    def _cached(self, shape: ModelShape, shard: Shard, dtype: str, num_states: int, num_recent: int = 0) -> int:
+    def _cached(self, shape: ModelShape, shard: Shard, dtype: str, states: States, num_recent: int = 0) -> int:
         """Bytes of the context, and of states."""
         held = kv_bytes(shape, shard, dtype, self.wish.page_context, num_recent)
-        return held + state_bytes(shape, shard, dtype, num_states)
+        return held + state_bytes(shape, shard, dtype, states)
 
 
 def widths(shape: ModelShape) -> dict[int, str | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from tpspec.topology.caches import draft_cache, kept_of, num_states, state_bytes, target_cache
+from tpspec.topology.caches import States, draft_cache, num_states, state_bytes, target_cache
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.head_files import head_bytes
@@ -104,12 +104,17 @@ def _drafter_memory(topology: Topology) -> Memory:
 
 def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
     """What of the caches is of no token."""
-    count, kept = num_states(topology, shape), kept_of(topology.cache)
-    if count:
-        dtype, shards = topology.target.dtype, _shards(topology, shape)
-        each = sum(state_bytes(shape, shard, dtype, 1) - state_bytes(shape, shard, dtype, 0) for shard in shards)
-        texts = f"{count - kept} texts that run and of {kept} beginnings"
-        yield f"kv caches hold states, too: of {texts}, {_size(each)} each"
+    if shape.delta_net is None:
+        return
+    (running, kept), dtype, shards = num_states(topology, shape), topology.target.dtype, _shards(topology, shape)
+    of_text, of_beginning = (
+        sum(state_bytes(shape, shard, dtype, one) - state_bytes(shape, shard, dtype, States(0)) for shard in shards)
+        for one in (States(1), States(0, 1))
+    )
+    yield (
+        f"kv caches hold states, too: of {running} texts that run, {_size(of_text)} each, and of {kept} beginnings, "
+        f"{_size(of_beginning)} each"
+    )
 
 
 def _role(topology: Topology, rank: int) -> str:
