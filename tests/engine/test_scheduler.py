@@ -19,7 +19,7 @@ from tpspec.model.batch import Span, StateCopy
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, Draws, TokenTree, Verdict
 
-STOP, MOST_LEFT, KEPT_LEFT = 99, 6, 3
+STOP, MOST_LEFT, KEPT_LEFT = 99, 6, 5
 BUSH = TokenTree((10, 11, 12, 13, 14), (-1, -1, 0, 1, 3))  # two children of the root; 11 - 13 - 14 is the long path
 
 
