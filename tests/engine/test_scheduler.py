@@ -350,9 +350,9 @@ def test_the_tally_counts_siblings_as_drafted_and_one_of_them_as_accepted() -> N
 # The whole, at random
 
 
-def text_states(max_running: int, page_size: int, num_kept: int = 0, worth: int = 1) -> TextStates:
+def text_states(max_running: int, pool: PagePool, num_kept: int = 0, worth: int = 1) -> TextStates:
     kept = KeptStates(range(max_running, max_running + num_kept), KEPT_LEFT)
-    return TextStates(Seats(max_running, MOST_LEFT), kept, page_size, worth)
+    return TextStates(Seats(max_running, MOST_LEFT), kept, pool, worth)
 
 
 @dataclass
@@ -540,7 +540,7 @@ def test_no_token_is_lost_doubled_or_read_from_the_wrong_slot(
 
     def rank() -> Scheduler:
         limits = {"max_rows": 64, "fixed_rows": max_rows} if fixed else {"max_rows": max_rows}
-        states = text_states(max_running, page_size) if keeps_states else None
+        states = text_states(max_running, PagePool(num_pages, page_size)) if keeps_states else None
         return scheduler(num_pages=num_pages, page_size=page_size, max_running=max_running, states=states, **limits)
 
     Episode(Random(seed), max_rows, max_running, [rank(), rank()]).run(num_rounds=25)

@@ -26,14 +26,9 @@ LAST = (len(PROMPT) - OPENING) // PAGE * PAGE  # tokens of it after which a stat
 
 
 def subject(num_kept: int = 4, *, num_pages: int = 64, max_rows: int = 64, max_running: int = 4) -> Scheduler:
-    return Scheduler(
-        PagePool(num_pages, PAGE),
-        max_rows=max_rows,
-        max_running=max_running,
-        fixed_rows=None,
-        reuses=True,
-        states=text_states(max_running, PAGE, num_kept, WORTH),
-    )
+    pool = PagePool(num_pages, PAGE)
+    states = text_states(max_running, pool, num_kept, WORTH)
+    return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=None, reuses=True, states=states)
 
 
 def test_the_next_turn_of_a_chat_is_read_from_where_its_last_prompt_nearly_ended() -> None:
@@ -145,14 +140,60 @@ def test_without_kept_states_texts_begin_alone_and_chunks_are_whole() -> None:
     assert scheduler.reuse.num_asked == 0
 
 
+def there(key: bytes) -> bool:
+    return True
+
+
 def test_the_longest_unused_state_makes_room() -> None:
     kept = KeptStates(range(5, 7), 1)
-    assert [kept.keep(key, (0,)) for key in (b"a", b"b")] == [5, 6]
+    assert [kept.keep(key, (0,), there) for key in (b"a", b"b")] == [5, 6]
     assert kept.use(b"a").slot == 5
-    assert kept.keep(b"c", (0, 1)) == 6
+    assert kept.keep(b"c", (0, 1), there) == 6
     assert (b"a" in kept, b"b" in kept, b"c" in kept) == (True, False, True)
     kept.drop([b"a", b"b"])
-    assert kept.keep(b"d", (0,)) == 5
+    assert kept.keep(b"d", (0,), there) == 5
+
+
+def test_a_state_whose_pages_are_gone_makes_room_first() -> None:
+    kept = KeptStates(range(2), 1)
+    assert [kept.keep(key, (0,), there) for key in (b"a", b"b")] == [0, 1]
+    assert kept.keep(b"c", (0,), lambda key: key != b"b") == 1
+
+
+def test_trails_do_not_crowd_beginnings_out_nor_these_them() -> None:
+    """Against a system prompt that all share, whose state goes because sixteen long answers are being written."""
+    kept = KeptStates(range(4), 1)
+    kept.keep(b"system", (0,), there)
+    for number in range(8):
+        kept.keep(b"trail %d" % number, (0,), there, trail=True)
+    assert [key for key in (b"system", b"trail 5", b"trail 6", b"trail 7") if key in kept] == [
+        b"system", b"trail 5", b"trail 6", b"trail 7",
+    ]  # fmt: skip
+    kept.use(b"trail 5")  # somebody begins with it
+    kept.drop_trail(b"trail 5")
+    kept.drop_trail(b"trail 6")
+    for number in range(8):
+        kept.keep(b"prompt %d" % number, (0,), there)
+    assert b"trail 7" in kept
+    assert b"system" not in kept
+
+
+def test_where_nothing_is_shared_any_more_no_state_is_kept() -> None:
+    """Against a comparison of sources that stops at the first long prompt: it has every one of them read it."""
+    scheduler = subject()
+    scheduler.reuse.is_on = False
+    for i in range(2):
+        assert rows_read(scheduler, Request(i, PROMPT, 40)) == len(PROMPT) + 39
+
+
+def test_a_path_that_is_longer_than_a_copy_leaves_one_at_an_earlier_page() -> None:
+    """Against answers that leave none because their drafts are long and right: six rows fill two pages, five fit."""
+    scheduler = subject()
+    scheduler.submit(Request(0, tuple(range(6)), 20))
+    step(scheduler, 8)
+    plan = scheduler.plan({0: chain(5)})
+    commit = scheduler.commit(plan, [Verdict(0, (0, 1, 2, 3, 4), (500, 501, 502, 503, 504, 9))])
+    assert commit.copies == [StateCopy(0, 4, 2)]
 
 
 @pytest.mark.parametrize(("salts", "is_known"), [(("a", "a"), True), (("a", "b"), False)])
@@ -193,7 +234,8 @@ def test_no_text_goes_on_from_the_state_of_another(
     given away, of rows that were not kept, under the key of another beginning; or a text that waits for ever."""
 
     def rank() -> Scheduler:
-        pool, states = PagePool(num_pages, page_size), text_states(max_running, page_size, num_kept, worth)
+        pool = PagePool(num_pages, page_size)
+        states = text_states(max_running, pool, num_kept, worth)
         return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=None, reuses=True, states=states)
 
     episode = StatefulEpisode(Random(seed), max_rows, max_running, [rank(), rank()])

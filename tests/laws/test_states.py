@@ -172,6 +172,7 @@ def test_what_a_model_that_keeps_states_drafts_is_what_it_says_of_the_text_alone
     ("draft", "fault"),
     [
         ({"source": "early_exit"}, "qwen3_5_text keeps states in layers of linear attention.*such as mtp or ngram"),
+        ({"source": "pard", "model": "itself"}, r"draft.model .*qwen3_5_text keeps states.* or source model"),
         ({"source": "mtp"}, r"has no layer for multi-token prediction"),
     ],
 )
@@ -179,8 +180,10 @@ def test_drafts_that_could_not_be_taken_back_are_refused(
     draft: dict[str, str], fault: str, targets: dict[str, Path]
 ) -> None:
     """Before a weight is read. Stands against a state that has taken its own drafts in."""
+    folder = targets["qwen3_5"]
+    section = draft | ({"model": str(folder)} if "model" in draft else {})
     with pytest.raises(UserError, match=fault):
-        build_engine(topology(targets["qwen3_5"], draft=draft), OneRank(), CPU)
+        build_engine(topology(folder, draft=section), OneRank(), CPU)
 
 
 @pytest.mark.parametrize(

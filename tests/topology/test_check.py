@@ -79,14 +79,23 @@ def checked(capsys: pytest.CaptureFixture[str], *changes: str) -> tuple[int, str
     return code, said.out + said.err
 
 
+def test_a_model_that_cannot_draft_so_is_refused_before_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against a check that is content with what no rank will start with."""
+    code, said = checked(capsys, "draft.source=pard", "draft.model=Qwen/Qwen3.5-0.8B")
+    assert code != 0
+    assert "draft.model Qwen/Qwen3.5-0.8B: qwen3_5_text keeps states" in said
+
+
 def test_what_states_take_is_said_beside_the_caches_that_they_are_counted_in(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Against a kv cache of gigabytes for a few thousand tokens, and nobody who says why. 24 layers of 32 heads hold 48
-    MiB of a text of Qwen3.5-9B, and 68 rows beside each, or 12."""
-    code, said = checked(capsys, "target.model=Qwen/Qwen3.5-9B", "cache.states=5")
+    MiB of a text of Qwen3.5-9B, and 68 rows beside each, or 20."""
+    draft = ["draft.source=model", "draft.model=Qwen/Qwen3.5-0.8B"]
+    code, said = checked(capsys, "target.model=Qwen/Qwen3.5-9B", "cache.states=5", *draft)
     assert code == 0
-    assert "kv caches hold states, too: of 16 texts that run, 73.7 MiB each, and of 5 beginnings, 52.5 MiB each" in said
+    assert "kv caches hold states, too: of 16 texts that run, 73.7 MiB each, and of 5 beginnings, 55.6 MiB each" in said
+    assert "the draft model's holds states, too: of 16 texts, 32.4 MiB each" in said
 
 
 @pytest.mark.parametrize(

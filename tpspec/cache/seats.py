@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 class Seats:
@@ -48,7 +48,8 @@ class Kept(NamedTuple):
 
 
 class KeptStates:
-    """States of beginnings, under the keys of their last pages (engine/reuse.py). The longest unused makes room.
+    """States of beginnings, under the keys of their last pages (engine/reuse.py). Some are trails, which only the text
+    that left them is known to have a use for; neither sort takes more than half of the slots where the other wants any.
 
     num_left: rows that there is room for beside each.
     """
@@ -56,22 +57,44 @@ class KeptStates:
     def __init__(self, slots: range, num_left: int) -> None:
         self._free = list(reversed(slots))
         self._kept: dict[bytes, Kept] = {}  # the longest unused first
+        self._trails: set[bytes] = set()
         self.num_slots, self.num_left = len(slots), num_left
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._kept
 
     def use(self, key: bytes) -> Kept:
-        """What is kept under it, which is used now."""
+        """What is kept under it, which is used now, and no trail any more."""
+        self._trails.discard(key)
         kept = self._kept[key] = self._kept.pop(key)
         return kept
 
-    def keep(self, key: bytes, rows: tuple[int, ...]) -> int:
-        """The slot for a state that nothing is kept for yet; there has to be one."""
-        slot = self._free.pop() if self._free else self._kept.pop(next(iter(self._kept))).slot
+    def keep(self, key: bytes, rows: tuple[int, ...], is_there: Callable[[bytes], bool], *, trail: bool = False) -> int:
+        """The slot for a state that nothing is kept for yet; there has to be one. is_there: whether a page lies under a
+        key still, without which a state is of no use."""
+        if not self._free:
+            self.drop([self._most_useless(is_there, trail=trail)])
+        slot = self._free.pop()
         self._kept[key] = Kept(slot, rows)
+        if trail:
+            self._trails.add(key)
         return slot
 
     def drop(self, keys: Iterable[bytes]) -> None:
         """Keys under which nothing is kept are ignored."""
-        self._free += [self._kept.pop(key).slot for key in keys if key in self._kept]
+        for key in keys:
+            if key in self._kept:
+                self._free.append(self._kept.pop(key).slot)
+                self._trails.discard(key)
+
+    def drop_trail(self, key: bytes) -> None:
+        """Unless somebody has used it."""
+        if key in self._trails:
+            self.drop([key])
+
+    def _most_useless(self, is_there: Callable[[bytes], bool], *, trail: bool) -> bytes:
+        """Of those whose pages are gone, or else of the sort that has more, or is wanted now, the longest unused."""
+        num_trails, half = len(self._trails), self.num_slots / 2
+        of_trails = num_trails > half or (num_trails == half and trail) or num_trails == self.num_slots
+        oldest = next(key for key in self._kept if (key in self._trails) == of_trails)
+        return next((key for key in self._kept if not is_there(key)), oldest)

@@ -19,6 +19,8 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.tokens import NO_DRAFT, TokenTree
 from tpspec.topology.checkpoint import read_config
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.sources import SOURCES
 from tpspec.verify.draw import Draw, rank, sample
 from tpspec.verify.rows import RowLogits
 
@@ -159,6 +161,7 @@ def pard(given: Given, places: int, support: int, *, gives_q: bool) -> Pard:
     """The drafter of the model in `given.folder`. UserError for one that has no mask token."""
     assert given.folder is not None, "the rules of a topology ask for it"
     config = read_config(given.folder)
+    SOURCES["pard"].check_model(ModelShape.of(given.folder), given.folder)
     mask, vocab = config.get(KEY), config.get("vocab_size")
     if not isinstance(mask, int) or not isinstance(vocab, int) or not 0 <= mask < vocab:
         raise UserError(

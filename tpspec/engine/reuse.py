@@ -34,10 +34,11 @@ class Reuse:
         self._pool, self._states, self.is_on = pool, states, is_on
         self.num_asked = self.num_found = self.digest = 0
 
-    def take(self, seq: Sequence) -> int:
-        """Pages that hold the beginning of its text, for a sequence that owns none; how many of its are there."""
+    def take(self, seq: Sequence) -> int | None:
+        """Pages that hold the beginning of its text, for a sequence that owns none; how many of its are there. None
+        where nobody begins with any."""
         if not self.is_on:
-            return 0
+            return None
         keys = self._keys(seq, seq.num_passable)
         known = list(takewhile(self._pool.keeps, keys))
         seq.num_kept = self._pool.adopt(seq.id, known[: self._states.reach(known)])

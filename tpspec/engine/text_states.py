@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Sequence as Many
 
+    from tpspec.cache.pages import PagePool
     from tpspec.cache.seats import KeptStates, Seats
     from tpspec.engine.sequence import Sequence
 
@@ -42,8 +43,9 @@ class Stateless:
     def stop_at(self, seq: Sequence, num_tokens: int) -> None:
         """Somebody waits for it to have read so many."""
 
-    def begin(self, seq: Sequence, num_known: int) -> list[StateCopy]:
-        """It runs from now on. num_known: pages of its text that others have read, with which it may begin or not."""
+    def begin(self, seq: Sequence, num_known: int | None) -> list[StateCopy]:
+        """It runs from now on. num_known: pages of its text that others have read, with which it may begin or not; None
+        where nobody begins with anything."""
         return []
 
     def release(self, seq: int) -> None:
@@ -76,8 +78,7 @@ class Stateless:
 class _Standing:
     """Of a text that runs. rows: that its last span left and it has kept. stops: tokens after which a copy is made.
 
-    latest: tokens of the last copy, or that it began with. trail: key of the last copy of its answer, if that is there
-    on its account only.
+    latest: tokens of the last copy, or that it began with. trail: key of the last copy of its answer.
     """
 
     rows: tuple[int, ...]
@@ -87,14 +88,15 @@ class _Standing:
 
 
 class TextStates(Stateless):
-    """seats: of texts that run. kept: of beginnings. worth: tokens that a copy should spare.
+    """seats: of texts that run. kept: of beginnings. pool: of the texts. worth: tokens that a copy should spare.
 
     A pool whose layers see the last tokens only may hold less of a beginning than it has keys for: no such model keeps
     states.
     """
 
-    def __init__(self, seats: Seats, kept: KeptStates, page_size: int, worth: int = WORTH) -> None:
-        self._seats, self._kept, self._page_size, self._worth = seats, kept, page_size, worth
+    def __init__(self, seats: Seats, kept: KeptStates, pool: PagePool, worth: int = WORTH) -> None:
+        self._seats, self._kept, self._worth = seats, kept, worth
+        self._page_size, self._is_there = pool.page_size, pool.keeps
         self._standing: dict[int, _Standing] = {}
 
     @property
@@ -113,10 +115,10 @@ class TextStates(Stateless):
         if not any(least < stop <= num_tokens for stop in stops):
             stops.add(num_tokens)
 
-    def begin(self, seq: Sequence, num_known: int) -> list[StateCopy]:
+    def begin(self, seq: Sequence, num_known: int | None) -> list[StateCopy]:
         self._seats.take(seq.id)
         text = self._standing[seq.id] = _Standing((), seq.num_cached)
-        if self.shares:
+        if num_known is not None:
             size, last = self._page_size, seq.num_cached
             for stop in sorted((num_known * size, (seq.num_tokens - OPENING) // size * size)):
                 if stop >= last + self._worth:
@@ -146,25 +148,30 @@ class TextStates(Stateless):
         return self._keep(seq, seq.num_cached, text.rows) if seq.num_cached in text.stops else []
 
     def has_gone_on(self, seq: Sequence, rows: tuple[int, ...]) -> list[StateCopy]:
-        """A copy stands before the same root, and goes on with fewer rows: as many as fill pages, if they are few."""
-        text, stop = self._standing[seq.id], seq.num_kept * self._page_size
+        """A copy stands before the same root and goes on with fewer rows: as many as fill pages, and are few enough."""
+        text, size = self._standing[seq.id], self._page_size
         text.rows, root = rows, seq.num_cached - len(rows)
-        copied = rows[: max(0, stop - root)]
-        if not self.shares or not copied or max(copied) >= self._kept.num_left or stop < text.latest + self._worth:
-            return []
-        key, outdated = seq.keys[seq.num_kept - 1], text.trail
-        text.trail = None if key in self._kept else key
-        if outdated is not None:
-            self._kept.drop([outdated])
-        return self._keep(seq, stop, copied)
+        for stop in range(seq.num_kept * size, max(root, text.latest + self._worth - 1), -size):
+            if max(rows[: stop - root]) < self._kept.num_left:
+                return self._trail(seq, stop, rows[: stop - root])
+        return []
+
+    def _trail(self, seq: Sequence, stop: int, rows: tuple[int, ...]) -> list[StateCopy]:
+        """In place of the last one."""
+        text = self._standing[seq.id]
+        if text.trail is not None:
+            self._kept.drop_trail(text.trail)
+        text.trail = seq.keys[stop // self._page_size - 1]
+        return self._keep(seq, stop, rows, trail=True)
 
     def spoil(self, keys: Iterable[bytes]) -> None:
         self._kept.drop(keys)
 
-    def _keep(self, seq: Sequence, num_tokens: int, rows: tuple[int, ...]) -> list[StateCopy]:
+    def _keep(self, seq: Sequence, num_tokens: int, rows: tuple[int, ...], *, trail: bool = False) -> list[StateCopy]:
         key = seq.keys[num_tokens // self._page_size - 1]
         self._standing[seq.id].latest = num_tokens
         if key in self._kept:
             self._kept.use(key)
             return []
-        return [StateCopy(self._seats.of(seq.id), self._kept.keep(key, rows), max(rows) + 1)]
+        slot = self._kept.keep(key, rows, self._is_there, trail=trail)
+        return [StateCopy(self._seats.of(seq.id), slot, max(rows) + 1)]

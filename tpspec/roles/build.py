@@ -115,7 +115,7 @@ def build_engine(
         fixed_rows=fixed_rows,
         max_positions=shape.max_positions,
         reuses=topology.cache.prefix,
-        states=_text_states(topology, shape),
+        states=_text_states(topology, shape, pool),
     )
     engine = Engine(
         target=own.target,
@@ -134,12 +134,12 @@ def build_engine(
     return Built(engine, own, supply, folder, scheduler.capacity_tokens, emulation, lambda: shard().close())
 
 
-def _text_states(topology: Topology, shape: ModelShape) -> Stateless:
+def _text_states(topology: Topology, shape: ModelShape, pool: PagePool) -> Stateless:
     if shape.delta_net is None:
         return Stateless()
     running, kept = num_states(topology, shape)
     behind = range(running + 1, running + 1 + kept)
-    return TextStates(Seats(running, NUM_LEFT), KeptStates(behind, KEPT_LEFT), topology.cache.page)
+    return TextStates(Seats(running, NUM_LEFT), KeptStates(behind, KEPT_LEFT), pool)
 
 
 def _prepare(targets: Sequence[ShardedTarget], noise: CounterNoise, device: torch.device) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FUTURES = 64  # slots of a sequence for tokens that may come
 NUM_LEFT = 65  # rows of a text behind its state: its root, and a draft
-KEPT_LEFT = 9  # of a beginning: a longer path leaves no copy, and the next one mostly does
+KEPT_LEFT = 17  # of a beginning: a root, and a page of 16 tokens behind it
 
 
 class States(NamedTuple):

@@ -217,7 +217,7 @@ class CacheConfig(Section):
     tokens: int = Field(default=8192, ge=1, lt=1 << 48, description="a whole number of tokens, 1 or more")
     page: Annotated[int, AfterValidator(_power_of_two)] = Field(default=16, ge=1, description="a power of two")
     prefix: bool = Field(default=True, description="true or false")
-    states: int = Field(default=16, ge=0, lt=1 << 16, description="a whole number of states, 0 or more")
+    states: int = Field(default=16, ge=0, lt=1 << 16, description="a whole number of states from 0 to 65535")
     dtype: Literal["int8"] | None = Field(default=None, description="null (as the target) or int8")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from tpspec.topology.caches import States, draft_cache, num_states, state_bytes, target_cache
+from tpspec.topology.caches import States, draft_cache, draft_states, num_states, state_bytes, target_cache
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.head_files import head_bytes
@@ -98,23 +98,29 @@ def _drafter_memory(topology: Topology) -> Memory:
     if topology.draft.own_model is None:
         return Memory()
     shape = shape_of(topology.draft.own_model)
+    for kind in topology.draft.kinds:
+        if kind.loads == "model":
+            kind.check_model(shape, topology.draft.own_model)
     (whole,) = split(shape, (1.0,))
     return Memory(weight_bytes(shape, whole, dtype, quantize), draft_cache(topology, shape, whole, dtype))
 
 
 def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
     """What of the caches is of no token."""
-    if shape.delta_net is None:
-        return
-    (running, kept), dtype, shards = num_states(topology, shape), topology.target.dtype, _shards(topology, shape)
-    of_text, of_beginning = (
-        sum(state_bytes(shape, shard, dtype, one) - state_bytes(shape, shard, dtype, States(0)) for shard in shards)
-        for one in (States(1), States(0, 1))
-    )
-    yield (
-        f"kv caches hold states, too: of {running} texts that run, {_size(of_text)} each, and of {kept} beginnings, "
-        f"{_size(of_beginning)} each"
-    )
+    if shape.delta_net is not None:
+        (running, kept), dtype, shards = num_states(topology, shape), topology.target.dtype, _shards(topology, shape)
+        of_text, of_beginning = (_size(_each(shape, shards, dtype, one)) for one in (States(1), States(0, 1)))
+        texts = f"{running} texts that run, {of_text} each, and of {kept} beginnings, {of_beginning} each"
+        yield f"kv caches hold states, too: of {texts}"
+    if (model := topology.draft.own_model) is not None and (draft := shape_of(model)).delta_net is not None:
+        each = _each(draft, split(draft, (1.0,)), topology.draft.dtype or topology.target.dtype, States(1))
+        running = draft_states(topology.serve, draft).running
+        yield f"the draft model's holds states, too: of {running} texts, {_size(each)} each"
+
+
+def _each(shape: ModelShape, shards: Sequence[Shard], dtype: str, one: States) -> int:
+    """Bytes of one state, over all shards."""
+    return sum(state_bytes(shape, shard, dtype, one) - state_bytes(shape, shard, dtype, States(0)) for shard in shards)
 
 
 def _role(topology: Topology, rank: int) -> str:

@@ -21,6 +21,7 @@ Options = Mapping[str, int | float | str]
 class Kind:
     """loads: what draft.model names: nothing, a whole model, or a head that goes on from the target's own layers.
 
+    takes_states: whether that model may keep states of texts: the source reads what it has drafted again.
     behind: whether it has weights of its own in the target's files, a layer behind the last.
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
@@ -30,6 +31,7 @@ class Kind:
     """
 
     loads: Literal["nothing", "model", "head"] = "nothing"
+    takes_states: bool = False
     behind: bool = False
     moves: bool = False
     computes: bool = False
@@ -37,6 +39,15 @@ class Kind:
     whole: bool = False
     options: tuple[str, ...] = ()
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
+
+    def check_model(self, shape: ModelShape, model: object) -> None:
+        """UserError where this model, as it is called, cannot draft so."""
+        if shape.delta_net is not None and not self.takes_states:
+            others = " or ".join(name for name, kind in SOURCES.items() if kind.takes_states)
+            raise UserError(
+                f"draft.model {model}: {shape.model_type} keeps states in layers of linear attention, which drafts "
+                f"cannot be taken back out of; should be a model without, or source {others}"
+            )
 
     def left_out(self, options: Options, folder: Path | None, shape: ModelShape) -> Sublayers | None:
         """Of the target; None where it does not draft itself. UserError for one that cannot."""
@@ -70,7 +81,7 @@ _SUPPORT = ("support",)
 SOURCES = {
     "none": Kind(),
     "ngram": Kind(options=("min_match", "floor")),
-    "model": Kind(loads="model", moves=True, computes=True, quantizes=True, options=_SUPPORT),
+    "model": Kind(loads="model", takes_states=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "layer_skip": Kind(thins=_skipped, options=("skip", *_SUPPORT)),
     "early_exit": Kind(thins=_behind, options=("layer", *_SUPPORT)),
     "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, options=_SUPPORT),
