@@ -213,19 +213,55 @@ def test_who_knows_a_key_gets_what_was_kept_under_it_or_nothing(
         assert pool.num_used == len({page for owner in range(5) for page in pages(owner)})
 
 
+def read(pool: PagePool, seq: int, num_pages: int, *, ends: bool = True) -> None:
+    """A text of its own, whose pages are kept and which may end then."""
+    pool.grow(seq, num_pages)
+    for index in range(num_pages):
+        pool.keep(seq, index, bytes([seq, index]))
+    if ends:
+        pool.release(seq)
+
+
+def known(pool: PagePool, seq: int, num_pages: int) -> list[bool]:
+    return [pool.keeps(bytes([seq, index])) for index in range(num_pages)]
+
+
 def test_what_was_unused_the_longest_makes_room_first() -> None:
     """Against a new text that is put where it would be in an empty pool: the same pages would be lost every time."""
     pool = PagePool(16, 1)
     for seq in range(3):
-        pool.grow(seq, 4)
-        for index in range(4):
-            pool.keep(seq, index, bytes([seq, index]))
-        pool.release(seq)
+        read(pool, seq, 4)
     assert pool.adopt(3, [bytes([0, index]) for index in range(4)]) == 4
     pool.release(3)
     pool.grow(4, 3)
-    known = [[bytes([seq, index]) in pool._kept for index in range(4)] for seq in range(3)]
-    assert known == [[True] * 4, [False, False, False, True], [True] * 4]
+    assert [all(known(pool, seq, 4)) for seq in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("num_texts", [2, 3, 4])
+def test_texts_that_take_turns_keep_what_they_have_read(num_texts: int) -> None:
+    """Against a text that is put right behind another, which is back soon and grows over it: of two clients of an empty
+    cache one had to read all of every turn anew."""
+    pool, sizes = PagePool(128, 1), dict.fromkeys(range(num_texts), 10)
+    for turn in range(4):
+        for seq in sizes:
+            keys = [bytes([seq, index]) for index in range(sizes[seq])]
+            assert pool.adopt(seq, keys) == (len(keys) if turn else 0)
+            sizes[seq] += 4
+            read(pool, seq, sizes[seq])
+            pool.check_integrity()
+
+
+def test_a_text_that_has_no_room_behind_it_goes_on_where_nothing_is_kept() -> None:
+    """Against what others have read going for a text that grows, while most of the pool holds nothing of use."""
+    pool = PagePool(32, 1)
+    read(pool, 0, 4, ends=False)
+    read(pool, 1, 4)
+    first = pool.slots(0, 0, 1)[0]
+    while len(pool.runs(0, pool.num_slots(0))) == 1:
+        pool.grow(0, pool.num_slots(0) + 1)
+    assert pool.num_slots(0) > 4
+    assert first == 0
+    assert all(known(pool, 1, 4))
 
 
 def test_a_page_more_costs_microseconds_in_a_large_pool() -> None:

@@ -3,7 +3,7 @@
 A page is `page_size` consecutive slots. A sequence owns runs of adjacent pages, in the order of its positions, rather
 than a list of pages: attention reads a sequence that lies in one run without a copy, so allocation is about staying
 adjacent, and growing by a page is one addition. A page that is kept under a key may be owned by several sequences, and
-outlives them until its place is wanted, which is where the longest unused ones lie.
+outlives them until its place is wanted: when there is none in which nothing is kept, where the longest unused ones lie.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ class _Run:
 @dataclass(slots=True)
 class _Owned:
     """The pages of one sequence. dropped: pages before the first of `runs`, which it has given up. stop: pages that its
-    positions fill, dropped or not."""
+    positions fill, dropped or not. placed: the last release before a place was chosen for its last run; 0 for pages
+    that it has adopted."""
 
     dropped: int = 0
     stop: int = 0
+    placed: int = 0
     runs: list[_Run] = field(default_factory=list)
 
 
@@ -276,7 +278,10 @@ class PagePool:
 
     def _take(self, seq: int, wanted: int) -> int:
         """Give `seq` up to `wanted` adjacent free pages at the best place; how many it got."""
-        first = self._next_page(self._owned.get(seq, _NOTHING).runs, wanted)
+        owned = self._owned.setdefault(seq, _Owned())
+        first = self._next_page(owned, wanted)
+        if not owned.runs or owned.runs[-1].stop != first:
+            owned.placed = self._num_releases
         taken = self._free.find(0, first, first + wanted)
         stop = min(first + wanted, self.num_pages) if taken < 0 else taken
         for page in self._idle.keys() & range(first, stop):
@@ -296,24 +301,39 @@ class PagePool:
         else:
             runs.append(_Run(first, stop))
 
-    def _next_page(self, runs: list[_Run], wanted: int) -> int:
-        """To stay adjacent is worth more than what is kept there, unless its owner only went to make room."""
-        if runs:
-            after = runs[-1].stop
-            is_free = after < self.num_pages and self._free[after]
-            if is_free and self._idle.get(after) != self._returning:
-                return after
-        return self._best_place(wanted)
+    def _next_page(self, owned: _Owned, wanted: int) -> int:
+        """Behind its last, over what was kept there when its place was chosen. Over what others have left since, and
+        behind pages that it has adopted, only while there is no room in which nothing is kept, and there only if that
+        is not longer unused elsewhere; nor over pages whose owner only went to make room."""
+        after = owned.runs[-1].stop if owned.runs else self.num_pages
+        if after == self.num_pages or not self._free[after] or self._idle.get(after) == self._returning:
+            return self._best_place(wanted)
+        kept = max(self._idle.get(page, 0) for page in range(after, min(after + wanted, self.num_pages)))
+        if kept <= owned.placed:
+            return after
+        since = self._since()
+        if (blank := self._blank_place(wanted, since)) is not None:
+            return blank
+        best = after if owned.placed else self._longest_unused(wanted, since)
+        return best if since[best] < kept else after
 
     def _best_place(self, wanted: int) -> int:
-        """Where enough pages are free that the text can grow, too; of such places that with the longest unused ones.
+        """Where nothing is kept, if there is enough of such room."""
+        since = self._since()
+        blank = self._blank_place(wanted, since)
+        return self._longest_unused(wanted, since) if blank is None else blank
 
-        Among equals the one after which the most are free.
-        """
-        rooms = list(self._rooms(wanted))
-        enough = min(wanted + self.num_pages // 8, max(stop - start for start, stop in rooms))
+    def _since(self) -> NDArray[np.int64]:
+        """Of every page the release since which it is kept and free; 0 where it is not both."""
         since = np.zeros(self.num_pages, np.int64)
         since[list(self._idle)] = list(self._idle.values())
+        return since
+
+    def _longest_unused(self, wanted: int, since: NDArray[np.int64]) -> int:
+        """Of places where the text can grow that with the longest unused pages; of those the one after which the most
+        are free."""
+        rooms = list(self._rooms(wanted))
+        enough = min(wanted + self.num_pages // 8, max(stop - start for start, stop in rooms))
         latest = _window_max(since, enough)  # of the pages from each on
         places = []
         for start, stop in rooms:
@@ -322,13 +342,32 @@ class PagePool:
                 places.append((int(latest[at]), at - stop, at))
         return min(places)[-1]
 
+    def _blank_place(self, wanted: int, since: NDArray[np.int64]) -> int | None:
+        """In the longest stretch of pages in which nothing is kept; None where it is hardly long enough.
+
+        Who lies before it can grow: in the middle behind a text that does, and behind one that may be back as far away
+        as it leaves the new one as much, but no farther than a text may be expected to grow.
+        """
+        blank = np.frombuffer(self._free, np.uint8).astype(bool) & (since == 0)
+        edges = np.flatnonzero(np.diff(blank, prepend=False, append=False))
+        if not len(edges):
+            return None
+        longest = int((edges[1::2] - edges[::2]).argmax())
+        start, stop = map(int, edges[2 * longest : 2 * longest + 2])
+        slack = stop - start - wanted
+        if slack < self.num_pages // 32:
+            return None
+        if start in self._growing():
+            return max(start, min((start + stop) // 2, stop - wanted))
+        return start + min(slack // 2, self.num_pages // 8) * (start - 1 in self._idle)
+
     def _rooms(self, wanted: int) -> Iterator[tuple[int, int]]:
         """[start, stop) of free pages.
 
         Behind the last page of another sequence we start in the middle, so that both can grow; but not so late that
         `wanted` pages no longer fit where they would have.
         """
-        growing = {owned.runs[-1].stop for owned in self._owned.values() if owned.runs}
+        growing = self._growing()
         first = self._free.find(1)
         while first >= 0:
             taken = self._free.find(0, first)
@@ -336,6 +375,10 @@ class PagePool:
             middle = max(first, min((first + stop) // 2, stop - wanted))
             yield middle if first in growing else first, stop
             first = self._free.find(1, stop)
+
+    def _growing(self) -> set[int]:
+        """Pages behind the last of each sequence."""
+        return {owned.runs[-1].stop for owned in self._owned.values() if owned.runs}
 
     def _give_up(self, first: int, stop: int) -> None:
         """One owner less."""
