@@ -302,9 +302,12 @@ class PagePool:
             runs.append(_Run(first, stop))
 
     def _next_page(self, owned: _Owned, wanted: int) -> int:
-        """Behind its last, over what was kept there when its place was chosen. Over what others have left since, and
-        behind pages that it has adopted, only while there is no room in which nothing is kept, and there only if that
-        is not longer unused elsewhere; nor over pages whose owner only went to make room."""
+        """Behind its last, also over what was kept there when that place was chosen.
+
+        What others have left there since then, or whatever is kept behind pages that it has adopted, goes only where
+        no room is left in which nothing is kept; and behind adopted ones only if nothing was unused longer. What its
+        owner gave up to make room is spared.
+        """
         after = owned.runs[-1].stop if owned.runs else self.num_pages
         if after == self.num_pages or not self._free[after] or self._idle.get(after) == self._returning:
             return self._best_place(wanted)
