@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpspec.cache.pages import BrokenPages, OutOfPages, PagePool, _window_max
+from tpspec.cache.pages import BrokenPages, OutOfPages, PagePool
+from tpspec.cache.places import window_max
 
 
 def test_a_lone_sequence_lies_in_one_run_however_it_grows() -> None:
@@ -278,5 +279,5 @@ def test_a_page_more_costs_microseconds_in_a_large_pool() -> None:
 def test_the_latest_of_every_window_is_found_in_few_steps(numbers: list[int], data: st.DataObject) -> None:
     """Stands against a cache of a million tokens in which placing one text compared twenty million numbers."""
     width = data.draw(st.integers(1, len(numbers)))
-    found = _window_max(np.array(numbers), width).tolist()
+    found = window_max(np.array(numbers), width).tolist()
     assert found == [max(numbers[at : at + width]) for at in range(len(numbers) - width + 1)]

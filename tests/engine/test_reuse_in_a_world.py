@@ -102,6 +102,11 @@ def nothing_is_left(engine: Engine) -> None:
 def test_texts_are_the_same_with_the_cache_and_without(target: Path, keys: dict[str, Any]) -> None:
     """Stands against keys of another beginning, of rejected drafts, or at other positions; on two ranks, greedily and
     drawn, with drafts that lie on pages which were shared."""
+    texts_are_the_same(target, **keys)
+
+
+def texts_are_the_same(target: Path, **keys: Any) -> None:
+    """With the cache and without; and it is of use."""
     with_cache, few = told(target, prefix=True, **keys)
     without, many = told(target, prefix=False, **keys)
     assert with_cache.tokens == without.tokens
@@ -113,6 +118,11 @@ def test_texts_are_the_same_with_the_cache_and_without(target: Path, keys: dict[
 @pytest.mark.parametrize("rows", [8, 16])
 def test_deterministic_texts_are_the_same_bit_for_bit_in_bfloat16(target: Path, rows: int) -> None:
     """Stands against rows whose last bits depend on where a chunk began: what was cached would decide a tie."""
+    bits_are_the_same(target, rows)
+
+
+def bits_are_the_same(target: Path, rows: int) -> None:
+    """Of deterministic texts, in bfloat16."""
     keys = {"deterministic": True, "target": {"dtype": "bfloat16"}, "engine": {"fixed_rows": rows}, "draft": DRAFT}
     with_cache, _ = told(target, prefix=True, logprobs=3, **keys)
     without, _ = told(target, prefix=False, logprobs=3, **keys)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoints import tiny
 from tests.draft.heads import mtp
-from tests.engine.test_reuse_in_a_world import DRAFT, SHARED, Rows, odds, told
+from tests.engine.test_reuse_in_a_world import DRAFT, SHARED, Rows, bits_are_the_same, texts_are_the_same
 from tests.worlds import serve, topology
 from tpspec.comm.messages import Submit
 from tpspec.engine.engine import Engine
@@ -40,22 +40,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_texts_are_the_same_with_kept_states_and_without(target: Path, keys: dict[str, Any]) -> None:
     """Stands against a text that goes on from another's state, from one that had gone on itself, or from rows that were
     not its own; on two ranks, greedily and drawn, with drafts that a copy must not have taken in."""
-    with_states, few = told(target, prefix=True, **keys)
-    without, many = told(target, prefix=False, **keys)
-    assert with_states.tokens == without.tokens
-    assert with_states.stats[-1].prefix_found > 0
-    assert few < many
+    texts_are_the_same(target, **keys)
 
 
 @pytest.mark.parametrize("rows", [8, 16])
 def test_deterministic_texts_are_the_same_bit_for_bit_in_bfloat16(target: Path, rows: int) -> None:
     """Stands against rows whose last bits depend on where a chunk began or which state was copied."""
-    keys = {"deterministic": True, "target": {"dtype": "bfloat16"}, "engine": {"fixed_rows": rows}, "draft": DRAFT}
-    with_states, _ = told(target, prefix=True, logprobs=3, **keys)
-    without, _ = told(target, prefix=False, logprobs=3, **keys)
-    assert with_states.tokens == without.tokens
-    assert odds(with_states) == odds(without)
-    assert with_states.stats[-1].prefix_found > 0
+    bits_are_the_same(target, rows)
 
 
 def test_a_prefix_of_a_thousand_tokens_is_read_once(target: Path) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from tpspec.cache.places import Places
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
-
-    from numpy.typing import NDArray
 
     from tpspec.model.batch import Runs
 
@@ -310,78 +310,20 @@ class PagePool:
         """
         after = owned.runs[-1].stop if owned.runs else self.num_pages
         if after == self.num_pages or not self._free[after] or self._idle.get(after) == self._returning:
-            return self._best_place(wanted)
+            return self._places().best(wanted)
         kept = max(self._idle.get(page, 0) for page in range(after, min(after + wanted, self.num_pages)))
         if kept <= owned.placed:
             return after
-        since = self._since()
-        if (blank := self._blank_place(wanted, since)) is not None:
+        places = self._places()
+        if (blank := places.blank(wanted)) is not None:
             return blank
-        best = after if owned.placed else self._longest_unused(wanted, since)
-        return best if since[best] < kept else after
+        best = after if owned.placed else places.longest_unused(wanted)
+        return best if places.since[best] < kept else after
 
-    def _best_place(self, wanted: int) -> int:
-        """Where nothing is kept, if there is enough of such room."""
-        since = self._since()
-        blank = self._blank_place(wanted, since)
-        return self._longest_unused(wanted, since) if blank is None else blank
-
-    def _since(self) -> NDArray[np.int64]:
-        """Of every page the release since which it is kept and free; 0 where it is not both."""
+    def _places(self) -> Places:
         since = np.zeros(self.num_pages, np.int64)
         since[list(self._idle)] = list(self._idle.values())
-        return since
-
-    def _longest_unused(self, wanted: int, since: NDArray[np.int64]) -> int:
-        """Of places where the text can grow that with the longest unused pages; of those the one after which the most
-        are free."""
-        rooms = list(self._rooms(wanted))
-        enough = min(wanted + self.num_pages // 8, max(stop - start for start, stop in rooms))
-        latest = _window_max(since, enough)  # of the pages from each on
-        places = []
-        for start, stop in rooms:
-            if stop - start >= enough:
-                at = start + int(latest[start : stop - enough + 1].argmin())  # the first: after it the most are free
-                places.append((int(latest[at]), at - stop, at))
-        return min(places)[-1]
-
-    def _blank_place(self, wanted: int, since: NDArray[np.int64]) -> int | None:
-        """In the longest stretch of pages in which nothing is kept; None where it is hardly long enough.
-
-        Who lies before it can grow: in the middle behind a text that does, and behind one that may be back as far away
-        as it leaves the new one as much, but no farther than a text may be expected to grow.
-        """
-        blank = np.frombuffer(self._free, np.uint8).astype(bool) & (since == 0)
-        edges = np.flatnonzero(np.diff(blank, prepend=False, append=False))
-        if not len(edges):
-            return None
-        longest = int((edges[1::2] - edges[::2]).argmax())
-        start, stop = map(int, edges[2 * longest : 2 * longest + 2])
-        slack = stop - start - wanted
-        if slack < self.num_pages // 32:
-            return None
-        if start in self._growing():
-            return max(start, min((start + stop) // 2, stop - wanted))
-        return start + min(slack // 2, self.num_pages // 8) * (start - 1 in self._idle)
-
-    def _rooms(self, wanted: int) -> Iterator[tuple[int, int]]:
-        """[start, stop) of free pages.
-
-        Behind the last page of another sequence we start in the middle, so that both can grow; but not so late that
-        `wanted` pages no longer fit where they would have.
-        """
-        growing = self._growing()
-        first = self._free.find(1)
-        while first >= 0:
-            taken = self._free.find(0, first)
-            stop = self.num_pages if taken < 0 else taken
-            middle = max(first, min((first + stop) // 2, stop - wanted))
-            yield middle if first in growing else first, stop
-            first = self._free.find(1, stop)
-
-    def _growing(self) -> set[int]:
-        """Pages behind the last of each sequence."""
-        return {owned.runs[-1].stop for owned in self._owned.values() if owned.runs}
+        return Places(self._free, since, {owned.runs[-1].stop for owned in self._owned.values() if owned.runs})
 
     def _give_up(self, first: int, stop: int) -> None:
         """One owner less."""
@@ -396,15 +338,6 @@ class PagePool:
         count = stop - first
         self._free[first:stop] = (b"\x01" if free else b"\x00") * count
         self._num_free += count if free else -count
-
-
-def _window_max(numbers: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Of each `width` numbers in a row, [len(numbers) - width + 1]: of windows of two, of four, and so on."""
-    wide, done = numbers, 1
-    while done < width:
-        step = min(done, width - done)
-        wide, done = np.maximum(wide[:-step], wide[step:]), done + step
-    return wide
 
 
 class Borrowed:

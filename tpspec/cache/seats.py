@@ -95,6 +95,6 @@ class KeptStates:
     def _most_useless(self, is_there: Callable[[bytes], bool], *, trail: bool) -> bytes:
         """Of those whose pages are gone, or else of the sort that has more, or is wanted now, the longest unused."""
         num_trails, half = len(self._trails), self.num_slots / 2
-        of_trails = num_trails > half or (num_trails == half and trail) or num_trails == self.num_slots
+        of_trails = num_trails > half or (num_trails == half and trail)
         oldest = next(key for key in self._kept if (key in self._trails) == of_trails)
         return next((key for key in self._kept if not is_there(key)), oldest)

@@ -44,11 +44,15 @@ class State:
     left: torch.Tensor
 
 
+def kept_slots(num_states: int, num_kept: int) -> range:
+    """Of beginnings: behind those of texts and of what is not kept."""
+    return range(num_states + 1, num_states + 1 + num_kept)
+
+
 class StateStore:
     """num_left: rows of a text's last forward, at most, from the last certain one on.
 
-    num_kept: states of beginnings, in slots behind the last of texts, which are for copies only. kept_left: rows beside
-    each.
+    num_kept: states of beginnings, in `kept_slots`, which are for copies only. kept_left: rows beside each.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class StateStore:
 
         self.num_states, self.num_left, self.sizes = num_states, num_left, sizes
         self._of = {layer: empty(num_states + 1, self.length) for layer in layers}
+        self._kept_slots = kept_slots(num_states, num_kept)
         self._kept = {layer: empty(num_kept, sizes.num_before + kept_left) for layer in layers}
 
     @property
@@ -95,7 +100,6 @@ class StateStore:
 
     def _slot(self, layer: int, slot: int) -> State:
         """Of one text or beginning: [H, K, V] and [rows, X]."""
-        held, at = self._of[layer], slot
-        if slot > self.num_states:
-            held, at = self._kept[layer], slot - self.num_states - 1
+        is_kept = slot in self._kept_slots
+        held, at = (self._kept[layer], slot - self._kept_slots.start) if is_kept else (self._of[layer], slot)
         return State(held.states[at], held.left[at])

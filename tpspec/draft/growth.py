@@ -15,7 +15,7 @@ from tpspec.tokens import ROOT, Branch, TokenTree
 from tpspec.verify.rows import Draw
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tpspec.cache.pages import Pages
     from tpspec.draft.protocol import Ask, Offer
@@ -186,10 +186,7 @@ class Growth:
         if node.parent is None:
             return self.chunk(len(self.text), pool, num_logits=1)
         start, size = len(self.text) + node.depth - 1, len(self.text)
-        places = [above.slot for above in node.line() if above.slot is not None]
-        line, recent_line = (
-            [slot for at in places for slot in slots(self.seq, at, at + 1)] for slots in (pool.slots, pool.recent_slots)
-        )
+        line, recent_line = (self._slots(node.line(), slots) for slots in (pool.slots, pool.recent_slots))
         runs, recent = pool.runs(self.seq, size), pool.recent_runs(self.seq, start, size)
         if recent is not None:
             recent = _followed(recent, recent_line)
@@ -203,12 +200,11 @@ class Growth:
         tree = [*above.values(), *(node for node in nodes if node.parent is not None)]
         rows = {id(self.root): size - 1 - start} | {id(node): row for row, node in enumerate(tree, size - start)}
         parents = [*range(-1, size - 1 - start), *(rows[id(node.parent)] for node in tree)]
-        line = [one for node in tree if node.slot is not None for one in pool.slots(self.seq, node.slot, node.slot + 1)]
         return Span(
             self.seq,
             start,
             (*self.text[start:], *(node.token for node in tree)),
-            _followed(pool.runs(self.seq, size), line),
+            _followed(pool.runs(self.seq, size), self._slots(tree, pool.slots)),
             len(nodes),
             None if parents == list(range(-1, len(parents) - 1)) else tuple(parents),
             carried=Carried(slot, (), size - start),
@@ -220,6 +216,11 @@ class Growth:
         runs, recent = pool.runs(self.seq, stop), pool.recent_runs(self.seq, start, stop)
         carried = None if slot is None else Carried(slot, (), stop - start)
         return Span(self.seq, start, tuple(self.text[start:stop]), runs, num_logits, recent=recent, carried=carried)
+
+    def _slots(self, nodes: Iterable[Node], slots: Callable[[int, int, int], list[int]]) -> list[int]:
+        """Of nodes that have one."""
+        places = [node.slot for node in nodes if node.slot is not None]
+        return [slot for at in places for slot in slots(self.seq, at, at + 1)]
 
     def has_read(self, stop: int) -> None:
         """Its text, up to there."""

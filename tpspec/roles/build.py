@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tpspec.cache.seats import KeptStates, Seats
+from tpspec.cache.states import kept_slots
 from tpspec.comm.emulate import Emulated, emulated
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.draft.protocol import Needs
@@ -138,8 +139,7 @@ def _text_states(topology: Topology, shape: ModelShape, pool: PagePool) -> State
     if shape.delta_net is None:
         return Stateless()
     running, kept = num_states(topology, shape)
-    behind = range(running + 1, running + 1 + kept)
-    return TextStates(Seats(running, NUM_LEFT), KeptStates(behind, KEPT_LEFT), pool)
+    return TextStates(Seats(running, NUM_LEFT), KeptStates(kept_slots(running, kept), KEPT_LEFT), pool)
 
 
 def _prepare(targets: Sequence[ShardedTarget], noise: CounterNoise, device: torch.device) -> None:

@@ -20,7 +20,7 @@ KEPT_LEFT = 17  # of a beginning: a root, and a page of 16 tokens behind it
 
 
 class States(NamedTuple):
-    """Of texts that run, and of beginnings that are kept."""
+    """Something of texts that run, and of beginnings that are kept: how many, or bytes of each."""
 
     running: int
     kept: int = 0
@@ -97,17 +97,18 @@ def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_r
 
 def state_bytes(shape: ModelShape, shard: Shard, dtype: str, states: States) -> int:
     """Bytes that a rank keeps of texts in layers of linear attention; dtype: of rows. One more text than may run."""
-    running, kept = (_state(shape, shard, dtype, num_left) for num_left in (NUM_LEFT, KEPT_LEFT))
-    return (states.running + 1) * running + states.kept * kept
+    each = each_state(shape, shard, dtype)
+    return (states.running + 1) * each.running + states.kept * each.kept
 
 
-def _state(shape: ModelShape, shard: Shard, dtype: str, num_left: int) -> int:
+def each_state(shape: ModelShape, shard: Shard, dtype: str) -> States:
+    """Bytes that a rank keeps of one text, and of one beginning."""
     net = shape.delta_net
     if net is None:
-        return 0
-    values = len(shard.delta_values)
-    rows = (net.kernel - 1 + num_left) * (net.mixed_of(len(shard.delta_keys), values) + 2 * values)
-    return _states(shape, shard) * WIDE_BYTES + len(net.layers) * rows * DTYPE_BYTES[dtype]
+        return States(0)
+    values, numbers = len(shard.delta_values), WIDE_BYTES * _states(shape, shard)
+    row = len(net.layers) * DTYPE_BYTES[dtype] * (net.mixed_of(len(shard.delta_keys), values) + 2 * values)
+    return States(*(numbers + (net.kernel - 1 + num_left) * row for num_left in (NUM_LEFT, KEPT_LEFT)))
 
 
 def _states(shape: ModelShape, shard: Shard) -> int:

@@ -38,7 +38,7 @@ from tpspec.topology.links import link_for
 from tpspec.topology.shape import MODEL_TYPES, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
-from tpspec.topology.sources import SOURCES
+from tpspec.topology.sources import SOURCES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,16 +73,21 @@ class Wish:
 
     @property
     def draft_model(self) -> str | None:
-        return None if self.draft in SOURCES and SOURCES[self.draft].loads == "nothing" else self.draft
+        return None if self.kind is not None and self.kind.loads == "nothing" else self.draft
+
+    @property
+    def kind(self) -> Kind | None:
+        """Of a source; None of a model."""
+        return SOURCES.get(self.draft)
 
     @property
     def behind(self) -> bool:
         """Whether a layer of the target's own files drafts, behind its last."""
-        return self.draft in SOURCES and SOURCES[self.draft].behind
+        return self.kind is not None and self.kind.behind
 
     def left_out(self, target: ModelShape) -> Sublayers | None:
         """Of the target, where it drafts itself."""
-        return SOURCES[self.draft].left_out({}, local(self.model), target) if self.draft in SOURCES else None
+        return None if self.kind is None else self.kind.left_out({}, local(self.model), target)
 
     @property
     def page_context(self) -> int:
@@ -171,14 +176,15 @@ def plan(wish: Wish) -> Ranking:
 
 def _check_draft(draft: str) -> None:
     """Refuses a source that stands for a model or a head: only its folder says what a draft costs, if anything does."""
-    kind = SOURCES.get(draft)
-    if draft and (kind is None or kind.behind or not kind.computes):
+    kind, costed = SOURCES.get(draft), [name for name, one in SOURCES.items() if one.behind or not one.computes]
+    if draft and (kind is None or draft in costed):
         return
-    free = ", ".join(name for name, one in SOURCES.items() if one.behind or not one.computes)
     what = (
         "is empty" if kind is None else "costs what its model does" if kind.loads == "model" else "is not costed here"
     )
-    raise UserError(f"--draft {draft}: {what}; should be a draft model's folder or hub id, or one of {free}")
+    raise UserError(
+        f"--draft {draft}: {what}; should be a draft model's folder or hub id, or one of {', '.join(costed)}"
+    )
 
 
 def _nothing_fits(wish: Wish, nearest: Refusal) -> str:

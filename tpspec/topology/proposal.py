@@ -11,7 +11,6 @@ import yaml
 
 from tpspec.topology.plan import HIT_RATE, Layout, Plan, Ranking, Refusal, Wish, boxed, topology_of
 from tpspec.topology.report import table
-from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +69,7 @@ def _drafting(wish: Wish, one: Plan) -> list[str]:
         case "inline" if not one.draft_s:
             return ["drafts looked up"]
         case "inline":
-            alone = wish.draft not in SOURCES or SOURCES[wish.draft].computes
+            alone = wish.kind is None or wish.kind.computes
             return [f"drafts {drafting_ms:.1f} ms on {'the first' if alone else 'every'} card"]
         case placement:
             where = "the gaps" if placement == "gaps" else "a card of their own"

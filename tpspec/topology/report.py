@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from tpspec.topology.caches import States, draft_cache, draft_states, num_states, state_bytes, target_cache
+from tpspec.topology.caches import draft_cache, draft_states, each_state, num_states, target_cache
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.head_files import head_bytes
@@ -107,20 +107,18 @@ def _drafter_memory(topology: Topology) -> Memory:
 
 def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
     """What of the caches is of no token."""
+    target, draft = topology.target, topology.draft
     if shape.delta_net is not None:
-        (running, kept), dtype, shards = num_states(topology, shape), topology.target.dtype, _shards(topology, shape)
-        of_text, of_beginning = (_size(_each(shape, shards, dtype, one)) for one in (States(1), States(0, 1)))
-        texts = f"{running} texts that run, {of_text} each, and of {kept} beginnings, {of_beginning} each"
+        count = num_states(topology, shape)
+        each = [each_state(shape, shard, target.dtype) for shard in _shards(topology, shape)]
+        text, beginning = (_size(sum(sizes)) for sizes in zip(*each, strict=True))
+        texts = f"{count.running} texts that run, {text} each, and of {count.kept} beginnings, {beginning} each"
         yield f"kv caches hold states, too: of {texts}"
-    if (model := topology.draft.own_model) is not None and (draft := shape_of(model)).delta_net is not None:
-        each = _each(draft, split(draft, (1.0,)), topology.draft.dtype or topology.target.dtype, States(1))
-        running = draft_states(topology.serve, draft).running
-        yield f"the draft model's holds states, too: of {running} texts, {_size(each)} each"
-
-
-def _each(shape: ModelShape, shards: Sequence[Shard], dtype: str, one: States) -> int:
-    """Bytes of one state, over all shards."""
-    return sum(state_bytes(shape, shard, dtype, one) - state_bytes(shape, shard, dtype, States(0)) for shard in shards)
+    if draft.own_model is not None and (own := shape_of(draft.own_model)).delta_net is not None:
+        (whole,) = split(own, (1.0,))
+        running = draft_states(topology.serve, own).running
+        size = _size(each_state(own, whole, draft.dtype or target.dtype).running)
+        yield f"the draft model's holds states, too: of {running} texts, {size} each"
 
 
 def _role(topology: Topology, rank: int) -> str:
