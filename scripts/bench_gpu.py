@@ -242,18 +242,18 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
 
 def joined_to_apart(num_rows: int, hidden: int) -> float:
     """Of the times."""
-    from tpspec.cache.store import KVStore
+    from tpspec.cache.store import Kept, KVStore
     from tpspec.comm.communicator import OneRank, Purpose
     from tpspec.comm.peer import PeerMemory, memory_bytes
     from tpspec.comm.replay_time import seconds_in_graph
     from tpspec.model.card_steps import card_steps
-    from tpspec.model.steps import AddNorm, Norm, Shape
+    from tpspec.model.steps import AddNorm, Heads, Norm, Shape, Sight
 
     device, size = torch.device("cuda", 0), (num_rows, hidden)
     memory = torch.zeros(memory_bytes(1), dtype=torch.uint8, device=device)
     peers = PeerMemory(OneRank(), [memory.data_ptr()], device)
-    shape = Shape((0,), 64, torch.bfloat16, device, frozenset({None}), 1.0, "silu")
-    steps = card_steps(shape, (), KVStore(1, 1, 64, 64, torch.bfloat16, device))
+    shape = Shape(frozenset({Sight(Heads((0,), 64), None)}), torch.bfloat16, device, 1.0, "silu")
+    steps = card_steps(shape, (), KVStore({0: Kept(1, 64)}, 64, torch.bfloat16, device))
     assert steps is not None
     x, norm = torch.zeros(size, device=device).bfloat16(), Norm(torch.ones(hidden, device=device), 1e-5)
     then, part = AddNorm(steps, x, norm, None), torch.randn(size, device=device).bfloat16()

@@ -106,7 +106,8 @@ class Steps(CardSteps):
         return x_TD, x_TD
 
     def attention(self, layer: Any, qkv_TX: Tensor, round: int) -> Tensor:
-        return qkv_TX[:, : self._shape.num_heads * self._shape.head_dim]
+        heads = layer.sight.heads
+        return qkv_TX[:, : heads.num * heads.dim]
 
     def linear_attention(self, layer: Any, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: int) -> Tensor:
         return gate_TX
@@ -158,10 +159,10 @@ def drafts(model: str, sampling: Sampling, num_tokens: int) -> list[float]:
 
 
 def as_on_a_card(decoder: Decoder) -> Clocked:
-    clocked, tiling = Clocked(), Tiling.of(decoder.shape.head_dim, 2, CARD)
-    assert tiling is not None
+    clocked, shape = Clocked(), decoder.shape
+    tilings = {heads: tiling for heads in shape.heads if (tiling := Tiling.of(heads.dim, 2, CARD)) is not None}
     decoder.comm = clocked
-    decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 1, tiling, decoder.states), clocked)
+    decoder.record(Steps(shape, decoder.ropes, decoder.store, tilings, decoder.states), clocked)
     return clocked
 
 

@@ -138,6 +138,34 @@ KINDS: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": True,
     },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "hidden_size": 48,
+        "num_key_value_heads": 3,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "final_logit_softcapping": 4.0,
+        "hidden_size_per_layer_input": 0,
+        "tie_word_embeddings": True,
+    },
+    "gemma4_small": {
+        "model_type": "gemma4_text",
+        "hidden_size": 48,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 263,
+        "tie_word_embeddings": True,
+    },
     "gpt_oss": {
         "model_type": "gpt_oss",
         "head_dim": 16,
@@ -236,25 +264,28 @@ def tiny_draft(folder: Path, target: Path) -> Path:
 @torch.no_grad()
 def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     """Make every parameter random, also those that start as zeros or ones; logits get a std near LOGIT_STD."""
-    one_more = model.config.get_text_config().model_type in ONE_MORE
+    kind = model.config.get_text_config().model_type
+    one_more, after = kind in ONE_MORE, 3 if kind.startswith("gemma") else 1
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
         is_matrix = values.dim() > 1 and not name.endswith("bias")
-        parameter.copy_(_scaled(name, values) if is_matrix else _vector(name, values, one_more))
+        parameter.copy_(_scaled(name, values) if is_matrix else _vector(name, values, after, one_more))
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=noise))
 
 
-def _vector(name: str, values: torch.Tensor, one_more: bool) -> torch.Tensor:
+def _vector(name: str, values: torch.Tensor, after: int, one_more: bool) -> torch.Tensor:
+    """after: what norms of what a sublayer gives are about, that it is as large as the embedding: else that would be
+    every row's answer."""
     if name.endswith("bias"):
         return 0.3 * values
     if name.endswith("A_log"):
         return values - 3  # states must remember more than the last token
-    if not one_more or name.endswith("linear_attn.norm.weight"):
-        return 1 + 0.3 * values
-    # A norm after a sublayer makes its part as large as the embedding, whose token would be every row's answer.
-    return (2 if "post_" in name else 0) + 0.3 * values
+    mean = after if "post_" in name else 1
+    return mean - (one_more and not name.endswith("linear_attn.norm.weight")) + 0.3 * values
 
 
 def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -262,6 +293,8 @@ def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
         return values * LOGIT_STD / math.sqrt(values.shape[-1])
     # Queries and keys a little larger: attention must prefer some rows, or a wrong mask or position goes unnoticed.
     # gpt-oss's gates so large that some are clamped.
+    if "per_layer_input_gate" in name:  # which reads what no norm has made small
+        return 0.1 * values / math.sqrt(values.shape[-1])
     gain = 1.5 if "q_proj" in name or "k_proj" in name else 4.0 if "experts.gate_up_proj" in name else 1.0
     return values * gain / math.sqrt(values.shape[-1])
 

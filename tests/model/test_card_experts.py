@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpspec.cache.store import KVStore
+from tpspec.cache.store import Kept, KVStore
 from tpspec.errors import UserError
 from tpspec.model.experts import Mixture, Router
 from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
-from tpspec.model.steps import Shape, TorchSteps
+from tpspec.model.steps import Heads, Shape, Sight, TorchSteps
 from tpspec.topology.experts import Experts
 from tpspec.topology.groups import Grid, grid_of
 
@@ -29,8 +29,8 @@ from tpspec.model.card_experts import CardMixture, Stack, Tiles
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN, CHANNELS, ALL_CHANNELS = 48, 40, 88  # a shard's of all, of which the first is in the middle of a group
-SHAPE = Shape((0,), 16, torch.float32, DEVICE, frozenset({None}), 1.0, "silu")
-GIVEN = (SHAPE, [], KVStore(1, 1, 16, 16, torch.float32, DEVICE), None)
+SHAPE = Shape(frozenset({Sight(Heads((0,), 16), None)}), torch.float32, DEVICE, 1.0, "silu")
+GIVEN = (SHAPE, [], KVStore({0: Kept(1, 16)}, 16, torch.float32, DEVICE), None)
 STEPS = TorchSteps(*GIVEN)  # only their gate is called
 
 

@@ -18,10 +18,11 @@ HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
 SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10}
 MOST_STACK = 64  # bytes of a thread
-# The usual heads, and the widest that have a tile for themselves; of latents, and of wide heads where accumulators take
-# more registers, what depends on heads; and of narrow heads.
+# The usual heads, and the widest that have a tile for themselves; of Gemma 4's global layers, of latents, and of wide
+# heads where accumulators take more registers, what depends on heads; and of narrow heads.
 CASES = ["75:*fp16:128", "86:*bf16:128", "86:*bf16:256", "86:*fp32:128", "90:*bf16:128"]
-HEADS = ["86:*bf16:576:heads", "90:*bf16:256:heads", "86:*bf16:64:heads", "90:*bf16:32:heads"]
+HEADS = ["86:*bf16:512:heads", "86:*bf16:576:heads", "90:*bf16:256:heads", "90:*bf16:512:heads"]
+HEADS += ["86:*bf16:64:heads", "90:*bf16:32:heads"]
 
 
 def without_interpreter(script: str, *words: str) -> list[str]:

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tpspec.model.chunks import CompiledAttend, compiled_attend
-from tpspec.model.steps import Shape
+from tpspec.model.steps import Heads, Shape, Sight
 
 CPU = torch.device("cpu")
 ROUNDING = {torch.bfloat16: 2**-8, torch.float32: 1e-5}  # of the largest number
 
 
 def attend_of(dim: int, dtype: torch.dtype = torch.float32) -> CompiledAttend | None:
-    return compiled_attend(Shape((0,), dim, dtype, CPU, frozenset({None}), 1.0, "silu"))  # type: ignore[return-value]
+    return compiled_attend(Shape(frozenset({Sight(Heads((0,), dim), None)}), dtype, CPU, 1.0, "silu"))  # type: ignore[return-value]
 
 
 pytestmark = pytest.mark.skipif(attend_of(64) is None, reason="not built here, or no AVX-512")
@@ -89,4 +89,9 @@ def test_shapes_that_it_is_not_made_for_take_torchs() -> None:
     assert attend_of(24) is None
     assert attend_of(592) is None
     assert attend_of(64, torch.float16) is None
-    assert compiled_attend(Shape((0,), 64, torch.float32, torch.device("cuda"), frozenset({None}), 1.0, "silu")) is None
+    assert (
+        compiled_attend(
+            Shape(frozenset({Sight(Heads((0,), 64), None)}), torch.float32, torch.device("cuda"), 1.0, "silu")
+        )
+        is None
+    )

@@ -77,7 +77,7 @@ def test_what_is_held_is_what_was_planned(kind: str, parts: tuple[float, ...], t
         assert decoder.states is not None
         kept = [*decoder.states._of.values(), *decoder.states._kept.values()]
         assert sum(x.nbytes for x in tensors(kept)) == state_bytes(shape, shard, "float32", States(3, 2))
-        cached = sum(x.nbytes for x in tensors([decoder.store.keys, decoder.store.values]))
+        cached = sum(x.nbytes for x in tensors(decoder.store.cells))
         assert cached == kv_bytes(shape, shard, "float32", SLOTS)
 
 

@@ -8,18 +8,18 @@ from transformers import AutoConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
-from tpspec.cache.store import KVStore
+from tpspec.cache.store import Kept, KVStore
 from tpspec.model.experts import Mixture, Router
 from tpspec.model.linear import PlainLinear
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.steps import Shape, TorchSteps
+from tpspec.model.steps import Heads, Shape, Sight, TorchSteps
 from tpspec.topology.experts import Experts, experts_of
 from tpspec.topology.reads import Reads
 
 CPU = torch.device("cpu")
 HIDDEN, CHANNELS = 48, 40
-SHAPE = Shape((0,), 16, torch.float32, CPU, frozenset({None}), 1.0, "silu")
-STEPS = TorchSteps(SHAPE, [], KVStore(1, 1, 16, 16, torch.float32, CPU), None)  # only their gate is called
+SHAPE = Shape(frozenset({Sight(Heads((0,), 16), None)}), torch.float32, CPU, 1.0, "silu")
+STEPS = TorchSteps(SHAPE, [], KVStore({0: Kept(1, 16)}, 16, torch.float32, CPU), None)  # only their gate is called
 
 
 def noise(*shape: int, seed: int) -> torch.Tensor:

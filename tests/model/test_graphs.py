@@ -189,9 +189,8 @@ def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
     def begin(rank: int, engine: Engine) -> None:
         assert isinstance(engine.target, ShardedTarget)
         decoder, recorders[rank] = engine.target.decoder, Again(engine.ledger)
-        tiling = Tiling.of(decoder.shape.head_dim, 2, (8, 6))
-        assert tiling is not None
-        decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, 2, tiling), recorders[rank])
+        tilings = {heads: Tiling.of(heads.dim, 2, (8, 6)) for heads in decoder.shape.heads}
+        decoder.record(Steps(decoder.shape, decoder.ropes, decoder.store, tilings), recorders[rank])
 
     plain = serve(topology(folder), asks)
     told = serve(topology(folder, 2, draft={"source": "ngram", "tokens": 3, "tree": tree}), asks, begin=begin)

@@ -97,7 +97,7 @@ def test_a_token_is_cached_once_and_whole_on_every_rank(num_ranks: int, small: b
     """Stands against values beside keys, which would double the cache, and a plan that divides it by ranks."""
     folder = tiny("glm4_moe_lite", tmp_path)
     store, shape = decoder(folder, num_ranks, small=small).store, ModelShape.of(folder)
-    cells = {id(cells): cells for cells in (*store.keys, *store.values)}
+    cells = {id(cells): cells for cells in (*store.keys.values(), *store.values.values())}
     tensors = [one for each in cells.values() for one in (each.numbers_GSE, each.scales_GS) if one is not None]
     taken, shard = sum(one.numel() * one.element_size() for one in tensors), split(shape, (1.0,) * num_ranks)[0]
     assert taken == kv_bytes(shape, shard, "int8" if small else "float32", 128)

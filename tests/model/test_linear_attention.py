@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpspec.cache.states import StateSizes, StateStore
-from tpspec.cache.store import KVStore
+from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Carried, Span
 from tpspec.model.compiled import CompiledSteps, compiled_rows
 from tpspec.model.delta_net import Mixer
-from tpspec.model.steps import LinearLayer, Norm, Shape, Steps, TorchSteps
+from tpspec.model.steps import Heads, LinearLayer, Norm, Shape, Sight, Steps, TorchSteps
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 CPU, CARD = torch.device("cpu"), torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,10 +58,10 @@ class Case:
         self.layer = LinearLayer(0, norm, mixer, norm, nowhere)
         self.products = [random(IDS, width).to(device, dtype) for width in (M, 2 * H, H * V)]
         self.states = StateStore([0], StateSizes(H, K, V, M + 2 * H, kernel - 1), TEXTS, 12, dtype, device)
-        self.steps = self._steps(way, Shape((0,), 16, dtype, device, frozenset({None}), 1.0, "silu"))
+        self.steps = self._steps(way, Shape(frozenset({Sight(Heads((0,), 16), None)}), dtype, device, 1.0, "silu"))
 
     def _steps(self, way: str, shape: Shape) -> Steps:
-        store = KVStore(1, 1, 512, 16, shape.dtype, shape.device)
+        store = KVStore({0: Kept(1, 16)}, 512, shape.dtype, shape.device)
         if way in ("torch", "deterministic"):
             return TorchSteps(shape, [], store, 12 if way == "deterministic" else None, states=self.states)
         if way == "C":
@@ -69,7 +69,7 @@ class Case:
                 pytest.skip("no compiled library here")
             return CompiledSteps(rows, shape, [], store, self.states)
         card = pytest.importorskip("tpspec.model.card_steps", reason="no Triton")
-        return card.CardSteps(shape, [], store, 1, card.Tiling(32, 16, 0, 64), self.states)  # type: ignore[no-any-return]
+        return card.CardSteps(shape, [], store, dict.fromkeys(shape.heads, card.Tiling(32, 16, 0, 64)), self.states)  # type: ignore[no-any-return]
 
     def answers(self, spans: list[Span], padding: int = 0) -> torch.Tensor:
         """Of each row, what the product behind reads."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
 from tests.worlds import serve, topology
-from tpspec.cache.store import Cells, KVStore
+from tpspec.cache.store import Cells, Kept, KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.batch import Span
 from tpspec.model.compiled import MOST_ROWS, compiled_rows
@@ -62,10 +62,10 @@ def test_a_number_is_off_by_at_most_half_a_step_of_its_own_head(
 def test_a_moved_slot_reads_as_it_did(small: bool, keys_alone: bool) -> None:
     """Stands against codes that are moved without their scales, and a path that is overwritten while it moves, or moved
     twice where keys are their own values."""
-    store = KVStore(2, 3, 10, 16, torch.float32, CPU, small=small, keys_alone=keys_alone)
+    store = KVStore(dict.fromkeys(range(2), Kept(3, 16)), 10, torch.float32, CPU, small=small, keys_alone=keys_alone)
     for layer in range(2):
         store.write(layer, slice(0, 10), *(torch.randn(10, 3, 16) * torch.arange(1, 11)[:, None, None] for _ in "kv"))
-    parts = [*store.keys, *store.values]
+    parts = store.cells
     before = [cells.read(torch.tensor([4, 5, 7])).clone() for cells in parts]
     store.move([4, 5, 7], [3, 4, 5])
     for cells, expected in zip(parts, before, strict=True):
@@ -87,9 +87,7 @@ def test_the_compiled_steps_read_and_write_what_torch_does(folder: Path, dtype: 
     for model in (ours, torchs):
         model.forward([text])
     assert (ours.forward([tree]).float() - torchs.forward([tree]).float()).abs().max() < near
-    for mine, its in zip(
-        [*ours.store.keys, *ours.store.values], [*torchs.store.keys, *torchs.store.values], strict=True
-    ):
+    for mine, its in zip(ours.store.cells, torchs.store.cells, strict=True):
         kept = slice(LONG, LONG + 6)
         assert (mine.read(kept) - its.read(kept)).abs().max() < 3 * near
 
@@ -159,7 +157,7 @@ def test_it_takes_what_the_plan_says(folder: Path, tmp_path: Path) -> None:
     shape = ModelShape.of(folder)
     (whole,) = split(shape, (1.0,))
     store = decoder(folder, torch.bfloat16, compiled=True).store
-    tensors = [one for cells in (*store.keys, *store.values) for one in (cells.numbers_GSE, cells.scales_GS)]
+    tensors = [one for cells in store.cells for one in (cells.numbers_GSE, cells.scales_GS)]
     assert sum(one.numel() * one.element_size() for one in tensors) == kv_bytes(shape, whole, "int8", 128)
     file = tmp_path / "topology.yaml"
     file.write_text(f"name: a\ntarget: {{model: {folder}, ranks: [0]}}\ncache: {{tokens: 65536}}\n")

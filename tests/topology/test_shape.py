@@ -64,6 +64,7 @@ PUBLISHED = {
 }
 # As their names say; what sees in some of them, and the layer that drafts, count there or not.
 ROUNDED = {
+    "google/gemma-4-31B-it": 30.7,  # its text model
     "Qwen/Qwen3.5-9B": 9,
     "Qwen/Qwen3.5-27B": 27,
     "Qwen/Qwen3.5-35B-A3B": 35,
@@ -173,7 +174,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, gemma3_text, glm4",
+        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, gemma3_text, gemma4_text",
     ):
         shape_of(str(tmp_path))
 
@@ -182,6 +183,7 @@ CALLED = {
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
     "gemma3_text": "Gemma 3",
+    "gemma4_text": "Gemma 4",
     "glm4": "GLM-4",
     "glm4_moe": "4.5",
     "glm4_moe_lite": "4.7-Flash",
@@ -256,7 +258,7 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported for gemma3_text"),
+        ({"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; should be above 0, or null"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be above 0"),
@@ -305,7 +307,7 @@ def test_a_dtype_that_a_models_numbers_do_not_fit_is_refused_before_anything_is_
 def test_each_kind_of_layer_has_its_own_rope() -> None:
     """Stands against the frequencies of one kind in layers of the other, and a window in layers without."""
     spec = resolve(AutoConfig.for_model(**GEMMA | {"num_hidden_layers": 7, "sliding_window": 4}), "there")
-    sliding, full = (LayerSpec(1, 4), LayerSpec(0, None))
+    sliding, full = LayerSpec(1, 4, 2, 256), LayerSpec(0, None, 2, 256)
     assert spec.layers == (sliding,) * 5 + (full, sliding)
     assert [float(rope.inverse[1]) for rope in spec.ropes] == pytest.approx([1e6 ** (-1 / 128), 1e4 ** (-1 / 128)])
 

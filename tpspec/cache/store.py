@@ -5,14 +5,14 @@ Shapes: G kv heads of this shard, S slots (pages x page size), E head dim, T row
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
@@ -56,40 +56,54 @@ class Cells:
             self.scales_GS[:, target] = self.scales_GS[:, source]
 
 
-class KVStore:
-    """Keys and values of every layer.
+class Kept(NamedTuple):
+    """Of a token by a layer. is_recent: in slots of their own, where there are some, that only the last tokens have."""
 
-    small: in 8 bits, whatever the dtype they are written and read in. recent: layers that have num_recent slots of
-    their own, beside the num_slots that the others have. keys_alone: they are their own values. without: layers that
-    have neither.
+    num_heads: int
+    head_dim: int
+    is_recent: bool = False
+
+
+class KVStore:
+    """Keys and values of the layers that keep some.
+
+    small: in 8 bits, whatever the dtype they are written and read in. num_recent: slots of the layers that keep the
+    last tokens, beside the num_slots that the others have; 0: they have those too. keys_alone: keys are their own
+    values.
     """
 
     def __init__(
         self,
-        num_layers: int,
-        num_kv_heads: int,
+        kept: Mapping[int, Kept],
         num_slots: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
         *,
         small: bool = False,
         num_recent: int = 0,
-        recent: Collection[int] = (),
         keys_alone: bool = False,
-        without: Collection[int] = (),
     ) -> None:
-        counts = [num_recent if layer in recent else num_slots * (layer not in without) for layer in range(num_layers)]
-        shapes = [(num_kv_heads, count, head_dim) for count in counts]
-        self.keys = [Cells(shape, dtype, device, small=small) for shape in shapes]
-        self.values = self.keys if keys_alone else [Cells(shape, dtype, device, small=small) for shape in shapes]
+        self.recent = frozenset(layer for layer, of in kept.items() if of.is_recent and num_recent)
+        self._whole = kept.keys() - self.recent
+
+        def cells() -> dict[int, Cells]:
+            counts = {layer: num_recent if layer in self.recent else num_slots for layer in kept}
+            shapes = {layer: (of.num_heads, counts[layer], of.head_dim) for layer, of in kept.items()}
+            return {layer: Cells(shape, dtype, device, small=small) for layer, shape in shapes.items()}
+
+        self.keys = cells()
+        self.values = self.keys if keys_alone else cells()
         self._keys_alone = keys_alone
-        self.num_slots, self.num_recent, self.recent = num_slots, num_recent, frozenset(recent)
-        self._whole = set(range(num_layers)) - self.recent - set(without)
+        self.num_slots, self.num_recent = num_slots, num_recent
         self.device = device
 
+    @property
+    def cells(self) -> list[Cells]:
+        """All, each once."""
+        return [*self.keys.values(), *([] if self._keys_alone else self.values.values())]
+
     def write(self, layer: int, slots: Slots, k_TGE: Tensor, v_TGE: Tensor) -> None:
-        """v: no heads where keys are their own values."""
+        """v: not looked at where keys are their own values."""
         self.keys[layer].write(slots, k_TGE)
         if not self._keys_alone:
             self.values[layer].write(slots, v_TGE)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from tpspec.cache.store import KVStore
+from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Span
 from tpspec.model.graphs import ROW_COUNTS, Forward
 from tpspec.model.rope import Rope
@@ -131,11 +131,10 @@ class EagleRun:
         self.vocab = vocab
         # A row stands at the position of the token before it, so one token more can be read.
         self.max_positions = None if head.max_positions is None else head.max_positions + 1
-        shape = head.shape
+        shape, heads = head.shape, head.layer.sight.heads
         self._head = head
-        self._store = KVStore(
-            1, shape.num_kv_heads, num_slots, shape.head_dim, shape.dtype, shape.device, keys_alone=shape.keys_alone
-        )
+        kept = {head.layer.index: Kept(heads.num_kv, heads.dim)}
+        self._store = KVStore(kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone)
         ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
         self._runner = Runner(shape, ropes, self._store, head.embedding)
         size = ROW_COUNTS[-1], head.embedding.width

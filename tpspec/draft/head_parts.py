@@ -13,7 +13,7 @@ from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import PlainLinear, linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.steps import Layer, Norm, Shape
+from tpspec.model.steps import Heads, Layer, Norm, Shape, Sight
 from tpspec.model.stored import in_heads
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.experts import mlp_names
@@ -55,6 +55,8 @@ class Parts:
         qkv, o = self._attention(attention, width)
         return Layer(
             index=0,
+            kept_by=0,
+            sight=self._sight(),
             attention_norm=mlp_norm,  # never called
             qkv=qkv,
             q_norm=self._head_norm(attention + "q_norm.weight") if spec.qk_norm else None,
@@ -65,9 +67,14 @@ class Parts:
             mlp=self._mlp_or_mixture(at),
             mlp_out_norm=None,
             rope=spec.layers[-1].rope,
-            window=spec.layers[-1].window,
             gate=gate,
         )
+
+    def _sight(self) -> Sight:
+        spec = self.spec
+        group = spec.num_heads // spec.num_kv_heads
+        heads = Heads(tuple(head // group for head in range(spec.num_heads)), spec.head_dim)
+        return Sight(heads, spec.layers[-1].window)
 
     def _gate(self, at: str, width: int) -> Linear:
         """Whose rows stand behind those of each head's query."""
@@ -133,11 +140,8 @@ class Parts:
 
     def shape(self) -> Shape:
         spec, given = self.spec, self.given
-        group = spec.num_heads // spec.num_kv_heads
-        kv_of = tuple(head // group for head in range(spec.num_heads))
-        windows = frozenset({spec.layers[-1].window})
         return Shape(
-            kv_of, spec.head_dim, given.dtype, given.device, windows, spec.score_scale, spec.gate,
+            frozenset({self._sight()}), given.dtype, given.device, spec.score_scale, spec.gate,
             keys_alone=spec.latent is not None,
         )  # fmt: skip
 

@@ -7,20 +7,26 @@ Must not know shards, ranks or tensors' values.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_of
+from tpspec.model.frequencies import PROPORTIONAL, frequencies_of, head_dim_of, num_of_turned, ropes_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.delta_net import delta_net_of
 from tpspec.topology.experts import experts_of
+from tpspec.topology.global_heads import global_heads_of
 from tpspec.topology.latent import latent_of
+from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import MODEL_TYPES, ModelShape
+from tpspec.topology.sharing import sharing_of
+from tpspec.topology.windows import FULL, SLIDING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tpspec.model.frequencies import Frequencies
@@ -28,7 +34,9 @@ if TYPE_CHECKING:
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
+    from tpspec.topology.global_heads import GlobalHeads
     from tpspec.topology.latent import Latent
+    from tpspec.topology.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +54,18 @@ class Architecture:
     """What a family of checkpoints may do.
 
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). sinks:
-    query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope; likewise.
+    query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope; likewise. v_norm:
+    over each value head, without a weight.
     partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
     number with the next, not with one half a head away, or the name of the flag that says so. window: "all" layers
     share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
     layers skip rope, or None.
 
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gated: see topology/shape.py. gate: what
-    its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size. score_scale:
-    the config's number that scores are divided by the root of, if not head_dim. apart: options that would change what
-    it computes, and are not supported.
+    its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size.
+    scaled_layers: what leaves a layer, by a number of its own. score_scale: the config's number that scores are divided
+    by the root of, if not head_dim; or what they are multiplied by. capped: whether the config may say so of logits.
+    apart: options that would change what it computes, and are not supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -63,6 +73,7 @@ class Architecture:
     mlp_bias: str | None = None
     sinks: bool = False
     qk_norm: bool | str = False
+    v_norm: bool = False
     partial_rope: bool = False
     alternate_rope: bool | str = False
     window: str | None = None
@@ -73,8 +84,10 @@ class Architecture:
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
     scaled_embeddings: bool = False
-    score_scale: str | None = None
-    apart: tuple[str, ...] = ()
+    scaled_layers: bool = False
+    score_scale: str | float | None = None
+    capped: bool = False
+    apart: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 HYBRID = Architecture(  # Qwen's, of linear attention and attention
@@ -85,6 +98,9 @@ HYBRID = Architecture(  # Qwen's, of linear attention and attention
     one_more=True,
     gated=True,
 )
+GEMMA_NORMS = NormNames(
+    attention_out="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm"
+)
 ARCHITECTURES = {
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
@@ -93,16 +109,27 @@ ARCHITECTURES = {
         o_bias="attention_bias",
         qk_norm=True,
         window="layer_types",
-        norms=NormNames(
-            attention_out="post_attention_layernorm",
-            mlp="pre_feedforward_layernorm",
-            mlp_out="post_feedforward_layernorm",
-        ),
+        norms=GEMMA_NORMS,
         one_more=True,
         gate=("hidden_activation", "gelu_pytorch_tanh"),
         scaled_embeddings=True,
         score_scale="query_pre_attn_scalar",
-        apart=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+        capped=True,
+        apart={"attn_logit_softcapping": (), "use_bidirectional_attention": ()},
+    ),
+    "gemma4_text": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        v_norm=True,
+        window="layer_types",
+        norms=GEMMA_NORMS,
+        gate=("hidden_activation", "gelu_pytorch_tanh"),
+        scaled_embeddings=True,
+        scaled_layers=True,
+        score_scale=1.0,
+        capped=True,
+        apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
     ),
     "glm4": Architecture(
         qkv_bias="attention_bias",
@@ -141,20 +168,27 @@ GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
-    sees, or None."""
+    sees, or None. num_kv_heads, head_dim: as they are cached, see ModelShape. is_global: whether these are not those of
+    most layers. reuses_keys: see GlobalHeads. kept_by: the layer whose keys and values it reads, if not its own."""
 
     rope: int | None
     window: int | None
+    num_kv_heads: int
+    head_dim: int
+    is_global: bool = False
+    reuses_keys: bool = False
+    kept_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    num_kv_heads, head_dim: as they are cached, see ModelShape. latent, alternate_rope: see model/latent.py.
-    intermediate: of each expert, where there are some. score_scale: of products of queries and keys. embedding_scale:
-    None is 1. head_order: of the numbers of queries' and keys' heads, such that rope turns a number with the one half a
-    head away; None: as they are stored. Source: its config.json.
+    num_kv_heads, head_dim: of most layers. v_norm, scaled_layers: see Architecture. cap: of logits, or None. latent,
+    alternate_rope: see model/latent.py. intermediate: of each expert, where there are some. score_scale: of products of
+    queries and keys. embedding_scale: None is 1. head_order: of the numbers of queries' and keys' heads, such that rope
+    turns a number with the one half a head away; None: as they are stored. per_layer: see ModelShape; of so many ids.
+    Source: its config.json.
     """
 
     model_type: str
@@ -171,12 +205,15 @@ class ModelSpec:
     mlp_bias: bool
     sinks: bool
     qk_norm: bool
+    v_norm: bool
     norms: NormNames
     one_more: bool
     gated: bool
     gate: Gate
     score_scale: float
     embedding_scale: float | None
+    scaled_layers: bool
+    cap: float | None
     layers: tuple[LayerSpec, ...]
     ropes: tuple[Frequencies, ...]
     head_order: tuple[int, ...] | None
@@ -185,6 +222,10 @@ class ModelSpec:
     latent: Latent | None = None
     alternate_rope: bool = False
     delta_net: DeltaNet | None = None
+    global_heads: GlobalHeads | None = None
+    sharing: Sharing | None = None
+    per_layer: int = 0
+    num_per_layer_ids: int = 0
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -204,7 +245,8 @@ def read_spec(folder: Path) -> ModelSpec:
             f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
             "transformers reads it; should be tried with another version"
         )
-    for own, its in ((shape.latent, spec.latent), (shape.delta_net, spec.delta_net)):
+    for kind in ("latent", "delta_net", "global_heads", "sharing"):
+        own, its = getattr(shape, kind), getattr(spec, kind)
         if own != its:
             raise UserError(
                 f"{where}: {own} is not what this version of transformers reads, {its}; should have no two keys of "
@@ -228,19 +270,28 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     """
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
+    if getattr(config, "is_heterogeneous", False):  # layers have values of their own, which the model's are not
+        config.allow_global_per_layer_attribute_access = True
     arch, kind = _declaration(config, where), config.model_type
     ropes, said = ropes_of(config, where), Reads(config.to_dict(), where)
     latent = latent_of(said, kind)
     head_dim = head_dim_of(config) if latent is None else latent.cached
+    num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
+    num_kv_heads = config.num_key_value_heads if latent is None else 1
+    wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads)
+    intermediate = getattr(config, MODEL_TYPES[kind].intermediate[0])
+    sharing = sharing_of(said, kind, num_layers, intermediate)
+    per_layer = per_layer_of(said, kind, config.vocab_size)
+    dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
     if latent is not None:
         _check_turned(config, latent, list(ropes.values()), where)
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads if latent is None else 1,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate=getattr(config, MODEL_TYPES[kind].intermediate[0]),
+        intermediate=intermediate,
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
         tied=config.tie_word_embeddings,
@@ -249,20 +300,29 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         mlp_bias=_flag(config, arch.mlp_bias),
         sinks=arch.sinks,
         qk_norm=_flag(config, arch.qk_norm),
+        v_norm=arch.v_norm,
         norms=arch.norms,
         one_more=arch.one_more,
         gated=arch.gated,
         gate="clamped" if arch.clamped else GATES[arch.gate[1]],
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
-        layers=_layers(config, arch, list(ropes), where),
-        ropes=tuple(frequencies_of(config, layers, rope, head_dim, where) for layers, rope in ropes.items()),
+        scaled_layers=arch.scaled_layers,
+        cap=_cap(config, where) if arch.capped else None,
+        layers=_layers(config, arch, list(ropes), LayerSpec(None, None, num_kv_heads, head_dim), wide, sharing, where),
+        ropes=tuple(
+            frequencies_of(config, layers, rope, dims.get(layers, head_dim), where) for layers, rope in ropes.items()
+        ),
         head_order=None if latent else _head_order(config, arch, list(ropes.values()), where),
         stored=stored,
         experts=experts_of(said, kind),
         latent=latent,
         alternate_rope=_flag(config, arch.alternate_rope),
-        delta_net=delta_net_of(said, kind, config.num_hidden_layers),
+        delta_net=delta_net_of(said, kind, num_layers),
+        global_heads=wide,
+        sharing=sharing,
+        per_layer=per_layer,
+        num_per_layer_ids=num_ids_of(said) if per_layer else 0,
     )
 
 
@@ -282,9 +342,9 @@ def _declaration(config: Any, where: str) -> Architecture:
     for option, number in (("swiglu_alpha", GAIN), ("swiglu_limit", MOST)) if arch.clamped else ():
         if getattr(config, option, number) != number:
             raise UserError(f"{where}: {option} {getattr(config, option)} is not supported; only {number} is")
-    for option in arch.apart:
-        if getattr(config, option, None):
-            raise UserError(f"{where}: {option}: {getattr(config, option)} is not supported for {config.model_type}")
+    for option, fine in arch.apart.items():
+        if (value := getattr(config, option, None)) and value not in fine:
+            raise UserError(f"{where}: {option}: {value} is not supported for {config.model_type}")
     for option in ("attention_bias", "mlp_bias"):
         covered = (arch.qkv_bias, arch.o_bias, arch.mlp_bias, "attention_bias" if arch.qkv_bias is True else None)
         if getattr(config, option, False) and option not in covered:
@@ -299,9 +359,17 @@ def _flag(config: Any, flag: bool | str | None) -> bool:
 def _score_scale(config: Any, arch: Architecture, where: str) -> float:
     if arch.score_scale is None:
         return float(head_dim_of(config) ** -0.5)
+    if isinstance(arch.score_scale, float):
+        return arch.score_scale
     if not (number := getattr(config, arch.score_scale)) > 0:
         raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
     return float(number**-0.5)
+
+
+def _cap(config: Any, where: str) -> float | None:
+    if (cap := config.final_logit_softcapping) is not None and not cap > 0:
+        raise UserError(f"{where}: final_logit_softcapping is {cap}; should be above 0, or null")
+    return None if cap is None else float(cap)
 
 
 def _latent_scale(config: Any, latent: Latent) -> float:
@@ -320,29 +388,47 @@ def _check_turned(config: Any, latent: Latent, ropes: list[dict[str, Any]], wher
         raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
 
 
-def _layers(config: Any, arch: Architecture, ropes: list[str | None], where: str) -> tuple[LayerSpec, ...]:
-    """ropes: the types of layers that each is for; None alone: all."""
+def _layers(
+    config: Any,
+    arch: Architecture,
+    ropes: list[str | None],
+    usual: LayerSpec,
+    wide: GlobalHeads | None,
+    sharing: Sharing | None,
+    where: str,
+) -> tuple[LayerSpec, ...]:
+    """ropes: the types of layers that each is for; None alone: all. usual: a layer without rope or window. wide: heads
+    of layers that have others. sharing: of layers that keep nothing."""
     num_layers = config.num_hidden_layers
     rope = getattr(config, arch.nope) if arch.nope else [True] * num_layers
     kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
     if arch.window == "all":
-        kinds = ["sliding_attention" if config.sliding_window else "full_attention"] * num_layers
-    kinds = kinds or ["full_attention"] * num_layers
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        kinds = [SLIDING if config.sliding_window else FULL] * num_layers
+    kinds = kinds or [FULL] * num_layers
+    unknown = set(kinds) - {FULL, SLIDING}
     if unknown or len(kinds) < num_layers or len(rope) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
-    windows = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
     if any(window is not None and window < 1 for window in windows):
         raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
     which = [ropes.index(kind if kind in ropes else None) for kind in kinds]
-    return tuple(LayerSpec(which[i] if rope[i] else None, windows[i]) for i in range(num_layers))
+    layers = [replace(usual, rope=which[i] if rope[i] else None, window=windows[i]) for i in range(num_layers)]
+    if wide is not None:
+        for i in wide.layers:
+            layers[i] = replace(
+                layers[i], num_kv_heads=wide.num_kv, head_dim=wide.dim, is_global=True, reuses_keys=wide.reuse_keys
+            )
+    for i, kept_by in () if sharing is None else enumerate(sharing.kept_by, sharing.first):
+        layers[i] = replace(layers[i], kept_by=kept_by)
+    return tuple(layers)
 
 
 def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], where: str) -> tuple[int, ...] | None:
     """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
     those go where our two halves begin, and what it leaves as it is behind them."""
     size, part = head_dim_of(config), ropes[0].get("partial_rotary_factor", 1.0)
-    is_whole = all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in ropes)
+    parts = [parameters for parameters in ropes if parameters.get("rope_type") != PROPORTIONAL]
+    is_whole = all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in parts)
     if is_whole and not arch.alternate_rope:
         return None
     if not arch.partial_rope or len(ropes) > 1:

@@ -149,13 +149,13 @@ class View:
 class Layout:
     """What is the same for every view of a model. fixed_rows: pad each span to so many rows (deterministic)."""
 
-    fold_width: int
     mask_dtype: torch.dtype
     device: torch.device
     fixed_rows: int | None
 
-    def view(self, span: Span, first_row: int, window: int | None) -> View:
-        """The view of `span`, whose rows start at `first_row` of the round, where rows see the last `window` tokens."""
+    def view(self, span: Span, first_row: int, window: int | None, fold_width: int) -> View:
+        """The view of `span`, whose rows start at `first_row` of the round, where rows see the last `window` tokens.
+        fold_width: query heads folded onto each kv head."""
         rows = slice(first_row, first_row + len(span.tokens))
         first_key = 0 if window is None else max(0, span.start - window + 1)
         num_keys = span.start + len(span.tokens) - first_key
@@ -169,7 +169,7 @@ class Layout:
             seen_TS = F.pad(seen_TS, (0, extra, 0, padding))
             seen_TS[len(span.tokens) :, 0] = True  # padding rows see one key, so that none of them is all -inf
         mask_TS = torch.zeros(seen_TS.shape, dtype=self.mask_dtype).masked_fill_(~seen_TS, float("-inf"))
-        mask_TFS = sent(mask_TS, self.device).unsqueeze(1).expand(-1, self.fold_width, -1)  # there: it may be large
+        mask_TFS = sent(mask_TS, self.device).unsqueeze(1).expand(-1, fold_width, -1)  # there: it may be large
         mask_RS = mask_TFS.flatten(0, 1)
         return View(rows, self._keys(*held, first_key, extra), mask_RS, padding)
 

@@ -39,14 +39,17 @@ def add_norm(
     delta_eps: float,
     weight_at: tl.tensor,
     eps: float,
+    scale: float,
     out_at: tl.tensor,
     dim: tl.constexpr,
     wide: tl.constexpr,
     adds: tl.constexpr,
     norms_delta: tl.constexpr,
+    scales: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """x [T, D] += delta, or its RMSNorm, and out the RMSNorm of what x was rounded to. A program a row."""
+    """x [T, D] += delta, or its RMSNorm, then *= scale, and out the RMSNorm of what x was rounded to. A program a
+    row."""
     begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, wide)
@@ -56,10 +59,19 @@ def add_norm(
         delta = tl.load(delta_at + row * dim + columns, mask=real, other=0.0)
         if norms_delta:
             delta = rms_normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
-        x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+        x = sum_of(x, delta, scale, scales)
         tl.store(x_at + row * dim + columns, x, mask=real)
     normed = rms_normed(x, weight_at, eps, columns, dim)
     tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_of(x: tl.tensor, delta: tl.tensor, scale: float, scales: tl.constexpr) -> tl.tensor:
+    """Rounded, and once more where it is scaled."""
+    x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+    if scales:
+        x = (x.to(tl.float32) * scale).to(x.dtype)
+    return x
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -122,6 +134,7 @@ def place(
     qkv_at: tl.tensor,
     q_weight_at: tl.tensor,
     k_weight_at: tl.tensor,
+    v_weight_at: tl.tensor,
     eps: float,
     cos_at: tl.tensor,
     sin_at: tl.tensor,
@@ -139,6 +152,7 @@ def place(
     dim: tl.constexpr,
     wide: tl.constexpr,
     normed: tl.constexpr,
+    values_normed: tl.constexpr,
     turned: tl.constexpr,
     grown: tl.constexpr,
     small: tl.constexpr,
@@ -146,14 +160,16 @@ def place(
 ) -> None:
     """Norms and turns the heads of qkv [T, N E]; queries go to q [T, H, E], keys and values to their slot.
 
-    A program for each of the N heads of each row: H + 2G, or H + G where keys are their own values. grown: queries that
-    are turned are multiplied by their position's gain, of gains [P]. small: the cache has codes and scales.
+    Programs: T x (H + 2G), or H + G where keys are their own values, or H where none are kept. N: of these, or H + G
+    where keys and values are made of the same. grown: queries that are turned are multiplied by their position's gain,
+    of gains [P]. small: the cache has codes and scales.
     """
     begin(overlaps)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, wide)
     real = columns < dim
-    head_at = qkv_at + (row * num_lines + head) * dim
+    line = tl.where(head < num_lines, head, head - num_kv_heads)
+    head_at = qkv_at + (row * num_lines + line) * dim
     slot = tl.load(table_at + _SLOTS + row)
     if head < num_heads + num_kv_heads:
         weight_at = q_weight_at if head < num_heads else k_weight_at
@@ -175,7 +191,7 @@ def place(
             at = (head - num_heads).to(tl.int64) * num_slots + slot
             _keep(x.to(q_at.dtype.element_ty), keys_at, key_scales_at, at, columns, dim, small)
     elif slot >= 0:
-        x = tl.load(head_at + columns, mask=real, other=0.0)
+        x = _head(head_at, v_weight_at, eps, columns, dim, wide, values_normed).to(q_at.dtype.element_ty)
         at = (head - num_heads - num_kv_heads).to(tl.int64) * num_slots + slot
         _keep(x, values_at, value_scales_at, at, columns, dim, small)
 

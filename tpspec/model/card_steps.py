@@ -26,7 +26,7 @@ from tpspec.model.card_sums import sum_add_norm
 from tpspec.staged import Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Runs, Span
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
+    from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape
 
 MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
@@ -59,7 +59,8 @@ class Tiling:
     """Of attention: what fits into what a processor shares (tests/model/test_card_kernels.py).
 
     rows: of a tile, each standing there once for each query head of a fold. wide, rest, keys: see `attend`. stages: of
-    loads, whose results have to fit as well. warps: of a program, whose threads hold a tile's sums.
+    loads, whose results have to fit as well. warps: of a program, whose threads hold a tile's sums. splits: programs
+    that share the keys of a row and kv head; a power of two.
     """
 
     rows: int
@@ -68,6 +69,7 @@ class Tiling:
     keys: int
     stages: int = USUAL_STAGES
     warps: int = USUAL_WARPS
+    splits: int = 1
 
     @classmethod
     def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
@@ -197,32 +199,50 @@ def _put_scattered(begin: int, runs: Runs, seen_from: int, room: NDArray[np.int6
     return len(first)
 
 
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """The query heads of a layer, as its programs share them: those of a kv head in so many `cuts`, each a fold of
+    `most` at most. firsts: the first of each, and where the last ends, on the card."""
+
+    tiling: Tiling
+    cuts: int
+    most: int
+    firsts: Tensor
+
+    @classmethod
+    def of(cls, heads: Heads, tiling: Tiling, device: torch.device) -> Folds:
+        counts = [heads.kv_of.count(kv) for kv in range(heads.num_kv)]
+        cuts = triton.cdiv(max(counts), tiling.rows)
+        folds = [cut for count in counts for cut in _even(count, cuts)]
+        return cls(tiling, cuts, max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(device))
+
+    def tile_rows(self, num_rows: int) -> int:
+        """No tile has more folded rows than it may, and none of few rows has many."""
+        return max(1, min(self.tiling.rows // self.most, num_rows))
+
+
 class CardSteps:
-    """Of one model and cache. splits: programs that share the keys of a row and kv head; a power of two. states: of
-    layers with linear attention."""
+    """Of one model and cache. tilings: of its layers' attention. states: of layers with linear attention.
+
+    A round is its number of rows: all else is in tables, one for each sort of heads, in layers with a window or not.
+    """
 
     def __init__(
         self,
         shape: Shape,
         ropes: Sequence[Rope],
         store: KVStore,
-        splits: int,
-        tiling: Tiling,
+        tilings: Mapping[Heads, Tiling],
         states: StateStore | None = None,
     ) -> None:
-        self._shape, self._ropes, self._store, self._splits = shape, ropes, store, splits
-        counts = [shape.kv_of.count(kv) for kv in range(shape.num_kv_heads)]
-        self._wide, self._tiling = triton.next_power_of_2(shape.head_dim), tiling
-        self._cuts = triton.cdiv(max(counts), tiling.rows)  # of the query heads of a kv head, into folds
-        folds = [cut for count in counts for cut in _even(count, self._cuts)]
-        self._fold, self._heads = max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(shape.device)
+        self._shape, self._ropes, self._store = shape, ropes, store
+        self._folds = {heads: Folds.of(heads, tilings[heads], shape.device) for heads in shape.heads}
         self._overlap = overlap(shape.device)
         self._states = None if states is None else CardStates(states, shape.device, self._overlap)
-        windows = [window for window in shape.windows if window is not None]
-        num_slots, num_recent = store.num_slots, store.num_recent or store.num_slots
-        self._tables = {False: Table(num_slots, None, num_slots, shape.device)}  # by whether a layer has a window
-        if windows:
-            self._tables[True] = Table(num_recent, max(windows), num_slots, shape.device)
+        self._tables: dict[tuple[Heads, bool], Table] = {}
+        for heads, window in sorted(shape.sights, key=lambda sight: sight.window or 0):  # the longest counts
+            num_slots = (store.num_slots if window is None else store.num_recent) or store.num_slots
+            self._tables[heads, window is not None] = Table(num_slots, window, store.num_slots, shape.device)
         self._staged: list[Table | CardStates] = [*self._tables.values()]
         if self._states is not None:
             self._staged.append(self._states)
@@ -234,22 +254,19 @@ class CardSteps:
         return num_rows <= MOST_ROWS and all(table.fits(spans) for table in self._tables.values())
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> int:
-        """The rows per tile of a round of so many rows; the rest is in the tables."""
-        tile_rows = self.put(spans, num_rows)
+        self.put(spans, num_rows)
         self.copy()
         self.sent()
-        return tile_rows
+        return num_rows
 
     def put(self, spans: Sequence[Span], num_rows: int) -> int:
-        """What `begin` returns."""
         assert num_rows <= MOST_ROWS, "who asks has looked whether they fit"
-        tile_rows = self._tile_rows(num_rows)
         stand_see = [(span.positions(), paths(span.parents or range(-1, len(span.tokens) - 1))) for span in spans]
-        for table in self._tables.values():
-            table.put(spans, stand_see, tile_rows)
+        for (heads, _), table in self._tables.items():
+            table.put(spans, stand_see, self._folds[heads].tile_rows(num_rows))
         if self._states is not None:
             self._states.put(spans)
-        return tile_rows
+        return num_rows
 
     def copy(self) -> None:
         for table in self._staged:
@@ -260,56 +277,57 @@ class CardSteps:
             table.sent()
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """x is overwritten by x + delta."""
+        """x is overwritten by what is the first of the two."""
         num_rows, dim = x_TD.shape
         normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
         how = IN_TURN if delta_TD is None else self._overlap  # a round's first kernel stands behind copies
         kernels.add_norm[(num_rows,)](
-            x_TD, x_TD if delta_TD is None else delta_TD, first.weight, first.eps, norm.weight, norm.eps, normed_TD,
-            dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
-            num_warps=norm_warps(wide), **how,
+            x_TD, x_TD if delta_TD is None else delta_TD, first.weight, first.eps, norm.weight, norm.eps, scale,
+            normed_TD, dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
+            scales=scale != 1, num_warps=norm_warps(wide), **how,
         )  # fmt: skip
         return x_TD, normed_TD
 
     def sum_add_norm(
-        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None
+        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None, scale: float
     ) -> tuple[Tensor, Tensor]:
         """x is overwritten."""
         num_rows, dim = x_TD.shape
         normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
         sum_add_norm[(num_rows,)](
-            partial_TD, x_TD, first.weight, first.eps, norm.weight, norm.eps, normed_TD, meeting.memories,
+            partial_TD, x_TD, first.weight, first.eps, norm.weight, norm.eps, scale, normed_TD, meeting.memories,
             meeting.epochs, meeting.lost, meeting.most_looks, rank=meeting.rank, size=meeting.size, leg=meeting.leg,
-            dim=dim, wide=wide, norms_delta=delta_norm is not None, on_card=meeting.on_card,
+            dim=dim, wide=wide, norms_delta=delta_norm is not None, scales=scale != 1, on_card=meeting.on_card,
             num_warps=norm_warps(wide), **self._overlap,
         )  # fmt: skip
         return x_TD, normed_TD
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: int) -> Tensor:
-        shape, table = self._shape, self._table(layer)
-        keys, values = self._store.keys[layer.index], self._store.values[layer.index]
+        heads, window = layer.sight
+        folds, table = self._folds[heads], self._table(layer)
+        keys, values = self._store.keys[layer.kept_by], self._store.values[layer.kept_by]
         small = keys.scales_GS is not None
         cells = [keys.numbers_GSE, values.numbers_GSE, keys.scales_GS if small else qkv_TX,
                  values.scales_GS if small else qkv_TX]  # fmt: skip
         q_THE = self._placed(layer, qkv_TX, cells, small=small)
-        num_rows = len(qkv_TX)
-        sums = torch.empty(num_rows, shape.num_heads, self._splits, shape.head_dim, device=shape.device)
-        tops, masses = torch.empty(2, num_rows, shape.num_heads, self._splits, device=shape.device).unbind()
-        tiling, folded = self._tiling, max(LEAST_SIDE, triton.next_power_of_2(round * self._fold))
-        kernels.attend[(num_rows, len(self._heads) - 1, self._splits)](
-            q_THE, *cells, table, self._heads, sums, tops, masses, keys.num_slots,
-            layer.window or 0, shape.score_scale, num_heads=shape.num_heads, dim=shape.head_dim,
-            wide=tiling.wide, rest=tiling.rest, fold=self._fold, cuts=self._cuts, tile_rows=folded,
-            tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=self._splits,
-            windowed=layer.window is not None, small=small, num_stages=tiling.stages, num_warps=tiling.warps,
+        num_rows, tiling = len(qkv_TX), folds.tiling
+        sums = torch.empty(num_rows, heads.num, tiling.splits, heads.dim, device=qkv_TX.device)
+        tops, masses = torch.empty(2, num_rows, heads.num, tiling.splits, device=qkv_TX.device).unbind()
+        folded = max(LEAST_SIDE, triton.next_power_of_2(folds.tile_rows(num_rows) * folds.most))
+        kernels.attend[(num_rows, len(folds.firsts) - 1, tiling.splits)](
+            q_THE, *cells, table, folds.firsts, sums, tops, masses, keys.num_slots,
+            window or 0, self._shape.score_scale, num_heads=heads.num, dim=heads.dim,
+            wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts, tile_rows=folded,
+            tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=tiling.splits,
+            windowed=window is not None, small=small, num_stages=tiling.stages, num_warps=tiling.warps,
             **self._overlap,
         )  # fmt: skip
-        out_TX, joined = torch.empty_like(q_THE), min(self._wide, JOINED)
-        kernels.join[(num_rows, shape.num_heads, triton.cdiv(shape.head_dim, joined))](
+        out_TX, joined = torch.empty_like(q_THE), min(triton.next_power_of_2(heads.dim), JOINED)
+        kernels.join[(num_rows, heads.num, triton.cdiv(heads.dim, joined))](
             sums, tops, masses, table, tops if layer.sinks is None else layer.sinks, out_TX,
-            num_heads=shape.num_heads, dim=shape.head_dim, wide=joined, splits=self._splits,
+            num_heads=heads.num, dim=heads.dim, wide=joined, splits=tiling.splits,
             sinks=layer.sinks is not None, **self._overlap,
         )  # fmt: skip
         return out_TX
@@ -330,30 +348,27 @@ class CardSteps:
 
     def slots(self, num_rows: int) -> Tensor:
         first = kernels.ROW_SLOT * MOST_ROWS
-        return self._tables[False].there[first : first + num_rows]
+        return next(iter(self._tables.values())).there[first : first + num_rows]
 
     def _placed(self, layer: Layer, qkv_TX: Tensor, cells: Sequence[Tensor | None], *, small: bool) -> Tensor:
         """Queries, [T, H * E]; keys and values are then in the cache."""
-        shape, normed = self._shape, layer.q_norm is not None and layer.k_norm is not None
-        q_TX = qkv_TX.new_empty(len(qkv_TX), shape.num_heads * shape.head_dim)
-        weights = [norm.weight if norm is not None else qkv_TX for norm in (layer.q_norm, layer.k_norm)]
-        rope = self._ropes[layer.rope or 0]
-        num_lines = qkv_TX.shape[1] // shape.head_dim
-        kernels.place[(len(qkv_TX), num_lines)](
-            qkv_TX, *weights, layer.q_norm.eps if layer.q_norm is not None else 0.0, rope.cos_PE, rope.sin_PE,
+        heads, norms = layer.sight.heads, (layer.q_norm, layer.k_norm, layer.v_norm)
+        q_TX = qkv_TX.new_empty(len(qkv_TX), heads.num * heads.dim)
+        weights = [norm.weight if norm is not None else qkv_TX for norm in norms]
+        rope, kept = self._ropes[layer.rope or 0], 1 if self._shape.keys_alone else 2
+        num_written = heads.num_kv * kept if layer.kept_by == layer.index else 0
+        kernels.place[(len(qkv_TX), heads.num + num_written)](
+            qkv_TX, *weights, next((norm.eps for norm in norms if norm is not None), 0.0), rope.cos_PE, rope.sin_PE,
             rope.cos_PE if rope.gains_P is None else rope.gains_P, self._table(layer), q_TX, *cells,
-            self._store.keys[layer.index].num_slots, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
-            num_lines=num_lines, dim=shape.head_dim, wide=self._wide, normed=normed, turned=layer.rope is not None,
+            self._store.keys[layer.kept_by].num_slots, num_heads=heads.num, num_kv_heads=heads.num_kv,
+            num_lines=qkv_TX.shape[1] // heads.dim, dim=heads.dim, wide=triton.next_power_of_2(heads.dim),
+            normed=layer.q_norm is not None, values_normed=layer.v_norm is not None, turned=layer.rope is not None,
             grown=rope.gains_P is not None, small=small, **self._overlap,
         )  # fmt: skip
         return q_TX
 
     def _table(self, layer: Layer) -> Tensor:
-        return self._tables[layer.window is not None].there
-
-    def _tile_rows(self, num_rows: int) -> int:
-        """No tile has more folded rows than it may, and none of few rows has many."""
-        return max(1, min(self._tiling.rows // self._fold, num_rows))
+        return self._tables[layer.sight.heads, layer.sight.is_windowed].there
 
 
 def norm_warps(wide: int) -> int:
@@ -365,12 +380,15 @@ def card_steps(
     shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None = None
 ) -> CardSteps | None:
     """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
-    tiling = Tiling.of(shape.head_dim, shape.dtype.itemsize, torch.cuda.get_device_capability(shape.device))
-    if tiling is None:
-        return None
+    capability = torch.cuda.get_device_capability(shape.device)
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
-    wanted = triton.cdiv(CARD_PROCESSORS * processors, shape.num_kv_heads)
-    return CardSteps(shape, ropes, store, min(MOST_SPLITS, triton.next_power_of_2(wanted)), tiling, states)
+    tilings: dict[Heads, Tiling] = {}
+    for heads in shape.heads:
+        if (tiling := Tiling.of(heads.dim, shape.dtype.itemsize, capability)) is None:
+            return None
+        wanted = triton.cdiv(CARD_PROCESSORS * processors, heads.num_kv)
+        tilings[heads] = replace(tiling, splits=min(MOST_SPLITS, triton.next_power_of_2(wanted)))
+    return CardSteps(shape, ropes, store, tilings, states)
 
 
 def _even(count: int, parts: int) -> list[int]:

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tpspec.comm.peer_kernel import ROW_BYTES, meet, message, total_of
-from tpspec.model.card_rows import rms_normed
+from tpspec.model.card_rows import rms_normed, sum_of
 
 _ROW_BYTES = tl.constexpr(ROW_BYTES)
 
@@ -26,6 +26,7 @@ def sum_add_norm(
     delta_eps: float,
     weight_at: tl.tensor,
     eps: float,
+    scale: float,
     out_at: tl.tensor,
     memories_at: tl.tensor,
     epochs_at: tl.tensor,
@@ -37,10 +38,12 @@ def sum_add_norm(
     dim: tl.constexpr,
     wide: tl.constexpr,
     norms_delta: tl.constexpr,
+    scales: tl.constexpr,
     on_card: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """x [T, D] += the sum over ranks of partial [T, D], or its RMSNorm, and out the RMSNorm of what x was rounded to.
+    """x [T, D] += the sum over ranks of partial [T, D], or its RMSNorm, then *= scale; out the RMSNorm of what x was
+    rounded to.
 
     A program a row, each with a place of its own in every memory, whatever D is; see `exchange` for the rest. The next
     kernel begins when all ranks have come: it would fill the card, which another rank may compute on, while this waits.
@@ -64,7 +67,7 @@ def sum_add_norm(
     if norms_delta:
         delta = rms_normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
     x = tl.load(x_at + at, mask=real, other=0.0)
-    x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+    x = sum_of(x, delta, scale, scales)
     tl.store(x_at + at, x, mask=real)
     normed = rms_normed(x, weight_at, eps, columns, dim)
     tl.store(out_at + at, normed.to(out_at.dtype.element_ty), mask=real)

@@ -67,7 +67,7 @@ def compiled_attend(shape: Shape) -> Attend | None:
     """Where there is a library for this machine and the shape is one of its."""
     if shape.device.type != "cpu" or shape.dtype not in DTYPES:
         return None
-    if shape.head_dim % LANES or shape.head_dim > MOST_DIM:
+    if any(heads.dim % LANES or heads.dim > MOST_DIM for heads in shape.heads):
         return None
     loaded = library(LIBRARY)
     return CompiledAttend(loaded) if loaded is not None and loaded.chunks_version() == VERSION else None

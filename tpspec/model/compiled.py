@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
+    from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 9  # of rows.c
+VERSION = 10  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -48,6 +48,12 @@ class _Heads(ctypes.Structure):
 
     _fields_ = [("num_heads", INT), ("num_kv_heads", INT), ("head_dim", INT), ("num_slots", INT), ("kv_of", POINTER)]
 
+    @classmethod
+    def of(cls, heads: Heads, num_slots: int, kept: list[object]) -> _Heads:
+        kv_of = torch.tensor(heads.kv_of)
+        kept.append(kv_of)
+        return cls(heads.num, heads.num_kv, heads.dim, num_slots, kv_of.data_ptr())
+
 
 class _Cache(ctypes.Structure):
     """`Cache` of rows.c: of one layer."""
@@ -62,9 +68,8 @@ class _Cache(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Addresses of a round's spans and rows' slots, in layers with or without a window, and of what all spans share."""
+    """Addresses of a round's spans and rows' slots, in layers with or without a window."""
 
-    heads: int
     spans: list[int]
     slots: int
 
@@ -87,9 +92,10 @@ class Buffers:
     """Memory for the results of a row count, reused by every layer: each is consumed before it is written again."""
 
     def __init__(self, num_rows: int, shape: Shape) -> None:
-        width = shape.num_heads * shape.head_dim
-        self.q = torch.zeros(num_rows, width, dtype=shape.dtype)
-        self.attended = torch.zeros(num_rows, width, dtype=shape.dtype)
+        widths = {heads.num * heads.dim for heads in shape.heads}
+        self.q, self.attended = (
+            {width: torch.zeros(num_rows, width, dtype=shape.dtype) for width in widths} for _ in range(2)
+        )
         self.normed: Tensor | None = None
         self.answered: Tensor | None = None  # of linear attention
         self.gated: dict[int, Tensor] = {}  # by channels: not all MLPs of a model have as many
@@ -103,18 +109,16 @@ class CompiledSteps:
     ) -> None:
         self._shape, self._ropes = shape, ropes
         self._store = store  # whose memory the caches point at
-        self._kv_of = torch.tensor(shape.kv_of)
-        self._heads, self._recent_heads = (
-            _Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, num_slots, self._kv_of.data_ptr())
-            for num_slots in (store.num_slots, store.num_recent or store.num_slots)
-        )
-        self._caches = [_Cache.of(keys, values) for keys, values in zip(store.keys, store.values, strict=True)]
+        self._kept: list[object] = []
+        slots = {False: store.num_slots, True: store.num_recent or store.num_slots}
+        self._heads = {sight: _Heads.of(sight.heads, slots[sight.is_windowed], self._kept) for sight in shape.sights}
+        self._caches = {layer: _Cache.of(keys, store.values[layer]) for layer, keys in store.keys.items()}
         self._buffers: dict[int, Buffers] = {}
         kind = SUFFIX[shape.dtype]
         self._add_norm = _verb(
-            loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT, POINTER, FLOAT] + [POINTER] * 2 + [INT] * 2
+            loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT, POINTER, FLOAT, FLOAT] + [POINTER] * 2 + [INT] * 2
         )
-        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 4 + [FLOAT] + [POINTER] * 7 + [INT])
+        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 5 + [FLOAT] + [POINTER] * 7 + [INT] * 2)
         self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT] + [POINTER] * 2)
         delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 6)
         self._states = None if states is None else CompiledStates(states, delta)
@@ -126,16 +130,16 @@ class CompiledSteps:
     def begin(self, spans: Sequence[Span], num_rows: int) -> CompiledRound:
         positions = torch.tensor([position for span in spans for position in span.positions()])
         kept: list[object] = [positions]
-        whole = recent = _placed(spans, self._heads, kept, windowed=False)
+        whole = recent = _placed(spans, kept, windowed=False)
         if self._store.recent:
-            recent = _placed(spans, self._recent_heads, kept, windowed=True)
+            recent = _placed(spans, kept, windowed=True)
         of_spans = [] if self._states is None else self._states.courses(spans, kept)
         return CompiledRound(whole, recent, positions.data_ptr(), len(positions), num_rows, kept, of_spans)
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """x is overwritten by x + delta."""
+        """x is overwritten by what is the first of the two."""
         num_rows, dim = x_TD.shape
         buffers = self._of(num_rows)
         if buffers.normed is None:
@@ -143,23 +147,24 @@ class CompiledSteps:
         at, delta = x_TD.data_ptr(), None if delta_TD is None else delta_TD.data_ptr()
         first = (None, 0.0) if delta_norm is None else (delta_norm.weight.data_ptr(), delta_norm.eps)
         out = buffers.normed.data_ptr()
-        self._add_norm(at, delta, *first, norm.weight.data_ptr(), norm.eps, at, out, num_rows, dim)
+        self._add_norm(at, delta, *first, norm.weight.data_ptr(), norm.eps, scale, at, out, num_rows, dim)
         return x_TD, buffers.normed
 
     def sum_add_norm(self, *_: object) -> None:
         return None
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
-        buffers = self._of(round.num_rows)
-        q, out = buffers.q.data_ptr(), buffers.attended.data_ptr()
-        cache = ctypes.addressof(self._caches[layer.index])
+        sight, buffers = layer.sight, self._of(round.num_rows)
+        width = sight.heads.num * sight.heads.dim
+        q, attended = buffers.q[width].data_ptr(), buffers.attended[width]
+        heads, cache = ctypes.addressof(self._heads[sight]), ctypes.addressof(self._caches[layer.kept_by])
         sinks = None if layer.sinks is None else layer.sinks.data_ptr()
-        placed = round.whole if layer.window is None else round.recent
-        self._place_rows(layer, qkv_TX.data_ptr(), round, placed, q, cache)
+        placed, out = round.recent if sight.is_windowed else round.whole, attended.data_ptr()
+        self._place_rows(layer, qkv_TX, round, placed, heads, q, cache)
         for span in placed.spans:
-            if self._attend(placed.heads, span, q, cache, layer.window or 0, self._shape.score_scale, sinks, out):
+            if self._attend(heads, span, q, cache, sight.window or 0, self._shape.score_scale, sinks, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
-        return buffers.attended
+        return attended
 
     def linear_attention(
         self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: CompiledRound
@@ -182,18 +187,20 @@ class CompiledSteps:
     def slots(self, num_rows: int) -> None:
         return None
 
-    def _place_rows(self, layer: Layer, qkv: int, round: CompiledRound, placed: Placed, q: int, cache: int) -> None:
-        q_weight = k_weight = cos = sin = gains = None
-        eps = 0.0
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q_weight, k_weight, eps = layer.q_norm.weight.data_ptr(), layer.k_norm.weight.data_ptr(), layer.q_norm.eps
+    def _place_rows(
+        self, layer: Layer, qkv_TX: Tensor, round: CompiledRound, placed: Placed, heads: int, q: int, cache: int
+    ) -> None:
+        cos = sin = gains = None
+        norms = layer.q_norm, layer.k_norm, layer.v_norm
+        weights = [None if norm is None else norm.weight.data_ptr() for norm in norms]
+        eps = next((norm.eps for norm in norms if norm is not None), 0.0)
         if layer.rope is not None:
             rope = self._ropes[layer.rope]
             cos, sin = rope.cos_PE.data_ptr(), rope.sin_PE.data_ptr()
             gains = None if rope.gains_P is None else rope.gains_P.data_ptr()
         self._place(
-            placed.heads, qkv, q_weight, k_weight, eps, cos, sin, gains, round.positions, placed.slots, q, cache,
-            round.num_real,
+            heads, qkv_TX.data_ptr(), *weights, eps, cos, sin, gains, round.positions, placed.slots, q, cache,
+            qkv_TX.shape[1], round.num_real,
         )  # fmt: skip
 
     def _of(self, num_rows: int) -> Buffers:
@@ -209,7 +216,7 @@ def compiled_steps(
     """The compiled steps, where there is a library for this machine and the shape is one of theirs."""
     if shape.device.type != "cpu" or shape.dtype not in SUFFIX:
         return None
-    if shape.head_dim % LANES or shape.head_dim > MOST_DIM:
+    if any(heads.dim % LANES or heads.dim > MOST_DIM for heads in shape.heads):
         return None
     if states is not None and states.sizes.num_before >= MOST_SIGHT:
         return None
@@ -223,7 +230,7 @@ def compiled_rows() -> ctypes.CDLL | None:
     return next((loaded for loaded in found if loaded is not None and loaded.rows_version() == VERSION), None)
 
 
-def _placed(spans: Sequence[Span], heads: _Heads, kept: list[object], *, windowed: bool) -> Placed:
+def _placed(spans: Sequence[Span], kept: list[object], *, windowed: bool) -> Placed:
     slots = torch.tensor([slot for span in spans for slot in span.own_slots(windowed=windowed)])
     made: list[_Span] = []
     first = 0
@@ -231,7 +238,7 @@ def _placed(spans: Sequence[Span], heads: _Heads, kept: list[object], *, windowe
         made.append(_c_span(span, first, kept, windowed=windowed))
         first += len(span.tokens)
     kept += [slots, made]
-    return Placed(ctypes.addressof(heads), [ctypes.addressof(span) for span in made], slots.data_ptr())
+    return Placed([ctypes.addressof(span) for span in made], slots.data_ptr())
 
 
 def _c_span(span: Span, first_row: int, kept: list[object], *, windowed: bool) -> _Span:

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.ledger import Ledger
     from tpspec.model.batch import Span
-    from tpspec.model.embedding import Embedding
+    from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Recorder, Taps
     from tpspec.model.linear import Linear
+    from tpspec.model.per_layer import TokenInputs
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Layer, LinearLayer, Norm, RecordedSteps, Shape, Steps
 
@@ -44,13 +45,14 @@ class Decoder:
 
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
     compiled: whether few rows may take steps made for them (where there are some). ledger: where `comm` is counted.
-    states: of layers with linear attention, where there are some.
+    states: of layers with linear attention, where there are some. inputs: of rows of the embedding, where they hold
+    numbers for each layer.
     """
 
     def __init__(
         self,
         *,
-        embedding: Embedding,
+        embedding: Tables,
         layers: Sequence[Layer | LinearLayer],
         norm: Norm,
         head: Linear,
@@ -62,10 +64,11 @@ class Decoder:
         compiled: bool = True,
         ledger: Ledger | None = None,
         states: StateStore | None = None,
+        inputs: TokenInputs | None = None,
     ) -> None:
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
-        self.left_out, self.states = NOTHING, states
+        self.left_out, self.states, self.inputs = NOTHING, states, inputs
         self._runner = Runner(shape, ropes, store, embedding, fixed_rows=fixed_rows, compiled=compiled,
                               recorded=comm.is_queued, ledger=ledger, states=states)  # fmt: skip
 
@@ -131,31 +134,43 @@ class Decoder:
         return Forward(self.head(normed_TD), tapped)
 
     def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
-        """What leaves the final norm, and what was tapped; x may be overwritten."""
-        norms = self._norms()
+        """What leaves the final norm, and what was tapped, of rows of the embedding; they may be overwritten."""
+        norms, inputs_LTP = self._norms(), x_TD  # no layer has any
+        if self.inputs is not None:
+            x_TD, inputs_LTP = self.inputs.split(x_TD)
         x_TD, normed_TD = steps.add_norm(x_TD, None, next(norms))
         tapped: dict[int, Tensor] = {}
         for layer in self.layers:
             if layer.index in taps:
                 tapped[layer.index] = _copied(x_TD)
-            if layer.index not in self.left_out.attention:
+            mixes, has_mlp = layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
+            reads = layer.inputs is not None
+            if mixes:
+                scale = 1.0 if has_mlp or reads else layer.scale
+                then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm, scale)
                 partial_TD = layer.mixed(normed_TD, steps, round)
-                then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
-            if layer.index not in self.left_out.mlp:
-                partial_TD = layer.mlp(normed_TD, steps)
-                then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm)
-                x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.mlp, then)
+            if has_mlp:
+                then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm, 1.0 if reads else layer.scale)
+                x_TD, normed_TD = self.comm.all_reduce_then(layer.mlp(normed_TD, steps), Purpose.mlp, then)
+            if layer.inputs is not None:
+                delta_TD = layer.inputs(x_TD, inputs_LTP[layer.index], steps)
+                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, next(norms), layer.inputs.norm, layer.scale)
+            elif not (mixes or has_mlp) and layer.scale != 1:
+                x_TD = x_TD * layer.scale  # and its norm is what it was
         last = {len(self.layers): x_TD, FINAL: normed_TD}
         return normed_TD, tapped | {tap: _copied(last[tap]) for tap in taps if tap in last}
 
     def _norms(self) -> Iterator[Norm]:
-        """Of what enters each sublayer that is not left out, and of what leaves the last."""
+        """Of what enters each sublayer that is not left out, and of what leaves the last. What reads a token's numbers
+        for a layer reads what is not normed: of that, too, for each step norms what the next reads."""
         for layer in self.layers:
             if layer.index not in self.left_out.attention:
                 yield layer.attention_norm
             if layer.index not in self.left_out.mlp:
                 yield layer.mlp_norm
+            if layer.inputs is not None:
+                yield layer.inputs.norm
         yield self.norm
 
 

@@ -73,3 +73,20 @@ class Embedding:
         if tokens and min(tokens) < 0:  # which numpy would count from the end
             raise IndexError(f"token {min(tokens)} has no embedding")
         return self._words_VD[list(tokens)]
+
+
+class Joined:
+    """Tables whose rows for a token are one row: [T, sum of their widths]. As an `Embedding`."""
+
+    def __init__(self, tables: Sequence[Embedding]) -> None:
+        self._tables, self.width = tables, sum(table.width for table in tables)
+
+    def rows(self, tokens: Sequence[int]) -> Tensor:
+        return torch.cat([table.rows(tokens) for table in self._tables], 1)
+
+    def put(self, tokens: Sequence[int], room: Tensor) -> None:
+        rows_TX = room[: len(tokens) * self.width].view(len(tokens), self.width)
+        torch.cat([table.rows(tokens) for table in self._tables], 1, out=rows_TX)
+
+
+Tables = Embedding | Joined

@@ -14,7 +14,8 @@ from tpspec.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")  # dynamic changes with each token
+PROPORTIONAL = "proportional"  # may turn a part of each half of a head
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", PROPORTIONAL, "yarn")  # dynamic changes with each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,10 @@ def _inverse(
     if kind == "default":
         dims = torch.arange(0, turned, 2, dtype=torch.float32)
         inverse, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / turned)), 1.0
+    elif kind == PROPORTIONAL:  # with the first of those that a whole head would be turned with
+        dims = torch.arange(0, int(head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2 * 2, 2)
+        inverse, scale = 1.0 / (float(parameters["rope_theta"]) ** (dims / head_dim)), 1.0
+        inverse /= parameters.get("factor", 1.0)
     else:
         for factors in ("short_factor", "long_factor") if kind == "longrope" else ():
             if (count := len(parameters[factors])) != turned // 2:  # one would do for all

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Purpose
     from tpspec.comm.messages import Tally
     from tpspec.model.batch import Span
-    from tpspec.model.embedding import Embedding
+    from tpspec.model.embedding import Tables
     from tpspec.model.steps import FewSteps, RecordedSteps
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -106,7 +106,7 @@ class Graphs:
         self,
         steps: RecordedSteps,
         recorder: Recorder,
-        embedding: Embedding,
+        embedding: Tables,
         dtype: torch.dtype,
         device: torch.device,
         ledger: Ledger | None = None,

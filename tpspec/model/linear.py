@@ -70,6 +70,16 @@ class Scattered:
         return self._product(x_TI.new_zeros(x_TI.shape[0], self._width).index_copy_(1, self._places_I, x_TI))
 
 
+class Capped:
+    """A product whose results y become cap tanh(y / cap), as Gemma's logits do (arXiv 2408.00118, 2)."""
+
+    def __init__(self, product: Linear, cap: float) -> None:
+        self._product, self._cap = product, cap
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._product(x_TI).div_(self._cap).tanh_().mul_(self._cap)
+
+
 class Stacked:
     """Products of the same input that cannot be one, one after the other."""
 

@@ -13,21 +13,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.cache.store import KVStore
+from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
-from tpspec.model.embedding import TABLE, Embedding, head_of
+from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
 from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
+from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
 from tpspec.model.mlp import GatedMlp
+from tpspec.model.per_layer import LayerInputs, TokenInputs
 from tpspec.model.rope import Rope
-from tpspec.model.steps import Layer, LinearLayer, Norm, Shape
+from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
 from tpspec.model.stored import Place, below, numbers_of
 from tpspec.model.weights import Checkpoint
+from tpspec.topology import per_layer
 from tpspec.topology.experts import mlp_names
 from tpspec.topology.formats import check_unquantized
 from tpspec.topology.latent import LATENT, MADE, REDUCED
@@ -35,7 +38,7 @@ from tpspec.topology.shape import MODEL_TYPES, check_dtype
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from torch import Tensor
@@ -111,19 +114,21 @@ class Loader:
             if progress is not None:
                 progress(index + 1, len(self.spec.layers))
         spec, mixers = self.spec, self._mixers
-        recent = [index for index, layer in enumerate(spec.layers) if layer.window is not None and num_recent]
+        attending = [layer for layer in layers if isinstance(layer, Layer)]
+        sights = {layer.kept_by: layer.sight for layer in attending}
+        kept = {index: Kept(heads.num_kv, heads.dim, window is not None) for index, (heads, window) in sights.items()}
         store = KVStore(
-            len(layers), len(self.shard.kv_heads), num_slots, spec.head_dim, self.dtype, self.device, small=small_cache,
-            num_recent=num_recent, recent=recent, keys_alone=spec.latent is not None,
-            without=() if mixers is None else mixers.net.layers,
+            kept, num_slots, self.dtype, self.device, small=small_cache, num_recent=num_recent,
+            keys_alone=spec.latent is not None,
         )  # fmt: skip
         return Decoder(
             embedding=self._embedding(),
+            inputs=self._context() if spec.per_layer else None,
             layers=layers,
             norm=self._norm("model.norm.weight", spec.hidden),
             head=head,
             ropes=[Rope(frequencies, num_slots, self.dtype, self.device) for frequencies in spec.ropes],
-            shape=self._shape(),
+            shape=self._shape(sights.values()),
             comm=comm,
             store=store,
             fixed_rows=fixed_rows,
@@ -139,14 +144,11 @@ class Loader:
             return None
         return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, spec.eps)
 
-    def _shape(self) -> Shape:
-        group = self.spec.num_heads // self.spec.num_kv_heads
+    def _shape(self, sights: Iterable[Sight]) -> Shape:
         return Shape(
-            kv_of=tuple(head // group - self.shard.kv_heads.start for head in self.shard.heads),
-            head_dim=self.spec.head_dim,
+            sights=frozenset(sights),
             dtype=self.dtype,
             device=self.device,
-            windows=frozenset(layer.window for layer in self.spec.layers),
             score_scale=self.spec.score_scale,
             gate=self.spec.gate,
             keys_alone=self.spec.latent is not None,
@@ -172,31 +174,44 @@ class Loader:
         def norm(name: str) -> Norm:
             return self._norm(f"{at}{name}.weight", spec.hidden)
 
-        qkv, o = self._attention(at + "self_attn.")
+        qkv, o = self._attention(at + "self_attn.", layer)
+        keeps = layer.kept_by is None
         return Layer(
             index=index,
+            kept_by=index if layer.kept_by is None else layer.kept_by,
+            sight=self._sight(layer),
             attention_norm=norm(norms.attention),
             qkv=qkv,
-            q_norm=self._head_norm(at + "self_attn.q_norm.weight") if spec.qk_norm else None,
-            k_norm=self._head_norm(at + "self_attn.k_norm.weight") if spec.qk_norm else None,
+            q_norm=self._head_norm(at + "self_attn.q_norm.weight", layer.head_dim) if spec.qk_norm else None,
+            k_norm=self._head_norm(at + "self_attn.k_norm.weight", layer.head_dim) if spec.qk_norm and keeps else None,
             o=o,
             attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
             mlp_norm=norm(norms.mlp),
             mlp=self._mlp_or_mixture(index, at, whole=whole),
             mlp_out_norm=None if norms.mlp_out is None else norm(norms.mlp_out),
             rope=layer.rope,
-            window=layer.window,
+            v_norm=Norm(torch.ones(layer.head_dim, device=self.device), spec.eps) if spec.v_norm and keeps else None,
             sinks=self._sinks(at + "self_attn.sinks") if spec.sinks else None,
             gate=self._gate(at + "self_attn.") if spec.gated else None,
+            inputs=self._inputs(at) if spec.per_layer else None,
+            scale=self.matrices.wide(at + "layer_scalar", (1,)).item() if spec.scaled_layers else 1.0,
         )  # fmt: skip
+
+    def _sight(self, layer: LayerSpec) -> Sight:
+        group, heads = self.spec.num_heads // layer.num_kv_heads, self.shard.heads
+        kv_of = tuple(head // group - heads.start // group for head in heads)
+        return Sight(Heads(kv_of, layer.head_dim), layer.window)
+
+    def _kv_heads(self, layer: LayerSpec) -> range:
+        return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
 
     def _sinks(self, name: str) -> Tensor:
         return self.matrices.wide(name, (self.spec.num_heads,), self.shard.heads)
 
-    def _attention(self, at: str) -> tuple[Linear, Linear]:
+    def _attention(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
         if self.spec.latent is None:
-            return self._qkv(at), self._o(at, self.spec.head_dim)
+            return self._qkv(at, layer), self._o(at, layer.head_dim)
         return self._latent_attention(at, self.spec.latent)
 
     def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
@@ -223,14 +238,15 @@ class Loader:
             out=self._o(at, latent.values),
         )
 
-    def _qkv(self, at: str) -> Linear:
-        queries, keys = (numbers_of(heads, self.spec.head_dim) for heads in (self.shard.heads, self.shard.kv_heads))
-        num_q, num_kv = self.spec.num_heads * self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
+    def _qkv(self, at: str, layer: LayerSpec) -> Linear:
+        queries, keys = (numbers_of(heads, layer.head_dim) for heads in (self.shard.heads, self._kv_heads(layer)))
+        num_q, num_kv = self.spec.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
         of_queries = self._rows(names[0], queries, num_q, order)
         if self.spec.gated:
             of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
         parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
+        parts = parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
         return self.matrices.column_parallel(below(parts), biased=self.spec.qkv_bias)
 
     def _gate(self, at: str) -> Linear:
@@ -254,6 +270,8 @@ class Loader:
         """layer: what the names of its modules begin with."""
         spec, shard, names, experts = self.spec, self.shard, mlp_names(self.spec.model_type), self.spec.experts
         at = f"{layer}{names.module}."
+        if spec.sharing is not None and index >= spec.sharing.first:
+            return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
         if experts is None:
             return self._mlp(at, names, shard.channels, spec.intermediate)
         if index < experts.first_layer:
@@ -331,19 +349,44 @@ class Loader:
         """Some of the `size` output rows of a matrix that reads the hidden state."""
         return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden), head_order)
 
-    def _embedding(self) -> Embedding:
-        name, scale = f"{TABLE}.weight", self.spec.embedding_scale
-        table_VD = self.matrices.checkpoint.mapped(name, (self.spec.vocab, self.spec.hidden))
+    def _embedding(self) -> Tables:
+        spec = self.spec
+        tokens = self._table(TABLE, (spec.vocab, spec.hidden), spec.embedding_scale)
+        if not spec.per_layer:
+            return tokens
+        width = len(spec.layers) * spec.per_layer
+        name = f"model.{per_layer.TABLE}"
+        return Joined([tokens, self._table(name, (spec.num_per_layer_ids, width), spec.per_layer**0.5)])
+
+    def _table(self, name: str, shape: tuple[int, int], scale: float | None) -> Embedding:
+        table_VD = self.matrices.checkpoint.mapped(f"{name}.weight", shape)
         held = None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
         return Embedding(table_VD, self.dtype, held)
+
+    def _context(self) -> TokenInputs:
+        """Whole on every rank, as what layers make of it is."""
+        size, num_layers = self.spec.per_layer, len(self.spec.layers)
+        place = self._rows(f"model.{per_layer.CONTEXT}", range(num_layers * size), num_layers * size)
+        product = self.matrices.column_parallel([place], biased=False)
+        return TokenInputs(product, self._norm(f"model.{per_layer.NORM}.weight", size), self.spec.hidden, num_layers)
+
+    def _inputs(self, at: str) -> LayerInputs:
+        size, hidden = self.spec.per_layer, self.spec.hidden
+        out = Place(at + per_layer.OUT, hidden, size, range(hidden), range(size))
+        return LayerInputs(
+            gate=self.matrices.column_parallel([self._rows(at + per_layer.GATE, range(size), size)], biased=False),
+            out=self.matrices.column_parallel([out], biased=False),
+            norm=self._norm(f"{at}{per_layer.OUT_NORM}.weight", hidden),
+        )
 
     def _head(self) -> Linear:
         spec = self.spec
         name = head_of(self.matrices.checkpoint, (spec.vocab, spec.hidden), tied=spec.tied)
-        return self.matrices.head(self._rows(name, self.shard.vocab, spec.vocab))
+        head = self.matrices.head(self._rows(name, self.shard.vocab, spec.vocab))
+        return head if spec.cap is None else Capped(head, spec.cap)
 
-    def _head_norm(self, name: str) -> Norm:
-        norm, order = self._norm(name, self.spec.head_dim), self.spec.head_order
+    def _head_norm(self, name: str, head_dim: int) -> Norm:
+        norm, order = self._norm(name, head_dim), self.spec.head_order
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
     def _norm(self, name: str, size: int) -> Norm:

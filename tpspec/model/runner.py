@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
-    from tpspec.model.embedding import Embedding
+    from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Recorder, Run, Taps
     from tpspec.model.rope import Rope
     from tpspec.model.steps import FewSteps, RecordedSteps, Shape, Steps
@@ -44,7 +44,7 @@ class Runner:
         shape: Shape,
         ropes: Sequence[Rope],
         store: KVStore,
-        embedding: Embedding,
+        embedding: Tables,
         *,
         fixed_rows: int | None = None,
         compiled: bool = True,

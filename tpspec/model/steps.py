@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tpspec.model.delta_net import Mixer
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
+    from tpspec.model.per_layer import LayerInputs
     from tpspec.model.rope import Rope, Turns
 
 Gate = Literal["silu", "gelu", "clamped"]  # gelu as tanh approximates it; clamped: see rows.inc
@@ -50,17 +51,47 @@ class Norm:
         return F.rms_norm(x.float(), tuple(self.weight.shape), self.weight, self.eps).to(x.dtype)
 
 
+class Heads(NamedTuple):
+    """Of one layer and shard. kv_of: the local kv head each local query head reads, ascending. dim: numbers of one."""
+
+    kv_of: tuple[int, ...]
+    dim: int
+
+    @property
+    def num(self) -> int:
+        return len(self.kv_of)
+
+    @property
+    def num_kv(self) -> int:
+        return self.kv_of[-1] + 1
+
+
+class Sight(NamedTuple):
+    """How rows of a layer see each other. window: how many last positions a row sees, or None."""
+
+    heads: Heads
+    window: int | None
+
+    @property
+    def is_windowed(self) -> bool:
+        return self.window is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of one shard. qkv: [D] -> [(H + 2G) E], or [(H + G) E] where keys are their own values; o and mlp give
-    partial sums.
+    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; [(H + G) E] where keys are their own values, or values are made
+    of what keys are made of, before its norm and rope; [H E] where it keeps nothing. o and mlp give partial sums.
+    kept_by: the index of the layer whose keys and values it reads, which may be its own.
 
-    attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give, before they are added; or None.
-    rope: which of the model's ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None.
-    gate: [D] -> [H E], whose sigmoid what attention gives is multiplied with; or None.
+    v_norm: of values; or None. attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give,
+    before they are added; or None. rope: which of the model's ropes turns queries and keys, or None. sinks: [H] of this
+    shard, float32; or None. gate: [D] -> [H E], whose sigmoid what attention gives is multiplied with; or None.
+    inputs: what reads a token's numbers for this layer, behind the MLP; or None. scale: of what leaves the layer.
     """
 
     index: int
+    kept_by: int
+    sight: Sight
     attention_norm: Norm
     qkv: Linear
     q_norm: Norm | None
@@ -71,9 +102,11 @@ class Layer:
     mlp: Mlp
     mlp_out_norm: Norm | None
     rope: int | None
-    window: int | None
+    v_norm: Norm | None = None
     sinks: Tensor | None = None
     gate: Linear | None = None
+    inputs: LayerInputs | None = None
+    scale: float = 1.0
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any) -> Tensor:
         """What its rows tell each other: this shard's part of the sum, [T, D]."""
@@ -92,6 +125,8 @@ class LinearLayer:
     mlp: Mlp
     attention_out_norm: Norm | None = None
     mlp_out_norm: Norm | None = None
+    inputs: None = None
+    scale: float = 1.0
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any) -> Tensor:
         """As of `Layer`."""
@@ -102,28 +137,20 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the steps must know of a shard. kv_of: the local kv head each local query head reads, ascending.
-
-    score_scale: of the products of queries and keys. gate: what the gate of an MLP goes through. keys_alone: keys are
-    their own values, and cached once.
+    """What the steps must know of a shard. sights: of its layers, each once. score_scale: of the products of queries
+    and keys. gate: what the gate of an MLP goes through. keys_alone: keys are their own values, and cached once.
     """
 
-    kv_of: tuple[int, ...]
-    head_dim: int
+    sights: frozenset[Sight]
     dtype: torch.dtype
     device: torch.device
-    windows: frozenset[int | None]
     score_scale: float
     gate: Gate
     keys_alone: bool = False
 
     @property
-    def num_heads(self) -> int:
-        return len(self.kv_of)
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.kv_of[-1] + 1
+    def heads(self) -> frozenset[Heads]:
+        return frozenset(sight.heads for sight in self.sights)
 
 
 class Steps(Protocol):
@@ -133,17 +160,18 @@ class Steps(Protocol):
         """The rows of one forward; num_rows counts padding below the last span's."""
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """(x + delta, norm of that); may overwrite x. delta_norm: of delta, before it is added."""
+        """(scale (x + delta), norm of that), x as it is where there is no delta; may overwrite x. delta_norm: of delta,
+        before it is added."""
 
     def sum_add_norm(
-        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None
+        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None, scale: float
     ) -> tuple[Tensor, Tensor] | None:
         """add_norm of the sum over ranks of their parts, by one kernel for all; None where there is none."""
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
-        """Writes the rows' keys and values, then attends: [T, H * E]."""
+        """Writes the rows' keys and values, if the layer keeps any, then attends: [T, H * E]."""
 
     def linear_attention(
         self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: Any
@@ -164,12 +192,13 @@ class AddNorm(NamedTuple):
     x_TD: Tensor
     norm: Norm
     delta_norm: Norm | None
+    scale: float
 
     def __call__(self, total: Tensor) -> tuple[Tensor, Tensor]:
-        return self.steps.add_norm(self.x_TD, total, self.norm, self.delta_norm)
+        return self.steps.add_norm(self.x_TD, total, self.norm, self.delta_norm, self.scale)
 
     def with_peers(self, x: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor] | None:
-        return self.steps.sum_add_norm(self.x_TD, x, meeting, self.norm, self.delta_norm)
+        return self.steps.sum_add_norm(self.x_TD, x, meeting, self.norm, self.delta_norm, self.scale)
 
 
 class FewSteps(Steps, Protocol):
@@ -201,7 +230,7 @@ class TorchRound:
     turns: list[Turns]
     slots: Slots
     recent_slots: Slots
-    views: dict[int | None, list[View]]
+    views: dict[Sight, list[View]]
     states: StateRound | None
     num_real: int
     num_rows: int
@@ -223,10 +252,9 @@ class TorchSteps:
     ) -> None:
         self._shape, self._ropes, self._store = shape, ropes, store
         self._states, self._whole = states, fixed_rows is not None
-        self._folding = Folding.of(shape.kv_of, shape.device)
+        self._foldings = {heads: Folding.of(heads.kv_of, shape.device) for heads in shape.heads}
         self._attend = attend if fixed_rows is None else stable
         self._layout = Layout(
-            fold_width=self._folding.width,
             mask_dtype=shape.dtype if fixed_rows is None else torch.float32,
             device=shape.device,
             fixed_rows=fixed_rows,
@@ -243,35 +271,38 @@ class TorchSteps:
             turns=[rope.at(padded_T) for rope in self._ropes],
             slots=slots,
             recent_slots=self._slots(spans, windowed=True) if self._store.recent else slots,
-            views={
-                window: [self._layout.view(span, first, window) for span, first in zip(spans, firsts, strict=False)]
-                for window in self._shape.windows
-            },
+            views={sight: self._views(sight, spans, firsts) for sight in self._shape.sights},
             states=None if self._states is None else self._state_round(self._states, spans, num_rows),
             num_real=len(positions),
             num_rows=num_rows,
         )
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         if delta_TD is not None:
             x_TD = x_TD + (delta_TD if delta_norm is None else delta_norm(delta_TD))
+            x_TD = x_TD if scale == 1 else x_TD * scale
         return x_TD, norm(x_TD)
 
     def sum_add_norm(self, *_: object) -> None:
         return None
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
-        H, G = self._shape.num_heads, self._shape.num_kv_heads
-        qkv_TXE = qkv_TX.view(round.num_rows, -1, self._shape.head_dim)
-        qk_TXE, v_TGE = qkv_TXE[:, : H + G], qkv_TXE[: round.num_real, H + G :]
+        H, G, E = layer.sight.heads.num, layer.sight.heads.num_kv, layer.sight.heads.dim
+        qkv_TXE = qkv_TX.view(round.num_rows, -1, E)
+        qk_TXE, v_TGE = qkv_TXE[:, : H + G], qkv_TXE[: round.num_real, -G:]
+        if layer.v_norm is not None:
+            v_TGE = layer.v_norm(v_TGE)
         if layer.q_norm is not None and layer.k_norm is not None:
             qk_TXE = torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)
+        elif layer.q_norm is not None:
+            qk_TXE = layer.q_norm(qk_TXE)
         if layer.rope is not None:
             qk_TXE = round.turns[layer.rope].turn(qk_TXE)
-        slots = round.slots if layer.window is None else round.recent_slots
-        self._store.write(layer.index, slots, qk_TXE[: round.num_real, H:], v_TGE)
+        slots = round.recent_slots if layer.sight.is_windowed else round.slots
+        if layer.kept_by == layer.index:
+            self._store.write(layer.index, slots, qk_TXE[: round.num_real, H:], v_TGE)
         q_THE = qk_TXE[:, :H]
         return self._attended(layer, q_THE if layer.rope is None else round.turns[layer.rope].grown(q_THE), round)
 
@@ -298,12 +329,17 @@ class TorchSteps:
         slots = [slot for span in spans for slot in span.own_slots(windowed=windowed)]
         return as_slots(slots, self._shape.device)
 
+    def _views(self, sight: Sight, spans: Sequence[Span], firsts: Sequence[int]) -> list[View]:
+        """firsts: of each span, its first row."""
+        width = self._foldings[sight.heads].width
+        return [self._layout.view(span, first, sight.window, width) for span, first in zip(spans, firsts, strict=False)]
+
     def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
-        keys, values = self._store.keys[layer.index], self._store.values[layer.index]
-        scale = self._shape.score_scale
+        keys, values = self._store.keys[layer.kept_by], self._store.values[layer.kept_by]
+        folding, scale = self._foldings[layer.sight.heads], self._shape.score_scale
         parts = [
-            view.attend(self._attend, q_THE, keys, values, self._folding, scale, layer.sinks)
-            for view in round.views[layer.window]
+            view.attend(self._attend, q_THE, keys, values, folding, scale, layer.sinks)
+            for view in round.views[layer.sight]
         ]
         if num_padding := round.num_rows - round.num_real:
             parts.append(parts[0].new_zeros(num_padding, parts[0].shape[1]))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tpspec.topology.shards import by_heads
 from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
 
 if TYPE_CHECKING:
     from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig, Topology
     from tpspec.topology.shape import ModelShape
-    from tpspec.topology.shards import Shard
+    from tpspec.topology.shards import Layers, Shard
 
 FUTURES = 64  # slots of a sequence for tokens that may come
 NUM_LEFT = 65  # rows of a text behind its state: its root, and a draft
@@ -89,10 +90,17 @@ def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_r
 
     num_recent: tokens that layers with a window keep, where that is another number.
     """
-    head = shape.head_dim + 4 if dtype == "int8" else shape.head_dim * DTYPE_BYTES[dtype]
-    saved = shape.num_windowed * (num_tokens - num_recent) if num_recent else 0
-    tensors = 2 if shape.latent is None else 1
-    return tensors * len(shard.kv_heads) * head * (shape.num_attending * num_tokens - saved)
+    kept = [layers for layers in by_heads(shape, shard) if layers.shape.num_made > 1]
+    return sum(_kv_bytes(layers, dtype, num_tokens, num_recent) for layers in kept)
+
+
+def _kv_bytes(layers: Layers, dtype: str, num_tokens: int, num_recent: int) -> int:
+    """Of what layers attend to."""
+    one, own, _ = layers
+    head = one.head_dim + 4 if dtype == "int8" else one.head_dim * DTYPE_BYTES[dtype]
+    saved = one.num_windowed * (num_tokens - num_recent) if num_recent else 0
+    tensors = 2 if one.latent is None else 1
+    return tensors * len(own.kv_heads) * head * (one.num_layers * num_tokens - saved)
 
 
 def state_bytes(shape: ModelShape, shard: Shard, dtype: str, states: States) -> int:
@@ -119,13 +127,15 @@ def _states(shape: ModelShape, shard: Shard) -> int:
 
 def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:
     """Bytes of K and V that a token behind `context` others reads on a rank; and of states, which are written, too."""
-    read = kv_bytes(shape, shard, dtype, context, min(context, shape.window or context))
+    recent = min(context, shape.window or context)
+    read = sum(_kv_bytes(layers, dtype, context, recent) for layers in by_heads(shape, shard))
     return read + 2 * WIDE_BYTES * _states(shape, shard)
 
 
 def num_attended(shape: ModelShape, shard: Shard, context: int) -> int:
     """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values; and states,
     with a key, with a query, and as they are written."""
-    in_windows = shape.num_windowed * (context - min(context, shape.window or context))
-    attended = 2 * len(shard.heads) * shape.head_dim * (shape.num_attending * context - in_windows)
-    return attended + 3 * _states(shape, shard)
+    beyond = context - min(context, shape.window or context)
+    kinds = [one for one, _, _ in by_heads(shape, shard)]
+    numbers = sum(one.head_dim * (one.num_layers * context - one.num_windowed * beyond) for one in kinds)
+    return 2 * len(shard.heads) * numbers + 3 * _states(shape, shard)

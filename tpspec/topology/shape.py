@@ -17,9 +17,12 @@ from tpspec.topology import checkpoint
 from tpspec.topology.delta_net import DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
 from tpspec.topology.formats import Stored, stored_as
+from tpspec.topology.global_heads import GlobalHeads, global_heads_of
 from tpspec.topology.latent import Latent, latent_of
 from tpspec.topology.multimodal import text_config
+from tpspec.topology.per_layer import per_layer_of
 from tpspec.topology.reads import Reads
+from tpspec.topology.sharing import Sharing, sharing_of
 from tpspec.topology.windows import windows_of
 
 if TYPE_CHECKING:
@@ -84,6 +87,19 @@ MODEL_TYPES = {
         num_kv_heads=4,
         head_dim=256,
         vocab=262208,
+        tied=True,
+        normed=True,
+        layer_norms=4,
+        float16=False,
+        intermediate=("intermediate_size", 9216),
+    ),
+    "gemma4_text": Defaults(
+        hidden=2304,
+        num_layers=30,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        vocab=262144,
         tied=True,
         normed=True,
         layer_norms=4,
@@ -211,7 +227,10 @@ class ModelShape:
     tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm of head_dim on
     queries and on keys in every layer. gated: see Defaults. layer_norms: of the hidden state, in each layer.
     intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
-    where a token sees `window` last positions, its own among them. max_positions: the longest text it was made for,
+    where a token sees `window` last positions, its own among them. global_heads: of some of the others, if not like
+    those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for each layer besides
+    (model/per_layer.py). num_made: of queries, keys and values, how many have matrices of their own: of the models of
+    one sort of layers that `shards.by_heads` makes. max_positions: the longest text it was made for,
     however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
     its matrices; None where they are plain.
     """
@@ -239,6 +258,10 @@ class ModelShape:
     latent: Latent | None = None
     gated: bool = False
     delta_net: DeltaNet | None = None
+    global_heads: GlobalHeads | None = None
+    sharing: Sharing | None = None
+    per_layer: int = 0
+    num_made: int = 3
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
@@ -258,14 +281,18 @@ class ModelShape:
         head_dim = None if "head_dim" in config else usual.head_dim
         num_layers, latent = read.size("num_hidden_layers", usual.num_layers), latent_of(read, model_type)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
+        intermediate = read.size(*usual.intermediate)
+        vocab = read.size("vocab_size", usual.vocab)
+        per_layer = per_layer_of(read, model_type, vocab)
+        num_kv_heads = 1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads)
         return cls(
             num_layers=num_layers,
             hidden=hidden,
             num_heads=heads,
-            num_kv_heads=1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads),
+            num_kv_heads=num_kv_heads,
             head_dim=latent.cached if latent else read.size("head_dim", head_dim or hidden // heads),
-            intermediate=read.size(*usual.intermediate),
-            vocab=read.size("vocab_size", usual.vocab),
+            intermediate=intermediate,
+            vocab=vocab,
             tied=read.flag("tie_word_embeddings", usual.tied),
             qkv_bias=biased,
             model_type=model_type,
@@ -273,7 +300,7 @@ class ModelShape:
             mlp_bias=usual.mlp_biased and read.flag("mlp_bias", False),
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
-            layer_norms=usual.layer_norms,
+            layer_norms=usual.layer_norms + bool(per_layer),
             window=max(windows, default=None),
             num_windowed=len(windows),
             max_positions=read.size_if_given("max_position_embeddings"),
@@ -282,6 +309,9 @@ class ModelShape:
             latent=latent,
             gated=usual.gated,
             delta_net=delta_net_of(read, model_type, num_layers),
+            global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads),
+            sharing=sharing_of(read, model_type, num_layers, intermediate),
+            per_layer=per_layer,
         )
 
     @classmethod
@@ -295,14 +325,11 @@ class ModelShape:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def num_attending(self) -> int:
-        """Layers with attention, whose keys and values are cached."""
-        return self.num_layers - (0 if self.delta_net is None else len(self.delta_net.layers))
-
-    @property
     def attention_names(self) -> tuple[str, ...]:
         """Of the matrices before it."""
-        return MODEL_TYPES[self.model_type].qkv if self.latent is None else self.latent.names
+        if self.latent is not None:
+            return self.latent.names
+        return MODEL_TYPES[self.model_type].qkv[: self.num_made]
 
     @property
     def mlp_names(self) -> MlpNames:

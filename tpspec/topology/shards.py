@@ -6,10 +6,10 @@ What a slice takes: sizes.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.errors import UserError
 
@@ -25,6 +25,8 @@ class Shard:
 
     dense, shared: channels of MLPs that are no experts in a model with experts, whose `channels` are an expert's.
     delta_values, delta_keys: value heads of layers of linear attention, and the key heads these read.
+    global_kv_heads: of layers whose heads are of another size, in place of kv_heads. sharing_channels: of layers that
+    keep nothing, in place of channels.
     """
 
     index: int
@@ -36,6 +38,8 @@ class Shard:
     shared: range = range(0)
     delta_values: range = range(0)
     delta_keys: range = range(0)
+    global_kv_heads: range = range(0)
+    sharing_channels: range = range(0)
 
 
 def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
@@ -46,15 +50,46 @@ def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
     heads = _ranges(shape.num_heads, weights, "query heads")
     channels = _aligned_ranges(shape.intermediate, weights, "MLP channels")
     vocab = _aligned_ranges(shape.vocab, weights, "vocabulary rows")
-    read = _read(heads, shape.group)
+    read, wide, none = _read(heads, shape.group), shape.global_heads, [range(0)] * len(weights)
     net = shape.delta_net
-    values = [range(0)] * len(weights) if net is None else _ranges(net.value_heads, weights, "value heads")
+    values = none if net is None else _ranges(net.value_heads, weights, "value heads")
     keys = values if net is None else _read(values, net.group)
-    experts, none = shape.experts, [range(0)] * len(weights)
+    experts = shape.experts
     dense = _aligned_ranges(experts.dense, weights, "MLP channels") if experts and experts.dense else none
     shared = _aligned_ranges(experts.shared, weights, "MLP channels") if experts and experts.shared else none
-    parts = zip(heads, read, channels, vocab, dense, shared, values, keys, strict=True)
+    read_wide = none if wide is None else _read(heads, shape.num_heads // wide.num_kv)
+    sharing = none if shape.sharing is None else _aligned_ranges(shape.sharing.channels, weights, "MLP channels")
+    parts = zip(heads, read, channels, vocab, dense, shared, values, keys, read_wide, sharing, strict=True)
     return tuple(Shard(index, *part) for index, part in enumerate(parts))
+
+
+class Layers(NamedTuple):
+    """Layers whose attention has the same sizes, as a model of those alone and its shard. which: they are in theirs."""
+
+    shape: ModelShape
+    shard: Shard
+    which: tuple[int, ...]
+
+
+def by_heads(shape: ModelShape, shard: Shard) -> tuple[Layers, ...]:
+    """The layers with attention, in as many parts as there are sizes of their heads, and of what these are made of."""
+    linear, wide, sharing = shape.delta_net.layers if shape.delta_net else (), shape.global_heads, shape.sharing
+    first = shape.num_layers if sharing is None else sharing.first
+    sorts: dict[tuple[bool, bool], list[int]] = {}  # by whether heads are others, and whether some are kept
+    for layer in range(shape.num_layers):
+        if layer not in linear:
+            sorts.setdefault((wide is not None and layer in wide.layers, layer < first), []).append(layer)
+    return tuple(_of_one_sort(shape, shard, tuple(which), *sort) for sort, which in sorts.items())
+
+
+def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wide: bool, keeps: bool) -> Layers:
+    one = replace(shape, num_layers=len(which), delta_net=None, global_heads=None, sharing=None)
+    if shape.global_heads is not None:  # which all have that see everything
+        one = replace(one, num_windowed=0 if is_wide or shape.window is None else len(which))
+    if shape.global_heads is not None and is_wide:
+        wide, shard = shape.global_heads, replace(shard, kv_heads=shard.global_kv_heads)
+        one = replace(one, num_kv_heads=wide.num_kv, head_dim=wide.dim, num_made=2 if wide.reuse_keys else 3)
+    return Layers(one if keeps else replace(one, num_made=1), shard, which)
 
 
 def _read(heads: Sequence[range], group: int) -> list[range]:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tpspec.topology import per_layer
 from tpspec.topology.delta_net import MODULE, OUT
 from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.formats import HEAD, check_unquantized
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of, quantized_bytes, shuffled_grid, stored_grid
 from tpspec.topology.latent import LATENT, REDUCED
 from tpspec.topology.shape import check_dtype
-from tpspec.topology.shards import split
+from tpspec.topology.shards import by_heads, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits
     from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
-    from tpspec.topology.shards import Shard
+    from tpspec.topology.shards import Layers, Shard
     from tpspec.topology.sublayers import Sublayers
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -58,21 +59,19 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     shrink again.
     """
     held = _Held.of(shape, dtype, quantize)
-    norms = shape.num_layers * shape.layer_norms * shape.hidden + shape.num_attending * _inner_norms(shape)
-    wide = norms + shape.hidden + _routers(shape) + shape.num_attending * len(shard.heads) * shape.sinks
-    vectors = shape.num_attending * _biases(shape, shard) * DTYPE_BYTES[dtype] + wide * WIDE_BYTES
-    attention = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _layers(held.shape))
-    attention += shape.num_attending * _num_made(shape, shard) * DTYPE_BYTES[dtype]
+    norms = shape.num_layers * shape.layer_norms * shape.hidden + shape.hidden
+    attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
-    return (
-        vectors + attention + _linear_bytes(shard, held) + _mlp_bytes(shard, held) + _expert_bytes(shard, held) + head
-    )
+    mlps = _mlp_bytes(shard, held) + _expert_bytes(shard, held) + _per_layer_bytes(held)
+    return (norms + _routers(shape)) * WIDE_BYTES + attention + _linear_bytes(shard, held) + mlps + head
 
 
 def last_layer(shape: ModelShape) -> ModelShape:
     """Of one more layer like a model's last, that drafts for it: a model of that layer."""
     experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
-    return replace(shape, num_layers=1, experts=experts, delta_net=None, stored=None)
+    return replace(
+        shape, num_layers=1, experts=experts, delta_net=None, global_heads=None, sharing=None, per_layer=0, stored=None
+    )  # fmt: skip
 
 
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
@@ -102,6 +101,15 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
     return expert_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
 
 
+def _attention_bytes(layers: Layers, held: _Held) -> int:
+    """Of layers with attention, all of the same sizes."""
+    shape, shard, which = layers
+    wide = _inner_norms(shape) + len(shard.heads) * shape.sinks
+    plain = _biases(shape, shard) + _num_made(shape, shard)
+    matrices = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _stored_layers(shape, which))
+    return matrices + len(which) * (wide * WIDE_BYTES + plain * DTYPE_BYTES[held.dtype])
+
+
 def _linear_bytes(shard: Shard, held: _Held) -> int:
     """Of layers of linear attention."""
     shape, net = held.shape, held.shape.delta_net
@@ -114,12 +122,32 @@ def _linear_bytes(shard: Shard, held: _Held) -> int:
     return matrices + len(net.layers) * (wide * WIDE_BYTES + rates)
 
 
+def _per_layer_bytes(held: _Held) -> int:
+    """Of what layers make of their numbers of a token, and of what makes those: whole on every rank."""
+    shape, size = held.shape, held.shape.per_layer
+    if not size:
+        return 0
+    hidden, layers = range(shape.hidden), (f"model.layers.{index}." for index in range(shape.num_layers))
+    each = sum(
+        times * held.bytes_of([
+            Fused(((at + per_layer.GATE, size),), hidden, shape.hidden),
+            Fused(((at + per_layer.OUT, shape.hidden),), range(size), size),
+        ])
+        for at, times in _alike(shape.stored, layers, (per_layer.GATE, per_layer.OUT))
+    )  # fmt: skip
+    whole = Fused(((f"model.{per_layer.CONTEXT}", shape.num_layers * size),), hidden, shape.hidden)
+    return each + held.bytes_of([whole]) + size * WIDE_BYTES
+
+
 def _mlp_bytes(shard: Shard, held: _Held) -> int:
     """Of what every row goes through."""
     shape, experts = held.shape, held.shape.experts
     if experts is None:
         biases = shape.num_layers * _mlp_biases(shape, shard) * shape.mlp_bias * DTYPE_BYTES[held.dtype]
-        return biases + _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
+        usual = _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
+        if shape.sharing is None:
+            return biases + usual
+        return usual + _bytes_of(_sharing_mlps(shape), shard.sharing_channels, shape.sharing.channels, held)
     dense = _bytes_of(_mlps(shape), shard.dense, experts.dense, held)
     return dense + _bytes_of(_shared(shape), shard.shared, experts.shared, held)
 
@@ -163,10 +191,9 @@ class _Held:
 
 
 @cache
-def _layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
-    linear = frozenset[int]() if shape.delta_net is None else shape.delta_net.layers
-    layers = (f"model.layers.{index}." for index in range(shape.num_layers) if index not in linear)
+    layers = (f"model.layers.{index}." for index in which)
     return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.attention_names, "o_proj")])
 
 
@@ -180,8 +207,16 @@ def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 
 @cache
 def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of layers that have an MLP."""
-    return _mlps_alike(shape, range(shape.num_layers - len(_with_experts(shape))), [""])
+    """The same of layers that have an MLP, as most do."""
+    rest = len(_with_experts(shape)) if shape.sharing is None else len(shape.sharing.kept_by)
+    return _mlps_alike(shape, range(shape.num_layers - rest), [""])
+
+
+@cache
+def _sharing_mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of MLPs of layers that keep nothing."""
+    first = shape.num_layers if shape.sharing is None else shape.sharing.first
+    return _mlps_alike(shape, range(first, shape.num_layers), [""])
 
 
 @cache
@@ -249,7 +284,8 @@ def _head(shape: ModelShape, shard: Shard) -> Fused:
 
 
 def attention_params(shape: ModelShape, shard: Shard) -> int:
-    """Numbers in the matrices of one layer's attention."""
+    """Numbers in the matrices of one layer's attention; of the most usual, where they are not alike."""
+    shape, shard, _ = max(by_heads(shape, shard), key=lambda layers: len(layers.which))
     matrices = _attention(shape, shard, "")
     return sum(one.num_rows * len(one.columns) for one in matrices) + _num_made(shape, shard)
 
@@ -261,7 +297,8 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     num_q = len(shard.heads) * shape.head_dim * (2 if shape.gated else 1)
     num_kv = len(shard.kv_heads) * shape.head_dim
     at += "self_attn."
-    qkv = tuple((at + name, rows) for name, rows in zip(shape.attention_names, (num_q, num_kv, num_kv), strict=True))
+    rows = (num_q, num_kv, num_kv)[: shape.num_made]
+    qkv = tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))
     return [Fused(qkv, range(shape.hidden), shape.hidden), _o(shape, shard, at, shape.head_dim)]
 
 
@@ -305,7 +342,7 @@ def _inner_norms(shape: ModelShape) -> int:
     """Numbers of those within a layer's attention."""
     if shape.latent is not None:
         return shape.latent.rank + (shape.latent.queries or 0)
-    return 2 * shape.head_dim * shape.qk_norm
+    return min(2, shape.num_made) * shape.head_dim * shape.qk_norm
 
 
 def _mlp(shape: ModelShape, at: str, channels: range, size: int) -> list[Fused]:
@@ -320,7 +357,8 @@ def _mlp(shape: ModelShape, at: str, channels: range, size: int) -> list[Fused]:
 
 def _biases(shape: ModelShape, shard: Shard) -> int:
     """Numbers of those of a layer's attention."""
-    of_qkv = (len(shard.heads) + 2 * len(shard.kv_heads)) * shape.head_dim * shape.qkv_bias
+    num_lines = len(shard.heads) + (shape.num_made - 1) * len(shard.kv_heads)
+    of_qkv = num_lines * shape.head_dim * shape.qkv_bias
     return of_qkv + shape.hidden * (shape.o_bias and _adds_biases(shard))
 
 

@@ -64,6 +64,11 @@ def check_thins(shape: ModelShape) -> None:
             f"{shape.model_type} keeps states in layers of linear attention, which its own drafts could not be taken "
             "back out of; should be another source, such as mtp or ngram"
         )
+    if shape.sharing is not None:
+        raise UserError(
+            f"{shape.model_type}: the last {len(shape.sharing.kept_by)} layers read what others keep, which a part of "
+            "its layers would not; should be another source, such as ngram"
+        )
 
 
 def _behind(options: Options, folder: Path | None, num_layers: int) -> Sublayers:

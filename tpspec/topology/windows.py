@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tpspec.topology.reads import Reads
 
-SLIDING = "sliding_attention"  # as layer_types calls such a layer
+SLIDING, FULL = "sliding_attention", "full_attention"  # as layer_types calls a layer that sees so
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,14 @@ class Sliding:
     """What a type of model means by keys that its config.json leaves out.
 
     usual: the window, where the key is left out; null there is none. switch: the flag that has to be set, or None.
-    has_one: whether a layer has it, where no layer_types say so; None: all have, whatever those say.
+    has_one: whether a layer has it, where no layer_types say so; None: all have, whatever those say. last_sees_all: as
+    the last layer does, whatever those say.
     """
 
     usual: int | None = None
     switch: str | None = None
     has_one: Callable[[Reads, int], bool] | None = None
+    last_sees_all: bool = False
 
 
 def _all_but_every(number: int) -> Callable[[Reads, int], bool]:
@@ -47,6 +49,7 @@ def _without_rope(read: Reads, layer: int) -> bool:
 
 SLIDES = {
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
+    "gemma4_text": Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True),
     "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
     "ministral3": Sliding(),
     "mistral": Sliding(4096),
@@ -69,8 +72,16 @@ def windows_of(read: Reads, model_type: str, num_layers: int) -> tuple[int | Non
     window = read.size_if_given("sliding_window") or slides.usual
     if slides.has_one is None:
         return (window,) * num_layers
-    kinds = read.texts("layer_types")
-    has_one = [kind == SLIDING for kind in kinds[:num_layers]]
+    return tuple(window if kind == SLIDING else None for kind in kinds_of(read, model_type, num_layers))
+
+
+def kinds_of(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
+    """Of each layer, as layer_types calls it, or would."""
+    kinds, slides = read.texts("layer_types"), SLIDES.get(model_type)
     if not kinds:
-        has_one = [slides.has_one(read, layer) for layer in range(num_layers)]
-    return tuple(window if has else None for has in has_one)
+        has_one = None if slides is None else slides.has_one
+        has = [has_one is not None and has_one(read, layer) for layer in range(num_layers)]
+        kinds = tuple(SLIDING if one else FULL for one in has)
+    if slides is not None and slides.last_sees_all:
+        return *kinds[: num_layers - 1], FULL
+    return kinds[:num_layers]

@@ -16,14 +16,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from tpspec.cache.store import KVStore
+from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import Communicator, Purpose
 from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.peer import PeerMemory, attempt, memory_bytes, warm_up
 from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
 from tpspec.model.card_steps import CardSteps, Tiling
-from tpspec.model.steps import AddNorm, Norm, Shape
+from tpspec.model.steps import AddNorm, Heads, Norm, Shape, Sight
 
 CPU = torch.device("cpu")
 LOOKS = 5_000  # some hundred milliseconds
@@ -74,8 +74,10 @@ def agree(peers: PeerMemory, gloo: Communicator) -> None:
 def rows(peers: PeerMemory, gloo: Communicator) -> None:
     """Sums with a norm behind them are, in one kernel, what they are in two: few rows and wide ones, one after another
     in the same memory."""
-    shape = Shape((0,), 16, torch.float32, CPU, frozenset({None}), 1.0, "silu")
-    steps = CardSteps(shape, (), KVStore(1, 1, 16, 16, torch.float32, CPU), 1, Tiling(32, 16, 0, 64))
+    shape = Shape(frozenset({Sight(Heads((0,), 16), None)}), torch.float32, CPU, 1.0, "silu")
+    steps = CardSteps(
+        shape, (), KVStore({0: Kept(1, 16)}, 16, torch.float32, CPU), dict.fromkeys(shape.heads, Tiling(32, 16, 0, 64))
+    )
     random = torch.Generator().manual_seed(gloo.rank)
     at_once, by_two = peers.most_at_once, peers.all_reduce
     apart: list[bool] = []

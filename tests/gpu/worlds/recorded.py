@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tpspec.cache.store import KVStore
+from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import Communicator, Purpose
 from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.messages import News
@@ -20,7 +20,7 @@ from tpspec.comm.peer import PeerMemory
 from tpspec.comm.peer_cards import share_cards
 from tpspec.comm.through_host import ThroughHost
 from tpspec.model.card_steps import card_steps
-from tpspec.model.steps import AddNorm, Norm, Shape
+from tpspec.model.steps import AddNorm, Heads, Norm, Shape, Sight
 from tpspec.request import Request
 from tpspec.roles.build import build_engine
 from tpspec.topology.config import automatic
@@ -43,8 +43,8 @@ def sums_are_right(peers: Communicator, host: Communicator) -> bool:
 
 def norms_are_right(peers: PeerMemory) -> bool:
     """By the kernel that sums and by one of their own, to the bit: rounds of few rows take the one, of more the two."""
-    shape = Shape((0,), 64, torch.bfloat16, CARD, frozenset({None}), 1.0, "silu")
-    steps = card_steps(shape, (), KVStore(1, 1, 64, 64, torch.bfloat16, CARD))
+    shape = Shape(frozenset({Sight(Heads((0,), 64), None)}), torch.bfloat16, CARD, 1.0, "silu")
+    steps = card_steps(shape, (), KVStore({0: Kept(1, 64)}, 64, torch.bfloat16, CARD))
     assert steps is not None
     right, random = True, torch.Generator().manual_seed(peers.rank)
     for num_rows, dim, dtype in ((1, 576, torch.float16), (6, 4096, torch.bfloat16), (8, 8192, torch.bfloat16)):
