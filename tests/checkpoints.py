@@ -152,6 +152,20 @@ KINDS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 0,
         "tie_word_embeddings": True,
     },
+    "gemma4_moe": {
+        "model_type": "gemma4_text",
+        "hidden_size": 48,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 7,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 40,
+    },
     "gemma4_small": {
         "model_type": "gemma4_text",
         "hidden_size": 48,
@@ -295,7 +309,7 @@ def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
     # gpt-oss's gates so large that some are clamped.
     if "per_layer_input_gate" in name:  # which reads what no norm has made small
         return 0.1 * values / math.sqrt(values.shape[-1])
-    gain = 1.5 if "q_proj" in name or "k_proj" in name else 4.0 if "experts.gate_up_proj" in name else 1.0
+    gain = 1.5 if "q_proj" in name or "k_proj" in name else 4.0 if "mlp.experts.gate_up_proj" in name else 1.0
     return values * gain / math.sqrt(values.shape[-1])
 
 

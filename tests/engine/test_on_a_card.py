@@ -248,6 +248,9 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("glm4_moe_lite", {}),
         ("deepseek_v3", {}),
         ("gemma3", {}),
+        ("gemma4", {}),
+        ("gemma4_moe", {"quantize": "int8"}),
+        ("gemma4_small", {}),
         ("gpt_oss", {}),
     ],
 )
@@ -257,6 +260,10 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     """Stands against a router that the host waits for, and rows that a recording sends where those of its rehearsal
     went; and against norms, ropes or gates of another layer. The prompts have more rows than are recorded here."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    if kind.startswith("gemma4"):
+        is_small = kind == "gemma4_small"
+        sizes |= {"layer_types": ["full_attention"] * 2 if is_small else ["sliding_attention", "full_attention"]}
+        sizes |= {"num_kv_shared_layers": int(is_small), "num_global_key_value_heads": 1}
     target = tiny(kind, tmp_path / "target", **sizes, intermediate_size=96)
     if kind == "gpt_oss":
         target, _ = publish_mxfp4(target, tmp_path)

@@ -100,11 +100,12 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     product = {"x_at": x, "zeros_at": x, "biases_at": x, "y_at": x, "num_outputs": "i32", "width": "i32", "row": "i32",
                "num_scales": "i32", "fan": "i32"} | tiles  # fmt: skip
     return [
-        *((card_experts._choose, {"logits_at": "*fp32", "bias_at": "*fp32", "closed_at": "*fp32",
+        *((card_experts._choose, {"logits_at": "*fp32", "bias_at": "*fp32", "scales_at": "*fp32",
+                                   "closed_at": "*fp32",
                                    "slots_at": "*i64", "chosen_at": "*i32",
                                    "weights_at": "*fp32", "count": "i32", "scale": "fp32"},
            {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sigmoid": sigmoid, "sums_to_one": not sigmoid,
-            "divided": sigmoid, "padded": True}) for sigmoid in (False, True)),
+            "divided": sigmoid, "scaled": not sigmoid, "padded": True}) for sigmoid in (False, True)),
         (card_experts._sort, {"chosen_at": "*i32", "ranks_at": "*i32", "num_pairs": "i32", "num_tiles": "i32"} | tiles,
          {"wide": card_experts.MOST_SORTED, "wide_tiles": 256, "at_once": card_experts.AT_ONCE,
           "tile_rows": card_products.TILE_ROWS}),

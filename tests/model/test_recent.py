@@ -20,7 +20,8 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")
-WINDOWED = ("gemma3", "gpt_oss", "mistral", "phi3")  # all with a window of 8
+GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")  # whose layers keep heads of two sizes, or nothing
+WINDOWED = ("gemma3", *GEMMA4, "gpt_oss", "mistral", "phi3")  # all with a window of 8
 NUM_RECENT = 96
 NUM_LEAST = 176  # tokens that windows need for so few requests and rows: no fewer than all need
 FEW = {"serve": {"max_running": 3}, "engine": {"max_rows": 24}}
@@ -47,14 +48,15 @@ def test_logits_have_the_same_bits(kind: str, more: dict[str, bool], folders: di
     assert torch.equal(whole, windowed)
 
 
-def test_the_cache_is_as_large_as_is_counted(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("kind", ["gemma3", *GEMMA4])
+def test_the_cache_is_as_large_as_is_counted(kind: str, folders: dict[str, Path]) -> None:
     """Stands against a saving on paper alone: the sum of all tensors is what memory checks and `check` say."""
-    shape = ModelShape.of(folders["gemma3"])
-    (shard,) = split(shape, (1.0,))
-    loader = Loader.open(folders["gemma3"], shard, torch.bfloat16, CPU)
-    store = loader.decoder(OneRank(), 256, num_recent=NUM_RECENT).store
-    tensors = [cells.numbers_GSE for cells in store.cells]
-    assert sum(one.nbytes for one in tensors) == kv_bytes(shape, shard, "bfloat16", 256, NUM_RECENT)
+    shape = ModelShape.of(folders[kind])
+    for shard in split(shape, (1.0, 2.0)):
+        loader = Loader.open(folders[kind], shard, torch.bfloat16, CPU)
+        store = loader.decoder(OneRank(), 256, num_recent=NUM_RECENT).store
+        tensors = [cells.numbers_GSE for cells in store.cells]
+        assert sum(one.nbytes for one in tensors) == kv_bytes(shape, shard, "bfloat16", 256, NUM_RECENT)
     assert kv_bytes(shape, shard, "bfloat16", 256, NUM_RECENT) < kv_bytes(shape, shard, "bfloat16", 256)
 
 
@@ -62,8 +64,12 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, seed=5)}
 
 
 @pytest.mark.parametrize("sampling", sorted(SAMPLINGS))
-@pytest.mark.parametrize("source", ["none", "ngram", "lookahead", "early_exit"])
-def test_texts_are_those_of_a_whole_cache(source: str, sampling: str, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [*(("gemma3", source) for source in ("none", "ngram", "lookahead", "early_exit")), ("gemma4", "early_exit"),
+     ("gemma4_small", "ngram")],
+)  # fmt: skip
+def test_texts_are_those_of_a_whole_cache(kind: str, source: str, sampling: str, folders: dict[str, Path]) -> None:
     """Stands against a prefix whose window is gone, a draft in the target's cache that reads or writes another's keys,
     and rows that find no place: six texts, three at a time, two of which begin as another did."""
     begin = tuple(range(3, 40))
@@ -72,7 +78,7 @@ def test_texts_are_those_of_a_whole_cache(source: str, sampling: str, folders: d
     texts, pools = [], []
     for num_tokens in (2048, NUM_LEAST):
         draft = {"source": source} | ({} if source == "none" else {"tokens": 5})
-        made = topology(folders["gemma3"], 2, draft=draft, cache={"tokens": num_tokens}, **FEW)
+        made = topology(folders[kind], 2, draft=draft, cache={"tokens": num_tokens}, **FEW)
         told = serve(made, requests, watch=lambda engine: pools.append(type(engine.pool)))
         assert source == "none" or told.stats[-1].drafted > 0
         texts.append(told.texts())

@@ -118,5 +118,5 @@ class Timed:
 def calibration(samples: Sequence[Sample], topology: Topology) -> Calibration:
     """The constants of the box that the samples are of."""
     link, target = topology.link, topology.target
-    row_bytes = shape_of(target.model).hidden * DTYPE_BYTES[target.dtype]
+    row_bytes = shape_of(target.model).summed * DTYPE_BYTES[target.dtype]
     return fit(samples, row_bytes, link.cost if link.emulate else None, link.dilation)

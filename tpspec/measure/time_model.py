@@ -56,7 +56,7 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
     on = [gpus[rank] for rank in target.ranks]
     for shard, card in zip(shards, on, strict=True):
         _check_fits(topology, shape, shard, card)
-    row_bytes, link = shape.hidden * DTYPE_BYTES[target.dtype], _link(topology)
+    row_bytes, link = shape.summed * DTYPE_BYTES[target.dtype], _link(topology)
 
     def step_of(shape: ModelShape) -> StepCost:
         kv = topology.cache_dtype

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
@@ -21,7 +21,7 @@ from tpspec.topology.global_heads import global_heads_of
 from tpspec.topology.latent import latent_of
 from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
-from tpspec.topology.shape import MODEL_TYPES, ModelShape
+from tpspec.topology.shape import EXPERTS_APART, MODEL_TYPES, ModelShape
 from tpspec.topology.sharing import sharing_of
 from tpspec.topology.windows import FULL, SLIDING
 
@@ -270,16 +270,19 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     """
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
-    if getattr(config, "is_heterogeneous", False):  # layers have values of their own, which the model's are not
-        config.allow_global_per_layer_attribute_access = True
+    said = Reads(config.to_dict(), where)
+    if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
+        config = SimpleNamespace(**said.config)
     arch, kind = _declaration(config, where), config.model_type
-    ropes, said = ropes_of(config, where), Reads(config.to_dict(), where)
+    ropes = ropes_of(config, where)
     latent = latent_of(said, kind)
     head_dim = head_dim_of(config) if latent is None else latent.cached
     num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
     num_kv_heads = config.num_key_value_heads if latent is None else 1
     wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads)
-    intermediate = getattr(config, MODEL_TYPES[kind].intermediate[0])
+    experts = experts_of(said, kind)
+    key, _ = EXPERTS_APART if experts and experts.apart else MODEL_TYPES[kind].intermediate
+    intermediate = getattr(config, key)
     sharing = sharing_of(said, kind, num_layers, intermediate)
     per_layer = per_layer_of(said, kind, config.vocab_size)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
@@ -315,7 +318,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         ),
         head_order=None if latent else _head_order(config, arch, list(ropes.values()), where),
         stored=stored,
-        experts=experts_of(said, kind),
+        experts=experts,
         latent=latent,
         alternate_rope=_flag(config, arch.alternate_rope),
         delta_net=delta_net_of(said, kind, num_layers),

@@ -53,10 +53,10 @@ class Tiles:
 
 
 class CardMixture:
-    """Of experts whose products are the references."""
+    """Of experts whose products are the references. own_D: see Mixture."""
 
-    def __init__(self, router: Router, experts: Sequence[GatedMlp]) -> None:
-        self._router, self._count = router, len(experts)
+    def __init__(self, router: Router, experts: Sequence[GatedMlp], own_D: Tensor | None = None) -> None:
+        self._router, self._count, self._own_D = router, len(experts), own_D
         chosen = router.experts.chosen
         self._gate_up = Stack([one.gate_up for one in experts], chosen)
         self._down = Stack([one.down for one in experts], chosen)
@@ -65,6 +65,7 @@ class CardMixture:
         is_few = len(x_TD) * self._router.experts.chosen <= MOST_SORTED
         chosen_TK, weights_TK = self._chosen(x_TD, steps.slots(len(x_TD)) if is_few else None)
         tiles = sorted_tiles(chosen_TK, self._count)
+        x_TD = x_TD if self._own_D is None else x_TD * self._own_D
         gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()))
         made_PD = self._down(gated_PC, tiles, chosen_TK.numel())
         sums_TD, dim = torch.empty_like(x_TD), x_TD.shape[1]
@@ -76,16 +77,17 @@ class CardMixture:
     def _chosen(self, x_TD: Tensor, slots_T: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the router says, its experts in int32, -1 for rows whose slot is below 0."""
         logits_TN, bias_N, experts = self._router.logits(x_TD), self._router.bias_N, self._router.experts
-        K, closed_TN = experts.chosen, logits_TN
+        K, closed_TN, scales_N = experts.chosen, logits_TN, self._router.scales_N
         if experts.is_divided:
             closed_TN = self._router.closed(self._router.ranked(logits_TN))
         chosen_TK = logits_TN.new_empty(len(x_TD), K, dtype=torch.int32)
         weights_TK = logits_TN.new_empty(len(x_TD), K)
         _choose[(len(x_TD),)](
-            logits_TN, logits_TN if bias_N is None else bias_N, closed_TN, chosen_TK if slots_T is None else slots_T,
-            chosen_TK, weights_TK, self._count, experts.scale, num_chosen=K, wide=triton.next_power_of_2(self._count),
-            wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid, sums_to_one=experts.sums_to_one,
-            divided=experts.is_divided, padded=slots_T is not None,
+            logits_TN, logits_TN if bias_N is None else bias_N, logits_TN if scales_N is None else scales_N, closed_TN,
+            chosen_TK if slots_T is None else slots_T, chosen_TK, weights_TK, self._count, experts.scale, num_chosen=K,
+            wide=triton.next_power_of_2(self._count), wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid,
+            sums_to_one=experts.sums_to_one, divided=experts.is_divided, scaled=scales_N is not None,
+            padded=slots_T is not None,
         )  # fmt: skip
         return chosen_TK, weights_TK
 
@@ -188,6 +190,7 @@ def sorted_by_torch(chosen_TK: Tensor, count: int) -> Tiles:
 def _choose(
     logits_at: tl.tensor,
     bias_at: tl.tensor,
+    scales_at: tl.tensor,
     closed_at: tl.tensor,
     slots_at: tl.tensor,
     chosen_at: tl.tensor,
@@ -200,12 +203,14 @@ def _choose(
     sigmoid: tl.constexpr,
     sums_to_one: tl.constexpr,
     divided: tl.constexpr,
+    scaled: tl.constexpr,
     padded: tl.constexpr,
 ) -> None:
     """The K largest of logits [T, N], in falling order, and their weights, both [T, K]. A program a row. See Router.
 
     Whatever the logits are, an expert that exists: what is no number makes weights that are none. divided: closed
-    [T, N] is added to what they are chosen by. padded: rows whose slot is below 0 get experts -1.
+    [T, N] is added to what they are chosen by. scaled: each weight by its expert's of scales [N]. padded: rows whose
+    slot is below 0 get experts -1.
     """
     row = tl.program_id(0)
     experts, places = tl.arange(0, wide), tl.arange(0, wide_chosen)
@@ -219,18 +224,20 @@ def _choose(
     if divided:
         ranked += tl.load(closed_at + row * count + experts, mask=experts < count, other=0.0)
     total = tl.sum(scores, 0)
-    tops = tl.zeros((wide_chosen,), tl.float32)
+    tops, scales = tl.zeros((wide_chosen,), tl.float32), tl.full((wide_chosen,), scale, tl.float32)
     for place in tl.static_range(num_chosen):
         expert = tl.minimum(tl.argmax(ranked, 0), count - 1)
         sent = tl.where(tl.load(slots_at + row) >= 0, expert, -1) if padded else expert
         tl.store(chosen_at + row * num_chosen + place, sent)
         tops = tl.where(places == place, tl.sum(tl.where(experts == expert, scores, 0.0), 0), tops)
+        if scaled:
+            scales = tl.where(places == place, scale * tl.load(scales_at + expert), scales)
         ranked = tl.where(experts == expert, float("-inf"), ranked)
     if sums_to_one:
         total = tl.sum(tops, 0) + (_LEAST if sigmoid else 0.0)
     elif sigmoid:
         total = 1.0
-    tl.store(weights_at + row * num_chosen + places, tops / total * scale, mask=places < num_chosen)
+    tl.store(weights_at + row * num_chosen + places, tops / total * scales, mask=places < num_chosen)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

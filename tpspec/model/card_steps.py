@@ -304,6 +304,11 @@ class CardSteps:
         )  # fmt: skip
         return x_TD, normed_TD
 
+    def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+        one_TD, other_TD = halves_TD.chunk(2)
+        _, made_TD = self.add_norm(one_TD, None, norms[0])
+        return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
+
     def attention(self, layer: Layer, qkv_TX: Tensor, round: int) -> Tensor:
         heads, window = layer.sight
         folds, table = self._folds[heads], self._table(layer)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tpspec.model.compiled_states import FLOAT, INT, MOST_SIGHT, POINTER, CompiledStates
+from tpspec.model.steps import joined
 from tpspec.native import library
 
 if TYPE_CHECKING:
@@ -152,6 +153,9 @@ class CompiledSteps:
 
     def sum_add_norm(self, *_: object) -> None:
         return None
+
+    def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+        return joined(halves_TD, norms)
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
         sight, buffers = layer.sight, self._of(round.num_rows)

@@ -151,7 +151,8 @@ class Decoder:
                 partial_TD = layer.mixed(normed_TD, steps, round)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
             if has_mlp:
-                then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm, 1.0 if reads else layer.scale)
+                scale = 1.0 if reads else layer.scale
+                then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm, scale, layer.mlp_joined)
                 x_TD, normed_TD = self.comm.all_reduce_then(layer.mlp(normed_TD, steps), Purpose.mlp, then)
             if layer.inputs is not None:
                 delta_TD = layer.inputs(x_TD, inputs_LTP[layer.index], steps)

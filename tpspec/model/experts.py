@@ -32,10 +32,12 @@ LEAST = 1e-20  # as transformers: what no sum of sigmoids is below
 
 class Router:
     """weight_ND, bias_N: float32. The second is added to the logits; where `experts` are chosen by sigmoids, to those,
-    and only to choose."""
+    and only to choose. scales_N: float32, of the weight of each; or None."""
 
-    def __init__(self, weight_ND: Tensor, experts: Experts, bias_N: Tensor | None = None) -> None:
-        self.weight_ND, self.bias_N, self.experts = weight_ND, bias_N, experts
+    def __init__(
+        self, weight_ND: Tensor, experts: Experts, bias_N: Tensor | None = None, scales_N: Tensor | None = None
+    ) -> None:
+        self.weight_ND, self.bias_N, self.experts, self.scales_N = weight_ND, bias_N, experts, scales_N
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of every row, [T, K], and the weights of what they make of it, float32."""
@@ -50,7 +52,8 @@ class Router:
                 weights_TK /= weights_TK.sum(1, keepdim=True) + LEAST
             return chosen.indices, weights_TK * experts.scale
         total_T1 = (chosen.values if experts.sums_to_one else logits_TN).logsumexp(1, keepdim=True)
-        return chosen.indices, (chosen.values - total_T1).exp() * experts.scale
+        weights_TK = (chosen.values - total_T1).exp() * experts.scale
+        return chosen.indices, weights_TK if self.scales_N is None else weights_TK * self.scales_N[chosen.indices]
 
     def ranked(self, logits_TN: Tensor) -> Tensor:
         """[T, N], what experts are chosen by."""
@@ -74,13 +77,15 @@ class Router:
 
 class Mixture:
     """whole: every expert that has a row gets all of them, so that a row's bits do not depend on where others are sent
-    (deterministic); else the rows that are its own."""
+    (deterministic); else the rows that are its own. own_D: what rows are multiplied by before experts, and not the
+    router, read them; or None."""
 
-    def __init__(self, router: Router, experts: Sequence[Mlp], *, whole: bool) -> None:
-        self.router, self.experts, self._whole = router, experts, whole
+    def __init__(self, router: Router, experts: Sequence[Mlp], *, whole: bool, own_D: Tensor | None = None) -> None:
+        self.router, self.experts, self._whole, self._own_D = router, experts, whole, own_D
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         chosen_TK, weights_TK = self.router(x_TD)
+        x_TD = x_TD if self._own_D is None else x_TD * self._own_D
         weights_P, sums_TD = weights_TK.flatten(), x_TD.new_zeros(x_TD.shape, dtype=torch.float32)
         for expert, pairs in _by_expert(chosen_TK):
             rows, mlp = pairs // chosen_TK.shape[1], self.experts[expert]
@@ -89,13 +94,15 @@ class Mixture:
         return sums_TD.to(x_TD.dtype)
 
 
-def mixture_of(router: Router, experts: Sequence[GatedMlp], *, on_card: bool, whole: bool = False) -> Mlp:
-    """For where the experts are: on a card, their products are the references. whole: see Mixture."""
+def mixture_of(
+    router: Router, experts: Sequence[GatedMlp], *, on_card: bool, whole: bool = False, own_D: Tensor | None = None
+) -> Mlp:
+    """For where the experts are: on a card, their products are the references. whole, own: see Mixture."""
     if not on_card:
-        return Mixture(router, experts, whole=whole)
+        return Mixture(router, experts, whole=whole, own_D=own_D)
     from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
 
-    return CardMixture(router, experts)
+    return CardMixture(router, experts, own_D)
 
 
 class Shared:
@@ -109,6 +116,18 @@ class Shared:
         if self.gate_1D is not None:
             made_TD = made_TD * (x_TD.float() * self.gate_1D).sum(1, keepdim=True).sigmoid().to(x_TD.dtype)
         return self.mixture(x_TD, steps) + made_TD
+
+
+class Apart:
+    """An MLP that every row goes through, and a mixture, each of whose sums over ranks has a norm of its own: the parts
+    of this shard stand one behind the other, [2 T, D]. own_D: what rows are multiplied by before the MLP reads them."""
+
+    def __init__(self, shared: Mlp, mixture: Mlp, own_D: Tensor) -> None:
+        self.shared, self.mixture, self.own_D = shared, mixture, own_D
+
+    def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
+        made_TD = self.shared(x_TD * self.own_D, steps)
+        return torch.cat([made_TD, self.mixture(x_TD, steps)])
 
 
 def _by_expert(chosen_TK: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -19,7 +19,7 @@ from tpspec.errors import UserError
 from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
-from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
+from tpspec.model.experts import CORRECTION, Apart, Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class Loader:
             return self._norm(f"{at}{name}.weight", spec.hidden)
 
         qkv, o = self._attention(at + "self_attn.", layer)
-        keeps = layer.kept_by is None
+        keeps, is_apart = layer.kept_by is None, spec.experts is not None and spec.experts.apart
         return Layer(
             index=index,
             kept_by=index if layer.kept_by is None else layer.kept_by,
@@ -186,11 +187,12 @@ class Loader:
             k_norm=self._head_norm(at + "self_attn.k_norm.weight", layer.head_dim) if spec.qk_norm and keeps else None,
             o=o,
             attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
-            mlp_norm=norm(norms.mlp),
+            mlp_norm=self._no_weight(spec.hidden) if is_apart else norm(norms.mlp),
             mlp=self._mlp_or_mixture(index, at, whole=whole),
             mlp_out_norm=None if norms.mlp_out is None else norm(norms.mlp_out),
+            mlp_joined=(norm(f"{norms.mlp_out}_1"), norm(f"{norms.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
-            v_norm=Norm(torch.ones(layer.head_dim, device=self.device), spec.eps) if spec.v_norm and keeps else None,
+            v_norm=self._no_weight(layer.head_dim) if spec.v_norm and keeps else None,
             sinks=self._sinks(at + "self_attn.sinks") if spec.sinks else None,
             gate=self._gate(at + "self_attn.") if spec.gated else None,
             inputs=self._inputs(at) if spec.per_layer else None,
@@ -268,8 +270,9 @@ class Loader:
 
     def _mlp_or_mixture(self, index: int, layer: str, *, whole: bool) -> Mlp:
         """layer: what the names of its modules begin with."""
-        spec, shard, names, experts = self.spec, self.shard, mlp_names(self.spec.model_type), self.spec.experts
-        at = f"{layer}{names.module}."
+        spec, shard, experts = self.spec, self.shard, self.spec.experts
+        names = mlp_names(spec.model_type, mixed=experts is not None)
+        at = names.within(layer)
         if spec.sharing is not None and index >= spec.sharing.first:
             return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
         if experts is None:
@@ -278,18 +281,26 @@ class Loader:
             return self._mlp(at, names, shard.dense, experts.dense)
         if names.together is None:
             self._check_apart(layer)
-        mixture = self._mixture(at, names, experts, whole=whole)
+        own_D = self._plain_norm(f"{at}{EXPERTS_NORM}.weight") if experts.apart else None
+        mixture = self._mixture(at, names, experts, whole=whole, own_D=own_D)
         if not experts.shared:
             return mixture
         shared = self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared)
+        if experts.apart:
+            return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
         return Shared(mixture, shared, self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None)
 
-    def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool) -> Mlp:
+    def _plain_norm(self, name: str) -> Tensor:
+        """What rows that are normed without a weight are multiplied with."""
+        return self.matrices.wide(name, (self.spec.hidden,)).to(self.dtype)
+
+    def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool, own_D: Tensor | None = None) -> Mlp:
+        """own: see Mixture."""
         router, on_card = self._router(f"{at}{names.router}", experts), self.device.type == "cuda"
         loader = replace(self, matrices=replace(self.matrices, reference=on_card))
         mlps = [loader._expert(f"{at}experts.", names, experts, index) for index in range(experts.count)]
-        return mixture_of(router, mlps, on_card=on_card, whole=whole)
+        return mixture_of(router, mlps, on_card=on_card, whole=whole, own_D=own_D)
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
         channels, size = self.shard.channels, self.spec.intermediate
@@ -331,6 +342,11 @@ class Loader:
         place = self._rows(name, range(experts.count), experts.count)
         self.matrices.check_biases([place], biased=experts.biased)
         weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.spec.hidden))
+        if experts.apart:  # it reads what is normed without a weight, and has one of its own
+            at = name.removesuffix("proj")
+            own_D = self.matrices.wide(at + "scale", (self.spec.hidden,)) * self.spec.hidden**-0.5
+            scales_N = self.matrices.wide(at + "per_expert_scale", (experts.count,))
+            return Router(weight_ND * own_D, experts, scales_N=scales_N)
         if not (experts.sigmoid or experts.biased):
             return Router(weight_ND, experts)
         kind = CORRECTION if experts.sigmoid else "bias"
@@ -388,6 +404,9 @@ class Loader:
     def _head_norm(self, name: str, head_dim: int) -> Norm:
         norm, order = self._norm(name, head_dim), self.spec.head_order
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
+
+    def _no_weight(self, size: int) -> Norm:
+        return Norm(torch.ones(size, device=self.device), self.spec.eps)
 
     def _norm(self, name: str, size: int) -> Norm:
         weight = self.matrices.wide(name, (size,))

@@ -77,6 +77,12 @@ class Sight(NamedTuple):
         return self.window is not None
 
 
+def joined(halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+    """As of Steps, in torch."""
+    one_TD, other_TD = halves_TD.chunk(2)
+    return norms[0](one_TD) + norms[1](other_TD)
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer of one shard. qkv: [D] -> [(H + 2G) E]; [(H + G) E] where keys are their own values, or values are made
@@ -84,9 +90,10 @@ class Layer:
     kept_by: the index of the layer whose keys and values it reads, which may be its own.
 
     v_norm: of values; or None. attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give,
-    before they are added; or None. rope: which of the model's ropes turns queries and keys, or None. sinks: [H] of this
-    shard, float32; or None. gate: [D] -> [H E], whose sigmoid what attention gives is multiplied with; or None.
-    inputs: what reads a token's numbers for this layer, behind the MLP; or None. scale: of what leaves the layer.
+    before they are added; or None. mlp_joined: see AddNorm. rope: which of the model's ropes turns queries and keys, or
+    None. sinks: [H] of this shard, float32; or None. gate: [D] -> [H E], whose sigmoid what attention gives is
+    multiplied with; or None. inputs: what reads a token's numbers for this layer, behind the MLP; or None. scale: of
+    what leaves the layer.
     """
 
     index: int
@@ -105,6 +112,7 @@ class Layer:
     v_norm: Norm | None = None
     sinks: Tensor | None = None
     gate: Linear | None = None
+    mlp_joined: tuple[Norm, Norm] | None = None
     inputs: LayerInputs | None = None
     scale: float = 1.0
 
@@ -125,6 +133,7 @@ class LinearLayer:
     mlp: Mlp
     attention_out_norm: Norm | None = None
     mlp_out_norm: Norm | None = None
+    mlp_joined: None = None
     inputs: None = None
     scale: float = 1.0
 
@@ -170,6 +179,9 @@ class Steps(Protocol):
     ) -> tuple[Tensor, Tensor] | None:
         """add_norm of the sum over ranks of their parts, by one kernel for all; None where there is none."""
 
+    def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+        """[2 T, D] -> the sum of the halves' norms, [T, D]."""
+
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         """Writes the rows' keys and values, if the layer keeps any, then attends: [T, H * E]."""
 
@@ -186,18 +198,23 @@ class Steps(Protocol):
 
 
 class AddNorm(NamedTuple):
-    """What the steps make of a sum over ranks."""
+    """What the steps make of a sum over ranks. joined: norms of its halves, which are added then; or None."""
 
     steps: Steps
     x_TD: Tensor
     norm: Norm
-    delta_norm: Norm | None
-    scale: float
+    delta_norm: Norm | None = None
+    scale: float = 1.0
+    joined: tuple[Norm, Norm] | None = None
 
     def __call__(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        if self.joined is not None:
+            total = self.steps.joined(total, self.joined)
         return self.steps.add_norm(self.x_TD, total, self.norm, self.delta_norm, self.scale)
 
     def with_peers(self, x: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor] | None:
+        if self.joined is not None:
+            return None
         return self.steps.sum_add_norm(self.x_TD, x, meeting, self.norm, self.delta_norm, self.scale)
 
 
@@ -287,6 +304,9 @@ class TorchSteps:
 
     def sum_add_norm(self, *_: object) -> None:
         return None
+
+    def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+        return joined(halves_TD, norms)
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
         H, G, E = layer.sight.heads.num, layer.sight.heads.num_kv, layer.sight.heads.dim

@@ -89,6 +89,6 @@ def _waits_s(topology: Topology, shape: ModelShape, num_rows: int) -> float | No
     cost = link.cost if link.emulate else link.cost_for(len(topology.target.ranks))
     if cost is None:
         return None
-    row_bytes = shape.hidden * DTYPE_BYTES[topology.target.dtype]
+    row_bytes = shape.summed * DTYPE_BYTES[topology.target.dtype]
     dilation = link.dilation if link.emulate else 1.0
     return 2 * shape.num_layers * cost.seconds(num_rows * row_bytes) * dilation

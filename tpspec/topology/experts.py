@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """module: of the MLP, or the mixture, within its layer; router, and shared, of an MLP beside the experts: within a
-    mixture; the others within an MLP or expert. Where gate and up have one name they are one matrix, gate's rows first.
+    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. router,
+    and shared, of an MLP beside the experts: within a mixture; the others within an MLP or expert. Where gate and up
+    have one name they are one matrix, gate's rows first.
 
     together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
     matrices of its own. upright: it has a row for each output, gate's above up's, and checkpoints may have a matrix for
@@ -37,6 +38,10 @@ class MlpNames:
     upright: bool = False
     shared_gate: str = "shared_expert_gate"
 
+    def within(self, layer: str) -> str:
+        """What the names of its parts begin with. layer: the same of its layer."""
+        return f"{layer}{self.module}." if self.module else layer
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:
@@ -47,8 +52,9 @@ class Experts:
     it (DeepSeek-V3, arXiv 2412.19437). scale: of all weights, after that. groups: into which experts are divided; each
     token is sent to experts of the `groups_chosen` that are best for it.
     first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
-    through which every row goes; 0: there is none. shared_gated: whether what that gives has a gate. biased: the
-    matrices of experts, and the router.
+    through which every row goes; 0: there is none. shared_gated: whether what that gives has a gate. apart: whether
+    that and the experts have norms of their own, before and behind; then ranks sum them side by side, and an expert's
+    weight is multiplied with a number of its own. biased: the matrices of experts, and the router.
     """
 
     count: int
@@ -60,6 +66,7 @@ class Experts:
     dense: int = 0
     shared: int = 0
     shared_gated: bool = False
+    apart: bool = False
     biased: bool = False
     groups: int = 1
     groups_chosen: int = 1
@@ -93,17 +100,21 @@ class Beside:
 @dataclass(frozen=True, slots=True)
 class Mixing:
     """What a type of model means by keys that its config.json leaves out, as transformers does. chosen: None where the
-    config has to say. sums_to_one: None where norm_topk_prob says, of which `norms` is the default. gated: channels of
-    an MLP beside the experts that has a gate. biased: see Experts."""
+    config has to say; chosen_key: as what. count: likewise. sums_to_one: None where norm_topk_prob says, of which
+    `norms` is the default. gated: channels of an MLP beside the experts that has a gate. biased: see Experts. apart:
+    channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their own.
+    """
 
     names: MlpNames
-    count: int
+    count: int | None
     chosen: int | None
+    chosen_key: str = "num_experts_per_tok"
     sums_to_one: bool | None = None
     norms: bool = False
     beside: Beside | None = None
     gated: int | None = None
     biased: bool = False
+    apart: int | None = None
 
 
 DENSE = MlpNames("mlp")
@@ -123,6 +134,14 @@ MIXTURES = {
         chosen=8,
         norms=True,
         beside=Beside(dense=18432, shared=1, channels=2048, first_layer=3, groups=(8, 4), scale=2.5),
+    ),
+    "gemma4_text": Mixing(
+        MlpNames("", router="router.proj", shared="mlp", together="gate_up_proj", upright=True),
+        count=None,
+        chosen=None,
+        chosen_key="top_k_experts",
+        sums_to_one=True,
+        apart=9216,
     ),
     "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)),
     "glm4_moe_lite": Mixing(
@@ -156,8 +175,9 @@ def has_narrow_columns(name: str) -> bool:
     return "experts." in name and name.endswith(tuple(names.down for names in NAMES))
 
 
-def mlp_names(model_type: str) -> MlpNames:
-    if model_type in MIXTURES:
+def mlp_names(model_type: str, *, mixed: bool = True) -> MlpNames:
+    """mixed: whether a model has experts, of a type that may have some or none."""
+    if model_type in MIXTURES and (mixed or MIXTURES[model_type].apart is None):
         return MIXTURES[model_type].names
     return FUSED if model_type in FUSED_TYPES else DENSE
 
@@ -167,6 +187,8 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     if model_type not in MIXTURES:
         return None
     usual = MIXTURES[model_type]
+    if usual.apart is not None and not read.flag("enable_moe_block", False):
+        return None
     read.one_of("decoder_sparse_step", (1,), 1)
     read.refuse("mlp_only_layers")
     given = [key for key in COUNTS if key in read.config]
@@ -174,13 +196,15 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
         said = " and ".join(f"{key} is {shown(read.config[key])}" for key in given)
         raise UserError(f"{read.where}: {said}; should be the same")
     key = given[0] if given else "num_experts"
-    count, chosen = read.size(key, usual.count), read.size("num_experts_per_tok", usual.chosen)
+    count, chosen = read.size(key, usual.count), read.size(usual.chosen_key, usual.chosen)
     if chosen > count:
-        raise read.refusal("num_experts_per_tok", f"at most {key} ({count})")
+        raise read.refusal(usual.chosen_key, f"at most {key} ({count})")
     sums_to_one = read.flag("norm_topk_prob", usual.norms) if usual.sums_to_one is None else usual.sums_to_one
     if usual.sums_to_one is False:
         read.refuse("norm_topk_prob")
     experts = Experts(count, chosen, sums_to_one, biased=usual.biased)
+    if usual.apart is not None:
+        return replace(experts, shared=read.size("intermediate_size", usual.apart), apart=True)
     if usual.gated is not None:
         return replace(experts, shared=read.size("shared_expert_intermediate_size", usual.gated), shared_gated=True)
     return experts if usual.beside is None else _as_deepseek(experts, read, usual.beside)

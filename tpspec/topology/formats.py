@@ -102,17 +102,17 @@ def stored_as(config: dict[str, object], where: str) -> Stored | None:
         raise read.refusal("quant_method", f"one of {', '.join(METHODS)}, which are supported")
     stored = METHODS[method](read)
     _check_patterns(stored, f"{where}: {key}")
-    _check_experts(stored, read, str(config.get("model_type")))
+    _check_experts(stored, read, str(config.get("model_type")), mixed=bool(config.get("enable_moe_block")))
     return stored
 
 
-def _check_experts(stored: Stored, read: Reads, model_type: str) -> None:
+def _check_experts(stored: Stored, read: Reads, model_type: str, *, mixed: bool) -> None:
     """Those of a layer are one tensor in mxfp4, and in no other format."""
-    names, has_blocks = mlp_names(model_type), any(scheme.kind == "mxfp4" for _, scheme in stored.schemes)
+    names, has_blocks = mlp_names(model_type, mixed=mixed), any(scheme.kind == "mxfp4" for _, scheme in stored.schemes)
     if names.together is None:
         if has_blocks:
             raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
-    elif not has_blocks and stored.scheme_of(f"model.layers.0.{names.module}.experts.{names.together}") is not None:
+    elif not has_blocks and stored.scheme_of(f"{names.within('model.layers.0.')}experts.{names.together}") is not None:
         raise read.refusal("quant_method", f"mxfp4, or one that leaves the experts of {model_type} as they are")
 
 

@@ -34,12 +34,11 @@ def global_heads_of(read: Reads, model_type: str, num_layers: int, num_heads: in
     """None for a type whose layers all have the same; num_kv: of the others. UserError for what is no size."""
     if model_type not in TYPES:
         return None
-    read.refuse("enable_moe_block")
     kinds = kinds_of(read, model_type, num_layers)
     layers = frozenset(layer for layer, kind in enumerate(kinds) if kind != SLIDING)
     reuse_keys = read.flag("attention_k_eq_v", False)
     if read.config.get(OVERRIDES) is not None:
-        return _overridden(read.section(OVERRIDES), layers, num_heads, num_kv, reuse_keys=reuse_keys)
+        return _overridden(read, layers, num_heads, num_kv, reuse_keys=reuse_keys)
     own = "num_global_key_value_heads"
     if reuse_keys and read.config.get(own) is not None:
         num_kv = read.divisor(own, num_heads)
@@ -48,17 +47,16 @@ def global_heads_of(read: Reads, model_type: str, num_layers: int, num_heads: in
 
 def _overridden(read: Reads, layers: frozenset[int], num_heads: int, num_kv: int, *, reuse_keys: bool) -> GlobalHeads:
     """Where each layer says by itself what it has in place of the model's."""
-    which = ", ".join(map(str, sorted(layers)))
-    if set(read.config) != {str(layer) for layer in layers}:
-        where = read.within.removesuffix(".")
-        raise Reads({where: sorted(read.config)}, read.where).refusal(where, f"of layers {which}, which see everything")
+    which, own = ", ".join(map(str, sorted(layers))), read.section(OVERRIDES)
+    if set(own.config) != {str(layer) for layer in layers}:
+        raise read.refusal(OVERRIDES, f"of layers {which}, which see everything")
     found = set()
     for layer in sorted(layers):
-        one = read.section(str(layer))
+        one = own.section(str(layer))
         if unknown := sorted(set(one.config) - OVERRIDDEN):
             raise one.refusal(unknown[0], "left out: it is not supported")
         found.add((one.divisor("num_key_value_heads", num_heads, num_kv), one.even("head_dim", DIM)))
     if len(found) > 1:
-        raise read.refusal(min(read.config), f"the same for layers {which}: others are not supported")
+        raise read.refusal(OVERRIDES, f"the same for layers {which}: others are not supported")
     ((num_kv, dim),) = found
     return GlobalHeads(layers, num_kv, dim, reuse_keys)

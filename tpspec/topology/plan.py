@@ -267,7 +267,7 @@ class _Planner:
         on = [self.wish.gpus[index] for index in layout.shards]
         dtype = self._dtype(layout)
         loads = [self._load(shape, shard, layout.bits, dtype) for shard in self._split(layout)]
-        row_bytes = DTYPE_BYTES[dtype] * shape.hidden
+        row_bytes = DTYPE_BYTES[dtype] * shape.summed
         return step_cost(loads, on, shape.num_layers, row_bytes, self.wish.link_for(len(on)))
 
     def _thin_step(self, layout: Layout) -> StepCost | None:

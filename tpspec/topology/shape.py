@@ -219,6 +219,9 @@ MODEL_TYPES = {
 }
 
 
+EXPERTS_APART = "moe_intermediate_size", None  # as `intermediate`, where the usual key is of the MLP beside
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly, as they are cached: of a latent there is one, of
@@ -281,7 +284,8 @@ class ModelShape:
         head_dim = None if "head_dim" in config else usual.head_dim
         num_layers, latent = read.size("num_hidden_layers", usual.num_layers), latent_of(read, model_type)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
-        intermediate = read.size(*usual.intermediate)
+        experts = experts_of(read, model_type)
+        intermediate = read.size(*(EXPERTS_APART if experts and experts.apart else usual.intermediate))
         vocab = read.size("vocab_size", usual.vocab)
         per_layer = per_layer_of(read, model_type, vocab)
         num_kv_heads = 1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads)
@@ -300,12 +304,12 @@ class ModelShape:
             mlp_bias=usual.mlp_biased and read.flag("mlp_bias", False),
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
-            layer_norms=usual.layer_norms + bool(per_layer),
+            layer_norms=usual.layer_norms + bool(per_layer) + (3 if experts and experts.apart else 0),
             window=max(windows, default=None),
             num_windowed=len(windows),
             max_positions=read.size_if_given("max_position_embeddings"),
             stored=stored_as(config, where),
-            experts=experts_of(read, model_type),
+            experts=experts,
             latent=latent,
             gated=usual.gated,
             delta_net=delta_net_of(read, model_type, num_layers),
@@ -333,7 +337,12 @@ class ModelShape:
 
     @property
     def mlp_names(self) -> MlpNames:
-        return mlp_names(self.model_type)
+        return mlp_names(self.model_type, mixed=self.experts is not None)
+
+    @property
+    def summed(self) -> int:
+        """Numbers of a row in an all-reduce, on average: experts may have a sum of their own beside the MLP's."""
+        return self.hidden + (self.hidden // 2 if self.experts and self.experts.apart else 0)
 
 
 def vocab_of(config: dict[str, object], where: str) -> int | None:

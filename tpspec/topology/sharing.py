@@ -31,6 +31,7 @@ def sharing_of(read: Reads, model_type: str, num_layers: int, channels: int) -> 
     key = "num_kv_shared_layers"
     if model_type not in TYPES or not (count := read.size(key, 0, least=0)):
         return None
+    read.refuse("enable_moe_block")
     kinds, first = kinds_of(read, model_type, num_layers), num_layers - count
     if first < 1 or set(kinds[first:]) - set(kinds[:first]):
         raise read.refusal(key, f"so few that of the {num_layers} layers some of each type keep something")

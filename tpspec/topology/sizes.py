@@ -242,7 +242,7 @@ def _with_experts(shape: ModelShape) -> range:
 def _mlps_alike(shape: ModelShape, layers: range, within: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """within: what stands between the name of a layer's module and those of the matrices."""
     names = shape.mlp_names
-    mlps = (f"model.layers.{index}.{names.module}.{one}" for index in layers for one in within)
+    mlps = (f"{names.within(f'model.layers.{index}.')}{one}" for index in layers for one in within)
     return _alike(shape.stored, mlps, (names.gate, names.up, names.down))
 
 
@@ -378,7 +378,7 @@ def _routers(shape: ModelShape) -> int:
     if experts is None:
         return 0
     has_biases = experts.sigmoid or experts.biased
-    each = experts.count * (shape.hidden + has_biases) + shape.hidden * experts.shared_gated
+    each = experts.count * (shape.hidden + has_biases + experts.apart) + shape.hidden * experts.shared_gated
     return len(_with_experts(shape)) * each
 
 
@@ -403,4 +403,5 @@ def round_bytes(
         return {"attention": 0, "mlp": 0, "pick": 0}
     reduced = shape.num_layers * rows * shape.hidden * dtype_bytes
     judged = rows if num_logit_rows is None else num_logit_rows
-    return {"attention": reduced, "mlp": reduced, "pick": 8 * judged}
+    of_mlps = 2 * reduced if shape.experts and shape.experts.apart else reduced
+    return {"attention": reduced, "mlp": of_mlps, "pick": 8 * judged}
