@@ -180,6 +180,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 263,
         "tie_word_embeddings": True,
     },
+    "gemma4_unified": {
+        "model_type": "gemma4_unified_text",
+        "hidden_size": 48,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "final_logit_softcapping": 4.0,
+    },
     "gpt_oss": {
         "model_type": "gpt_oss",
         "head_dim": 16,

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
+from tests.draft.heads.assistant import assistant
 from tests.draft.kits import draft_section
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
@@ -25,7 +26,7 @@ from tpspec.roles.drafter import Drafter
 from tpspec.topology.config import Topology
 from tpspec.verify.rows import RowLogits
 
-HEADS = ["eagle", "mtp"]
+HEADS = ["eagle", "mtp", "assistant"]
 WAYS = {"serial": Way(), "fan_out": Way(Reach(ahead=True, width=3))}
 PROMPTS = [(5, 6, 7, 8), tuple(range(20, 60)), (9,) * 11]
 SAMPLINGS = [Sampling(), Sampling(temperature=0.8, seed=7), Sampling()]
@@ -34,19 +35,26 @@ NONE = Faults()
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=4)
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    target = tiny("smollm2", tmp_path_factory.mktemp("target"), num_hidden_layers=4)
+    return dict.fromkeys(HEADS, target) | {"assistant": tiny("gemma4", tmp_path_factory.mktemp("gemma4"))}
 
 
 @pytest.fixture(scope="module")
-def topologies(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Topology]:
-    sections = {name: draft_section(name, target, tmp_path_factory.mktemp(name)) for name in HEADS}
-    return {name: topology(target, 2, draft=section | {"placement": {"gaps": 1}}) for name, section in sections.items()}
+def topologies(targets: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Topology]:
+    made = {name: tmp_path_factory.mktemp(name) for name in HEADS}
+    sections = {name: draft_section(name, targets[name], made[name]) for name in HEADS if name != "assistant"}
+    sections["assistant"] = {"source": "eagle", "model": str(assistant(targets["assistant"], made["assistant"]))}
+    return {
+        name: topology(targets[name], 2, draft=section | {"placement": {"gaps": 1}})
+        for name, section in sections.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def plain(target: Path) -> list[list[int]]:
-    return serve(topology(target), requests()).texts()
+def plain(targets: dict[str, Path]) -> dict[str, list[list[int]]]:
+    texts = {target: serve(topology(target), requests()).texts() for target in set(targets.values())}
+    return {name: texts[target] for name, target in targets.items()}
 
 
 def requests() -> list[Request]:
@@ -86,10 +94,10 @@ def world(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("head", HEADS)
 def test_texts_are_those_of_plain_decoding(
-    topologies: dict[str, Topology], plain: list[list[int]], head: str, way: str
+    topologies: dict[str, Topology], plain: dict[str, list[list[int]]], head: str, way: str
 ) -> None:
     told, _ = world(topologies[head], WAYS[way], NONE, seed=0, forwards=3)
-    assert told.texts() == plain
+    assert told.texts() == plain[head]
     assert told.stats[-1].drafted > 0
 
 
@@ -103,7 +111,7 @@ def test_texts_are_those_of_plain_decoding(
 )
 def test_no_fault_on_the_way_changes_a_text(
     topologies: dict[str, Topology],
-    plain: list[list[int]],
+    plain: dict[str, list[list[int]]],
     head: str,
     way: str,
     faults: Faults,
@@ -112,22 +120,26 @@ def test_no_fault_on_the_way_changes_a_text(
 ) -> None:
     """Rows that are lost leave a hole in what a head goes on from: it has to be silent, not to read another's rows."""
     told, _ = world(topologies[head], WAYS[way], faults, seed, forwards)
-    assert told.texts() == plain
+    assert told.texts() == plain[head]
 
 
-def test_a_head_that_is_new_is_told_of_all_rows_again(topologies: dict[str, Topology], plain: list[list[int]]) -> None:
+@pytest.mark.parametrize("head", ["eagle", "assistant"])
+def test_a_head_that_is_new_is_told_of_all_rows_again(
+    topologies: dict[str, Topology], plain: dict[str, list[list[int]]], head: str
+) -> None:
     """Else a drafter that came back would stay silent until the next request."""
-    told, _ = world(topologies["eagle"], WAYS["serial"], NONE, seed=0, forwards=3, dies_at=6)
-    assert told.texts() == plain
+    told, _ = world(topologies[head], WAYS["serial"], NONE, seed=0, forwards=3, dies_at=6)
+    assert told.texts() == plain[head]
     drafted = [stats.drafted for stats in told.stats]
     assert drafted[-1] > drafted[9]
 
 
-def test_a_head_elsewhere_drafts_for_a_text_that_others_have_read(topologies: dict[str, Topology]) -> None:
+@pytest.mark.parametrize("head", ["eagle", "assistant"])
+def test_a_head_elsewhere_drafts_for_a_text_that_others_have_read(topologies: dict[str, Topology], head: str) -> None:
     """Else it would wait for the rows of the beginning for ever, and be silent."""
     prompt = tuple(range(3, 103))
     turns: dict[int, list[ToLead]] = {at: [Submit(Request(at, prompt, LENGTH))] for at in (1, 60)}
-    told, _ = world(topologies["eagle"], WAYS["serial"], NONE, seed=0, forwards=3, messages=turns)
+    told, _ = world(topologies[head], WAYS["serial"], NONE, seed=0, forwards=3, messages=turns)
     assert told.stats[-1].prefix_found == 96
     first = max(stats.drafted for stats in told.stats if not stats.prefix_found)
     assert told.stats[-1].drafted == 2 * first > 0

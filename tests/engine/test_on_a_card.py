@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.checkpoints import tiny
+from tests.draft.heads.assistant import assistant
 from tests.draft.heads.medusa import drawn, original, original_names
 from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
@@ -189,6 +190,20 @@ def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few:
     assert told.texts() == serve(topology(target, draft=section), asks).texts()
     assert len(card.waits) <= last.rounds * (1 + STEPS[source]), card.waits
     assert card.replays > last.rounds or source not in REPLAYED  # not of the target's rounds alone
+
+
+def test_an_assistant_waits_for_the_tokens_it_drafts(few: None, tmp_path: Path) -> None:
+    """Stands against keys that it makes anew in another order than they are read, and a feature of the last draft that
+    a replay overwrites."""
+    target = tiny("gemma4", tmp_path / "target", hidden_size=32, intermediate_size=96)
+    section = {"source": "eagle", "model": str(assistant(target, tmp_path / "head")), "tokens": 3}
+    asks = [Request(0, (5, 6, 7, 8) * 3, 8), Request(1, (9, 5, 6), 8, WARM)]
+    told, card = on_the_card(target, {1: [*map(Submit, asks)]}, draft=section)
+    last = told.stats[-1]
+    assert told.texts() == serve(topology(target, draft=section), asks).texts()
+    assert len(card.waits) <= 4 * last.rounds, card.waits
+    assert last.drafted > 9
+    assert card.replays > last.rounds  # not of the target's rounds alone
 
 
 def test_medusa_heads_of_a_few_texts_are_one_replay(folder: Path, tmp_path: Path) -> None:

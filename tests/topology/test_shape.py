@@ -188,6 +188,7 @@ CALLED = {
     "deepseek_v3": "Moonlight",
     "gemma3_text": "Gemma 3",
     "gemma4_text": "Gemma 4",
+    "gemma4_unified_text": "Gemma 4",
     "glm4": "GLM-4",
     "glm4_moe": "4.5",
     "glm4_moe_lite": "4.7-Flash",

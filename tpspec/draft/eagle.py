@@ -119,7 +119,7 @@ class Text:
     def before(self, span: Span) -> Tensor:
         """For each row of `span` (of `_paired`) the feature of the token before: [len(span.tokens), D]."""
         stop = span.start + len(span.tokens)
-        return self.features_PD[span.start : stop] if stop <= self.num_known else self.made[_slots_at_end(span)[0]]
+        return self.features_PD[span.start : stop] if stop <= self.num_known else self.made[slots_at_end(span)[0]]
 
 
 class EagleRun:
@@ -158,7 +158,7 @@ class EagleRun:
             made = self._launched(spans, tokens, feature_TD, rows)
         wanted = [(text, span) for text, span in zip(texts, spans, strict=True) if span.num_logits]
         for i, (text, span) in enumerate(wanted):
-            text.made[_slots_at_end(span)[1]] = made.tapped[FED][i : i + 1]
+            text.made[slots_at_end(span)[1]] = made.tapped[FED][i : i + 1]
         return made.logits_TV
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -226,7 +226,7 @@ def _paired(span: Span) -> Span:
     return Span(span.seq, max(span.start - 1, 0), tokens, runs, span.num_logits)
 
 
-def _slots_at_end(span: Span) -> tuple[int, int]:
+def slots_at_end(span: Span) -> tuple[int, int]:
     """The slots of the last row and of the one before it, that first."""
     first, count = span.runs[-1]
     last = first + count - 1

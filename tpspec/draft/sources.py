@@ -11,6 +11,8 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import Borrowed
+from tpspec.draft.assistant import AssistantRun
+from tpspec.draft.assistant_checkpoint import load_assistant
 from tpspec.draft.eagle import EagleRun
 from tpspec.draft.eagle_checkpoint import load_head
 from tpspec.draft.lookahead import Lookahead
@@ -26,6 +28,7 @@ from tpspec.draft.suffix import Suffix
 from tpspec.draft.thin import ThinRun
 from tpspec.errors import UserError
 from tpspec.tokens import NO_DRAFT, TokenTree
+from tpspec.topology.head_files import is_assistant
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.sources import SOURCES as KINDS
 
@@ -102,7 +105,13 @@ def _model(given: Given, *, support: int = 64) -> Modelled:
 
 
 def _eagle(given: Given, *, support: int = 64) -> Modelled:
-    return _with_head(given, load_head(given), support)
+    assert given.folder is not None, "the rules of a topology ask for it"
+    if not is_assistant(given.folder):
+        return _with_head(given, load_head(given), support)
+    assistant = load_assistant(given)
+    run = AssistantRun(assistant, given.vocab)
+    run.prepare()
+    return Modelled(coupled_or_sampled(given, support, taps=assistant.taps), run)
 
 
 def _mtp(given: Given, *, support: int = 64) -> Modelled:

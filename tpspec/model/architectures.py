@@ -101,6 +101,20 @@ HYBRID = Architecture(  # Qwen's, of linear attention and attention
 GEMMA_NORMS = NormNames(
     attention_out="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm"
 )
+GEMMA4 = Architecture(
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    qk_norm=True,
+    v_norm=True,
+    window="layer_types",
+    norms=GEMMA_NORMS,
+    gate=("hidden_activation", "gelu_pytorch_tanh"),
+    scaled_embeddings=True,
+    scaled_layers=True,
+    score_scale=1.0,
+    capped=True,
+    apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
+)
 ARCHITECTURES = {
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
@@ -117,20 +131,8 @@ ARCHITECTURES = {
         capped=True,
         apart={"attn_logit_softcapping": (), "use_bidirectional_attention": ()},
     ),
-    "gemma4_text": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
-        v_norm=True,
-        window="layer_types",
-        norms=GEMMA_NORMS,
-        gate=("hidden_activation", "gelu_pytorch_tanh"),
-        scaled_embeddings=True,
-        scaled_layers=True,
-        score_scale=1.0,
-        capped=True,
-        apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
-    ),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "glm4": Architecture(
         qkv_bias="attention_bias",
         partial_rope=True,

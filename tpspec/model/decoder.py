@@ -118,7 +118,7 @@ class Decoder:
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
         steps = self._runner.steps(spans, num_rows)
         x_TD = sent(_padded(self.embedding.rows(tokens), num_rows), self.shape.device)
-        normed_TD, tapped = self._rows(x_TD, steps, steps.begin(spans, num_rows), taps)
+        normed_TD, tapped = self.rows(x_TD, steps, steps.begin(spans, num_rows), taps)
         if self.fixed_rows is not None:  # all rows go through the head: its row count is part of the promise
             return Forward(_wanted(self.head(normed_TD), spans), tapped)
         return Forward(self.head(_wanted(normed_TD, spans)), tapped)
@@ -130,10 +130,10 @@ class Decoder:
 
     def _whole(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> Forward:
         """Every row goes through the head."""
-        normed_TD, tapped = self._rows(x_TD, steps, round, taps)
+        normed_TD, tapped = self.rows(x_TD, steps, round, taps)
         return Forward(self.head(normed_TD), tapped)
 
-    def _rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
+    def rows(self, x_TD: Tensor, steps: Steps, round: Any, taps: Taps) -> tuple[Tensor, dict[int, Tensor]]:
         """What leaves the final norm, and what was tapped, of rows of the embedding; they may be overwritten."""
         norms, inputs_LTP = self._norms(), x_TD  # no layer has any
         if self.inputs is not None:

@@ -20,6 +20,7 @@ from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
 from tpspec.model.experts import CORRECTION, Apart, Router, Shared, mixture_of
+from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
@@ -87,6 +88,10 @@ class Loader:
             _tell(folder, spec, dtype, quantize)
         matrices = Matrices(checkpoint, spec.stored, dtype, device, quantize, adds_biases=shard.index == 0)
         return cls(spec, shard, matrices)
+
+    def alone(self, num_slots: int, small_cache: bool = False, num_states: int = 0) -> Decoder:
+        """The decoder of a model that is not sharded."""
+        return self.decoder(OneRank(), num_slots, small_cache=small_cache, num_states=num_states)
 
     def decoder(
         self,
@@ -199,6 +204,23 @@ class Loader:
             scale=self.matrices.wide(at + "layer_scalar", (1,)).item() if spec.scaled_layers else 1.0,
         )  # fmt: skip
 
+    def embedding(self) -> Embedding:
+        """Of tokens, and nothing besides."""
+        return self._table(TABLE, (self.spec.vocab, self.spec.hidden), self.spec.embedding_scale)
+
+    def keeper(self, index: int) -> Keeper:
+        """Of a layer that keeps keys and values of heads."""
+        spec, layer, at = self.spec, self.spec.layers[index], f"model.layers.{index}."
+        _, *parts = self._qkv_places(at + "self_attn.", layer)
+        return Keeper(
+            sight=self._sight(layer),
+            norm=self._norm(f"{at}{spec.norms.attention}.weight", spec.hidden),
+            kv=self.matrices.column_parallel(parts, biased=spec.qkv_bias),
+            k_norm=self._head_norm(at + "self_attn.k_norm.weight", layer.head_dim) if spec.qk_norm else None,
+            v_norm=self._no_weight(layer.head_dim) if spec.v_norm else None,
+            rope=layer.rope,
+        )
+
     def _sight(self, layer: LayerSpec) -> Sight:
         group, heads = self.spec.num_heads // layer.num_kv_heads, self.shard.heads
         kv_of = tuple(head // group - heads.start // group for head in heads)
@@ -241,6 +263,9 @@ class Loader:
         )
 
     def _qkv(self, at: str, layer: LayerSpec) -> Linear:
+        return self.matrices.column_parallel(below(self._qkv_places(at, layer)), biased=self.spec.qkv_bias)
+
+    def _qkv_places(self, at: str, layer: LayerSpec) -> list[Place]:
         queries, keys = (numbers_of(heads, layer.head_dim) for heads in (self.shard.heads, self._kv_heads(layer)))
         num_q, num_kv = self.spec.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
@@ -248,8 +273,7 @@ class Loader:
         if self.spec.gated:
             of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
         parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
-        parts = parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
-        return self.matrices.column_parallel(below(parts), biased=self.spec.qkv_bias)
+        return parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
 
     def _gate(self, at: str) -> Linear:
         size, name = self.spec.head_dim, at + MODEL_TYPES[self.spec.model_type].qkv[0]
@@ -367,7 +391,7 @@ class Loader:
 
     def _embedding(self) -> Tables:
         spec = self.spec
-        tokens = self._table(TABLE, (spec.vocab, spec.hidden), spec.embedding_scale)
+        tokens = self.embedding()
         if not spec.per_layer:
             return tokens
         width = len(spec.layers) * spec.per_layer
@@ -446,5 +470,4 @@ def load_whole(
     """A model that is not sharded, with an empty cache of num_slots tokens. num_states: texts that it may keep a state
     of, if it does."""
     (whole,) = split(shape, (1.0,))
-    loader = Loader.open(folder, whole, dtype, device, quantize)
-    return loader.decoder(OneRank(), num_slots, small_cache=small_cache, num_states=num_states)
+    return Loader.open(folder, whole, dtype, device, quantize).alone(num_slots, small_cache, num_states)

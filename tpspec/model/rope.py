@@ -5,6 +5,7 @@ The frequencies are transformers'; this file only turns vectors. Shapes: T rows,
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,13 @@ class Rope:
         if frequencies.growth is not None:
             whole = torch.arange(num_positions) // frequencies.growth.length
             self.gains_P = (1 + frequencies.growth.rate * whole.float().log1p()).to(device)
+
+    def one_later(self) -> Rope:
+        """Which turns what stands at a position as this one what stands at the next; the last has none."""
+        later = copy(self)
+        later.cos_PE, later.sin_PE = self.cos_PE[1:], self.sin_PE[1:]
+        later.gains_P = None if self.gains_P is None else self.gains_P[1:]
+        return later
 
     def at(self, positions_T: Tensor) -> Turns:
         gains_T11 = None if self.gains_P is None else self.gains_P[positions_T, None, None]

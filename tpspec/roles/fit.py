@@ -8,7 +8,7 @@ from tpspec.cache.pages import PagePool
 from tpspec.cache.windows import WindowedPool
 from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
-from tpspec.topology.caches import draft_cache, draft_slots, recent_slots, target_cache, target_slots
+from tpspec.topology.caches import draft_cache, draft_slots, head_cache, recent_slots, target_cache, target_slots
 from tpspec.topology.checkpoint import find
 from tpspec.topology.head_files import head_bytes
 from tpspec.topology.shape import ModelShape
@@ -80,7 +80,8 @@ def _shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
 def draft_bytes(topology: Topology, *, on_card: bool) -> int:
     """Of the drafter's own model, head or layer, 0 where it has none."""
     if topology.draft.head is not None:
-        return head_bytes(find(topology.draft.head, head=True))
+        folder = find(topology.draft.head, head=True)
+        return head_bytes(folder) + head_cache(topology, ModelShape.of(find(topology.target.model)), folder)
     dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
     if topology.draft.has_own_layer:
         return layer_bytes(ModelShape.of(find(topology.target.model)), dtype, quantize)

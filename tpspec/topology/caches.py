@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.topology.shards import by_heads
+from tpspec.topology.head_files import is_assistant
+from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig, Topology
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
@@ -83,6 +86,18 @@ def draft_cache(topology: Topology, shape: ModelShape, whole: Shard, dtype: str)
     """Bytes that a draft model, which is held in that dtype, keeps of texts."""
     states = state_bytes(shape, whole, dtype, draft_states(topology.serve, shape))
     return kv_bytes(shape, whole, dtype, draft_slots(topology)) + states
+
+
+def head_cache(topology: Topology, shape: ModelShape, folder: Path) -> int:
+    """Bytes that a head keeps of texts, and makes it of, where that is more than one layer: an assistant makes keys and
+    values of a layer with a window, and of one without, once more. shape: of the target."""
+    if not is_assistant(folder):
+        return 0
+    (whole,) = split(shape, (1.0,))
+    each = DTYPE_BYTES[topology.draft.dtype or topology.target.dtype]
+    kept = {one.head_dim: one for one, _, _ in by_heads(shape, whole) if one.num_made > 1}
+    heads = [(one.num_kv_heads * one.head_dim, one.num_made - 1) for one in kept.values()]
+    return each * sum(numbers * (2 * draft_slots(topology) + made * shape.hidden) for numbers, made in heads)
 
 
 def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:

@@ -14,7 +14,7 @@ from tpspec.topology.windows import SLIDING, kinds_of
 if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
 
-TYPES = ("gemma4_text",)
+TYPES = ("gemma4_text", "gemma4_unified_text")
 DIM = 512  # without global_head_dim
 OVERRIDES = "per_layer_config"  # transformers' own, by layer; published checkpoints have global_head_dim
 OVERRIDDEN = {"head_dim", "num_key_value_heads"}

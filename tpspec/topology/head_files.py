@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_LAYERS = 4  # of a head's own
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # as config.json calls small models that are heads
 HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
 
@@ -19,6 +20,11 @@ def head_bytes(folder: Path) -> int:
     if isinstance(num_layers, int) and num_layers > MOST_LAYERS:
         return 0
     return sum(path.stat().st_size for path in head_files(folder))
+
+
+def is_assistant(folder: Path) -> bool:
+    """Whether a head is a small model that attends to what layers of its target keep."""
+    return read_config(folder).get("model_type") in ASSISTANTS
 
 
 def head_files(folder: Path) -> list[Path]:

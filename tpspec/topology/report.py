@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from tpspec.topology.caches import draft_cache, draft_states, each_state, num_states, target_cache
+from tpspec.topology.caches import draft_cache, draft_states, each_state, head_cache, num_states, target_cache
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.head_files import head_bytes
@@ -91,7 +91,9 @@ def _drafter_memory(topology: Topology) -> Memory:
     """A drafter's model is whole wherever it runs, and keeps a cache of its own. A head that is not here counts 0."""
     if topology.draft.head is not None:
         folder = local(topology.draft.head, head=True)
-        return Memory() if folder is None else Memory(head_bytes(folder))
+        if folder is None:
+            return Memory()
+        return Memory(head_bytes(folder), head_cache(topology, shape_of(topology.target.model), folder))
     dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
     if topology.draft.has_own_layer:
         return Memory(layer_bytes(shape_of(topology.target.model), dtype, quantize))

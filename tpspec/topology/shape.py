@@ -62,6 +62,19 @@ class Defaults:
     intermediate: tuple[str, int | None] = ("intermediate_size", None)
 
 
+GEMMA4 = Defaults(
+    hidden=2304,
+    num_layers=30,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=256,
+    vocab=262144,
+    tied=True,
+    normed=True,
+    layer_norms=4,
+    float16=False,
+    intermediate=("intermediate_size", 9216),
+)
 # The types that model/architectures.py declares.
 MODEL_TYPES = {
     "deepseek_v2": Defaults(
@@ -93,19 +106,8 @@ MODEL_TYPES = {
         float16=False,
         intermediate=("intermediate_size", 9216),
     ),
-    "gemma4_text": Defaults(
-        hidden=2304,
-        num_layers=30,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=256,
-        vocab=262144,
-        tied=True,
-        normed=True,
-        layer_norms=4,
-        float16=False,
-        intermediate=("intermediate_size", 9216),
-    ),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "glm4": Defaults(
         hidden=4096,
         num_layers=40,

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpspec.topology.global_heads import TYPES
 from tpspec.topology.windows import kinds_of
 
 if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
-
-TYPES = ("gemma4_text",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def _without_rope(read: Reads, layer: int) -> bool:
 SLIDES = {
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
     "gemma4_text": Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True),
+    "gemma4_unified_text": Sliding(1024, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True),
     "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
     "ministral3": Sliding(),
     "mistral": Sliding(4096),
