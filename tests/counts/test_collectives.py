@@ -23,8 +23,8 @@ from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine, Target
 from tpspec.model.batch import Moves, Span, StateCopy
 from tpspec.request import Request, Sampling
+from tpspec.topology.rounds import collectives_per_round, round_bytes
 from tpspec.topology.shape import shape_of
-from tpspec.topology.sizes import collectives_per_round, round_bytes
 from tpspec.verify.rows import RowLogits
 
 LAYERS, HIDDEN = 3, 72  # of the smollm2 kind

@@ -24,7 +24,7 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_rows, card_steps
+from tpspec.model import card_rows, card_steps, card_tables
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -125,7 +125,7 @@ def test_a_row_sees_as_many_rows_as_a_round_has(tmp_path: Path) -> None:
 
 def test_tables_that_are_longer_than_usual_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands against blocks that a recording, which copies as much every time, leaves on the host."""
-    monkeypatch.setattr(card_steps, "USUAL_BLOCKS", 1)
+    monkeypatch.setattr(card_tables, "USUAL_BLOCKS", 1)
     torchs, cards = pair(tiny("smollm2", tmp_path, num_hidden_layers=1))
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
@@ -143,7 +143,7 @@ def test_keys_in_single_slots_are_still_read(tmp_path: Path) -> None:
 
 
 @given(
-    counts=st.lists(st.integers(1, 200), min_size=1, max_size=2 * card_steps.FEW_RUNS),
+    counts=st.lists(st.integers(1, 200), min_size=1, max_size=2 * card_tables.FEW_RUNS),
     num_rows=st.integers(1, 8),
     window=st.none() | st.integers(1, 300),
 )
@@ -155,7 +155,7 @@ def test_every_key_that_is_seen_is_in_one_block(counts: list[int], num_rows: int
     runs = tuple((1000 * run, count) for run, count in enumerate(counts))
     slots = [first + at for first, count in runs for at in range(count)]
     span = Span(0, start, (5,) * num_rows, runs, num_rows)
-    table = card_steps.Table(len(slots), window, len(slots), torch.device("cpu"))
+    table = card_tables.Table(len(slots), window, len(slots), torch.device("cpu"))
     room = np.zeros(3 * len(slots), np.int64)
     blocks = room[: 3 * table._put_blocks(span, room)].reshape(-1, 3).tolist()
     seen_from = 0 if window is None else max(0, start - window + 1)

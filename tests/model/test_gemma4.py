@@ -15,13 +15,14 @@ from tests.model.test_delta_net import tensors
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.errors import UserError
-from tpspec.model.architectures import read_spec
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader, load_whole
+from tpspec.model.spec import read_spec
 from tpspec.request import Request, Sampling
+from tpspec.topology.rounds import round_bytes
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
-from tpspec.topology.sizes import round_bytes, weight_bytes
+from tpspec.topology.sizes import weight_bytes
 
 CPU = torch.device("cpu")
 GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")

@@ -23,7 +23,7 @@ import json, sys
 from pathlib import Path
 import torch
 from tpspec.comm.communicator import OneRank
-from tpspec.model.architectures import read_spec
+from tpspec.model.spec import read_spec
 from tpspec.model.loader import Loader
 from tpspec.model.linear import can_pack
 from tpspec.topology.shape import shape_of

@@ -219,7 +219,7 @@ import sys
 from pathlib import Path
 import torch
 from tpspec.comm.communicator import OneRank
-from tpspec.model.architectures import read_spec
+from tpspec.model.spec import read_spec
 from tpspec.model.loader import Loader
 from tpspec.model.quantized import quantize
 from tpspec.topology.shape import shape_of

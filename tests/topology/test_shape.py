@@ -13,7 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import ARCHITECTURES, LayerSpec, read_spec, resolve
+from tpspec.model.architectures import ARCHITECTURES
+from tpspec.model.spec import LayerSpec, read_spec, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.latent import LATENTS
 from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of

@@ -12,17 +12,10 @@ from tpspec.errors import UserError
 from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
 from tpspec.topology.experts import Experts
 from tpspec.topology.groups import grid_of
+from tpspec.topology.rounds import collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
-from tpspec.topology.sizes import (
-    WIDE_BYTES,
-    collectives_per_round,
-    expert_bytes,
-    layer_bytes,
-    num_params,
-    round_bytes,
-    weight_bytes,
-)
+from tpspec.topology.sizes import WIDE_BYTES, expert_bytes, layer_bytes, num_params, weight_bytes
 
 SMOL = shape_of("smollm2-135m")
 LLAMA70 = shape_of("meta-llama/Llama-3.3-70B-Instruct")

@@ -10,7 +10,8 @@ import pytest
 
 from tests.checkpoints import BASE, KINDS
 from tpspec.errors import UserError
-from tpspec.model.architectures import ARCHITECTURES, read_spec
+from tpspec.model.architectures import ARCHITECTURES
+from tpspec.model.spec import read_spec
 from tpspec.topology.caches import kv_bytes, recent_of
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.delta_net import DELTA_NETS

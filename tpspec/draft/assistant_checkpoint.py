@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.draft.assistant import Assistant
 from tpspec.errors import UserError
-from tpspec.model.architectures import resolve
 from tpspec.model.decoder import FINAL
 from tpspec.model.loader import Loader
 from tpspec.model.matrices import Matrices
+from tpspec.model.spec import resolve
 from tpspec.model.stored import Place
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
@@ -24,7 +24,7 @@ from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
     from tpspec.draft.protocol import Given
-    from tpspec.model.architectures import LayerSpec, ModelSpec
+    from tpspec.model.spec import LayerSpec, ModelSpec
 
 ENTER, LEAVE = "pre_projection", "post_projection"
 

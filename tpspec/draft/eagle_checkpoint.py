@@ -16,8 +16,9 @@ from tpspec.draft.eagle import Fused, Head, SideBySide
 from tpspec.draft.head_files import HeadFiles
 from tpspec.draft.head_parts import Parts, as_it_is
 from tpspec.errors import UserError
-from tpspec.model.architectures import ModelSpec, NormNames, resolve
+from tpspec.model.architectures import NormNames
 from tpspec.model.decoder import FINAL
+from tpspec.model.spec import ModelSpec, resolve
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.shape import ModelShape
 

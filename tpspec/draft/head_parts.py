@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from tpspec.draft.head_files import HeadFiles
     from tpspec.draft.protocol import Given
-    from tpspec.model.architectures import ModelSpec
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
+    from tpspec.model.spec import ModelSpec
     from tpspec.topology.experts import MlpNames
     from tpspec.topology.groups import Bits
     from tpspec.topology.latent import Latent

@@ -16,8 +16,8 @@ import torch
 
 from tpspec.draft.head_files import HeadFiles
 from tpspec.errors import UserError
-from tpspec.model.architectures import read_spec
 from tpspec.model.embedding import head_of
+from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.model.architectures import ModelSpec
+    from tpspec.model.spec import ModelSpec
 
 IN_MODEL, IN_VLLM = "medusa_head.", "medusa_heads."  # prefixes of a head's tensors
 

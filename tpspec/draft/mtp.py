@@ -13,8 +13,8 @@ from tpspec.draft.eagle import Fused, Head
 from tpspec.draft.head_files import HeadFiles
 from tpspec.draft.head_parts import Parts, as_it_is
 from tpspec.errors import UserError
-from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import FINAL
+from tpspec.model.spec import read_spec
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:

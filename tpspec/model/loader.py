@@ -8,31 +8,27 @@ from __future__ import annotations
 import ctypes
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank
-from tpspec.errors import UserError
-from tpspec.model.architectures import read_spec
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
-from tpspec.model.experts import CORRECTION, Apart, Router, Shared, mixture_of
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
-from tpspec.model.mlp import GatedMlp
+from tpspec.model.mlps import Mlps
 from tpspec.model.per_layer import LayerInputs, TokenInputs
 from tpspec.model.rope import Rope
+from tpspec.model.spec import read_spec
 from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
 from tpspec.model.stored import Place, below, numbers_of
 from tpspec.model.weights import Checkpoint
 from tpspec.topology import per_layer
-from tpspec.topology.experts import mlp_names
 from tpspec.topology.formats import check_unquantized
 from tpspec.topology.latent import LATENT, MADE, REDUCED
 from tpspec.topology.shape import MODEL_TYPES, check_dtype
@@ -46,18 +42,16 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.ledger import Ledger
-    from tpspec.model.architectures import LayerSpec, ModelSpec
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
+    from tpspec.model.spec import LayerSpec, ModelSpec
     from tpspec.topology.config import Quantize
-    from tpspec.topology.experts import Experts, MlpNames
     from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 
 log = logging.getLogger(__name__)
-EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +157,18 @@ class Loader:
     def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer | LinearLayer:
         """whole: see Mixture."""
         mixers, norms, at = self._mixers, self.spec.norms, f"model.layers.{index}."
+        mlp = Mlps(self.spec, self.shard, self.matrices).of_layer(index, at, whole=whole)
         if mixers is None or index not in mixers.net.layers:
-            return self._layer(index, layer, whole=whole)
+            return self._layer(index, layer, mlp)
         return LinearLayer(
             index=index,
             attention_norm=self._norm(f"{at}{norms.attention}.weight", self.spec.hidden),
             mixer=mixers.mixer(at),
             mlp_norm=self._norm(f"{at}{norms.mlp}.weight", self.spec.hidden),
-            mlp=self._mlp_or_mixture(index, at, whole=whole),
+            mlp=mlp,
         )
 
-    def _layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer:
-        """whole: see Mixture."""
+    def _layer(self, index: int, layer: LayerSpec, mlp: Mlp) -> Layer:
         spec, norms, at = self.spec, self.spec.norms, f"model.layers.{index}."
 
         def norm(name: str) -> Norm:
@@ -193,7 +187,7 @@ class Loader:
             o=o,
             attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
             mlp_norm=self._no_weight(spec.hidden) if is_apart else norm(norms.mlp),
-            mlp=self._mlp_or_mixture(index, at, whole=whole),
+            mlp=mlp,
             mlp_out_norm=None if norms.mlp_out is None else norm(norms.mlp_out),
             mlp_joined=(norm(f"{norms.mlp_out}_1"), norm(f"{norms.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
@@ -291,99 +285,6 @@ class Loader:
         hidden, width = range(self.spec.hidden), self.spec.num_heads * head_dim
         place = Place(at + "o_proj", len(hidden), width, hidden, numbers_of(self.shard.heads, head_dim))
         return self.matrices.row_parallel(place, biased=self.spec.o_bias)
-
-    def _mlp_or_mixture(self, index: int, layer: str, *, whole: bool) -> Mlp:
-        """layer: what the names of its modules begin with."""
-        spec, shard, experts = self.spec, self.shard, self.spec.experts
-        names = mlp_names(spec.model_type, mixed=experts is not None)
-        at = names.within(layer)
-        if spec.sharing is not None and index >= spec.sharing.first:
-            return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
-        if experts is None:
-            return self._mlp(at, names, shard.channels, spec.intermediate)
-        if index < experts.first_layer:
-            return self._mlp(at, names, shard.dense, experts.dense)
-        if names.together is None:
-            self._check_apart(layer)
-        own_D = self._plain_norm(f"{at}{EXPERTS_NORM}.weight") if experts.apart else None
-        mixture = self._mixture(at, names, experts, whole=whole, own_D=own_D)
-        if not experts.shared:
-            return mixture
-        shared = self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared)
-        if experts.apart:
-            return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
-        gate = f"{at}{names.shared_gate}.weight"
-        return Shared(mixture, shared, self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None)
-
-    def _plain_norm(self, name: str) -> Tensor:
-        """What rows that are normed without a weight are multiplied with."""
-        return self.matrices.wide(name, (self.spec.hidden,)).to(self.dtype)
-
-    def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool, own_D: Tensor | None = None) -> Mlp:
-        """own: see Mixture."""
-        router, on_card = self._router(f"{at}{names.router}", experts), self.device.type == "cuda"
-        loader = replace(self, matrices=replace(self.matrices, reference=on_card))
-        mlps = [loader._expert(f"{at}experts.", names, experts, index) for index in range(experts.count)]
-        return mixture_of(router, mlps, on_card=on_card, whole=whole, own_D=own_D)
-
-    def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
-        channels, size = self.shard.channels, self.spec.intermediate
-        is_apart = names.upright and f"{at}{names.together}" not in self.matrices.checkpoint
-        if names.together is None or is_apart:
-            return self._mlp(f"{at}{index}.", names, channels, size)
-        hidden, one, biased = range(self.spec.hidden), (index, experts.count), experts.biased
-        if names.upright:
-            upright = partial(Place, expert=one, upright=True)
-            parts = [upright(at + names.together, 2 * size, len(hidden), rows, hidden)
-                     for rows in (channels, range(size + channels.start, size + channels.stop))]  # fmt: skip
-            down = upright(at + names.down, len(hidden), size, hidden, channels)
-            return GatedMlp(
-                self.matrices.column_parallel(parts, biased=False), self.matrices.row_parallel(down, biased=False)
-            )
-        rows = range(2 * channels.start, 2 * channels.stop)
-        gate_up = Place(at + names.together, 2 * size, len(hidden), rows, hidden, expert=one, alternate=True)
-        down = Place(at + names.down, len(hidden), size, hidden, channels, expert=one)
-        return GatedMlp(
-            self.matrices.column_parallel([gate_up], biased=biased), self.matrices.row_parallel(down, biased=biased)
-        )
-
-    def _check_apart(self, layer: str) -> None:
-        """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""
-        name, checkpoint = f"{layer}mlp.experts.gate_up_proj", self.matrices.checkpoint
-        if name in checkpoint:
-            raise UserError(
-                f"{checkpoint.folder}: {name} holds all experts of a layer; should be a tensor for each, as "
-                "transformers' save_pretrained writes with save_original_format, which is its default"
-            )
-
-    def _router(self, name: str, experts: Experts) -> Router:
-        held = self.matrices.checkpoint.under(name)
-        if held and "weight" not in held:
-            kind = ", ".join(sorted(held - {CORRECTION}))
-            raise UserError(
-                f"{self.matrices.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight"
-            )
-        place = self._rows(name, range(experts.count), experts.count)
-        self.matrices.check_biases([place], biased=experts.biased)
-        weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.spec.hidden))
-        if experts.apart:  # it reads what is normed without a weight, and has one of its own
-            at = name.removesuffix("proj")
-            own_D = self.matrices.wide(at + "scale", (self.spec.hidden,)) * self.spec.hidden**-0.5
-            scales_N = self.matrices.wide(at + "per_expert_scale", (experts.count,))
-            return Router(weight_ND * own_D, experts, scales_N=scales_N)
-        if not (experts.sigmoid or experts.biased):
-            return Router(weight_ND, experts)
-        kind = CORRECTION if experts.sigmoid else "bias"
-        return Router(weight_ND, experts, self.matrices.wide(f"{name}.{kind}", (experts.count,)))
-
-    def _mlp(self, at: str, names: MlpNames, channels: range, size: int) -> GatedMlp:
-        """channels: of so many, those of this shard."""
-        biased, hidden = self.spec.mlp_bias, range(self.spec.hidden)
-        parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
-        return GatedMlp(
-            self.matrices.column_parallel(below(parts), biased=biased),
-            self.matrices.row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
-        )
 
     def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
         """Some of the `size` output rows of a matrix that reads the hidden state."""

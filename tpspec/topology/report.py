@@ -12,16 +12,10 @@ from tpspec.topology.caches import draft_cache, draft_states, each_state, head_c
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.head_files import head_bytes
+from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
-from tpspec.topology.sizes import (
-    DTYPE_BYTES,
-    collectives_per_draft,
-    collectives_per_round,
-    layer_bytes,
-    round_bytes,
-    weight_bytes,
-)
+from tpspec.topology.sizes import DTYPE_BYTES, layer_bytes, weight_bytes
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")

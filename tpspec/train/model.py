@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import transformers_config
+from tpspec.model.spec import transformers_config
 from tpspec.model.weights import Checkpoint
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpspec.model.architectures import read_spec
 from tpspec.model.embedding import TABLE, head_of
+from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
 

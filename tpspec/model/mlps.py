@@ -1,0 +1,133 @@
+"""Builds the MLPs of a shard's layers, or mixtures in their place, from a checkpoint: which slices of which matrices.
+
+How these are read is matrices.py's matter. Must not know the other half of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tpspec.errors import UserError
+from tpspec.model.experts import CORRECTION, Apart, Router, Shared, mixture_of
+from tpspec.model.mlp import GatedMlp
+from tpspec.model.stored import Place, below
+from tpspec.topology.experts import mlp_names
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.model.matrices import Matrices
+    from tpspec.model.mlp import Mlp
+    from tpspec.model.spec import ModelSpec
+    from tpspec.topology.experts import Experts, MlpNames
+    from tpspec.topology.shards import Shard
+
+EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Mlps:
+    """Of one shard of one checkpoint."""
+
+    spec: ModelSpec
+    shard: Shard
+    matrices: Matrices
+
+    def of_layer(self, index: int, layer: str, *, whole: bool) -> Mlp:
+        """layer: what the names of its modules begin with."""
+        spec, shard, experts = self.spec, self.shard, self.spec.experts
+        names = mlp_names(spec.model_type, mixed=experts is not None)
+        at = names.within(layer)
+        if spec.sharing is not None and index >= spec.sharing.first:
+            return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
+        if experts is None:
+            return self._mlp(at, names, shard.channels, spec.intermediate)
+        if index < experts.first_layer:
+            return self._mlp(at, names, shard.dense, experts.dense)
+        if names.together is None:
+            self._check_apart(layer)
+        own_D = self._plain_norm(f"{at}{EXPERTS_NORM}.weight") if experts.apart else None
+        mixture = self._mixture(at, names, experts, whole=whole, own_D=own_D)
+        if not experts.shared:
+            return mixture
+        shared = self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared)
+        if experts.apart:
+            return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
+        gate = f"{at}{names.shared_gate}.weight"
+        return Shared(mixture, shared, self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None)
+
+    def _plain_norm(self, name: str) -> Tensor:
+        """What rows that are normed without a weight are multiplied with."""
+        return self.matrices.wide(name, (self.spec.hidden,)).to(self.matrices.dtype)
+
+    def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool, own_D: Tensor | None = None) -> Mlp:
+        """own: see Mixture."""
+        router, on_card = self._router(f"{at}{names.router}", experts), self.matrices.device.type == "cuda"
+        parts = replace(self, matrices=replace(self.matrices, reference=on_card))
+        mlps = [parts._expert(f"{at}experts.", names, experts, index) for index in range(experts.count)]
+        return mixture_of(router, mlps, on_card=on_card, whole=whole, own_D=own_D)
+
+    def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
+        channels, size = self.shard.channels, self.spec.intermediate
+        is_apart = names.upright and f"{at}{names.together}" not in self.matrices.checkpoint
+        if names.together is None or is_apart:
+            return self._mlp(f"{at}{index}.", names, channels, size)
+        hidden, one, biased = range(self.spec.hidden), (index, experts.count), experts.biased
+        if names.upright:
+            upright = partial(Place, expert=one, upright=True)
+            parts = [upright(at + names.together, 2 * size, len(hidden), rows, hidden)
+                     for rows in (channels, range(size + channels.start, size + channels.stop))]  # fmt: skip
+            down = upright(at + names.down, len(hidden), size, hidden, channels)
+            return GatedMlp(
+                self.matrices.column_parallel(parts, biased=False), self.matrices.row_parallel(down, biased=False)
+            )
+        rows = range(2 * channels.start, 2 * channels.stop)
+        gate_up = Place(at + names.together, 2 * size, len(hidden), rows, hidden, expert=one, alternate=True)
+        down = Place(at + names.down, len(hidden), size, hidden, channels, expert=one)
+        return GatedMlp(
+            self.matrices.column_parallel([gate_up], biased=biased), self.matrices.row_parallel(down, biased=biased)
+        )
+
+    def _check_apart(self, layer: str) -> None:
+        """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""
+        name, checkpoint = f"{layer}mlp.experts.gate_up_proj", self.matrices.checkpoint
+        if name in checkpoint:
+            raise UserError(
+                f"{checkpoint.folder}: {name} holds all experts of a layer; should be a tensor for each, as "
+                "transformers' save_pretrained writes with save_original_format, which is its default"
+            )
+
+    def _router(self, name: str, experts: Experts) -> Router:
+        held = self.matrices.checkpoint.under(name)
+        if held and "weight" not in held:
+            kind = ", ".join(sorted(held - {CORRECTION}))
+            raise UserError(
+                f"{self.matrices.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight"
+            )
+        place = self._rows(name, range(experts.count), experts.count)
+        self.matrices.check_biases([place], biased=experts.biased)
+        weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.spec.hidden))
+        if experts.apart:  # it reads what is normed without a weight, and has one of its own
+            at = name.removesuffix("proj")
+            own_D = self.matrices.wide(at + "scale", (self.spec.hidden,)) * self.spec.hidden**-0.5
+            scales_N = self.matrices.wide(at + "per_expert_scale", (experts.count,))
+            return Router(weight_ND * own_D, experts, scales_N=scales_N)
+        if not (experts.sigmoid or experts.biased):
+            return Router(weight_ND, experts)
+        kind = CORRECTION if experts.sigmoid else "bias"
+        return Router(weight_ND, experts, self.matrices.wide(f"{name}.{kind}", (experts.count,)))
+
+    def _mlp(self, at: str, names: MlpNames, channels: range, size: int) -> GatedMlp:
+        """channels: of so many, those of this shard."""
+        biased, hidden = self.spec.mlp_bias, range(self.spec.hidden)
+        parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
+        return GatedMlp(
+            self.matrices.column_parallel(below(parts), biased=biased),
+            self.matrices.row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
+        )
+
+    def _rows(self, name: str, rows: range, size: int) -> Place:
+        """Some of the `size` output rows of a matrix that reads the hidden state."""
+        return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden))

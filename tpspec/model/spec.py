@@ -1,0 +1,312 @@
+"""One checkpoint's architecture, resolved: its config, as transformers reads it, by the declaration of its type.
+
+Must not know shards, ranks or tensors' values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tpspec.errors import UserError
+from tpspec.model.architectures import GATES, declared
+from tpspec.model.frequencies import PROPORTIONAL, frequencies_of, head_dim_of, num_of_turned, ropes_of
+from tpspec.model.mlp import GAIN, MOST
+from tpspec.topology.checkpoint import read_config
+from tpspec.topology.delta_net import delta_net_of
+from tpspec.topology.experts import experts_of
+from tpspec.topology.global_heads import global_heads_of
+from tpspec.topology.latent import latent_of
+from tpspec.topology.per_layer import num_ids_of, per_layer_of
+from tpspec.topology.reads import Reads
+from tpspec.topology.shape import EXPERTS_APART, MODEL_TYPES, ModelShape
+from tpspec.topology.sharing import sharing_of
+from tpspec.topology.windows import FULL, SLIDING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tpspec.model.architectures import Architecture, NormNames
+    from tpspec.model.frequencies import Frequencies
+    from tpspec.model.steps import Gate
+    from tpspec.topology.delta_net import DeltaNet
+    from tpspec.topology.experts import Experts
+    from tpspec.topology.formats import Stored
+    from tpspec.topology.global_heads import GlobalHeads
+    from tpspec.topology.latent import Latent
+    from tpspec.topology.sharing import Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
+    sees, or None. num_kv_heads, head_dim: as they are cached, see ModelShape. is_global: whether these are not those of
+    most layers. reuses_keys: see GlobalHeads. kept_by: the layer whose keys and values it reads, if not its own."""
+
+    rope: int | None
+    window: int | None
+    num_kv_heads: int
+    head_dim: int
+    is_global: bool = False
+    reuses_keys: bool = False
+    kept_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
+
+    num_kv_heads, head_dim: of most layers. v_norm, scaled_layers: see Architecture. cap: of logits, or None. latent,
+    alternate_rope: see model/latent.py. intermediate: of each expert, where there are some. score_scale: of products of
+    queries and keys. embedding_scale: None is 1. head_order: of the numbers of queries' and keys' heads, such that rope
+    turns a number with the one half a head away; None: as they are stored. per_layer: see ModelShape; of so many ids.
+    Source: its config.json.
+    """
+
+    model_type: str
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    tied: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    sinks: bool
+    qk_norm: bool
+    v_norm: bool
+    norms: NormNames
+    one_more: bool
+    gated: bool
+    gate: Gate
+    score_scale: float
+    embedding_scale: float | None
+    scaled_layers: bool
+    cap: float | None
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[Frequencies, ...]
+    head_order: tuple[int, ...] | None
+    stored: Stored | None = None
+    experts: Experts | None = None
+    latent: Latent | None = None
+    alternate_rope: bool = False
+    delta_net: DeltaNet | None = None
+    global_heads: GlobalHeads | None = None
+    sharing: Sharing | None = None
+    per_layer: int = 0
+    num_per_layer_ids: int = 0
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """The architecture of the checkpoint in `folder`, through transformers' own configuration classes."""
+    from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
+
+    where = f"{folder}/config.json"
+    shape = ModelShape.of(folder)  # which refuses by name what is no size
+    try:
+        spec = resolve(transformers_config(folder), where, shape.stored)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{where}: not a configuration transformers can read: {reason}") from error
+    windows = [layer.window for layer in spec.layers if layer.window is not None]
+    if (max(windows, default=None), len(windows)) != (shape.window, shape.num_windowed):  # the cache goes by the shape
+        raise UserError(
+            f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
+            "transformers reads it; should be tried with another version"
+        )
+    for kind in ("latent", "delta_net", "global_heads", "sharing"):
+        own, its = getattr(shape, kind), getattr(spec, kind)
+        if own != its:
+            raise UserError(
+                f"{where}: {own} is not what this version of transformers reads, {its}; should have no two keys of "
+                "which each says something else (head_dim, layer_types)"
+            )
+    return spec
+
+
+def transformers_config(folder: Path) -> Any:
+    """Its class for the model in `folder`; of one that sees besides reading, for its text model."""
+    from transformers import AutoConfig
+
+    fields = read_config(folder)
+    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+
+
+def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
+    """A transformers configuration, checked against its declaration. `where` names it in errors.
+
+    stored: how it says that matrices are stored, for a caller that can read such; others' are refused.
+    """
+    if stored is None and getattr(config, "quantization_config", None):
+        raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
+    said = Reads(config.to_dict(), where)
+    if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
+        config = SimpleNamespace(**said.config)
+    arch, kind = _declaration(config, where), config.model_type
+    ropes = ropes_of(config, where)
+    latent = latent_of(said, kind)
+    head_dim = head_dim_of(config) if latent is None else latent.cached
+    num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
+    num_kv_heads = config.num_key_value_heads if latent is None else 1
+    wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads)
+    experts = experts_of(said, kind)
+    key, _ = EXPERTS_APART if experts and experts.apart else MODEL_TYPES[kind].intermediate
+    intermediate = getattr(config, key)
+    sharing = sharing_of(said, kind, num_layers, intermediate)
+    per_layer = per_layer_of(said, kind, config.vocab_size)
+    dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
+    if latent is not None:
+        _check_turned(config, latent, list(ropes.values()), where)
+    return ModelSpec(
+        model_type=kind,
+        hidden=config.hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=config.vocab_size,
+        eps=config.rms_norm_eps,
+        tied=config.tie_word_embeddings,
+        qkv_bias=_flag(config, arch.qkv_bias),
+        o_bias=_flag(config, arch.o_bias),
+        mlp_bias=_flag(config, arch.mlp_bias),
+        sinks=arch.sinks,
+        qk_norm=_flag(config, arch.qk_norm),
+        v_norm=arch.v_norm,
+        norms=arch.norms,
+        one_more=arch.one_more,
+        gated=arch.gated,
+        gate="clamped" if arch.clamped else GATES[arch.gate[1]],
+        score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
+        embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
+        scaled_layers=arch.scaled_layers,
+        cap=_cap(config, where) if arch.capped else None,
+        layers=_layers(config, arch, list(ropes), LayerSpec(None, None, num_kv_heads, head_dim), wide, sharing, where),
+        ropes=tuple(
+            frequencies_of(config, layers, rope, dims.get(layers, head_dim), where) for layers, rope in ropes.items()
+        ),
+        head_order=None if latent else _head_order(config, arch, list(ropes.values()), where),
+        stored=stored,
+        experts=experts,
+        latent=latent,
+        alternate_rope=_flag(config, arch.alternate_rope),
+        delta_net=delta_net_of(said, kind, num_layers),
+        global_heads=wide,
+        sharing=sharing,
+        per_layer=per_layer,
+        num_per_layer_ids=num_ids_of(said) if per_layer else 0,
+    )
+
+
+def _declaration(config: Any, where: str) -> Architecture:
+    arch = declared(config.model_type, where)
+    key, act = arch.gate
+    if getattr(config, key) != act:
+        raise UserError(f"{where}: {key} {getattr(config, key)!r} is not supported; only {act!r} is")
+    for option, number in (("swiglu_alpha", GAIN), ("swiglu_limit", MOST)) if arch.clamped else ():
+        if getattr(config, option, number) != number:
+            raise UserError(f"{where}: {option} {getattr(config, option)} is not supported; only {number} is")
+    for option, fine in arch.apart.items():
+        if (value := getattr(config, option, None)) and value not in fine:
+            raise UserError(f"{where}: {option}: {value} is not supported for {config.model_type}")
+    for option in ("attention_bias", "mlp_bias"):
+        covered = (arch.qkv_bias, arch.o_bias, arch.mlp_bias, "attention_bias" if arch.qkv_bias is True else None)
+        if getattr(config, option, False) and option not in covered:
+            raise UserError(f"{where}: {option}: true is not supported for {config.model_type}")
+    return arch
+
+
+def _flag(config: Any, flag: bool | str | None) -> bool:
+    return bool(getattr(config, flag)) if isinstance(flag, str) else bool(flag)
+
+
+def _score_scale(config: Any, arch: Architecture, where: str) -> float:
+    if arch.score_scale is None:
+        return float(head_dim_of(config) ** -0.5)
+    if isinstance(arch.score_scale, float):
+        return arch.score_scale
+    if not (number := getattr(config, arch.score_scale)) > 0:
+        raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
+    return float(number**-0.5)
+
+
+def _cap(config: Any, where: str) -> float | None:
+    if (cap := config.final_logit_softcapping) is not None and not cap > 0:
+        raise UserError(f"{where}: final_logit_softcapping is {cap}; should be above 0, or null")
+    return None if cap is None else float(cap)
+
+
+def _latent_scale(config: Any, latent: Latent) -> float:
+    """DeepSeek's yarn scales products of queries and keys, not their cosines and sines."""
+    rope, sharper = config.rope_parameters, 1.0
+    if rope.get("rope_type", "default") != "default" and (more := rope.get("mscale_all_dim")):
+        sharper = 1 + 0.1 * more * max(0.0, math.log(rope["factor"]))
+    return float(latent.head_dim**-0.5 * sharper**2)
+
+
+def _check_turned(config: Any, latent: Latent, ropes: list[dict[str, Any]], where: str) -> None:
+    """That rope turns what the latent's sizes say, and all of it: transformers goes by head_dim."""
+    if head_dim_of(config) != latent.turned:
+        raise UserError(f"{where}: head_dim is {head_dim_of(config)}; should be qk_rope_head_dim, {latent.turned}")
+    if any(parameters.get("partial_rotary_factor", 1.0) != 1.0 for parameters in ropes):
+        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
+
+
+def _layers(
+    config: Any,
+    arch: Architecture,
+    ropes: list[str | None],
+    usual: LayerSpec,
+    wide: GlobalHeads | None,
+    sharing: Sharing | None,
+    where: str,
+) -> tuple[LayerSpec, ...]:
+    """ropes: the types of layers that each is for; None alone: all. usual: a layer without rope or window. wide: heads
+    of layers that have others. sharing: of layers that keep nothing."""
+    num_layers = config.num_hidden_layers
+    rope = getattr(config, arch.nope) if arch.nope else [True] * num_layers
+    kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
+    if arch.window == "all":
+        kinds = [SLIDING if config.sliding_window else FULL] * num_layers
+    kinds = kinds or [FULL] * num_layers
+    unknown = set(kinds) - {FULL, SLIDING}
+    if unknown or len(kinds) < num_layers or len(rope) < num_layers:
+        raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
+    windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
+    if any(window is not None and window < 1 for window in windows):
+        raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
+    which = [ropes.index(kind if kind in ropes else None) for kind in kinds]
+    layers = [replace(usual, rope=which[i] if rope[i] else None, window=windows[i]) for i in range(num_layers)]
+    if wide is not None:
+        for i in wide.layers:
+            layers[i] = replace(
+                layers[i], num_kv_heads=wide.num_kv, head_dim=wide.dim, is_global=True, reuses_keys=wide.reuse_keys
+            )
+    for i, kept_by in () if sharing is None else enumerate(sharing.kept_by, sharing.first):
+        layers[i] = replace(layers[i], kept_by=kept_by)
+    return tuple(layers)
+
+
+def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], where: str) -> tuple[int, ...] | None:
+    """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
+    those go where our two halves begin, and what it leaves as it is behind them."""
+    size, part = head_dim_of(config), ropes[0].get("partial_rotary_factor", 1.0)
+    parts = [parameters for parameters in ropes if parameters.get("rope_type") != PROPORTIONAL]
+    is_whole = all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in parts)
+    if is_whole and not arch.alternate_rope:
+        return None
+    if not arch.partial_rope or len(ropes) > 1:
+        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
+    turned = num_of_turned(config, ropes[0])
+    if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):
+        raise UserError(f"{where}: partial_rotary_factor is {part}; should leave an even part of {size}, the head_dim")
+    halves = range(turned // 2), range(turned // 2, turned)
+    if arch.alternate_rope:
+        halves = range(0, turned, 2), range(1, turned, 2)
+    left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
+    return (*halves[0], *left[0], *halves[1], *left[1])
