@@ -25,7 +25,7 @@ from tpspec.serve.asking import chat_asks
 from tpspec.serve.call_formats import FORMATS
 from tpspec.serve.chats import ChatBody
 from tpspec.serve.errors import ApiError
-from tpspec.serve.reasoning import HARMONY, TAGS, splitter_of
+from tpspec.serve.reasoning import CHANNEL_TAGS, HARMONY, TAGS, splitter_of
 from tpspec.serve.responses import ResponsesBody
 from tpspec.serve.tools import Calling
 from tpspec.text import Text
@@ -95,6 +95,34 @@ def test_what_stands_between_tags_at_the_beginning_was_thought(
     tagged: Text, prompt: str, answer: str, thought: str, said: str
 ) -> None:
     assert read(tagged, answer, prompt) == read(tagged, answer, prompt, sizes=[1]) == (thought, said, [])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "thought", "said"),
+    [
+        ("a", "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
+        (
+            "a<|channel>thought\n<channel|>",
+            "Yes.",
+            "",
+            "Yes.",
+        ),  # where its template switches thoughts off
+        ("a", "<|channel>thought\n<channel|>Yes.", "", "Yes."),
+        ("a<|channel>thought\n", "Hm.<channel|>Yes.", "Hm.", "Yes."),
+        ("a<|channel>", "thought\nHm.<channel|>Yes.", "Hm.", "Yes."),
+        ("a", "<|channel>Hm.<channel|>Yes.", "Hm.", "Yes."),  # without a label
+        ("a", "<|channel>thought\nthought\nHm.<channel|>Yes.", "thought\nHm.", "Yes."),
+        ("a", "thought\nYes.", "", "thought\nYes."),
+        ("a thought\n", "Yes.", "", "Yes."),
+        ("a", "<|channel>thou", "", ""),  # cut off
+    ],
+)
+def test_a_thought_may_begin_with_a_label(
+    prompt: str, answer: str, thought: str, said: str, model_folder: Path, tmp_path: Path
+) -> None:
+    """Gemma 4's do. Stands against readers who are shown it."""
+    text = Text.load(reasoning_folder(model_folder, tmp_path, THINK_TEMPLATE, CHANNEL_TAGS))
+    assert read(text, answer, prompt) == read(text, answer, prompt, sizes=[1]) == (thought, said, [])
 
 
 @QUICK

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tpspec.text import Text
 
 TAGS = "<think>", "</think>"
-ALL_TAGS = (TAGS, ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))  # the latter two: Seed-OSS, Mistral
+CHANNEL_TAGS = "<|channel>", "<channel|>"  # Gemma 4's
+ALL_TAGS = (TAGS, ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), CHANNEL_TAGS)  # Seed-OSS, Mistral
+LABELS = {CHANNEL_TAGS: "thought\n"}  # what a thought begins with that is none of it
 HEADER = START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END = "<|end|>"
 ENDS = (END, "<|return|>", "<|call|>")
@@ -55,13 +57,14 @@ class Splitter(Protocol):
 
 
 class ThinkTags:
-    """What stands between the tags at the beginning of an answer was thought; templates may open them in the prompt."""
+    """What stands between the tags at the beginning of an answer was thought, but for a label that it may begin with;
+    templates may open them in the prompt."""
 
     def __init__(self, text: Text, prompt: Sequence[int], tags: tuple[str, str]) -> None:
         self._text = text
         self._open, self._close = (text.added[tag] for tag in tags)
-        last = next((token for token in reversed(prompt) if not self._is_blank(token)), None)
-        is_open = last == self._open
+        self._label, self._head = LABELS.get(tags, "").encode(), b""  # head: of what may be a label
+        is_open = self._opens(prompt)
         self._section, self._may_open = THOUGHT if is_open else SAID, not is_open
         self.closing = f"{tags[1]}\n\n" if is_open else ""
         opening, closing = (marked(tag, text.added) for tag in tags)
@@ -70,13 +73,34 @@ class ThinkTags:
     def step(self, token: int) -> Section:
         is_inside = self._section == THOUGHT
         if token == self._open and (is_inside or self._may_open):
-            self._section, self._may_open = THOUGHT, False
+            self._section, self._may_open, self._head = THOUGHT, False, b""
             return MARK
         if token == self._close and is_inside:
             self._section = SAID
             return MARK
         self._may_open = self._may_open and self._is_blank(token)
-        return self._section
+        return MARK if is_inside and self._is_of_label(token) else self._section
+
+    def _opens(self, prompt: Sequence[int]) -> bool:
+        """Whether it ends within a thought of which there is nothing yet."""
+        spelled = b""
+        for token in reversed(prompt):
+            if token == self._open:
+                self._head = spelled.lstrip()
+                return True
+            spelled = self._text.spell(token) + spelled
+            if spelled.strip() and not self._label.strip().endswith(spelled.strip()):
+                return False
+        return False
+
+    def _is_of_label(self, token: int) -> bool:
+        """Of what a thought begins with, token by token."""
+        spelled = self._head + self._text.spell(token)
+        if self._head == self._label or not self._label.startswith(spelled):
+            self._head = self._label
+            return False
+        self._head = spelled
+        return True
 
     def _is_blank(self, token: int) -> bool:
         return not self._text.spell(token).strip()
