@@ -293,7 +293,9 @@ def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
         is_matrix = values.dim() > 1 and not name.endswith("bias")
-        parameter.copy_(_scaled(name, values) if is_matrix else _vector(name, values, after, one_more))
+        made = _scaled(name, values) if is_matrix else _vector(name, values, after, one_more)
+        is_sharp = kind.startswith("gemma4") and name.endswith("q_norm.weight")  # for nothing divides its scores
+        parameter.copy_(made - 0.6 if is_sharp else made)
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
@@ -315,10 +317,10 @@ def _vector(name: str, values: torch.Tensor, after: int, one_more: bool) -> torc
 def _scaled(name: str, values: torch.Tensor) -> torch.Tensor:
     if "embed_tokens" in name or "lm_head" in name:
         return values * LOGIT_STD / math.sqrt(values.shape[-1])
-    # Queries and keys a little larger: attention must prefer some rows, or a wrong mask or position goes unnoticed.
-    # gpt-oss's gates so large that some are clamped.
     if "per_layer_input_gate" in name:  # which reads what no norm has made small
         return 0.1 * values / math.sqrt(values.shape[-1])
+    # Queries and keys a little larger: attention must prefer some rows, or a wrong mask or position goes unnoticed.
+    # gpt-oss's gates so large that some are clamped.
     gain = 1.5 if "q_proj" in name or "k_proj" in name else 4.0 if "mlp.experts.gate_up_proj" in name else 1.0
     return values * gain / math.sqrt(values.shape[-1])
 

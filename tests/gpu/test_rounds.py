@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from scripts import serving
 from tests.checkpoints import KINDS, tiny
+from tests.draft.heads.assistant import assistant
 from tests.draft.kits import KITS, draft_section
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
@@ -77,13 +78,22 @@ def test_every_source_leaves_the_text_as_it_is(source: str, tmp_path: Path) -> N
     assert told.stats[-1].drafted > 0 or source == "none"
 
 
+def test_an_assistant_leaves_the_text_as_it_is(tmp_path: Path) -> None:
+    """The same of one that attends to what the target keeps."""
+    target = tiny("gemma4", tmp_path / "target")
+    section = {"source": "eagle", "model": str(assistant(target, tmp_path / "head")), "tokens": 3}
+    told = serve(topology(target, device="cuda", draft=section), ASKS, device=CUDA)
+    assert told.texts() == serve(topology(target, device="cuda"), ASKS, device=CUDA).texts()
+    assert told.stats[-1].drafted > 0
+
+
 # Of a mixture the last bit of what its router reads may send a row elsewhere: tests/model/test_card_experts.py has what
 # experts make of rows in fewer bits.
 MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite",
-            "qwen3_5_moe", "qwen3_next")  # fmt: skip
+            "qwen3_5_moe", "qwen3_next", "gemma4_moe")  # fmt: skip
 IN_HALVES = [kind for kind in KINDS if kind not in MIXTURES]
 CASES = [(kind, torch.float32) for kind in KINDS] + [(kind, torch.bfloat16) for kind in IN_HALVES]
-CASES += [(kind, torch.float16) for kind in IN_HALVES if kind != "gemma3"]
+CASES += [(kind, torch.float16) for kind in IN_HALVES if not kind.startswith("gemma")]
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
