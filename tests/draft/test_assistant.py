@@ -18,7 +18,7 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.request import Request, Sampling
-from tpspec.topology.caches import draft_slots, head_cache
+from tpspec.topology.caches import draft_slots, head_cache, target_slots
 from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
 
@@ -98,7 +98,8 @@ def test_what_it_keeps_is_counted(tmp_path: Path) -> None:
     slots = draft_slots(made)
     kept = sum(2 * heads.num_kv * heads.dim for heads in (one.sight.heads for one in loaded.keepers.values()))
     products = 48 * (2 * 3 * 16 + 2 * 32)  # of 3 heads keys and values, and of 2 keys alone
-    assert head_cache(made, ModelShape.of(target), folder) == 4 * (kept * slots + products)
+    taps = 3 * 48 * target_slots(made)
+    assert head_cache(made, ModelShape.of(target), folder) == 4 * (kept * slots + products + taps)
     assert sum(one.numbers_GSE.numel() for one in loaded.model.store.cells) == kept * 128
 
 

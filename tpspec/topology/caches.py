@@ -89,15 +89,17 @@ def draft_cache(topology: Topology, shape: ModelShape, whole: Shard, dtype: str)
 
 
 def head_cache(topology: Topology, shape: ModelShape, folder: Path) -> int:
-    """Bytes that a head keeps of texts, and makes it of, where that is more than one layer: an assistant makes keys and
-    values of a layer with a window, and of one without, once more. shape: of the target."""
+    """Bytes that a head keeps of texts, and of what it makes that with, where it is more than one layer: an assistant
+    makes keys and values of a layer with a window, and of one without, once more, of what enters those, and keeps that
+    beside what leaves the target. shape: of the target."""
     if not is_assistant(folder):
         return 0
     (whole,) = split(shape, (1.0,))
     each = DTYPE_BYTES[topology.draft.dtype or topology.target.dtype]
     kept = {one.head_dim: one for one, _, _ in by_heads(shape, whole) if one.num_made > 1}
     heads = [(one.num_kv_heads * one.head_dim, one.num_made - 1) for one in kept.values()]
-    return each * sum(numbers * (2 * draft_slots(topology) + made * shape.hidden) for numbers, made in heads)
+    cached = sum(numbers * (2 * draft_slots(topology) + made * shape.hidden) for numbers, made in heads)
+    return each * (cached + (len(heads) + 1) * shape.hidden * target_slots(topology))
 
 
 def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:
