@@ -59,6 +59,14 @@ def test_transformers_own_keys_mean_what_published_ones_do(kind: str, tmp_path: 
     assert ModelShape.of(folder) == ModelShape.from_config(config(kind), "here")
 
 
+def test_what_a_layer_does_not_say_is_the_models() -> None:
+    """transformers leaves out what is the same. Stands against heads of 512, and a refusal of its configs."""
+    for said in ({}, {"0": {"num_key_value_heads": 3}, "2": {}}):
+        heads = ModelShape.from_config(config("gemma4", per_layer_config=said), "here").global_heads
+        assert heads is not None
+        assert (heads.num_kv, heads.dim) == (3, 16)
+
+
 @pytest.mark.parametrize(
     ("kind", "said", "why"),
     [
@@ -66,7 +74,7 @@ def test_transformers_own_keys_mean_what_published_ones_do(kind: str, tmp_path: 
         ("gemma4", {"num_global_key_value_heads": 4}, "should be a divisor of num_attention_heads"),
         (
             "gemma4",
-            {"per_layer_config": {"0": {}}},
+            {"per_layer_config": {"1": {}}},
             r"per_layer_config is .*; should be of layers 0, 2, which",
         ),
         (

@@ -70,7 +70,11 @@ def _of_text(read: Reads, where: str) -> tuple[ModelShape, ModelSpec]:
 def _kept_by(target: ModelSpec, where: str) -> dict[bool, int]:
     """By whether it has a window, the last layer of the target that keeps something."""
     last = {layer.window is not None: i for i, layer in enumerate(target.layers) if layer.kept_by is None}
-    if last.keys() != {True, False} or target.model_type not in GEMMA4:
+    if last.keys() != {True, False} and target.model_type in GEMMA4:
+        raise UserError(
+            f"{where}: an assistant; should stand beside a target that has layers with a window, and without"
+        )
+    if target.model_type not in GEMMA4:
         raise UserError(f"{where}: an assistant of Gemma 4; should stand beside such a target, not {target.model_type}")
     return last
 

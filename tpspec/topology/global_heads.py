@@ -48,14 +48,14 @@ def global_heads_of(read: Reads, model_type: str, num_layers: int, num_heads: in
 def _overridden(read: Reads, layers: frozenset[int], num_heads: int, num_kv: int, *, reuse_keys: bool) -> GlobalHeads:
     """Where each layer says by itself what it has in place of the model's."""
     which, own = ", ".join(map(str, sorted(layers))), read.section(OVERRIDES)
-    if set(own.config) != {str(layer) for layer in layers}:
+    if not set(own.config) <= {str(layer) for layer in layers}:
         raise read.refusal(OVERRIDES, f"of layers {which}, which see everything")
-    found = set()
+    found, usual = set(), read.even("head_dim", 256)  # what a layer does not say is the model's
     for layer in sorted(layers):
         one = own.section(str(layer))
         if unknown := sorted(set(one.config) - OVERRIDDEN):
             raise one.refusal(unknown[0], "left out: it is not supported")
-        found.add((one.divisor("num_key_value_heads", num_heads, num_kv), one.even("head_dim", DIM)))
+        found.add((one.divisor("num_key_value_heads", num_heads, num_kv), one.even("head_dim", usual)))
     if len(found) > 1:
         raise read.refusal(OVERRIDES, f"the same for layers {which}: others are not supported")
     ((num_kv, dim),) = found
