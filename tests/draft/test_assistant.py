@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,21 @@ def test_one_of_another_target_is_refused(tmp_path: Path) -> None:
     """Stands against a product of sizes that do not fit, while loading or in the first round."""
     target = tiny("gemma4", tmp_path / "target")
     folder = assistant(target, tmp_path / "assistant")
+    written = json.loads((folder / "config.json").read_text())
+    for key, value, why in (
+        ("layer_types", ["full_attention"] * 3, "its layers all see alike"),
+        ("rope_parameters", written["text_config"]["rope_parameters"] | {"sliding_attention": {
+            "rope_type": "default", "rope_theta": 500.0}}, "should be the target's"),
+    ):  # fmt: skip
+        text = written["text_config"] | {key: value}
+        if key == "layer_types":
+            text["per_layer_config"] = {str(i): written["text_config"]["per_layer_config"]["2"] for i in range(3)}
+        other = tmp_path / key
+        other.mkdir()
+        (other / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+        (other / "config.json").write_text(json.dumps(written | {"text_config": text}))
+        with pytest.raises(UserError, match=why):
+            load_assistant(given(target, other))
     with pytest.raises(UserError, match="backbone_hidden_size is 48; should be the target's hidden size, 96"):
         load_assistant(given(tiny("llama", tmp_path / "llama"), folder))
     with pytest.raises(UserError, match=r"an assistant of Gemma 4; should stand beside .*, not gemma3_text"):

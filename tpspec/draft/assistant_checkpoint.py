@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tpspec.draft.assistant import Assistant
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
@@ -41,8 +43,12 @@ def load_assistant(given: Given) -> Assistant:
     shape, spec = _of_text(read.section("text_config"), where)
     kept = _kept_by(target.spec, where)
     layers = tuple(replace(layer, kept_by=_at(spec, layer)) for layer in spec.layers)
+    if {layer.window is not None for layer in layers} != {True, False}:
+        raise UserError(f"{where}: its layers all see alike; should be some with a window, and some without")
     for layer in layers:
-        _check(layer, target.spec.layers[kept[layer.window is not None]], where)
+        its = target.spec.layers[kept[layer.window is not None]]
+        _check(layer, its, where)
+        _check_rope(spec, layer, target.spec, its, where)
     (alone,) = split(shape, (1.0,))
     own = Matrices(Checkpoint(given.folder), None, given.dtype, given.device, given.quantize, adds_biases=True)
     loader = Loader(replace(spec, layers=layers), alone, own)
@@ -90,6 +96,14 @@ def _check(own: LayerSpec, kept: LayerSpec, where: str) -> None:
         raise UserError(
             f"{where}: layers with kv heads, numbers of each and window {sizes[0]}; should be the target's {sizes[1]}"
         )
+
+
+def _check_rope(spec: ModelSpec, own: LayerSpec, target: ModelSpec, kept: LayerSpec, where: str) -> None:
+    """Keys that the target's rope turned are met by queries that the assistant's turns."""
+    assert own.rope is not None, "all layers of Gemma 4 have one"
+    assert kept.rope is not None, "all layers of Gemma 4 have one"
+    if not torch.equal(spec.ropes[own.rope].inverse, target.ropes[kept.rope].inverse):
+        raise UserError(f"{where}: rope_parameters turn heads otherwise than the target's do; should be the target's")
 
 
 def _place(name: str, num_outputs: int, num_inputs: int) -> Place:

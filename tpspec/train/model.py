@@ -20,6 +20,7 @@ from torch import nn
 from tpspec.errors import UserError
 from tpspec.model.spec import transformers_config
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.global_heads import TYPES as GEMMA4
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,11 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
     step = (target.num_layers - 1) / max(1, num_layers - 1) if spread else 1
     layers = tuple(round(i * step) for i in range(num_layers))
     fields = transformers_config(target.folder).to_dict()
+    if fields["model_type"] in GEMMA4:
+        raise UserError(
+            f"--from-layers: the target's are {fields['model_type']}'s, unlike each other and with scales that are not "
+            "trained here; should be --hidden"
+        )
     lists = {name: [fields[name][i] for i in layers] for name in PER_LAYER if fields.get(name)}
     return Design(AutoConfig.for_model(**fields | lists | {"num_hidden_layers": num_layers}), layers)
 
