@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tpspec.cache.store import as_slots
-from tpspec.draft.eagle import FED, Text, slots_at_end
+from tpspec.draft.texts import FED, OverTexts, as_it_is, slots_at_end
 from tpspec.model.batch import Span
 from tpspec.model.graphs import ROW_COUNTS, Forward
 from tpspec.model.runner import Runner
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.draft.protocol import Taps
+    from tpspec.draft.texts import Text
     from tpspec.model.decoder import Decoder
     from tpspec.model.embedding import Embedding
     from tpspec.model.keeping import Keeper
@@ -53,12 +53,11 @@ class Assistant:
     max_positions: int | None
 
 
-class AssistantRun:
+class AssistantRun(OverTexts):
     """The `Run` of an assistant. vocab: ids of the target."""
 
-    rereads, seats = True, None
-
     def __init__(self, assistant: Assistant, vocab: int) -> None:
+        super().__init__(as_it_is, assistant.model.shape.dtype, assistant.model.shape.device)
         self.vocab, self.max_positions = vocab, assistant.max_positions
         self._assistant, model = assistant, assistant.model
         # A row stands where the last token of the text does, whose keys it sees, and is turned as the next.
@@ -66,8 +65,7 @@ class AssistantRun:
         self._runner = Runner(model.shape, ropes, model.store, assistant.embedding)
         self._hidden = assistant.embedding.width
         size = ROW_COUNTS[-1], self._hidden
-        self._feature_TD = torch.zeros(size, dtype=model.shape.dtype, device=model.shape.device)  # of a replay
-        self._texts: dict[int, Text] = {}
+        self._feature_TD = torch.zeros(size, dtype=self._dtype, device=self._device)  # of a replay
 
     def prepare(self) -> None:
         """What would otherwise make the first drafts slow."""
@@ -89,7 +87,7 @@ class AssistantRun:
             fed_TD = made.tapped[FED].clone()
         else:
             steps = self._runner.steps(rows, len(rows))
-            x_TD = sent(self._assistant.embedding.rows(tokens), self._feature_TD.device)
+            x_TD = sent(self._assistant.embedding.rows(tokens), self._device)
             made = self._forward(x_TD, feature_TD, steps, steps.begin(rows, len(rows)))
             fed_TD = made.tapped[FED]
         for i, (text, span) in enumerate(asked):
@@ -98,22 +96,6 @@ class AssistantRun:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._assistant.model.store.move(sources, targets)
-
-    @torch.inference_mode()
-    def observe(self, taps: Taps) -> None:
-        for seq, (first, rows_TW) in taps.rows.items():
-            rows_TW = rows_TW.to(self._feature_TD.device, self._feature_TD.dtype)
-            if seq not in self._texts:
-                self._texts[seq] = Text(rows_TW[:0])
-            self._texts[seq].learn(first, rows_TW)
-
-    def can_read(self, seq: int, num_tokens: int) -> bool:
-        """The first token has none before it."""
-        text = self._texts.get(seq)
-        return text is not None and 1 < num_tokens <= text.num_known + 1
-
-    def forget(self, seq: int) -> None:
-        self._texts.pop(seq, None)
 
     def _keep(self, spans: Sequence[Span], texts: Sequence[Text]) -> None:
         """Keys and values of all rows that are text."""
@@ -127,7 +109,7 @@ class AssistantRun:
             slots += span.own_slots()[: max(0, stop - span.start)]
         if not positions:
             return
-        model, device = self._assistant.model, self._feature_TD.device
+        model, device = self._assistant.model, self._device
         taps_TW, positions_T, at = torch.cat(read), sent(positions, device), as_slots(slots, device)
         for i, (layer, keeper) in enumerate(self._assistant.keepers.items()):
             x_TD = taps_TW[:, i * self._hidden : (i + 1) * self._hidden]

@@ -15,8 +15,8 @@ from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.loader import Loader
 from tpspec.model.matrices import Matrices
-from tpspec.model.spec import resolve
-from tpspec.model.stored import Place
+from tpspec.model.spec import resolved
+from tpspec.model.stored import whole_place
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.global_heads import TYPES as GEMMA4
@@ -56,21 +56,17 @@ def load_assistant(given: Given) -> Assistant:
         taps=(*kept.values(), FINAL),
         keepers={_at(spec, target.spec.layers[index]): target.keeper(index) for index in kept.values()},
         embedding=target.embedding(),
-        enter=own.column_parallel([_place(ENTER, spec.hidden, 2 * target.spec.hidden)], biased=False),
+        enter=own.column_parallel([whole_place(ENTER, spec.hidden, 2 * target.spec.hidden)], biased=False),
         model=loader.alone(given.num_slots),
-        leave=own.column_parallel([_place(LEAVE, target.spec.hidden, spec.hidden)], biased=False),
+        leave=own.column_parallel([whole_place(LEAVE, target.spec.hidden, spec.hidden)], biased=False),
         max_positions=shape.max_positions,
     )
 
 
 def _of_text(read: Reads, where: str) -> tuple[ModelShape, ModelSpec]:
     """Of its layers, none of which keeps anything, whatever it says; and transformers caps none of its logits."""
-    from transformers import AutoConfig
-
     fields: dict[str, Any] = {**read.config, "num_kv_shared_layers": 0, "final_logit_softcapping": None}
-    shape = ModelShape.from_config(fields, where)
-    kind = fields.pop("model_type")
-    return shape, resolve(AutoConfig.for_model(kind, **fields), where)
+    return ModelShape.from_config(fields, where), resolved(fields, where)
 
 
 def _kept_by(target: ModelSpec, where: str) -> dict[bool, int]:
@@ -104,7 +100,3 @@ def _check_rope(spec: ModelSpec, own: LayerSpec, target: ModelSpec, kept: LayerS
     assert kept.rope is not None, "all layers of Gemma 4 have one"
     if not torch.equal(spec.ropes[own.rope].inverse, target.ropes[kept.rope].inverse):
         raise UserError(f"{where}: rope_parameters turn heads otherwise than the target's do; should be the target's")
-
-
-def _place(name: str, num_outputs: int, num_inputs: int) -> Place:
-    return Place(name, num_outputs, num_inputs, range(num_outputs), range(num_inputs))

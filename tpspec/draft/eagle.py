@@ -9,12 +9,13 @@ Shapes: T rows of a forward, L of them with logits, D hidden, W taps of a token,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tpspec.cache.store import Kept, KVStore
+from tpspec.draft.texts import FED, OverTexts, slots_at_end
 from tpspec.model.batch import Span
 from tpspec.model.graphs import ROW_COUNTS, Forward
 from tpspec.model.rope import Rope
@@ -26,15 +27,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.draft.protocol import Taps
     from tpspec.model.embedding import Embedding
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.graphs import Graphs
     from tpspec.model.linear import Linear
     from tpspec.model.steps import Layer, Norm, Shape, Steps
-
-
-FED = 0  # of a forward: what the next draft reads
 
 
 class Entry(Protocol):
@@ -96,38 +93,11 @@ class Head:
     max_positions: int | None
 
 
-@dataclass(slots=True)
-class Text:
-    """What is known of one sequence: features of its text by position, and by cache slot what the head made of drafts.
-
-    All of the text's are kept: it is read anew where the cache had to let it go.
-    """
-
-    features_PD: Tensor
-    num_known: int = 0
-    made: dict[int, Tensor] = field(default_factory=dict)
-
-    def learn(self, first: int, features_TD: Tensor) -> None:
-        """The features from position `first` on; drafts that led here are text now, or nothing."""
-        self.num_known = first + len(features_TD)
-        if self.num_known > len(self.features_PD):
-            room = self.features_PD.new_empty(2 * self.num_known - len(self.features_PD), features_TD.shape[1])
-            self.features_PD = torch.cat([self.features_PD, room])
-        self.features_PD[first : self.num_known] = features_TD
-        self.made.clear()
-
-    def before(self, span: Span) -> Tensor:
-        """For each row of `span` (of `_paired`) the feature of the token before: [len(span.tokens), D]."""
-        stop = span.start + len(span.tokens)
-        return self.features_PD[span.start : stop] if stop <= self.num_known else self.made[slots_at_end(span)[0]]
-
-
-class EagleRun:
+class EagleRun(OverTexts):
     """The `Run` of a head, over num_slots slots of its own. vocab: ids of the target."""
 
-    rereads, seats = True, None
-
     def __init__(self, head: Head, vocab: int, num_slots: int) -> None:
+        super().__init__(head.project, head.shape.dtype, head.shape.device)
         self.vocab = vocab
         # A row stands at the position of the token before it, so one token more can be read.
         self.max_positions = None if head.max_positions is None else head.max_positions + 1
@@ -139,7 +109,6 @@ class EagleRun:
         self._runner = Runner(shape, ropes, self._store, head.embedding)
         size = ROW_COUNTS[-1], head.embedding.width
         self._feature_TD = torch.zeros(size, dtype=shape.dtype, device=shape.device)  # of a replay
-        self._texts: dict[int, Text] = {}
 
     def prepare(self) -> None:
         """What would otherwise make the first drafts slow."""
@@ -163,22 +132,6 @@ class EagleRun:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._store.move(sources, targets)
-
-    @torch.inference_mode()
-    def observe(self, taps: Taps) -> None:
-        for seq, (first, rows_TW) in taps.rows.items():
-            features_TD = self._head.project(rows_TW.to(self._head.shape.device, self._head.shape.dtype))
-            if seq not in self._texts:
-                self._texts[seq] = Text(features_TD[:0])
-            self._texts[seq].learn(first, features_TD)
-
-    def can_read(self, seq: int, num_tokens: int) -> bool:
-        """A token is read with the feature of the one before it, so the first is not read at all."""
-        text = self._texts.get(seq)
-        return text is not None and 1 < num_tokens <= text.num_known + 1
-
-    def forget(self, seq: int) -> None:
-        self._texts.pop(seq, None)
 
     def _launched(
         self, spans: Sequence[Span], tokens: Sequence[int], feature_TD: Tensor, rows: Tensor | slice
@@ -224,13 +177,6 @@ def _paired(span: Span) -> Span:
     runs = ((first + 1, count - 1), *others) if count > 1 else tuple(others)
     tokens = span.tokens if span.start else span.tokens[1:]
     return Span(span.seq, max(span.start - 1, 0), tokens, runs, span.num_logits)
-
-
-def slots_at_end(span: Span) -> tuple[int, int]:
-    """The slots of the last row and of the one before it, that first."""
-    first, count = span.runs[-1]
-    last = first + count - 1
-    return (last - 1, last) if count > 1 else (sum(span.runs[-2]) - 1 if len(span.runs) > 1 else -1, last)
 
 
 def _logit_rows(spans: Sequence[Span], num_rows: int, device: torch.device) -> Tensor | slice:

@@ -14,11 +14,12 @@ import torch
 
 from tpspec.draft.eagle import Fused, Head, SideBySide
 from tpspec.draft.head_files import HeadFiles
-from tpspec.draft.head_parts import Parts, as_it_is
+from tpspec.draft.head_parts import Parts
+from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
 from tpspec.model.architectures import NormNames
 from tpspec.model.decoder import FINAL
-from tpspec.model.spec import ModelSpec, resolve
+from tpspec.model.spec import ModelSpec, resolved
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.shape import ModelShape
 
@@ -133,18 +134,11 @@ def _taps(ids: Any, num_layers: int, where: str) -> tuple[int, ...]:
 
 def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
     """The head's one layer, by the same rules as a whole model's."""
-    from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
-    from transformers import AutoConfig
-
     if (num_layers := layer.get("num_hidden_layers", 1)) != 1:
         raise UserError(f"{where}/config.json: num_hidden_layers is {num_layers}; heads of 1 layer are supported")
-    fields = {"rope_theta": ROPE_THETA, "num_hidden_layers": 1}
+    fields = {"model_type": "llama", "rope_theta": ROPE_THETA, "num_hidden_layers": 1}
     fields |= {key: value for key, value in layer.items() if value is not None and key not in ("dtype", "torch_dtype")}
-    try:
-        config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
-    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"{where}/config.json: not a configuration transformers can read: {error}") from error
-    spec = resolve(config, f"{where}/config.json")
+    spec = resolved(fields, f"{where}/config.json")
     if spec.experts is not None or spec.norms != NormNames():
         raise UserError(f"{where}/config.json: model_type is {spec.model_type}; heads of such layers are not supported")
     return spec

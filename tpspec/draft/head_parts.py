@@ -72,8 +72,7 @@ class Parts:
 
     def _sight(self) -> Sight:
         spec = self.spec
-        group = spec.num_heads // spec.num_kv_heads
-        heads = Heads(tuple(head // group for head in range(spec.num_heads)), spec.head_dim)
+        heads = Heads.of(range(spec.num_heads), spec.num_heads // spec.num_kv_heads, spec.head_dim)
         return Sight(heads, spec.layers[-1].window)
 
     def _gate(self, at: str, width: int) -> Linear:
@@ -204,8 +203,3 @@ class Parts:
     def _wide(self, name: str, *shape: int) -> Tensor:
         """What is held in float32 whatever the rest is."""
         return self.files.take(name, *shape).to(self.given.device, torch.float32)
-
-
-def as_it_is(taps_TW: Tensor) -> Tensor:
-    """The projection of a head that takes a tap for a feature."""
-    return taps_TW

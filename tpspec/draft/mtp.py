@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tpspec.draft.eagle import Fused, Head
 from tpspec.draft.head_files import HeadFiles
-from tpspec.draft.head_parts import Parts, as_it_is
+from tpspec.draft.head_parts import Parts
+from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.spec import read_spec

@@ -26,7 +26,7 @@ from tpspec.model.per_layer import LayerInputs, TokenInputs
 from tpspec.model.rope import Rope
 from tpspec.model.spec import read_spec
 from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
-from tpspec.model.stored import Place, below, numbers_of
+from tpspec.model.stored import Place, below, numbers_of, whole_place
 from tpspec.model.weights import Checkpoint
 from tpspec.topology import per_layer
 from tpspec.topology.formats import check_unquantized
@@ -216,9 +216,8 @@ class Loader:
         )
 
     def _sight(self, layer: LayerSpec) -> Sight:
-        group, heads = self.spec.num_heads // layer.num_kv_heads, self.shard.heads
-        kv_of = tuple(head // group - heads.start // group for head in heads)
-        return Sight(Heads(kv_of, layer.head_dim), layer.window)
+        group = self.spec.num_heads // layer.num_kv_heads
+        return Sight(Heads.of(self.shard.heads, group, layer.head_dim), layer.window)
 
     def _kv_heads(self, layer: LayerSpec) -> range:
         return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
@@ -307,15 +306,15 @@ class Loader:
     def _context(self) -> TokenInputs:
         """Whole on every rank, as what layers make of it is."""
         size, num_layers = self.spec.per_layer, len(self.spec.layers)
-        place = self._rows(f"model.{per_layer.CONTEXT}", range(num_layers * size), num_layers * size)
+        place = whole_place(f"model.{per_layer.CONTEXT}", num_layers * size, self.spec.hidden)
         product = self.matrices.column_parallel([place], biased=False)
         return TokenInputs(product, self._norm(f"model.{per_layer.NORM}.weight", size), self.spec.hidden, num_layers)
 
     def _inputs(self, at: str) -> LayerInputs:
         size, hidden = self.spec.per_layer, self.spec.hidden
-        out = Place(at + per_layer.OUT, hidden, size, range(hidden), range(size))
+        gate, out = whole_place(at + per_layer.GATE, size, hidden), whole_place(at + per_layer.OUT, hidden, size)
         return LayerInputs(
-            gate=self.matrices.column_parallel([self._rows(at + per_layer.GATE, range(size), size)], biased=False),
+            gate=self.matrices.column_parallel([gate], biased=False),
             out=self.matrices.column_parallel([out], biased=False),
             norm=self._norm(f"{at}{per_layer.OUT_NORM}.weight", hidden),
         )

@@ -21,11 +21,12 @@ from tpspec.topology.global_heads import global_heads_of
 from tpspec.topology.latent import latent_of
 from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
-from tpspec.topology.shape import EXPERTS_APART, MODEL_TYPES, ModelShape
+from tpspec.topology.shape import ModelShape, intermediate_key
 from tpspec.topology.sharing import sharing_of
 from tpspec.topology.windows import FULL, SLIDING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tpspec.model.architectures import Architecture, NormNames
@@ -104,15 +105,9 @@ class ModelSpec:
 
 def read_spec(folder: Path) -> ModelSpec:
     """The architecture of the checkpoint in `folder`, through transformers' own configuration classes."""
-    from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
-
     where = f"{folder}/config.json"
     shape = ModelShape.of(folder)  # which refuses by name what is no size
-    try:
-        spec = resolve(transformers_config(folder), where, shape.stored)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{where}: not a configuration transformers can read: {reason}") from error
+    spec = resolved(read_config(folder), where, shape.stored)
     windows = [layer.window for layer in spec.layers if layer.window is not None]
     if (max(windows, default=None), len(windows)) != (shape.window, shape.num_windowed):  # the cache goes by the shape
         raise UserError(
@@ -129,12 +124,23 @@ def read_spec(folder: Path) -> ModelSpec:
     return spec
 
 
-def transformers_config(folder: Path) -> Any:
-    """Its class for the model in `folder`; of one that sees besides reading, for its text model."""
+def resolved(fields: Mapping[str, Any], where: str, stored: Stored | None = None) -> ModelSpec:
+    """`resolve` of a config's keys. UserError for what transformers cannot read."""
+    from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
+
+    try:
+        return resolve(transformers_config(fields), where, stored)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{where}: not a configuration transformers can read: {reason}") from error
+
+
+def transformers_config(fields: Mapping[str, Any]) -> Any:
+    """Its class for a config of these keys, as `read_config` gives them."""
     from transformers import AutoConfig
 
-    fields = read_config(folder)
-    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    rest = {key: value for key, value in fields.items() if key != "model_type"}
+    return AutoConfig.for_model(fields["model_type"], **rest)
 
 
 def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
@@ -155,7 +161,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     num_kv_heads = config.num_key_value_heads if latent is None else 1
     wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads)
     experts = experts_of(said, kind)
-    key, _ = EXPERTS_APART if experts and experts.apart else MODEL_TYPES[kind].intermediate
+    key, _ = intermediate_key(kind, experts)
     intermediate = getattr(config, key)
     sharing = sharing_of(said, kind, num_layers, intermediate)
     per_layer = per_layer_of(said, kind, config.vocab_size)

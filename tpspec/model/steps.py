@@ -57,6 +57,11 @@ class Heads(NamedTuple):
     kv_of: tuple[int, ...]
     dim: int
 
+    @classmethod
+    def of(cls, heads: range, group: int, dim: int) -> Heads:
+        """heads: of all query heads those of the shard, so many of which share a kv head."""
+        return cls(tuple(head // group - heads.start // group for head in heads), dim)
+
     @property
     def num(self) -> int:
         return len(self.kv_of)

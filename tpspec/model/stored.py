@@ -79,6 +79,11 @@ class Place:
         return slice(None) if self.head_order is None else in_heads(len(self.rows), self.head_order)
 
 
+def whole_place(name: str, num_outputs: int, num_inputs: int) -> Place:
+    """All of a matrix."""
+    return Place(name, num_outputs, num_inputs, range(num_outputs), range(num_inputs))
+
+
 def numbers_of(heads: range, head_dim: int) -> range:
     """Rows of a matrix that are those heads', of so many numbers each."""
     return range(heads.start * head_dim, heads.stop * head_dim)

@@ -96,7 +96,7 @@ def head_cache(topology: Topology, shape: ModelShape, folder: Path) -> int:
         return 0
     (whole,) = split(shape, (1.0,))
     each = DTYPE_BYTES[topology.draft.dtype or topology.target.dtype]
-    kept = {one.head_dim: one for one, _, _ in by_heads(shape, whole) if one.num_made > 1}
+    kept = {layers.shape.head_dim: layers.shape for layers in by_heads(shape, whole) if layers.keep}
     heads = [(one.num_kv_heads * one.head_dim, one.num_made - 1) for one in kept.values()]
     cached = sum(numbers * (2 * draft_slots(topology) + made * shape.hidden) for numbers, made in heads)
     return each * (cached + (len(heads) + 1) * shape.hidden * target_slots(topology))
@@ -107,7 +107,7 @@ def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_r
 
     num_recent: tokens that layers with a window keep, where that is another number.
     """
-    kept = [layers for layers in by_heads(shape, shard) if layers.shape.num_made > 1]
+    kept = [layers for layers in by_heads(shape, shard) if layers.keep]
     return sum(_kv_bytes(layers, dtype, num_tokens, num_recent) for layers in kept)
 
 

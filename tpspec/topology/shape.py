@@ -221,7 +221,9 @@ MODEL_TYPES = {
 }
 
 
-EXPERTS_APART = "moe_intermediate_size", None  # as `intermediate`, where the usual key is of the MLP beside
+def intermediate_key(model_type: str, experts: Experts | None) -> tuple[str, int | None]:
+    """As Defaults has it; where experts stand apart, that one is of the MLP beside them."""
+    return ("moe_intermediate_size", None) if experts and experts.apart else MODEL_TYPES[model_type].intermediate
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,7 @@ class ModelShape:
         num_layers, latent = read.size("num_hidden_layers", usual.num_layers), latent_of(read, model_type)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         experts = experts_of(read, model_type)
-        intermediate = read.size(*(EXPERTS_APART if experts and experts.apart else usual.intermediate))
+        intermediate = read.size(*intermediate_key(model_type, experts))
         vocab = read.size("vocab_size", usual.vocab)
         per_layer = per_layer_of(read, model_type, vocab)
         num_kv_heads = 1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads)
@@ -340,6 +342,11 @@ class ModelShape:
     @property
     def mlp_names(self) -> MlpNames:
         return mlp_names(self.model_type, mixed=self.experts is not None)
+
+    @property
+    def num_keeping(self) -> int:
+        """Layers before those that keep nothing of a token."""
+        return self.num_layers if self.sharing is None else self.sharing.first
 
     @property
     def summed(self) -> int:

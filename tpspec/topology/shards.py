@@ -70,15 +70,19 @@ class Layers(NamedTuple):
     shard: Shard
     which: tuple[int, ...]
 
+    @property
+    def keep(self) -> bool:
+        """Whether they keep keys and values of a token."""
+        return self.shape.num_made > 1
+
 
 def by_heads(shape: ModelShape, shard: Shard) -> tuple[Layers, ...]:
     """The layers with attention, in as many parts as there are sizes of their heads, and of what these are made of."""
-    linear, wide, sharing = shape.delta_net.layers if shape.delta_net else (), shape.global_heads, shape.sharing
-    first = shape.num_layers if sharing is None else sharing.first
+    linear, wide = shape.delta_net.layers if shape.delta_net else (), shape.global_heads
     sorts: dict[tuple[bool, bool], list[int]] = {}  # by whether heads are others, and whether some are kept
     for layer in range(shape.num_layers):
         if layer not in linear:
-            sorts.setdefault((wide is not None and layer in wide.layers, layer < first), []).append(layer)
+            sorts.setdefault((wide is not None and layer in wide.layers, layer < shape.num_keeping), []).append(layer)
     return tuple(_of_one_sort(shape, shard, tuple(which), *sort) for sort, which in sorts.items())
 
 

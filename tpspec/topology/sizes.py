@@ -207,15 +207,13 @@ def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 @cache
 def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of layers that have an MLP, as most do."""
-    rest = len(_with_experts(shape)) if shape.sharing is None else len(shape.sharing.kept_by)
-    return _mlps_alike(shape, range(shape.num_layers - rest), [""])
+    return _mlps_alike(shape, range(shape.num_keeping - len(_with_experts(shape))), [""])
 
 
 @cache
 def _sharing_mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of MLPs of layers that keep nothing."""
-    first = shape.num_layers if shape.sharing is None else shape.sharing.first
-    return _mlps_alike(shape, range(first, shape.num_layers), [""])
+    return _mlps_alike(shape, range(shape.num_keeping, shape.num_layers), [""])
 
 
 @cache

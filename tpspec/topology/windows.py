@@ -5,7 +5,7 @@ Knows keys. What such layers keep of a text is the cache's matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ def _without_rope(read: Reads, layer: int) -> bool:
     return is_without and read.flag("use_sliding_window", False)
 
 
+GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
 SLIDES = {
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
-    "gemma4_text": Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True),
-    "gemma4_unified_text": Sliding(1024, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": replace(GEMMA4, usual=1024),
     "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
     "ministral3": Sliding(),
     "mistral": Sliding(4096),

@@ -78,7 +78,7 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
         raise UserError(f"--layers {num_layers} is more than the target's own {target.num_layers}")
     step = (target.num_layers - 1) / max(1, num_layers - 1) if spread else 1
     layers = tuple(round(i * step) for i in range(num_layers))
-    fields = transformers_config(target.folder).to_dict()
+    fields = transformers_config(target.config).to_dict()
     if fields["model_type"] in GEMMA4:
         raise UserError(
             f"--from-layers: the target's are {fields['model_type']}'s, unlike each other and with scales that are not "
