@@ -59,6 +59,19 @@ HARMONY_TEMPLATE = (  # of gpt-oss, without its prose
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+GEMMA_TEMPLATE = (  # Gemma 4's, without declarations of tools: calls and what came of them are one turn of the model's
+    "{% macro said(value) %}{% if value is string %}{{ '<|\"|>' + value + '<|\"|>' }}{% else %}{{ value }}{% endif %}"
+    "{% endmacro %}{% for m in messages %}{% if m.role != 'tool' %}"
+    "{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<|channel>thought\n' + m.reasoning_content + '\n<channel|>' }}{% endif %}"
+    "{% for call in m.tool_calls %}{{ '<|tool_call>call:' + call.function.name + '{' }}"
+    "{% for key, value in call.function.arguments | dictsort %}{{ key }}:{{ said(value) }}"
+    "{% if not loop.last %},{% endif %}{% endfor %}}<tool_call|>{% endfor %}"
+    "{{ m.content }}{% if not m.tool_calls %}<turn|>{{ '\n' }}{% endif %}"
+    "{% else %}<|tool_response>{{ m.content }}<tool_response|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model{{ '\n' }}{% endif %}"
+)
+GEMMA_MARKS = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
 ANSWER = "The bus is slow, naïve 日本 and 👩‍🚀 fly on; the end."
 
 
@@ -100,7 +113,7 @@ def reasoning_folder(
         ends = [tokenizer.token_to_id(mark) for mark in ("<|return|>", "<|call|>")]
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*ends, 0]}))
     else:
-        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks])
+        tokenizer.add_tokens([AddedToken(mark, special=template == GEMMA_TEMPLATE) for mark in marks])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -16,7 +16,7 @@ from tpspec.serve.call_formats import FORMATS, Format, format_of
 from tpspec.serve.tools import Calling, CallReader
 
 FORMS = {form.name: form for form in FORMATS}
-HERMES, LLAMA, CODER = FORMS["hermes"], FORMS["llama"], FORMS["qwen3-coder"]
+HERMES, LLAMA, CODER, GEMMA = (FORMS[name] for name in ("hermes", "llama", "qwen3-coder", "gemma-4"))
 HALF = '{"name": "look", "arguments": {"at": "\\ud800"}}'  # of a pair of surrogates: no UTF-8
 STRINGS: dict[str, Any] = {"anyOf": [{"$ref": "#/$defs/Word"}, {"type": "null"}]}
 LOOKS: dict[str, Any] = {
@@ -75,6 +75,17 @@ PIECES = {
         "put<arg_key>these</arg_key>",
         TAGS,
     ],
+    "gemma-4": [
+        "<|tool_call>",
+        "<tool_call|>",
+        "call:look",
+        "call:add{",
+        'at:<|"|>x } <tool_call|> " {',
+        '<|"|>',
+        "a:[1,{}],",
+        '"b": "q\\"}"',
+        "<|",
+    ],
     "mistral": ["[TOOL_CALLS]", "look[ARGS]", "add", '{"a": 1}', "[CALL_ID]a1b2", "[ARGS]", "[TOOL"],
     "mistral-list": ["[TOOL_CALLS]", f"[{LOOK}, {ADD}]", "[", "]", LOOK, ", ", "[TOOL", "_CALLS]"],
 }
@@ -85,6 +96,8 @@ CALLS = {
     "seed": "<seed:tool_call><function=add></function></seed:tool_call>",
     "glm-4.5": "<tool_call>add</tool_call>",
     "glm-4.7": "<tool_call>add</tool_call>",
+    "gemma-4": "<|tool_call>call:add{}<tool_call|>",
+    "functiongemma": "<start_function_call>call:add{}<end_function_call>",
     "mistral": "[TOOL_CALLS]add{}",
     "mistral-list": f"[TOOL_CALLS][{LOOK}]",
 }
@@ -135,6 +148,10 @@ QUOTED = f'{{"name": "look", "arguments": {{"at": "as "so" <tool_call>{ADD}</too
 LOOKED, ADDED = ("look", {"at": 'x } </tool_call> " {'}), ("add", {"a": [1, {}], "b": 1.5})
 CODED_CALL = ("look", {"at": "a </tool_call> b", "far": True})
 LISTED_CALL, ADD_0 = ("look", {"at": "7 < 8", "or": None}), ("add", {})
+ODD = ("add", {"a": None, "b": {"c": ["NaN", "1e999", "it's so"]}})
+LOOKS_AT = '<|tool_call>call:look{at:<|"|>x } </tool_call> " {<|"|>}<tool_call|>'
+ADDS = "<|tool_call>call:add{a:[1,{}],b:1.5}<tool_call|>"
+TWO_KEYS = '<|"|>a<|"|>,<|"|>b<|"|>:1'
 OTHERS = "\n<function=write>\n<parameter=a>\n<function=add></function>\n</parameter>\n</function>"
 ADD_1 = "<function=add><parameter=a>1</parameter>"
 SAID = "<function=look><parameter=at>\n x</parameter><parameter=or>y</parameter>"
@@ -246,6 +263,36 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
         (FORMS["glm-4.7"], f"<tool_call>{LISTED}</tool_call><tool_call>add</tool_call>", "", [LISTED_CALL, ADD_0]),
         (FORMS["glm-4.7"], "The mark `<tool_call>` opens.", "The mark `` opens.", []),
         (FORMS["glm-4.7"], "<tool_call>add<arg_value>1</arg_value></tool_call>", "add<arg_value>1</arg_value>", []),
+        (GEMMA, f"So.{LOOKS_AT}{ADDS}\n", "So.", [LOOKED, ("add", {"a": [1, {}], "b": 1.5})]),
+        (GEMMA, "<|tool_call>call:add{}", "", [ADD_0]),
+        (
+            GEMMA,
+            '<|tool_call>call:add{"a": "} \\" \n", b c :x}<tool_call|>',
+            "",
+            [("add", {"a": '} " \n', "b c": "x"})],
+        ),
+        (GEMMA, "<|tool_call>call:add{a:None,b:{c:[NaN,1e999,it's so]}}<tool_call|>", "", [ODD]),
+        (
+            GEMMA,
+            '<|tool_call>call:look{at:12,far:<|"|>x<|"|>or:null}',
+            "",
+            [("look", {"at": "12", "far": "x", "or": None})],
+        ),
+        (GEMMA, '<|tool_call>call:add{a:[<|"|>x<|"|><|"|>y<|"|>,],}', "", [("add", {"a": ["x", "y"]})]),
+        (GEMMA, '<|tool_call>call:rm{a:<|"|>x<|"|>}<tool_call|> No.', 'call:rm{a:<|"|>x<|"|>} No.', []),
+        (GEMMA, '<|tool_call>call:add{a:<|"|>x}<tool_call|>', 'call:add{a:<|"|>x}', []),  # never closed
+        (GEMMA, f"<|tool_call>call:add{{a:{{b:1}}<tool_call|>{ADDS}", "call:add{a:{b:1}", [ADDED]),  # a brace
+        (GEMMA, "<|tool_call>call:add{a:b{c}}<tool_call|>", "call:add{a:b{c}}", []),
+        (GEMMA, "<|tool_call>call:add{a,b}<tool_call|>", "call:add{a,b}", []),
+        (GEMMA, f"<|tool_call>call:add{{{TWO_KEYS}}}<tool_call|>", f"call:add{{{TWO_KEYS}}}", []),
+        (GEMMA, "<|tool_call>call:add{a:" + "[" * 9999 + "}", "call:add{a:" + "[" * 9999 + "}", []),
+        (GEMMA, "<|tool_call>add(a=1)<tool_call|> So.", "add(a=1) So.", []),
+        (
+            FORMS["functiongemma"],
+            "<start_function_call>call:look{at:<escape>x<escape>,far:True}<end_function_call>",
+            "",
+            [("look", {"at": "x", "far": True})],
+        ),
         (FORMS["mistral"], 'Hm.[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add{}', "Hm.", [("add", {"a": 1}), ADD_0]),
         (FORMS["mistral"], "[TOOL_CALLS]add[CALL_ID]a1b2c3d4e[ARGS]{}", "", [ADD_0]),
         (FORMS["mistral"], "[TOOL_CALLS]rm[ARGS]{} No.", "rm[ARGS]{} No.", []),
@@ -279,6 +326,8 @@ def test_calls_in_the_way_of_each_model(form: Format, text: str, said: str, call
         (CODER, "<function=add><parameter=a>1</parameter>"),
         (FORMS["glm-4.5"], "<tool_call>add" + "\n" * 300),
         (FORMS["mistral"], f"[TOOL_CALLS]{'so ' * 99}"),
+        (GEMMA, f"<|tool_call>call{' so' * 99}"),
+        (GEMMA, "<|tool_call>call:add{a<tool_call|>"),
         (HERMES, "<tool_call>{</tool_call>"),
     ],
     ids=lambda value: value.name if isinstance(value, Format) else None,
@@ -332,6 +381,10 @@ def test_a_deep_value_is_text_and_a_call_that_holds_it_too(depth: int) -> None:
         (CODER, "<parameter=", "<tool_call><function=add>"),
         (CODER, "<function=rm>", ""),
         (FORMS["glm-4.5"], "\n", "<tool_call>add"),
+        (GEMMA, " ", "<|tool_call>call:add{a:"),
+        (GEMMA, "a", '<|tool_call>call:add{a:<|"|>'),
+        (GEMMA, "\\", '<|tool_call>call:add{a:"'),
+        (GEMMA, "[", "<|tool_call>call:add{a:"),
         (FORMS["mistral"], "\n", "[TOOL_CALLS]add[CALL_ID]"),
         (LLAMA, "\n", '{"name": "add", "parameters": '),
     ],
@@ -347,7 +400,7 @@ def test_a_long_answer_is_read_once(form: Format, piece: str, begin: str) -> Non
 
 
 def test_the_format_is_read_off_the_template() -> None:
-    """Excerpts of published templates. DeepSeek's and Gemma's are none of ours, and are not to pass for another."""
+    """Excerpts of published templates. DeepSeek's is none of ours, and is not to pass for another."""
     templates = {
         r"within <tool_call></tool_call>:\n{\"name\": <function-name>, \"arguments\": <args-json-object>}": "hermes",
         """<tools>{{- '\\n<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}""": "hermes",
@@ -359,7 +412,8 @@ def test_the_format_is_read_off_the_template() -> None:
         """{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}""": "mistral",
         """{{- "[TOOL_CALLS] [" }}{%- set out = tool_call.function|tojson %}""": "mistral-list",
         """'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'""": None,
-        "<|tool_call>call:NAME{key:<|": None,
+        "{{- '<|tool_call>call:' + function['name'] + '{' -}}": "gemma-4",
+        "{{-  '<start_function_call>call:' + tool_call['name'] + '{' -}}": "functiongemma",
     }
     found = {text: format_of(text) for text in templates}
     assert {text: form and form.name for text, form in found.items()} == templates

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.checkpoints import tiny, write_tokenizer
-from tests.serve.conftest import HARMONY_TEMPLATE, TOOL_TEMPLATE, reasoning_folder
+from tests.serve.conftest import GEMMA_TEMPLATE, HARMONY_TEMPLATE, TOOL_TEMPLATE, reasoning_folder
 from tests.serve.test_arguments import in_unions
 from tests.serve.test_details import MODEL, Server
 
@@ -109,7 +109,8 @@ def test_what_a_strict_schema_cannot_bind_is_told_with_the_function_that_has_it(
     assert client.chat.completions.create(tools=[wait, put], **fields).choices[0].message.tool_calls
 
 
-def test_arguments_between_tags_are_what_their_schema_allows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", [CODER_TEMPLATE, GEMMA_TEMPLATE], ids=["tags", "gemma"])
+def test_arguments_that_are_no_json_are_what_their_schema_allows(tmp_path: Path, template: str) -> None:
     """Grammar, drafts and reader, each with a mind of its own, of definitions that lead far from one to another."""
     steps = {f"d{i}": in_unions(12, {"$ref": f"#/$defs/d{i + 1}"}) for i in range(31)} | {"d31": {"enum": ["a", 7]}}
     loop = {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "null"}, {"$ref": "#/$defs/d0"}]}
@@ -122,7 +123,7 @@ def test_arguments_between_tags_are_what_their_schema_allows(tmp_path: Path) -> 
     }
     tools: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
     fields: dict[str, Any] = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
-    with served(tiny("smollm2", tmp_path), CODER_TEMPLATE) as client:
+    with served(tiny("smollm2", tmp_path), template) as client:
         for seed in range(4):
             said = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=140, seed=seed, **fields)
             (call,) = said.choices[0].message.tool_calls or ()

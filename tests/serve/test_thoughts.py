@@ -11,8 +11,19 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from tests.serve.conftest import HARMONY_TEMPLATE, MODEL, THINK_TEMPLATE, Front, prompt_of, reasoning_folder, say
+from tests.serve.conftest import (
+    GEMMA_MARKS,
+    GEMMA_TEMPLATE,
+    HARMONY_TEMPLATE,
+    MODEL,
+    THINK_TEMPLATE,
+    Front,
+    prompt_of,
+    reasoning_folder,
+    say,
+)
 from tests.serve.test_responses import plain
+from tpspec.serve.reasoning import TAGS
 
 ASK: list[Any] = [{"role": "user", "content": "what is there?"}]
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
@@ -23,19 +34,23 @@ ANSWERS = {
     "tags": f"<think>\n{THOUGHT}\n</think>\n\n{SAID}",
     "harmony": f"<|channel|>analysis<|message|>{THOUGHT}<|end|>"
     f"<|start|>assistant<|channel|>final<|message|>{SAID}<|return|>",
+    "gemma": f"<|channel>thought\n{THOUGHT}\n<channel|>{SAID}",
 }
 CALLS = {
     "tags": f'<think>\n{THOUGHT}\n</think>\n\n<tool_call>\n{{"name": "look", "arguments": {LOOKED}}}\n</tool_call>',
     "harmony": f"<|channel|>analysis<|message|>{THOUGHT}<|end|>"
     f"<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{LOOKED}<|call|>",
+    "gemma": f'<|channel>thought\n{THOUGHT}\n<channel|><|tool_call>call:look{{at:<|"|>日本<|"|>}}<tool_call|>',
 }
+TURNS = {"tags": ("assistant", 2), "harmony": ("assistant", 3), "gemma": ("<|turn>model", 2)}  # after an answer
 
 
-@pytest.fixture(scope="module", params=["tags", "harmony"])
+@pytest.fixture(scope="module", params=["tags", "harmony", "gemma"])
 def started(request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: Any) -> Iterator[tuple[str, Front]]:
     kind: str = request.param
-    template = THINK_TEMPLATE if kind == "tags" else HARMONY_TEMPLATE
-    folder = reasoning_folder(model_folder, tmp_path_factory.mktemp(kind), template)
+    template = {"tags": THINK_TEMPLATE, "harmony": HARMONY_TEMPLATE, "gemma": GEMMA_TEMPLATE}[kind]
+    marks = GEMMA_MARKS if kind == "gemma" else (*TAGS, "<tool_call>", "</tool_call>")
+    folder = reasoning_folder(model_folder, tmp_path_factory.mktemp(kind), template, marks)
     front = Front(folder, Tokenizer.from_file(str(folder / "tokenizer.json")))
     front.engine.cache_tokens = 4096
     front.start_engine()
@@ -136,7 +151,8 @@ def test_a_response_has_thoughts_as_items_of_their_own(
     result: Any = {"type": "function_call_output", "call_id": "c", "output": "fog"} if calls else ASK[0]
     client.responses.create(input=[*ASK, *whole.output, result], **fields)
     assert THOUGHT in prompt_of(server)
-    assert prompt_of(server).count("assistant") == (2 if started[0] == "tags" else 3)
+    speaker, num_turns = TURNS[started[0]]
+    assert prompt_of(server).count(speaker) == num_turns - (calls and started[0] == "gemma")  # goes on after a call
 
 
 def test_thoughts_go_back_in_with_the_message_they_are_of(server: Front, client: openai.OpenAI) -> None:

@@ -48,6 +48,17 @@ def in_words(value: Any) -> str:
     return value if isinstance(value, str) else text_of(value)
 
 
+def unquoted(value: Any, quote: str) -> str:
+    """As Gemma's templates write a value."""
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, list):
+        return f"[{','.join(unquoted(one, quote) for one in value)}]"
+    if not isinstance(value, dict):
+        return text_of(value)
+    return f"{{{','.join(f'{key}:{unquoted(value[key], quote)}' for key in sorted(value, key=str.lower))}}}"
+
+
 def written(form: Format, *calls: Call) -> str:
     """As its chat template writes calls of earlier turns."""
     match form.name:
@@ -68,6 +79,11 @@ def written(form: Format, *calls: Call) -> str:
                 + "</function>"
                 for name, arguments in calls
             ]
+        case "gemma-4" | "functiongemma":
+            return "".join(
+                f"{form.opening}call:{name}{unquoted(arguments, form.form.marks[0])}{form.closing}"
+                for name, arguments in calls
+            )
         case _:
             gap = "\n" if form.name == "glm-4.5" else ""
             pair = f"<arg_key>{{}}</arg_key>{gap}<arg_value>{{}}</arg_value>{gap}"

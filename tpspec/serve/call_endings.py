@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from tpspec.serve.choices import BLANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tpspec.serve.arguments import Arguments
     from tpspec.serve.call_formats import Tagged
@@ -77,12 +77,63 @@ class JsonEnd:
             self._depth += {self._opening: 1, self._closing: -1}.get(char, 0)
 
 
-class NamedEnd:
-    """Of JSON behind a name."""
+class UnquotedEnd:
+    """Of the object that begins at `at`, with strings between two `quote`s or JSON's. stop: as of JsonEnd."""
 
-    def __init__(self, stop: str) -> None:
-        self._stop = stop
-        self._arguments: JsonEnd | None = None
+    def __init__(self, stop: str, quote: str, at: int) -> None:
+        self._stop, self._quote, self._at, self._depth = stop, quote, at, 0
+        self._closing = ""  # of the string that is read
+        self._may_quote = self._escaped = False  # by JSON's quotes: where a key or a value may begin
+
+    def find(self, text: str) -> Ended | None:
+        while self._at < len(text):
+            if self._closing:
+                if not self._read_string(text):
+                    return None
+                continue
+            rest = text[self._at : self._at + max(len(self._quote), len(self._stop))]
+            if rest.startswith(self._stop):
+                return Ended(self._at, is_call=False)
+            if rest.startswith(self._quote):
+                self._closing, self._at = self._quote, self._at + len(self._quote)
+                continue
+            if self._quote.startswith(rest) or self._stop.startswith(rest):
+                return None
+            self._step(text[self._at])
+            self._at += 1
+            if self._depth == 0:
+                return Ended(self._at, is_call=True)
+        return None
+
+    def _step(self, char: str) -> None:
+        self._depth += {"{": 1, "}": -1}.get(char, 0)
+        if char == '"' and self._may_quote:
+            self._closing = char
+        if not char.isspace():
+            self._may_quote = char in "{[,:"
+
+    def _read_string(self, text: str) -> bool:
+        """Whether it has ended."""
+        if self._closing == self._quote:
+            found = text.find(self._quote, self._at)
+            self._at = max(self._at, len(text) - len(self._quote) + 1) if found < 0 else found + len(self._quote)
+            is_over = found >= 0
+        else:
+            char = text[self._at]
+            is_over = char == self._closing and not self._escaped
+            self._escaped = char == "\\" and not self._escaped
+            self._at += 1
+        if is_over:
+            self._closing, self._may_quote = "", False
+        return is_over or self._closing != self._quote
+
+
+class NamedEnd:
+    """Of an object behind a name. make: what reads that, from where it begins."""
+
+    def __init__(self, stop: str, make: Callable[[int], Ending]) -> None:
+        self._stop, self._make = stop, make
+        self._arguments: Ending | None = None
 
     def find(self, text: str) -> Ended | None:
         if self._arguments is None:
@@ -91,7 +142,7 @@ class NamedEnd:
                 return Ended(stop, is_call=False)
             if (at := head.find("{")) < 0:
                 return Ended(0, is_call=False) if len(text) >= LONGEST_HEAD else None
-            self._arguments = JsonEnd(self._stop, at=at)
+            self._arguments = self._make(at)
         return self._arguments.find(text)
 
 

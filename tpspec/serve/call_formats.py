@@ -1,8 +1,8 @@
 """How models write calls of tools, and what a call says; where it ends, call_endings finds.
 
 A format is data, read off published chat templates; how its calls are written is one of a few forms: JSON, a list of
-it, JSON behind a name, or tags around each argument. Nothing a model writes is ever evaluated. Must not know HTTP,
-bodies of requests or the engine.
+it, JSON behind a name, an object without JSON's quotes, or tags around each argument. Nothing a model writes is ever
+evaluated. Must not know HTTP, bodies of requests or the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tpspec.serve.arguments import as_json
-from tpspec.serve.call_endings import GAP, KEY, TAGGED_NAME, JsonEnd, NamedEnd, TaggedEnd, ValueEnd
+from tpspec.serve.call_endings import GAP, KEY, TAGGED_NAME, JsonEnd, NamedEnd, TaggedEnd, UnquotedEnd, ValueEnd
+from tpspec.serve.unquoted import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,7 +102,8 @@ class Named:
         return (self.mark, self.id_mark)
 
     def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
-        return NamedEnd(_stop(around))
+        stop = _stop(around)
+        return NamedEnd(stop, lambda at: JsonEnd(stop, at=at))
 
     def read(self, text: str, functions: Functions) -> list[Call] | None:
         rest = rf"\s*+(?:{re.escape(self.id_mark)}\s*+\w*+\s*+)?(?:{re.escape(self.mark)})?\s*+(?={{)"
@@ -110,6 +112,33 @@ class Named:
             return None
         arguments = read_arguments(text[head.end() :])
         return None if arguments is None else [(head[1], arguments)]
+
+
+@dataclass(frozen=True, slots=True)
+class Unquoted:
+    """HEAD NAME {key: value, ...}: keys without quotes, and strings between two of its own, as they are."""
+
+    head: str
+    quote: str
+    first: ClassVar[str] = ""
+    begin: ClassVar[str] = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.quote,)
+
+    def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
+        stop = _stop(around)
+        return NamedEnd(stop, lambda at: UnquotedEnd(stop, self.quote, at))
+
+    def read(self, text: str, functions: Functions) -> list[Call] | None:
+        head = re.match(rf"\s*+{re.escape(self.head)}\s*+({NAME}+)\s*+(?={{)", text)
+        if head is None or head[1] not in functions:
+            return None
+        try:
+            return [(head[1], as_json(read_object(text[head.end() :], self.quote, functions[head[1]])))]
+        except (ValueError, RecursionError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -229,6 +258,15 @@ FORMATS = (
         "mistral", r"\[ARGS\]", Named("[ARGS]", "[CALL_ID]"), "[TOOL_CALLS]", between="", short_ids=True
     ),
     Format("mistral-list", r"\[TOOL_CALLS\] ?\[", JsonList("arguments"), "[TOOL_CALLS]", short_ids=True),
+    Format("gemma-4", r"<\|tool_call>call:", Unquoted("call:", '<|"|>'), "<|tool_call>", "<tool_call|>", between=""),
+    Format(
+        "functiongemma",
+        "<start_function_call>call:",
+        Unquoted("call:", "<escape>"),
+        "<start_function_call>",
+        "<end_function_call>",
+        between="",
+    ),
 )
 
 

@@ -44,7 +44,7 @@ class Choices:
         self.has_texts = False
         self._free, self._bound = frozenset[str](), frozenset[str]()
         offers = list[Offer]()
-        for number, leaf in enumerate(_leaves(schema, within)):
+        for number, leaf in enumerate(leaves(schema, within)):
             if number >= MAX_LEAVES:
                 raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
             offer = within.offer_of(leaf)
@@ -91,7 +91,7 @@ class Choices:
         return any(BEGINNINGS.get(kind, "x") in self.no_beginnings for kind in named_types(leaf) or ())
 
 
-def _leaves(schema: Any, within: Schema) -> Iterator[dict[str, Any]]:
+def leaves(schema: Any, within: Schema) -> Iterator[dict[str, Any]]:
     """What a schema offers to choose from, without those that it refers to twice."""
     rest, seen = [schema], set[str]()
     while rest:

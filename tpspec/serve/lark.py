@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 FREE = "FREE"
+BLANK = r"[\s\x1c-\x1f]"  # as Python strips them
 ANYTHING = f"{FREE}: /(.|\\n)*/"  # what is said, up to the mark that comes next
 
 
@@ -24,3 +25,18 @@ def marked(word: str, added: Mapping[str, int]) -> str:
 def joined(*pieces: str) -> str:
     """Those that say something, in a row."""
     return " ".join(filter(None, pieces))
+
+
+def up_to(rule: str, text: str, mark: str, added: Mapping[str, int]) -> dict[str, str]:
+    """Rules by name, of which `rule` is a text with the mark that ends it. text: what it may be.
+
+    Marks that are tokens may be spelled all the same, and are read then, too.
+    """
+    by_token = f"{text} {marked(mark, added)} | " if mark in added else ""
+    return {rule: f"{by_token}{rule}_spelled", f"{rule}_spelled[lazy]": f"{text} {quoted(mark)}"}
+
+
+def other_than(names: Iterable[str], pattern: str) -> str:
+    """What a pattern matches, but for these, with blanks around them or none."""
+    listed = "|".join("".join(rf"\x{{{ord(letter):x}}}" for letter in name) for name in names)
+    return f"{pattern} & ~/{BLANK}*({listed}){BLANK}*/" if listed else pattern

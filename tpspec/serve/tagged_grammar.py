@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_endings import LONGEST_KEY, ValueEnd
 from tpspec.serve.choices import BEGINNINGS, LETTERS, Choices, check_keys, self_contained, shown
-from tpspec.serve.errors import ApiError, bad_request
+from tpspec.serve.errors import ApiError
 from tpspec.serve.grammars import MAX_TOOLS_CHARS, arguments_schema, check_size, check_tools
-from tpspec.serve.lark import FREE, joined, marked, quoted
+from tpspec.serve.lark import FREE, joined, marked, other_than, quoted, up_to
 from tpspec.serve.schemas import Schema, is_of_objects
+from tpspec.serve.tool_faults import NO_OBJECT, fault_of, unbound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 OF_FUNCTIONS = {"type", "properties", "required", "additionalProperties"}
 OF_ANY = {"minProperties", "maxProperties", "dependentRequired", "propertyNames"}  # which name no argument of their own
-NO_OBJECT = "parameters should be the schema of an object"
-ANY_KEY, BLANK = f"/[^<>\\n]{{1,{LONGEST_KEY}}}/", r"[\s\x1c-\x1f]"
+ANY_KEY = f"/[^<>\\n]{{1,{LONGEST_KEY}}}/"
 WORD = re.compile(r"\w{1,64}", re.ASCII)  # which may be part of a grammar's name
 
 
@@ -83,8 +83,7 @@ class TaggedRules:
         if not by_letters and not others:
             return f"{self._any}*"
         named = [key for keys in by_letters.values() for key in keys]
-        no_named = f" & ~/{BLANK}*({_any_of(named)}){BLANK}*/" if named else ""
-        other_key = self._rule(f"{function.rule.upper()}_KEY", f"{ANY_KEY}{no_named}")
+        other_key = self._rule(f"{function.rule.upper()}_KEY", other_than(named, ANY_KEY))
         by_key = {f"({' | '.join(map(quoted, keys))})": letters for letters, keys in by_letters.items()}
         by_key[other_key] = others
         return f"({' | '.join(self._argument(key, self._free_value(letters)) for key, letters in by_key.items())})*"
@@ -138,7 +137,7 @@ class TaggedRules:
             choices = Choices(function.schema.schema_of(key), function.schema, is_lenient=not function.is_strict)
             json_ways = [f"@{self._json(rule, key, function, choices.others)}"] if choices.others else []
         except ValueError as fault:
-            raise _unbound(name, fault) from fault
+            raise unbound(name, fault) from fault
         listed, letters = list(map(_written, choices.listed)), function.arguments.json_letters(key)
         if not all(self._is_whole(text, letters) for text in listed):
             raise fault_of(name, f"{self._form.value[1]} would end a value that holds it, or begins as a list does")
@@ -173,7 +172,7 @@ class TaggedRules:
         return self._names[grammar]
 
     def _text(self, no_beginnings: str) -> str:
-        """The rule of a text with what closes it. Marks that are tokens may be spelled all the same, and are read then.
+        """The rule of a text with what closes it.
 
         no_beginnings: with which of these letters it may not begin, after blanks.
         """
@@ -183,9 +182,8 @@ class TaggedRules:
             if no_beginnings:
                 text = rule.upper()
                 self._rule(text, rf"/[ \t\r\n]*([^ \t\r\n{no_beginnings}](.|\n)*)?/")
-            by_token = f"{text} {marked(closing, self._added)} | " if closing in self._added else ""
-            self._rule(rule, f"{by_token}{rule}_spelled")
-            self._rule(f"{rule}_spelled[lazy]", f"{text} {quoted(closing)}")
+            for name, says in up_to(rule, text, closing, self._added).items():
+                self._rule(name, says)
         return self._texts[no_beginnings]
 
 
@@ -207,11 +205,6 @@ def _is_tag(key: str) -> bool:
     return key.strip() == key and 0 < len(key) <= LONGEST_KEY and not set(key) & set("<>\n")
 
 
-def _any_of(texts: list[str]) -> str:
-    """As a pattern."""
-    return "|".join("".join(rf"\x{{{ord(letter):x}}}" for letter in text) for text in texts)
-
-
 def _checked(function: _Function) -> tuple[list[str], Any]:
     """The arguments that a function has to have, and the schema of those that are not named. Raises ApiError."""
     name, root, whole = function.name, function.schema.root, function.schema.object
@@ -220,7 +213,7 @@ def _checked(function: _Function) -> tuple[list[str], Any]:
         check_keys(root, known | {"$ref"})
         check_keys(whole, known)
     except ValueError as fault:
-        raise _unbound(name, fault) from fault
+        raise unbound(name, fault) from fault
     required, others = whole.get("required", []), whole.get("additionalProperties", True)
     is_of_names = isinstance(required, list) and all(isinstance(key, str) for key in required)
     is_of_schemas = isinstance(whole.get("properties", {}), dict) and isinstance(others, dict | bool)
@@ -228,12 +221,3 @@ def _checked(function: _Function) -> tuple[list[str], Any]:
     if is_lost or not is_of_objects(whole) or not is_of_names or not is_of_schemas:
         raise fault_of(name, NO_OBJECT)
     return required, others
-
-
-def fault_of(name: str, fault: str) -> ApiError:
-    return bad_request(f"tools: {name}: {fault}", "tools", "invalid_value")
-
-
-def _unbound(name: str, fault: ValueError) -> ApiError:
-    advice = "leave it out, or let the function not be strict"
-    return fault_of(name, f"{fault}: no call can be bound to that as this model writes them; {advice}")

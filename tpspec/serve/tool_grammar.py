@@ -10,14 +10,16 @@ import json
 from typing import TYPE_CHECKING
 
 from tpspec.serve.arguments import is_deep
-from tpspec.serve.call_formats import Json, JsonList, Named, Tagged
+from tpspec.serve.call_formats import Json, JsonList, Named, Tagged, Unquoted
 from tpspec.serve.errors import bad_request
 from tpspec.serve.grammars import MAX_DEPTH, arguments_schema, lark
-from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted
+from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted, up_to
 from tpspec.serve.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from tpspec.serve.schemas import is_of_objects
-from tpspec.serve.tagged_grammar import NO_OBJECT, TaggedRules, fault_of
+from tpspec.serve.tagged_grammar import TaggedRules
+from tpspec.serve.tool_faults import NO_OBJECT, fault_of
 from tpspec.serve.tools import ADDRESS
+from tpspec.serve.unquoted_grammar import UnquotedRules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,16 +75,15 @@ def _calls(toolbox: Toolbox, style: Format, added: Mapping[str, int]) -> list[st
 
 
 def _free_calls(toolbox: Toolbox, style: Format, added: Mapping[str, int]) -> list[str]:
-    """Beside text. Marks that are tokens may be spelled all the same, and are read then, too."""
+    """Beside text."""
     if style.is_addressed:
         return [f'calls: (said {END} {START} "assistant")* (said | call)', TO_READER, TO_FUNCTION]
     if not style.opening:
         return ["calls: body | said", f"said: /{NO_CALL}/"]
-    by_token = f"{FREE} {marked(style.opening, added)} | " if style.opening in added else ""
     return [
         f"calls: {f'call* {FREE}' if toolbox.parallel else f'call | {FREE}'}",
-        f"call: ({by_token}spelled) {_rest(style, added, toolbox.parallel)}",
-        f"spelled[lazy]: {FREE} {quoted(style.opening)}",
+        f"call: opened {_rest(style, added, toolbox.parallel)}",
+        *(f"{rule}: {text}" for rule, text in up_to("opened", FREE, style.opening, added).items()),
     ]
 
 
@@ -108,12 +109,12 @@ def _bodies(
 ) -> tuple[list[str], dict[str, str]]:
     """Rules of what stands in a call, and the grammars that they refer to, by name."""
     bound = {name: not is_free or name in toolbox.strict for name in toolbox.schemas}
-    if isinstance(style.form, Tagged):
-        tagged = TaggedRules(style.form, added)
+    if isinstance(style.form, Tagged | Unquoted):
+        made = TaggedRules(style.form, added) if isinstance(style.form, Tagged) else UnquotedRules(style.form, added)
         for i, (name, schema) in enumerate(toolbox.schemas.items()):
-            tagged.add(f"body_{i}", name, schema, is_bound=bound[name], is_strict=name in toolbox.strict)
+            made.add(f"body_{i}", name, schema, is_bound=bound[name], is_strict=name in toolbox.strict)
         names = " | ".join(f"body_{i}" for i in range(len(bound)))
-        return [f"body: {names}", *tagged.rules], tagged.parts
+        return [f"body: {names}", *made.rules], made.parts
     ways = [_body(name, style, added) for name in toolbox.schemas]
     parts = {
         _arguments_of(name): _arguments(name, schema if bound[name] else {}, is_strict=name in toolbox.strict)

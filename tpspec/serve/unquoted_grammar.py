@@ -1,0 +1,236 @@
+"""The grammar of objects whose keys stand as they are: rules of llguidance's Lark for a function and its schema.
+
+Keys come in the order in which templates show them, that of their letters. Where a function is not strict, what of its
+schema cannot bind a call binds none. Must not know HTTP, bodies of requests or what stands around calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tpspec.serve.call_endings import LONGEST_KEY
+from tpspec.serve.choices import MAX_LEAVES, check_keys, leaves, shown
+from tpspec.serve.grammars import MAX_CHOICES, arguments_schema, check_size, check_tools
+from tpspec.serve.lark import FREE, joined, marked, other_than, quoted, up_to
+from tpspec.serve.schemas import ANY_KIND, Schema, is_of_objects, listed_values, named_types
+from tpspec.serve.tool_faults import NO_OBJECT, fault_of, unbound
+from tpspec.serve.unquoted import NO_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from tpspec.serve.call_formats import Unquoted
+
+SCALARS = ("integer", "number", "boolean", "null")  # which stand as JSON has them
+OF_SCALARS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+KNOWN = {"type", "items", "minItems", "maxItems", "properties", "required", "additionalProperties"} | OF_SCALARS
+KEY_PATTERN = f"[^{NO_KEY}\\n]{{1,{LONGEST_KEY}}}"
+ANY, TEXT, LIST, OBJECT, KEY = "any", "text", "list", "object", "KEY"  # rules that all functions share
+OF_KINDS = {"string": TEXT, "array": LIST, "object": OBJECT}
+
+
+class UnquotedRules:
+    """Of the functions that are added, one by one. parts: grammars of the values that `rules` refer to, by name."""
+
+    def __init__(self, form: Unquoted, added: Mapping[str, int]) -> None:
+        self._head, self._quote = form.head, form.quote
+        self._mark = marked(form.quote, added)
+        self.parts: dict[str, str] = {}
+        self.names: dict[str, str] = {}  # of rules and parts, by what they are for: functions share them
+        scalar = self.part({"type": [*SCALARS]}, "any-scalar", is_strict=False)
+        self.rules = [
+            f"{KEY}: /{KEY_PATTERN}/",
+            f"{ANY}: {TEXT} | {scalar} | {LIST} | {OBJECT}",
+            f'{LIST}: "[" ({ANY} ("," {ANY})*)? "]"',
+            f'{OBJECT}: "{{" (pair ("," pair)*)? "}}"',
+            f'pair: {KEY} ":" {ANY}',
+            f"{TEXT}: {self._mark} ended",
+            *(f"{rule}: {text}" for rule, text in up_to("ended", FREE, form.quote, added).items()),
+        ]
+
+    def add(self, rule: str, name: str, schema: Mapping[str, Any], *, is_bound: bool, is_strict: bool) -> None:
+        """A rule of a function's calls. Raises ApiError where a strict one's schema cannot bind them."""
+        arguments = OBJECT
+        if is_bound:
+            check_size(schema, "tools")
+            whole = Schema(schema)
+            if is_of_objects(whole.object) and (whole.object or "$ref" not in whole.root):
+                try:
+                    arguments = _Values(self, name, whole, is_strict=is_strict).arguments()
+                except ValueError as fault:
+                    raise unbound(name, fault) from fault
+            elif is_strict:
+                raise fault_of(name, NO_OBJECT)
+        self.rules.append(f"{rule}: {quoted(self._head + name)} {arguments}")
+        check_tools(sum(map(len, self.rules)) + sum(map(len, self.parts.values())))
+
+    def part(self, schema: Mapping[str, Any], name: str, *, is_strict: bool) -> str:
+        """Refers to a grammar of JSON. name: as clients are told of a fault."""
+        grammar = arguments_schema(schema, is_strict=is_strict)
+        if grammar not in self.names:
+            self.names[grammar] = name
+            self.parts[name] = grammar
+        return f"@{self.names[grammar]}"
+
+    def text(self, text: str) -> str:
+        """Between its marks. Raises ValueError."""
+        if self._quote in text:
+            raise ValueError(f"{self._quote} in {shown(text)!r} would end it")
+        return joined(self._mark, quoted(text), self._mark)
+
+    def key(self, key: str) -> str:
+        """With what stands behind it. Raises ValueError."""
+        is_plain = re.fullmatch(KEY_PATTERN, key) and key.strip() == key
+        return joined(quoted(key) if is_plain else self.text(key), '":"')
+
+
+class _Values:
+    """Rules for the values of one function, each named once, however often its schema is met, or holds itself."""
+
+    def __init__(self, rules: UnquotedRules, function: str, within: Schema, *, is_strict: bool) -> None:
+        self._rules, self._function, self._within, self._is_strict = rules, function, within, is_strict
+        self._root = json.dumps(within.root)
+        self._rest: list[tuple[str, Any]] = []  # that are named, and say nothing yet
+
+    def arguments(self) -> str:
+        """What stands for them. Raises ValueError, as all here do, for what cannot be bound where that is strict."""
+        arguments = self._value({**self._within.object, "type": "object"})
+        while self._rest:
+            name, schema = self._rest.pop()
+            self._rules.rules.append(f"{name}: {' | '.join(self._ways(name, schema))}")
+        return arguments
+
+    def _value(self, schema: Any) -> str:
+        """The rule of what a schema allows; what that refers to is in the function's."""
+        if schema is True or schema == {}:
+            return ANY
+        text = json.dumps(schema)
+        key = json.dumps([self._is_strict, text, self._root if "$ref" in text else ""])
+        if key not in self._rules.names:
+            self._rules.names[key] = f"value_{len(self._rules.names)}"
+            self._rest.append((self._rules.names[key], schema))
+        return self._rules.names[key]
+
+    def _ways(self, name: str, schema: Any) -> list[str]:
+        """Of which a value is one."""
+        try:
+            found = list(islice(leaves(schema, self._within), MAX_LEAVES + 1))
+            if len(found) > MAX_LEAVES:
+                raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
+            ways = [way for number, leaf in enumerate(found) for way in self._ways_of(f"{name}_{number}", leaf)]
+            if not ways:
+                raise ValueError("its schema allows nothing")
+        except ValueError:
+            if self._is_strict:
+                raise
+            kind = schema.get("type") if isinstance(schema, dict) else None
+            return [OF_KINDS.get(kind, ANY) if isinstance(kind, str) else ANY]
+        return ways
+
+    def _ways_of(self, name: str, leaf: dict[str, Any]) -> Iterator[str]:
+        values = listed_values(leaf)
+        self._check(leaf, KNOWN if values is None else {"type", "enum", "const"})
+        if values is not None:
+            yield from map(self._written, values)
+            return
+        if not leaf:
+            yield ANY
+            return
+        named = named_types(leaf)
+        kinds = ANY_KIND if named is None else named
+        if "string" in kinds:
+            yield TEXT
+        if scalars := [kind for kind in SCALARS if kind in kinds]:
+            bounds = {key: leaf[key] for key in sorted(OF_SCALARS & leaf.keys())}
+            part = f"{'-or-'.join(scalars)}-{len(self._rules.parts)}-of-{self._function}"
+            yield self._rules.part({"type": scalars, **bounds}, part, is_strict=self._is_strict)
+        if "array" in kinds:
+            yield self._list(leaf)
+        if "object" in kinds:
+            yield self._object(name, leaf)
+
+    def _list(self, leaf: dict[str, Any]) -> str:
+        items, (least, most) = leaf.get("items", True), self._sizes(leaf)
+        is_of_some = "prefixItems" in leaf or not isinstance(items, dict | bool)  # and others are of other schemas
+        if self._is_strict and is_of_some:
+            raise ValueError("items that are unlike each other")
+        item = ANY if is_of_some else self._value(items)
+        more = f'("," {item})'
+        if most == 0 or items is False:
+            return '"[" "]"'
+        repeated = f"{more}*" if most is None else f"{more}{{{max(least, 1) - 1},{most - 1}}}"
+        if most is None and least > 1:
+            repeated = f"{more}{{{least - 1}}} {repeated}"
+        some = f"{item} {repeated}"
+        return f'"[" {some} "]"' if least else f'"[" ({some})? "]"'
+
+    def _sizes(self, leaf: dict[str, Any]) -> tuple[int, int | None]:
+        """How many a list has, at least and at most."""
+        given = {key: leaf[key] for key in ("minItems", "maxItems") if key in leaf}
+        if all(type(size) is int and 0 <= size <= MAX_CHOICES for size in given.values()):
+            least, most = given.get("minItems", 0), given.get("maxItems")
+            if most is None or least <= most:
+                return least, most
+        if self._is_strict:
+            raise ValueError(f"minItems and maxItems that are not in order, or not within {MAX_CHOICES}")
+        return 0, None
+
+    def _object(self, name: str, leaf: Mapping[str, Any]) -> str:
+        """With its keys in a row, of which those that are not required may be missing, and others behind them."""
+        properties, required, others = self._parts(leaf)
+        if not properties and not required and (others is True or others == {}):
+            return OBJECT
+        keys = _in_order({**properties, **dict.fromkeys(required)})
+        pairs = [
+            (joined(self._rules.key(key), self._value(properties.get(key, others))), key in required) for key in keys
+        ]
+        extra = "" if others is False else self._extra(name, keys, others)
+        rules = self._rules.rules
+        rest, start = f'("," {extra})*' if extra else "", f'({extra} ("," {extra})*)?' if extra else ""
+        for number, (pair, is_required) in reversed([*enumerate(pairs)]):
+            begun = joined(pair, rest)
+            start = begun if is_required else f"({begun} | {start})" if start else f"({begun})?"
+            rest = joined(f'"," {pair}' if is_required else f'("," {pair})?', rest)
+            rules += [f"{name}_s{number}: {start}", f"{name}_r{number}: {rest}"]
+            start, rest = f"{name}_s{number}", f"{name}_r{number}"
+        return joined('"{"', start, '"}"')
+
+    def _parts(self, leaf: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], Any]:
+        properties, required = leaf.get("properties", {}), leaf.get("required", [])
+        others = leaf.get("additionalProperties", True)
+        is_of_names = isinstance(required, list) and all(isinstance(key, str) for key in required)
+        if not is_of_names or not isinstance(properties, dict) or not isinstance(others, dict | bool):
+            raise ValueError("properties, required or additionalProperties that are none")
+        if others is False and (missing := sorted(set(required) - set(properties))):
+            raise ValueError(f"{shown(missing[0])} is required, and no property may have that name")
+        return properties, required, others
+
+    def _extra(self, name: str, keys: list[str], schema: Any) -> str:
+        if not keys:
+            return joined(KEY, '":"', self._value(schema))
+        key = f"{name}_KEY".upper()
+        self._rules.rules.append(f"{key}: {other_than(keys, f'/{KEY_PATTERN}/')}")
+        return joined(key, '":"', self._value(schema))
+
+    def _written(self, value: Any) -> str:
+        """A value that a schema lists."""
+        if isinstance(value, str):
+            return self._rules.text(value)
+        if isinstance(value, list):
+            return joined('"["', ' "," '.join(map(self._written, value)), '"]"')
+        if not isinstance(value, dict):
+            return quoted(json.dumps(value))
+        pairs = [joined(self._rules.key(key), self._written(value[key])) for key in _in_order(value)]
+        return joined('"{"', ' "," '.join(pairs), '"}"')
+
+    def _check(self, schema: Mapping[str, Any], known: set[str]) -> None:
+        if self._is_strict:
+            check_keys(schema, known)
+
+
+def _in_order(keys: Iterable[str]) -> list[str]:
+    """As jinja's dictsort has them."""
+    return sorted(keys, key=str.lower)
