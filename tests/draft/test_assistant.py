@@ -19,7 +19,7 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.request import Request, Sampling
-from tpspec.topology.caches import draft_slots, head_cache, target_slots
+from tpspec.topology.caches import BLOCK, draft_slots, head_cache, target_slots
 from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
 
@@ -99,7 +99,7 @@ def test_what_it_keeps_is_counted(tmp_path: Path) -> None:
     slots = draft_slots(made)
     kept = sum(2 * heads.num_kv * heads.dim for heads in (one.sight.heads for one in loaded.keepers.values()))
     products = 48 * (2 * 3 * 16 + 2 * 32)  # of 3 heads keys and values, and of 2 keys alone
-    taps = 3 * 48 * target_slots(made)
+    taps = 3 * 48 * (target_slots(made) + made.serve.max_running * BLOCK)
     assert head_cache(made, ModelShape.of(target), folder) == 4 * (kept * slots + products + taps)
     assert sum(one.numbers_GSE.numel() for one in loaded.model.store.cells) == kept * 128
 
@@ -123,6 +123,11 @@ def test_one_of_another_target_is_refused(tmp_path: Path) -> None:
         (other / "config.json").write_text(json.dumps(written | {"text_config": text}))
         with pytest.raises(UserError, match=why):
             load_assistant(given(target, other))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_text(json.dumps(written | {"text_config": None}))
+    with pytest.raises(UserError, match="text_config is missing; should be the config of the assistant's layers"):
+        load_assistant(given(target, bare))
     with pytest.raises(UserError, match="backbone_hidden_size is 48; should be the target's hidden size, 96"):
         load_assistant(given(tiny("llama", tmp_path / "llama"), folder))
     with pytest.raises(UserError, match=r"an assistant of Gemma 4; should stand beside .*, not gemma3_text"):

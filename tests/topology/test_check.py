@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import tiny
+from tests.draft.heads.assistant import assistant
 from tpspec.draft.head_files import PATTERNS
 from tpspec.roles.fit import _shard_bytes, draft_bytes
 from tpspec.topology.__main__ import main
@@ -106,6 +107,7 @@ def test_what_states_take_is_said_beside_the_caches_that_they_are_counted_in(
         ("{source: none, options: {min_match: 3}}", "should be one of choices"),
         ("{source: eagle, model: ./no-such-head}", "no model './no-such-head': should be a folder that exists"),
         ("{source: medusa, model: nowhere}", "no model 'nowhere'"),
+        ("{source: eagle, model: smollm2-135m}", "num_hidden_layers is 30; heads of 1 layer are supported; a whole"),
     ],
 )
 def test_what_a_run_would_refuse_of_its_draft_is_refused(
@@ -116,6 +118,16 @@ def test_what_a_run_would_refuse_of_its_draft_is_refused(
     assert code == 2
     assert why in said
     assert said.count("\n") == 1
+
+
+def test_an_assistant_of_another_target_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What serving refused checked clean."""
+    folder = assistant(tiny("gemma4", tmp_path / "target"), tmp_path / "assistant")
+    draft = f"draft={{source: eagle, model: {folder}}}"
+    assert checked(capsys, f"target.model={tmp_path / 'target'}", draft)[0] == 0
+    code, said = checked(capsys, f"target.model={tiny('gemma4', tmp_path / 'wide', sliding_window=9)}", draft)
+    assert code == 2
+    assert "layers with kv heads, numbers of each and window (3, 16, 8); should be the target's (3, 16, 9)" in said
 
 
 def test_a_head_counts_by_its_files_and_one_that_is_not_here_is_told(capsys: pytest.CaptureFixture[str]) -> None:

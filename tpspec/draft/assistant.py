@@ -104,7 +104,7 @@ class AssistantRun(OverTexts):
         slots: list[int] = []
         for span, text in zip(spans, texts, strict=True):
             stop = min(span.start + len(span.tokens), text.num_known)
-            read.append(text.features_PD[span.start : stop])
+            read.append(text.features.read(span.start, stop))
             positions += range(span.start, stop)
             slots += span.own_slots()[: max(0, stop - span.start)]
         if not positions:
@@ -120,7 +120,7 @@ class AssistantRun(OverTexts):
         """[1, D], the feature of the token before the span's last."""
         last = span.start + len(span.tokens) - 1
         if last <= text.num_known:
-            return text.features_PD[last - 1 : last, -self._hidden :]
+            return text.features.read(last - 1, last)[:, -self._hidden :]
         return text.made[slots_at_end(span)[0]]
 
     def _recorded(self, x_TD: Tensor, steps: Steps, round: Any, taps: tuple[int, ...]) -> Forward:

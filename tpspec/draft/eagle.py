@@ -104,9 +104,9 @@ class EagleRun(OverTexts):
         shape, heads = head.shape, head.layer.sight.heads
         self._head = head
         kept = {head.layer.index: Kept(heads.num_kv, heads.dim)}
-        self._store = KVStore(kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone)
+        self.store = KVStore(kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone)
         ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
-        self._runner = Runner(shape, ropes, self._store, head.embedding)
+        self._runner = Runner(shape, ropes, self.store, head.embedding)
         size = ROW_COUNTS[-1], head.embedding.width
         self._feature_TD = torch.zeros(size, dtype=shape.dtype, device=shape.device)  # of a replay
 
@@ -131,7 +131,7 @@ class EagleRun(OverTexts):
         return made.logits_TV
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._store.move(sources, targets)
+        self.store.move(sources, targets)
 
     def _launched(
         self, spans: Sequence[Span], tokens: Sequence[int], feature_TD: Tensor, rows: Tensor | slice

@@ -21,6 +21,7 @@ from tpspec.model.architectures import NormNames
 from tpspec.model.decoder import FINAL
 from tpspec.model.spec import ModelSpec, resolved
 from tpspec.topology.checkpoint import read_config
+from tpspec.topology.head_files import layer_fields, layer_of
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -73,33 +74,24 @@ def _plain_name(name: str) -> str:
 
 
 def _form(config: dict[str, Any], files: HeadFiles, target: ModelShape, where: str) -> Form:
+    layer = layer_of(config, where)
     if "speculators_model_type" in config:
-        return _speculators(config, target, where)
-    if config.get("model_type") == "eagle" and isinstance(config.get("model"), dict):
-        return _wrapped(config, where)
-    config = {**config, **config.get("eagle_config", {})}
-    says_so = "draft_vocab_size" in config or "Eagle3" in str(config.get("architectures"))
+        return _third(config, layer, target, where)
+    if layer is config.get("model"):
+        return _wrapped(config, layer, where)
+    says_so = "draft_vocab_size" in layer or "Eagle3" in str(layer.get("architectures"))
     if says_so or "layers.0.hidden_norm.weight" in files:
-        return _third(config, config, target, where)
-    return Form(config, third=False, taps=(FINAL,), fc_bias=config.get("bias", True))
+        return _third(layer, layer, target, where)
+    return Form(layer, third=False, taps=(FINAL,), fc_bias=layer.get("bias", True))
 
 
-def _wrapped(config: dict[str, Any], where: str) -> Form:
+def _wrapped(config: dict[str, Any], layer: dict[str, Any], where: str) -> Form:
     """As vLLM once wanted EAGLE-1; it put a layer's norm and a last one there that the head does not have."""
     for key in ("add_para_norm", "truncated_vocab_size"):
-        if config.get(key) not in (None, False, config["model"].get("vocab_size")):
+        if config.get(key) not in (None, False, layer.get("vocab_size")):
             raise UserError(f"{where}: {key} {config[key]!r} is not supported; should be absent")
     unused = (*UNUSED, "layers.0.input_layernorm.weight", "norm.weight")
-    return Form(config["model"], False, (FINAL,), fc_bias=config.get("eagle_fc_bias", False), unused=unused)
-
-
-def _speculators(config: dict[str, Any], target: ModelShape, where: str) -> Form:
-    kind = config["speculators_model_type"]
-    if kind != "eagle3":
-        raise UserError(f"{where}: speculators_model_type {kind!r} is not supported; source eagle reads 'eagle3'")
-    if not isinstance(config.get("transformer_layer_config"), dict):
-        raise UserError(f"{where}: transformer_layer_config is missing; should be the config of the head's layer")
-    return _third(config, config["transformer_layer_config"], target, where)
+    return Form(layer, False, (FINAL,), fc_bias=config.get("eagle_fc_bias", False), unused=unused)
 
 
 def _third(config: dict[str, Any], layer: dict[str, Any], target: ModelShape, where: str) -> Form:
@@ -134,10 +126,8 @@ def _taps(ids: Any, num_layers: int, where: str) -> tuple[int, ...]:
 
 def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
     """The head's one layer, by the same rules as a whole model's."""
-    if (num_layers := layer.get("num_hidden_layers", 1)) != 1:
-        raise UserError(f"{where}/config.json: num_hidden_layers is {num_layers}; heads of 1 layer are supported")
-    fields = {"model_type": "llama", "rope_theta": ROPE_THETA, "num_hidden_layers": 1}
-    fields |= {key: value for key, value in layer.items() if value is not None and key not in ("dtype", "torch_dtype")}
+    fields = {"rope_theta": ROPE_THETA} | layer_fields(layer)
+    fields = {key: value for key, value in fields.items() if key not in ("dtype", "torch_dtype")}
     spec = resolved(fields, f"{where}/config.json")
     if spec.experts is not None or spec.norms != NormNames():
         raise UserError(f"{where}/config.json: model_type is {spec.model_type}; heads of such layers are not supported")

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.topology.caches import BLOCK
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -23,6 +25,39 @@ if TYPE_CHECKING:
 FED = 0  # of a forward: what the next draft reads
 
 
+class Features:
+    """Rows of one text by position, in blocks: it grows without a copy of what there is."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._none = torch.empty(0, width, dtype=dtype, device=device)
+        self._blocks: list[Tensor] = []
+
+    @property
+    def num_rows(self) -> int:
+        """That there is room for."""
+        return len(self._blocks) * BLOCK
+
+    def write(self, first: int, rows_TD: Tensor) -> None:
+        stop = first + len(rows_TD)
+        while self.num_rows < stop:
+            self._blocks.append(self._none.new_empty(BLOCK, self._none.shape[1]))
+        for block, begin, end in _parts(first, stop):
+            at = block * BLOCK + begin - first
+            self._blocks[block][begin:end] = rows_TD[at : at + end - begin]
+
+    def read(self, first: int, stop: int) -> Tensor:
+        """[stop - first, D]; none where that is none."""
+        parts = [self._blocks[block][begin:end] for block, begin, end in _parts(first, stop)]
+        return parts[0] if len(parts) == 1 else torch.cat([self._none, *parts])
+
+
+def _parts(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Of each block that positions lie in its number, and which of its rows they are."""
+    for block in range(first // BLOCK, -(-stop // BLOCK) if stop > first else 0):
+        at = block * BLOCK
+        yield block, max(first - at, 0), min(stop - at, BLOCK)
+
+
 @dataclass(slots=True)
 class Text:
     """What is known of one sequence: features of its text by position, and by cache slot what the head made of drafts.
@@ -30,23 +65,20 @@ class Text:
     All of the text's are kept: it is read anew where the cache had to let it go.
     """
 
-    features_PD: Tensor
+    features: Features
     num_known: int = 0
     made: dict[int, Tensor] = field(default_factory=dict)
 
     def learn(self, first: int, features_TD: Tensor) -> None:
         """The features from position `first` on; drafts that led here are text now, or nothing."""
+        self.features.write(first, features_TD)
         self.num_known = first + len(features_TD)
-        if self.num_known > len(self.features_PD):
-            room = self.features_PD.new_empty(2 * self.num_known - len(self.features_PD), features_TD.shape[1])
-            self.features_PD = torch.cat([self.features_PD, room])
-        self.features_PD[first : self.num_known] = features_TD
         self.made.clear()
 
     def before(self, span: Span) -> Tensor:
         """For each row of `span` (of `_paired`) the feature of the token before: [len(span.tokens), D]."""
         stop = span.start + len(span.tokens)
-        return self.features_PD[span.start : stop] if stop <= self.num_known else self.made[slots_at_end(span)[0]]
+        return self.features.read(span.start, stop) if stop <= self.num_known else self.made[slots_at_end(span)[0]]
 
 
 class OverTexts:
@@ -63,7 +95,7 @@ class OverTexts:
         for seq, (first, rows_TW) in taps.rows.items():
             features_TD = self._project(rows_TW.to(self._device, self._dtype))
             if seq not in self._texts:
-                self._texts[seq] = Text(features_TD[:0])
+                self._texts[seq] = Text(Features(features_TD.shape[1], self._dtype, self._device))
             self._texts[seq].learn(first, features_TD)
 
     def can_read(self, seq: int, num_tokens: int) -> bool:

@@ -8,12 +8,20 @@ from tpspec.cache.pages import PagePool
 from tpspec.cache.windows import WindowedPool
 from tpspec.model.graphs import ROW_COUNTS
 from tpspec.roles.memory import check_memory
-from tpspec.topology.caches import draft_cache, draft_slots, head_cache, recent_slots, target_cache, target_slots
+from tpspec.topology.caches import (
+    draft_cache,
+    draft_slots,
+    head_cache,
+    layer_cache,
+    recent_slots,
+    target_cache,
+    target_slots,
+)
 from tpspec.topology.checkpoint import find
 from tpspec.topology.head_files import head_bytes
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, layer_bytes, weight_bytes
+from tpspec.topology.sizes import DTYPE_BYTES, last_layer, layer_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +92,8 @@ def draft_bytes(topology: Topology, *, on_card: bool) -> int:
         return head_bytes(folder) + head_cache(topology, ModelShape.of(find(topology.target.model)), folder)
     dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
     if topology.draft.has_own_layer:
-        return layer_bytes(ModelShape.of(find(topology.target.model)), dtype, quantize)
+        target = ModelShape.of(find(topology.target.model))
+        return layer_bytes(target, dtype, quantize) + layer_cache(topology, last_layer(target))
     if (model := topology.draft.own_model) is None:
         return 0
     shape = ModelShape.of(find(model))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.topology.head_files import is_assistant
+from tpspec.topology.assistants import check_assistant
+from tpspec.topology.head_files import is_assistant, layer_shape
 from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
 
+BLOCK = 256  # tokens of a text whose features are kept together
 FUTURES = 64  # slots of a sequence for tokens that may come
 NUM_LEFT = 65  # rows of a text behind its state: its root, and a draft
 KEPT_LEFT = 17  # of a beginning: a root, and a page of 16 tokens behind it
@@ -89,17 +91,39 @@ def draft_cache(topology: Topology, shape: ModelShape, whole: Shard, dtype: str)
 
 
 def head_cache(topology: Topology, shape: ModelShape, folder: Path) -> int:
-    """Bytes that a head keeps of texts, and of what it makes that with, where it is more than one layer: an assistant
-    makes keys and values of a layer with a window, and of one without, once more, of what enters those, and keeps that
-    beside what leaves the target. shape: of the target."""
+    """Bytes that a head keeps of texts; shape: of the target. UserError for one that cannot stand beside it."""
+    if "eagle" not in topology.draft.sources:
+        return 0  # of a text the others keep its last token
     if not is_assistant(folder):
-        return 0
+        return layer_cache(topology, layer_shape(folder))
+    check_assistant(shape, folder)
     (whole,) = split(shape, (1.0,))
-    each = DTYPE_BYTES[topology.draft.dtype or topology.target.dtype]
     kept = {layers.shape.head_dim: layers.shape for layers in by_heads(shape, whole) if layers.keep}
     heads = [(one.num_kv_heads * one.head_dim, one.num_made - 1) for one in kept.values()]
+    # It makes keys and values of two layers once more, of what enters those.
     cached = sum(numbers * (2 * draft_slots(topology) + made * shape.hidden) for numbers, made in heads)
-    return each * (cached + (len(heads) + 1) * shape.hidden * target_slots(topology))
+    return DTYPE_BYTES[_draft_dtype(topology)] * (cached + (len(heads) + 1) * shape.hidden * _told(topology))
+
+
+def layer_cache(topology: Topology, layer: ModelShape) -> int:
+    """Bytes that a layer which goes on from the target's own keeps of texts: a model of that layer."""
+    (whole,) = split(layer, (1.0,))
+    dtype = _draft_dtype(topology)
+    features = DTYPE_BYTES[dtype] * layer.hidden * _told(topology)
+    return kv_bytes(layer, whole, dtype, draft_slots(topology)) + features
+
+
+def num_told(serve: ServeConfig, num_tokens: int) -> int:
+    """Tokens of which there is room for what a layer that goes on from the target's reads besides them."""
+    return num_tokens + serve.max_running * BLOCK
+
+
+def _draft_dtype(topology: Topology) -> str:
+    return topology.draft.dtype or topology.target.dtype
+
+
+def _told(topology: Topology) -> int:
+    return num_told(topology.serve, target_slots(topology))
 
 
 def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:

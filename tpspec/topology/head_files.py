@@ -1,16 +1,25 @@
-"""The files of a head: which they are, and what they take. Must not open a weight."""
+"""The files of a head: which they are, what they take, and what its layer is like. Must not open a weight."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config
+from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MOST_LAYERS = 4  # of a head's own
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # as config.json calls small models that are heads
+LAYER: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+}  # what a head's is where its config does not say
+# Of transformers' Llama; and what does not matter to what a layer keeps.
+USUAL: dict[str, Any] = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 1, "vocab_size": 1}
 HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
 
@@ -31,3 +40,33 @@ def head_files(folder: Path) -> list[Path]:
     """Those with the weights of a head; empty where there are none."""
     found = (sorted(folder.glob(pattern)) for pattern in HEAD_FILES)
     return next(filter(None, found), [])
+
+
+def layer_of(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The section of a head's config that says what its one layer is like, whichever the layout. Raises UserError."""
+    layer: dict[str, Any] = {**config, **config.get("eagle_config", {})}
+    if (kind := config.get("speculators_model_type")) is not None:
+        if kind != "eagle3":
+            raise UserError(f"{where}: speculators_model_type {kind!r} is not supported; source eagle reads 'eagle3'")
+        layer = config.get("transformer_layer_config", {})
+        if not isinstance(layer, dict) or not layer:
+            raise UserError(f"{where}: transformer_layer_config is missing; should be the config of the head's layer")
+    elif config.get("model_type") == "eagle" and isinstance(config.get("model"), dict):
+        layer = config["model"]
+    num_layers = layer.get("num_hidden_layers")
+    if num_layers not in (None, 1):
+        is_whole = isinstance(num_layers, int) and num_layers > MOST_LAYERS
+        other = "; a whole model drafts by source model" if is_whole else ""
+        raise UserError(f"{where}: num_hidden_layers is {num_layers}; heads of 1 layer are supported{other}")
+    return layer
+
+
+def layer_fields(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """As the config of a model of that layer."""
+    return LAYER | {key: value for key, value in layer.items() if value is not None}
+
+
+def layer_shape(folder: Path) -> ModelShape:
+    """Of the one layer of a head, as far as it keeps anything of a text. UserError for what is no such config."""
+    where = f"{folder}/config.json"
+    return ModelShape.from_config(USUAL | layer_fields(layer_of(read_config(folder), where)), where)

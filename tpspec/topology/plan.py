@@ -16,6 +16,7 @@ from tpspec.topology.caches import (
     kv_bytes,
     kv_bytes_read,
     num_attended,
+    num_told,
     recent_of,
     state_bytes,
     states_of,
@@ -320,7 +321,10 @@ class _Planner:
             return tuple(held)
         (whole,) = split(self.draft, (1.0,))
         states = draft_states(ServeConfig(), self.draft)
-        own = self._draft_weights(layout) + self._cached(self.draft, whole, self._dtype(layout), states)
+        dtype = self._dtype(layout)
+        own = self._draft_weights(layout) + self._cached(self.draft, whole, dtype, states)
+        if self.wish.behind:
+            own += DTYPE_BYTES[dtype] * self.draft.hidden * num_told(ServeConfig(), self.wish.page_context)
         if layout.placement == "dedicated":
             return (*held, own)
         return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))

@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from tpspec.topology.caches import draft_cache, draft_states, each_state, head_cache, num_states, target_cache
+from tpspec.topology.caches import (
+    draft_cache,
+    draft_states,
+    each_state,
+    head_cache,
+    layer_cache,
+    num_states,
+    target_cache,
+)
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
 from tpspec.topology.head_files import head_bytes
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
-from tpspec.topology.sizes import DTYPE_BYTES, layer_bytes, weight_bytes
+from tpspec.topology.sizes import DTYPE_BYTES, last_layer, layer_bytes, weight_bytes
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
 NO_SLICES = ("-", "-", "-", "-")
@@ -90,7 +98,8 @@ def _drafter_memory(topology: Topology) -> Memory:
         return Memory(head_bytes(folder), head_cache(topology, shape_of(topology.target.model), folder))
     dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
     if topology.draft.has_own_layer:
-        return Memory(layer_bytes(shape_of(topology.target.model), dtype, quantize))
+        target = shape_of(topology.target.model)
+        return Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, last_layer(target)))
     if topology.draft.own_model is None:
         return Memory()
     shape = shape_of(topology.draft.own_model)

@@ -80,6 +80,8 @@ def windows_of(read: Reads, model_type: str, num_layers: int) -> tuple[int | Non
 def kinds_of(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
     """Of each layer, as layer_types calls it, or would."""
     kinds, slides = read.texts("layer_types"), SLIDES.get(model_type)
+    if len(kinds) not in (0, num_layers) or set(kinds) - {SLIDING, FULL}:
+        raise read.refusal("layer_types", f"{SLIDING} or {FULL} for each of {num_layers} layers")
     if not kinds:
         has_one = None if slides is None else slides.has_one
         has = [has_one is not None and has_one(read, layer) for layer in range(num_layers)]

@@ -1,0 +1,81 @@
+"""What heads remember of texts: in blocks, as if it were one tensor, and no more than plans count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis.strategies import DataObject, data, integers
+
+from tests.checkpoints import tiny
+from tests.draft.heads import mtp
+from tests.draft.heads.checked import given
+from tests.draft.heads.eagle import Target, first, third
+from tests.worlds import topology
+from tpspec.draft.eagle import EagleRun, Head
+from tpspec.draft.eagle_checkpoint import load_head
+from tpspec.draft.mtp import load_mtp
+from tpspec.draft.texts import Features
+from tpspec.topology.caches import BLOCK, draft_slots, head_cache, layer_cache, target_slots
+from tpspec.topology.config import Topology
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.sizes import last_layer
+
+
+@settings(max_examples=100, deadline=None)
+@drawn(data=data())
+def test_features_are_read_as_they_were_written(data: DataObject) -> None:
+    """Texts go on, and are told anew from somewhere; a piece may lie in several blocks, or end where one does."""
+    length, longest, edges = 0, 0, [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK]
+    features, whole = Features(2, torch.float32, torch.device("cpu")), torch.zeros(9 * BLOCK, 2)
+    for _ in range(data.draw(integers(1, 4))):
+        first = min(length, data.draw(integers(0, length)))
+        size = edges[data.draw(integers(0, len(edges) - 1))]
+        rows = torch.randn(size, 2)
+        features.write(first, rows)
+        whole[first : first + size] = rows
+        length = first + size
+        longest = max(longest, length)
+        start = data.draw(integers(0, length))
+        stop = data.draw(integers(0, length))
+        assert torch.equal(features.read(start, stop), whole[start:stop])
+        assert longest <= features.num_rows < longest + BLOCK
+
+
+def _eagle(folder: Path, write: Callable[[Target, Path], object]) -> tuple[Head, Topology, int]:
+    target, head = tiny("smollm2", folder / "target", num_hidden_layers=4), folder / "head"
+    write(Target.read(target), head)
+    made = topology(target, draft={"source": "eagle", "model": str(head), "tokens": 2})
+    return load_head(given(target, head)), made, head_cache(made, ModelShape.of(target), head)
+
+
+def _mtp(folder: Path, kind: str) -> tuple[Head, Topology, int]:
+    target = tiny(kind, folder / "target", num_hidden_layers=2)
+    (mtp.glm(target, folder / "alone", kind) if kind == "deepseek_v3" else mtp.deepseek(target))
+    made = topology(target, draft={"source": "mtp", "tokens": 2})
+    return load_mtp(given(target, target)), made, layer_cache(made, last_layer(ModelShape.of(target)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: _eagle(folder, first),
+        lambda folder: _eagle(folder, lambda target, head: first(target, head, wrapped=True)),
+        lambda folder: _eagle(folder, third),
+        lambda folder: _eagle(folder, lambda target, head: third(target, head, layout="speculators")),
+        lambda folder: _mtp(folder, "qwen3"),
+        lambda folder: _mtp(folder, "deepseek_v3"),
+    ],
+    ids=["eagle 1", "wrapped", "eagle 3", "speculators", "mtp", "mtp of latents"],
+)
+def test_what_a_head_keeps_is_counted(make: Callable[[Path], tuple[Head, Topology, int]], tmp_path: Path) -> None:
+    """Plans knew of a head's files alone: of an 8B target's EAGLE head, 400 MiB too few for 32,768 tokens."""
+    head, made, counted = make(tmp_path)
+    run = EagleRun(head, 263, draft_slots(made))
+    kept = sum(cells.numbers_GSE.numel() for cells in run.store.cells)
+    features = head.embedding.width * (target_slots(made) + made.serve.max_running * BLOCK)
+    assert counted == 4 * (kept + features)
