@@ -95,6 +95,20 @@ def test_given_prompts_are_drawn_warm_once_they_repeat(model: Path, tmp_path: Pa
     assert texts[0].prompt == texts[2].prompt
 
 
+def test_prompts_that_leave_no_room_are_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that wrote nothing said nothing, and ended well."""
+    prompts, options = tmp_path / "prompts.jsonl", ["--tokens", "12", "--longest", "30"]
+    long, short = '{"prompt": "the cat and the hat and the cat and the hat"}\n' * 2, '{"prompt": "a"}\n'
+    command = ["generate", str(model), "--out", str(tmp_path), "--prompts", str(prompts), *options]
+    prompts.write_text(long)
+    assert main(command) == 2
+    assert "2 of 2 prompts leave no room for an answer within --longest 30; should be more" in capsys.readouterr().err
+    prompts.write_text(long + short)
+    assert main(command) == 0
+    assert "2 of 3 prompts leave no room for an answer within --longest 30, and are" in capsys.readouterr().err
+    assert [told.number for told in read_texts(tmp_path)] == [2]
+
+
 def test_taps_are_the_inputs_of_their_layers_and_padding_does_not_show(model: Path, data: Path) -> None:
     """The output of a layer for its input is the known trap; it costs acceptance and nothing complains."""
     texts = read_texts(data)[:5]

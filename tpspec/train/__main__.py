@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.command import Parser
+from tpspec.errors import UserError
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
@@ -68,6 +69,11 @@ def _generate(options: argparse.Namespace) -> int:
         file.add(told)
         progress.step(tokens=len(told.answer))
     progress.end()
+    if author.num_passed_over:
+        passed = f"{author.num_passed_over} of {wanted} prompts leave no room for an answer within --longest"
+        if author.num_passed_over == wanted:
+            raise UserError(f"{passed} {options.longest}; should be more")
+        print(f"{passed} {options.longest}, and are passed over", file=sys.stderr)
     return 0
 
 

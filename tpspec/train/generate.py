@@ -50,6 +50,7 @@ class Author:
         self._engine, self._prompts, self._seed = engine, prompts, seed
         self._max_tokens, self._longest, self._stop_ids = max_tokens, longest, stop_ids
         self._requests, self._writing = count(), dict[int, _Writing]()
+        self.num_passed_over = 0
 
     def write(self, numbers: Iterable[int]) -> Iterator[Told]:
         """The texts of these numbers, in the order they end; those whose prompt leaves no room are passed over."""
@@ -86,6 +87,7 @@ class Author:
         prompt = self._prompts.finished(writing.start, invented)
         room = min(self._max_tokens, self._longest - len(prompt))
         if room < min(LEAST, self._max_tokens):
+            self.num_passed_over += 1
             return []
         writing = _Writing(writing.number, writing.start, prompt)
         sampling = Sampling(temperature=self._prompts.temperature(writing.number))
