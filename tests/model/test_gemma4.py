@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.model.test_delta_net import tensors
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.errors import UserError
+from tpspec.measure.skips import Price, search
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.spec import read_spec
@@ -23,6 +26,7 @@ from tpspec.topology.rounds import round_bytes
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import weight_bytes
+from tpspec.topology.sublayers import Sublayers
 from tpspec.train.model import of_layers
 from tpspec.train.target import taught
 
@@ -135,7 +139,8 @@ def test_what_layers_that_keep_nothing_have_besides_is_not_read(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "source"),
     [("gemma4", "layer_skip"), ("gemma4", "ngram"), ("gemma4", "model"), ("gemma4_moe", "early_exit"),
-     ("gemma4_moe", "lookahead"), ("gemma4_small", "suffix"), ("gemma4_small", "model")],
+     ("gemma4_moe", "lookahead"), ("gemma4_small", "suffix"), ("gemma4_small", "model"),
+     ("gemma4_small", "layer_skip"), ("gemma4_small", "early_exit")],
 )  # fmt: skip
 def test_texts_are_those_of_plain_decoding(kind: str, source: str, sampling: Sampling, tmp_path: Path) -> None:
     """Two ranks, with drafts of the model itself, of its text, and of a small one of its family. Stands against a draft
@@ -145,7 +150,8 @@ def test_texts_are_those_of_plain_decoding(kind: str, source: str, sampling: Sam
     if source == "model":
         draft |= {"model": str(small)}
     if source == "layer_skip":
-        (target / "layer_skip.json").write_text(json.dumps({"attention": [0, 1], "mlp": [0, 2]}))
+        attention = [3] if kind == "gemma4_small" else [0, 1]
+        (target / "layer_skip.json").write_text(json.dumps({"attention": attention, "mlp": [0, 2]}))
     asks = [Request(0, PROMPT, 12, sampling), Request(1, (*PROMPT[:11], 9), 12, sampling)]
     plain = serve(topology(target, 2), asks)
     told = serve(topology(target, 2, draft=draft), asks)
@@ -162,12 +168,38 @@ def test_a_small_model_that_drafts_for_itself_is_always_right(tmp_path: Path) ->
     assert told.accepted == told.drafted > 9
 
 
-@pytest.mark.parametrize("source", ["layer_skip", "early_exit"])
-def test_a_part_of_layers_of_which_some_keep_nothing_does_not_draft(source: str, tmp_path: Path) -> None:
-    """Stands against layers that attend to what nobody has written."""
+def test_layers_that_stay_have_what_they_read(tmp_path: Path) -> None:
+    """Stands against layers that attend to what nobody has written, and a search that tries to do without that."""
     target = tiny("gemma4_small", tmp_path)
-    with pytest.raises(UserError, match=r"the last 2 layers read what others keep.*; should be another source"):
-        serve(topology(target, draft={"source": source, "tokens": 2}), [Request(0, PROMPT, 3)])
+    shape = ModelShape.of(target)
+    assert shape.sharing is not None
+    (target / "layer_skip.json").write_text(json.dumps({"attention": [shape.sharing.kept_by[0]], "mlp": []}))
+    with pytest.raises(UserError, match=r"attention of layer \d is left out, and layer \d reads what that keeps"):
+        serve(topology(target, draft={"source": "layer_skip", "tokens": 2}), [Request(0, PROMPT, 3)])
+    tried: set[int] = set()
+    for found in search(Price(shape, 0.5), lambda left_out: 0.5, tries=2):
+        tried |= found.left_out.attention
+    assert tried == set(range(shape.num_layers)) - set(shape.sharing.kept_by)
+
+
+@pytest.mark.parametrize("left_out", [{1, 3}, {2}, {2, 3}], ids=str)
+@torch.inference_mode()
+def test_a_layer_left_out_leaves_nothing(left_out: set[int], tmp_path: Path) -> None:
+    """Of its attention, its MLP and what it makes of a token's numbers; its scale stays. Stands against drafts that
+    leave a model early, and go on through a third of each layer behind."""
+    target = tiny("gemma4_small", tmp_path / "whole")
+    shape = ModelShape.of(target)
+    held = load_file(target / "model.safetensors")
+    for name, tensor in held.items():
+        if re.search(rf"layers\.[{''.join(map(str, left_out))}]\.post_.*norm", name):
+            held[name] = torch.zeros_like(tensor)  # of what is added, so that nothing is
+    other = shutil.copytree(target, tmp_path / "other")
+    save_file(held, other / "model.safetensors", {"format": "pt"})
+    text = Span(0, 0, PROMPT, ((0, len(PROMPT)),), len(PROMPT))
+    whole = load_whole(target, shape, torch.float32, CPU, 64)
+    thin = whole.thinned(Sublayers(frozenset(left_out), frozenset(left_out)), OneRank())
+    wanted = load_whole(other, shape, torch.float32, CPU, 64).forward([text]).clone()
+    assert (thin.forward([text]) - wanted).abs().max() < 1e-5
 
 
 def test_sums_of_an_mlp_and_of_experts_are_one_collective(tmp_path: Path) -> None:

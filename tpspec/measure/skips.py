@@ -91,7 +91,7 @@ def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) ->
         share = agreement(left_out)
         return Found(left_out, share, price.speed(left_out, share))
 
-    alone = {one: found(_with(NOTHING, one)) for one in _every(price.shape.num_layers)}
+    alone = {one: found(_with(NOTHING, one)) for one in _every(price.shape)}
     waiting = sorted(alone, key=lambda one: -alone[one].agreement)
     best = alone[waiting.pop(0)]
     while best.agreement >= LEAST_AGREEMENT:
@@ -104,8 +104,11 @@ def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) ->
         best = tried[chosen]
 
 
-def _every(num_layers: int) -> list[Sublayer]:
-    return [(kind, layer) for layer in range(num_layers) for kind in ("attention", "mlp")]
+def _every(shape: ModelShape) -> list[Sublayer]:
+    """But those whose keys and values other layers read."""
+    kept = set() if shape.sharing is None else set(shape.sharing.kept_by)
+    every = [(kind, layer) for layer in range(shape.num_layers) for kind in ("attention", "mlp")]
+    return [one for one in every if one not in {("attention", layer) for layer in kept}]
 
 
 def _with(left_out: Sublayers, one: Sublayer) -> Sublayers:

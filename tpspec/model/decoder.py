@@ -144,19 +144,19 @@ class Decoder:
             if layer.index in taps:
                 tapped[layer.index] = _copied(x_TD)
             mixes, has_mlp = layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
-            reads = layer.inputs is not None
+            inputs = layer.inputs if mixes or has_mlp else None
             if mixes:
-                scale = 1.0 if has_mlp or reads else layer.scale
+                scale = 1.0 if has_mlp or inputs else layer.scale
                 then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm, scale)
                 partial_TD = layer.mixed(normed_TD, steps, round)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
             if has_mlp:
-                scale = 1.0 if reads else layer.scale
+                scale = 1.0 if inputs else layer.scale
                 then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm, scale, layer.mlp_joined)
                 x_TD, normed_TD = self.comm.all_reduce_then(layer.mlp(normed_TD, steps), Purpose.mlp, then)
-            if layer.inputs is not None:
-                delta_TD = layer.inputs(x_TD, inputs_LTP[layer.index], steps)
-                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, next(norms), layer.inputs.norm, layer.scale)
+            if inputs is not None:
+                delta_TD = inputs(x_TD, inputs_LTP[layer.index], steps)
+                x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, next(norms), inputs.norm, layer.scale)
             elif not (mixes or has_mlp) and layer.scale != 1:
                 x_TD = x_TD * layer.scale  # and its norm is what it was
         last = {len(self.layers): x_TD, FINAL: normed_TD}
@@ -166,11 +166,12 @@ class Decoder:
         """Of what enters each sublayer that is not left out, and of what leaves the last. What reads a token's numbers
         for a layer reads what is not normed: of that, too, for each step norms what the next reads."""
         for layer in self.layers:
-            if layer.index not in self.left_out.attention:
+            mixes, has_mlp = layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
+            if mixes:
                 yield layer.attention_norm
-            if layer.index not in self.left_out.mlp:
+            if has_mlp:
                 yield layer.mlp_norm
-            if layer.inputs is not None:
+            if layer.inputs is not None and (mixes or has_mlp):
                 yield layer.inputs.norm
         yield self.norm
 

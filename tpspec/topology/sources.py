@@ -12,6 +12,7 @@ from typing import Literal
 
 from tpspec.errors import UserError
 from tpspec.topology.shape import ModelShape
+from tpspec.topology.sharing import Sharing
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
 Options = Mapping[str, int | float | str]
@@ -54,7 +55,10 @@ class Kind:
         if self.thins is None:
             return None
         check_thins(shape)
-        return self.thins(options, folder, shape.num_layers)
+        found = self.thins(options, folder, shape.num_layers)
+        if shape.sharing is not None:
+            _check_kept(found, shape.sharing)
+        return found
 
 
 def check_thins(shape: ModelShape) -> None:
@@ -64,11 +68,15 @@ def check_thins(shape: ModelShape) -> None:
             f"{shape.model_type} keeps states in layers of linear attention, which its own drafts could not be taken "
             "back out of; should be another source, such as mtp or ngram"
         )
-    if shape.sharing is not None:
-        raise UserError(
-            f"{shape.model_type}: the last {len(shape.sharing.kept_by)} layers read what others keep, which a part of "
-            "its layers would not; should be another source, such as ngram"
-        )
+
+
+def _check_kept(left_out: Sublayers, sharing: Sharing) -> None:
+    """UserError where a layer that stays would attend to what nobody has written."""
+    for layer, keeper in enumerate(sharing.kept_by, sharing.first):
+        if keeper in left_out.attention and layer not in left_out.attention:
+            raise UserError(
+                f"attention of layer {keeper} is left out, and layer {layer} reads what that keeps; should both stay"
+            )
 
 
 def _behind(options: Options, folder: Path | None, num_layers: int) -> Sublayers:
