@@ -27,8 +27,6 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import weight_bytes
 from tpspec.topology.sublayers import Sublayers
-from tpspec.train.model import of_layers
-from tpspec.train.target import taught
 
 CPU = torch.device("cpu")
 GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")
@@ -225,9 +223,3 @@ def test_a_texts_bits_do_not_depend_on_others(kind: str, tmp_path: Path) -> None
     keys: dict[str, Any] = {"target": {"dtype": "bfloat16"}, "deterministic": True}
     together = serve(topology(target, 2, draft={"source": "ngram", "tokens": 2}, **keys), asks).texts()
     assert together == [text for one in asks for text in serve(topology(target, 2, **keys), [one]).texts()]
-
-
-def test_its_layers_do_not_begin_a_draft_model(tmp_path: Path) -> None:
-    """Stands against hours of training that end in a checkpoint without the scales of its layers."""
-    with pytest.raises(UserError, match=r"--from-layers: the target's are gemma4_text's, .*; should be --hidden"):
-        of_layers(taught(tiny("gemma4", tmp_path)), 2, spread=False)

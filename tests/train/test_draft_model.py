@@ -26,6 +26,7 @@ STARTS = {
     "spread": ["--layers", "3", "--from-layers", "spread"],
 }
 REQUESTS = [Request(i, (4 + i, 30 + i, 60 + i), NUM_TOKENS, Sampling()) for i in range(NUM_PROMPTS)]
+SEES = [f"{how}_attention" for how in ("sliding", "full", "sliding", "sliding", "full")]
 LAYERS = {"random": [], "first": [0, 1, 2], "spread": [0, 2, 4]}
 
 
@@ -111,10 +112,10 @@ def test_a_target_takes_more_of_what_was_learnt(
     assert shares[1] > 1.3 * shares[0]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "smollm3", "mistral", "llama3"])
+@pytest.mark.parametrize("kind", ["qwen3", "smollm3", "mistral", "llama3", "gemma4"])
 def test_all_layers_of_a_target_are_the_target(kind: str, tmp_path: Path) -> None:
     """A layer out of its place, its own options left behind, or a token one place off, and not all drafts are right."""
-    own = {"no_rope_layers": [1, 0, 1, 1, 0]} if kind == "smollm3" else {}
+    own = {"smollm3": {"no_rope_layers": [1, 0, 1, 1, 0]}, "gemma4": {"layer_types": SEES}}.get(kind, {})
     model = tiny(kind, tmp_path / "model", num_hidden_layers=NUM_LAYERS, **own)
     texts_of(model, tmp_path)
     record = untrained(model, tmp_path, tmp_path / "out", "--layers", "5", "--from-layers", "spread")
@@ -135,6 +136,31 @@ def test_layers_keep_what_their_target_says_of_them(tmp_path: Path) -> None:
             expected = theirs[f"model.layers.{layer}.{name}"].bfloat16()
             assert torch.equal(ours[f"model.layers.{place}.{name}"], expected)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["no_rope_layers"] == [1, 1, 0]
+
+
+def test_layers_of_heads_unlike_each_other_stay_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of Gemma 4, whose layers have scales that are not trained. Without them, or with the heads of the layer whose
+    place it takes, the draft model is another, or none; and the last of its layers has no window."""
+    model = tiny("gemma4", tmp_path / "model", num_hidden_layers=NUM_LAYERS, layer_types=SEES)
+    out, data = tmp_path / "out", texts_of(model, tmp_path)
+    untrained(model, data, out, *STARTS["spread"])
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, model))
+    for name in ("self_attn.q_proj.weight", "self_attn.q_norm.weight", "layer_scalar"):
+        for place, layer in enumerate(LAYERS["spread"]):
+            expected = theirs[f"model.layers.{layer}.{name}"].bfloat16()
+            assert torch.equal(ours[f"model.layers.{place}.{name}"], expected)
+    draft = {"source": "model", "model": str(out), "tokens": 2}
+    told = serve(topology(model, draft=draft), REQUESTS[:3])
+    assert told.texts() == serve(topology(model), REQUESTS[:3]).texts()
+    assert told.stats[-1].drafted > 0
+    command = ["model", str(model), "--data", str(data), "--out", str(out), "--from-layers", "first", "--layers"]
+    assert main([*command, "3"]) == 2
+    assert "--layers 3: the last of them, layer 2 of the target, has a window" in capsys.readouterr().err
+    small = tiny("gemma4_small", tmp_path / "small")
+    assert main(["model", str(small), *command[2:], "2"]) == 2
+    assert "--from-layers: the target's read what others keep" in capsys.readouterr().err
 
 
 def test_embeddings_and_head_stay_the_targets(model: Path, data: Path, tmp_path: Path) -> None:
@@ -226,9 +252,13 @@ def test_drafts_of_a_model_that_are_right_in_a_row() -> None:
     assert counts.tolist() == [[2, 1, 0, 1], [0, 3, 2, 1]]
 
 
+@pytest.mark.parametrize("caps", [(None, None), (1.5, None), (2.0, 0.7)], ids=str)
 @pytest.mark.parametrize("learns", [True, False])
-def test_the_loss_is_whole_whatever_the_chunks(learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the last chunk lost, or the law of another chunk, do not show where all rows fit one chunk."""
+def test_the_loss_is_whole_whatever_the_chunks(
+    learns: bool, caps: tuple[float | None, float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the last chunk lost, or the law of another chunk, do not show where all rows fit one chunk. Logits of
+    some targets are capped, which is another law."""
     monkeypatch.setattr(objective, "LEAST", 3)
     monkeypatch.setattr(objective, "SCORES", 1)
     noise = torch.Generator().manual_seed(4)
@@ -237,8 +267,12 @@ def test_the_loss_is_whole_whatever_the_chunks(learns: bool, monkeypatch: pytest
     x.requires_grad_()
     weight.requires_grad_(learns)
     given = [x, weight] if learns else [x]
-    expected = F.cross_entropy(x @ weight.T, (judged @ head.T).softmax(-1))
+    law, said = (
+        logits if cap is None else cap * (logits / cap).tanh()
+        for logits, cap in zip((judged @ head.T, x @ weight.T), caps, strict=True)
+    )
+    expected = F.cross_entropy(said, law.softmax(-1))
     wanted = torch.autograd.grad(3 * expected, given)
-    found = objective.cross_entropy(x, weight, judged, head)
+    found = objective.cross_entropy(x, weight, judged, head, objective.Caps(*caps))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(3 * found, given), wanted)

@@ -17,7 +17,8 @@ from tpspec.train.curves import draw
 from tpspec.train.files import make_folder, publish
 from tpspec.train.loop import Training
 from tpspec.train.machine import bfloat16_is_faster, device
-from tpspec.train.objective import Judge
+from tpspec.train.model import DraftModel
+from tpspec.train.objective import Caps, Judge
 from tpspec.train.progress import Progress
 from tpspec.train.taps import Shards, Tapper, fingerprint, usual_size
 from tpspec.train.target import taught
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tpspec.train.eagle import EagleHead
     from tpspec.train.loop import Plan
     from tpspec.train.medusa import MedusaHeads
-    from tpspec.train.model import DraftModel
     from tpspec.train.target import Taught
 
     # The third: the usual size of each feature.
@@ -113,7 +113,8 @@ class Apprenticeship:
     def _judge(self, target: Taught) -> Judge:
         head_VD, places = target.head_VD[list(self._vocabulary.ids)], self._vocabulary.place_of()
         dtype = torch.bfloat16 if self._bf16 else torch.float32
-        return Judge(head_VD.to(device()), places.to(device()), dtype)
+        own = self._head.cap if isinstance(self._head, DraftModel) else None  # heads say what they say uncapped
+        return Judge(head_VD.to(device()), places.to(device()), dtype, Caps(target.cap, own))
 
     def _keep(self) -> None:
         self._training.save(self._order.out, self._made_of)

@@ -20,7 +20,10 @@ from torch import nn
 from tpspec.errors import UserError
 from tpspec.model.spec import transformers_config
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.global_heads import OVERRIDES
 from tpspec.topology.global_heads import TYPES as GEMMA4
+from tpspec.topology.per_layer import KEY as PER_LAYER_SIZE
+from tpspec.topology.windows import SLIDING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,12 +83,25 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
     layers = tuple(round(i * step) for i in range(num_layers))
     fields = transformers_config(target.config).to_dict()
     if fields["model_type"] in GEMMA4:
-        raise UserError(
-            f"--from-layers: the target's are {fields['model_type']}'s, unlike each other and with scales that are not "
-            "trained here; should be --hidden"
-        )
-    lists = {name: [fields[name][i] for i in layers] for name in PER_LAYER if fields.get(name)}
+        _check_alone(fields, layers)
+    lists: dict[str, Any] = {name: [fields[name][i] for i in layers] for name in PER_LAYER if fields.get(name)}
+    if own := fields.get(OVERRIDES):
+        lists[OVERRIDES] = {str(i): own[str(layer)] for i, layer in enumerate(layers) if str(layer) in own}
     return Design(AutoConfig.for_model(**fields | lists | {"num_hidden_layers": num_layers}), layers)
+
+
+def _check_alone(fields: dict[str, Any], layers: tuple[int, ...]) -> None:
+    """UserError where some layers of Gemma 4 are no model."""
+    if fields.get("num_kv_shared_layers") or fields.get(PER_LAYER_SIZE):
+        raise UserError(
+            "--from-layers: the target's read what others keep, or numbers that tokens have for each layer; should be "
+            "--hidden"
+        )
+    if fields["layer_types"][layers[-1]] == SLIDING:
+        raise UserError(
+            f"--layers {len(layers)}: the last of them, layer {layers[-1]} of the target, has a window, and the last "
+            "layer of such a model has none; should be so many that it sees everything"
+        )
 
 
 class DraftModel(nn.Module):
@@ -113,9 +129,17 @@ class DraftModel(nn.Module):
         weight: Tensor = self.model.lm_head.weight
         return weight
 
+    @property
+    def cap(self) -> float | None:
+        """Of its logits."""
+        found: float | None = getattr(self.model.config, "final_logit_softcapping", None)
+        return found
+
     def tensors(self) -> dict[str, Tensor]:
-        """The model as published: of shared tensors the first name alone."""
-        return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+        """The model as published: of shared tensors the first name alone; with what is kept and not trained."""
+        kept = self.model.state_dict().keys()
+        buffers = {name: tensor for name, tensor in self.model.named_buffers() if name in kept}
+        return buffers | {name: tensor.detach() for name, tensor in self.model.named_parameters()}
 
     def config(self) -> dict[str, Any]:
         """config.json as transformers writes it, and the layers of the target that the model began with."""
@@ -129,8 +153,8 @@ class DraftModel(nn.Module):
     @torch.no_grad()
     def _begin_as(self, target: Taught) -> None:
         checkpoint = Checkpoint(target.folder)
-        for name, parameter in self.model.named_parameters():
+        for name, own in self.tensors().items():
             theirs = re.sub(r"layers\.(\d+)", lambda found: f"layers.{self._layers[int(found[1])]}", name)
-            parameter.copy_(checkpoint.read(theirs, tuple(parameter.shape)))
+            own.copy_(checkpoint.read(theirs, tuple(own.shape)))
         for shared in (self.model.get_input_embeddings(), self.model.lm_head):
             shared.requires_grad_(False)

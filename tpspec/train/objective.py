@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,20 +29,39 @@ def _chunk(head_VD: Tensor) -> int:
     return max(LEAST, SCORES // len(head_VD))
 
 
+class Caps(NamedTuple):
+    """Of logits, which go through cap * tanh(logits / cap); None: they do not."""
+
+    target: float | None
+    own: float | None
+
+
+UNCAPPED = Caps(None, None)
+
+
+def capped(logits_RV: Tensor, cap: float | None) -> Tensor:
+    return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of softmax(x W^T) with the target's law. All of a chunk is made on the way, gradients too."""
 
     @staticmethod
-    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor) -> Tensor:
+    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor, caps: Caps) -> Tensor:
         learns = ctx.needs_input_grad[1]
         grad_x, grad_w = torch.empty_like(x_RD), torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         wide_VD, total = weight_VD.to(x_RD.dtype), x_RD.new_zeros((), dtype=torch.float32)
         size = _chunk(weight_VD)
         for at in range(0, len(x_RD), size):
-            rows, law = x_RD[at : at + size], (judged_RE[at : at + size] @ head_VE.T).float().softmax(-1)
-            log_q = (rows @ wide_VD.T).float().log_softmax(-1)
+            rows = x_RD[at : at + size]
+            law = capped((judged_RE[at : at + size] @ head_VE.T).float(), caps.target).softmax(-1)
+            logits = capped((rows @ wide_VD.T).float(), caps.own)
+            log_q = logits.log_softmax(-1)
             total -= (law * log_q).sum()
-            grad = (log_q.exp_().sub_(law) / len(x_RD)).to(x_RD.dtype)
+            grad = log_q.exp_().sub_(law).div_(len(x_RD))
+            if caps.own is not None:
+                grad *= 1 - (logits / caps.own).square()
+            grad = grad.to(x_RD.dtype)
             grad_x[at : at + size] = grad @ wide_VD
             if grad_w is not None:
                 grad_w += grad.T @ rows
@@ -50,14 +69,14 @@ class _CrossEntropy(torch.autograd.Function):
         return total / len(x_RD)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         grad_x, grad_w = ctx.saved_tensors
-        return grad * grad_x, None if grad_w is None else grad * grad_w, None, None
+        return grad * grad_x, None if grad_w is None else grad * grad_w, None, None, None
 
 
-def cross_entropy(x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor) -> Tensor:
+def cross_entropy(x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor, caps: Caps = UNCAPPED) -> Tensor:
     """judged_RE, head_VE: the target's last hidden states, and its head's rows of the same ids as weight_VD."""
-    loss: Tensor = _CrossEntropy.apply(x_RD, weight_VD, judged_RE, head_VE)  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(x_RD, weight_VD, judged_RE, head_VE, caps)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -67,8 +86,8 @@ class Judge:
     dtype: of the products with output heads.
     """
 
-    def __init__(self, head_VE: Tensor, place_of: Tensor, dtype: torch.dtype) -> None:
-        self._head_VE, self._place_of, self._dtype = head_VE, place_of, dtype
+    def __init__(self, head_VE: Tensor, place_of: Tensor, dtype: torch.dtype, caps: Caps = UNCAPPED) -> None:
+        self._head_VE, self._place_of, self._dtype, self._caps = head_VE, place_of, dtype, caps
 
     def losses(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> list[Tensor]:
         """Cross-entropy of each step with the target's law; rows whose token cannot be drafted do not count."""
@@ -78,7 +97,8 @@ class Judge:
             texts, rows = predicts_BA.nonzero(as_tuple=True)
             counts = self._places(step, predicts_BA, batch) >= 0
             judged_RE = judged_BAE[texts[counts], rows[counts] + step]
-            losses.append(cross_entropy(x_RD[counts].to(self._dtype), output_VD, judged_RE, self._head_VE))
+            x_RD = x_RD[counts].to(self._dtype)
+            losses.append(cross_entropy(x_RD, output_VD, judged_RE, self._head_VE, self._caps))
         return losses
 
     def agreed(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> Tensor:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Taught:
     """A target as its heads see it. config: its config.json. num_heads, num_kv_heads, head_dim: theirs; where latents
-    are cached, as the values that are made of them. embedding_VD, head_VD: its own tensors. norm_D: what its last norm
-    multiplies by.
+    are cached, as the values that are made of them. cap: of logits, or None. embedding_VD, head_VD: its own tensors.
+    norm_D: what its last norm multiplies by.
     """
 
     folder: Path
@@ -38,6 +38,7 @@ class Taught:
     vocab: int
     eps: float
     rope_theta: float
+    cap: float | None
     embedding_VD: Tensor
     head_VD: Tensor
     norm_D: Tensor
@@ -67,6 +68,7 @@ def taught(folder: Path) -> Taught:
         vocab=spec.vocab,
         eps=spec.eps,
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+        cap=spec.cap,
         embedding_VD=embedding_VD,
         head_VD=checkpoint.mapped(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape),
         norm_D=checkpoint.read("model.norm.weight", (spec.hidden,)) + (1 if spec.one_more else 0),
