@@ -249,6 +249,15 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
 }
+# Types of text models within models that see, and the kinds that they are like; transformers has no such model alone.
+LIKE = {
+    "glm4v_moe_text": "glm4_moe",
+    "glm4v_text": "glm4",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+}
 ONE_MORE = ("gemma3_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")  # whose norms multiply by 1 + weight
 
 

@@ -11,33 +11,50 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tests.checkpoints import BASE, KINDS, randomise, write_tokenizer
-from tpspec.comm.communicator import OneRank
+from tests.checkpoints import BASE, KINDS, LIKE, randomise, write_tokenizer
+from tpspec.comm.communicator import Communicator, OneRank
+from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader
 from tpspec.model.weights import SINGLE
 from tpspec.text import Text
 from tpspec.topology.formats import Scheme, Stored
-from tpspec.topology.multimodal import spellings, text_name
+from tpspec.topology.multimodal import FLAT, spellings, text_name
 from tpspec.topology.shape import ModelShape, vocab_of
 from tpspec.topology.shards import split
 
 IDS = tuple(torch.randint(3, 263, (30,), generator=torch.Generator().manual_seed(0)).tolist())
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
           "image_size": 28, "patch_size": 14}  # fmt: skip
-WHOLE = {
+MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"mm_tokens_per_image": 4, "image_token_index": 262, "boi_token_index": 261}),
     "mistral": ("mistral3", {"image_token_index": 262}),
     "ministral3": ("mistral3", {"image_token_index": 262}),
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
+    **{kind: (kind.removesuffix("_text"), {}) for kind in LIKE},
+}
+
+
+SEES: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"embed_dim": 16, "hidden_size": 96},
+    "qwen2_5_vl": {"out_hidden_size": 96, "fullatt_block_indexes": [0]},
+    "qwen3_vl": {"out_hidden_size": 96, "deepstack_visual_indexes": [0]},
+    "qwen3_vl_moe": {"out_hidden_size": 96, "deepstack_visual_indexes": [0]},
+    "glm4v": {"out_hidden_size": 96},
+    "glm4v_moe": {"out_hidden_size": 96},
 }
 
 
 def seeing(folder: Path, text: str, **keys: Any) -> torch.Tensor:
     """Writes a model of a text kind and eyes; the logits it has for IDS."""
     model_type, more = WHOLE[text]
-    fields = BASE | KINDS[text] | keys
+    fields = BASE | KINDS[LIKE.get(text, text)] | keys
+    if text in LIKE:  # whose rope turns by three positions, which are the same for text
+        part = fields.get("partial_rotary_factor", 1.0)
+        sections = {"mrope_section": [round(4 * part), round(2 * part), round(2 * part)], "partial_rotary_factor": part}
+        fields |= {"model_type": text, "rope_parameters": MROPE | sections}
     config = AutoConfig.for_model(model_type, text_config=fields, vision_config=VISION | _eyes(model_type), **more,
                                   tie_word_embeddings=fields["tie_word_embeddings"])  # fmt: skip
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -49,6 +66,8 @@ def seeing(folder: Path, text: str, **keys: Any) -> torch.Tensor:
 
 
 def _eyes(model_type: str) -> dict[str, Any]:
+    if model_type in SEES:
+        return SEES[model_type] | {"model_type": f"{model_type}_vision", "depth": 1, "num_heads": 2}
     if model_type.startswith("qwen3_5"):
         return {"model_type": f"{model_type}_vision", "depth": 1, "num_heads": 2, "out_hidden_size": 96}
     return {"model_type": "pixtral" if model_type == "mistral3" else "siglip_vision_model"}
@@ -75,10 +94,40 @@ def test_the_text_model_of_one_that_sees_computes_what_transformers_does(text: s
     assert (logits(tmp_path) - expected).abs().max() < 1e-4
     names = set(load_file(tmp_path / SINGLE))
     old, new = "language_model.model.", "model.language_model."
+    if WHOLE[text][0] in FLAT:
+        old, new = "model.layers.", "model.language_model.layers."
     old, new = (old, new) if any(name.startswith(old) for name in names) else (new, old)
     rename(tmp_path, old, new)
     assert (logits(tmp_path) - expected).abs().max() < 1e-4
     assert Text.load(tmp_path).vocab_size == 263
+
+
+def test_what_says_of_text_may_stand_beside_what_says_of_eyes(tmp_path: Path) -> None:
+    """As Qwen2.5-VL was published, with the type of rope that it had. Stands against a model that has no sizes."""
+    expected = seeing(tmp_path, "qwen2_5_vl_text")
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    text |= {"rope_theta": 10000.0, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+    path.write_text(json.dumps({key: text[key] for key in text if key != "rope_parameters"} | config))
+    assert (logits(tmp_path) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("parts", [(1.0,), (1.0, 2.0)], ids=str)
+def test_experts_lie_or_stand(parts: tuple[float, ...], tmp_path: Path) -> None:
+    """Qwen3-VL's were published with a row for each input; transformers writes them with one for each output."""
+    expected = seeing(tmp_path, "qwen3_vl_moe_text")
+    tensors = load_file(tmp_path / SINGLE)
+    turned = {name: x.transpose(1, 2).contiguous() if ".experts." in name else x for name, x in tensors.items()}
+    assert any(turned[name].shape != tensors[name].shape for name in tensors)
+    save_file(turned, tmp_path / SINGLE)
+    shards, span = split(ModelShape.of(tmp_path), parts), Span(0, 0, IDS, ((0, len(IDS)),), len(IDS))
+
+    def rank(comm: Communicator) -> torch.Tensor:
+        loader = Loader.open(tmp_path, shards[comm.rank], torch.float32, torch.device("cpu"))
+        return loader.decoder(comm, 64).forward([span])
+
+    assert (torch.cat(ThreadWorld(len(parts)).run(rank), 1) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("tied", [False, True])

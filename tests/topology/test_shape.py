@@ -47,6 +47,13 @@ PUBLISHED = {
     "google/gemma-3-4b-it": 4.30008 - 0.41982,  # less what sees, and what leads from there
     "google/gemma-3-12b-it": 12.18733 - 0.42129,
     "google/gemma-3-27b-it": 27.43241 - 0.42306,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 7.616,  # of these the text model, as large as the one that does not see
+    "Qwen/Qwen2.5-VL-32B-Instruct": 32.76,
+    "Qwen/Qwen2.5-VL-72B-Instruct": 72.71,
+    "Qwen/Qwen3-VL-8B-Instruct": 8.191,
+    "Qwen/Qwen3-VL-32B-Instruct": 32.76,
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": 30.53,
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": 235.09,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 23.5724,
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": 23.5724,
     "zai-org/GLM-4.5-Air": 110.46882 - 3.61656,  # less the layer for multi-token prediction, tables and all
@@ -68,6 +75,9 @@ ROUNDED = {
     "google/gemma-4-E2B-it": 2.3,  # but for its table of numbers for each layer; of these the text models
     "google/gemma-4-26B-A4B-it": 25.2,
     "google/gemma-4-31B-it": 30.7,
+    "zai-org/GLM-4.1V-9B-Thinking": 9.4,
+    "zai-org/GLM-4.5V": 106.8,
+    "zai-org/GLM-4.6V": 106.8,
     "Qwen/Qwen3.5-9B": 9,
     "Qwen/Qwen3.5-27B": 27,
     "Qwen/Qwen3.5-35B-A3B": 35,
@@ -193,6 +203,8 @@ CALLED = {
     "glm4": "GLM-4",
     "glm4_moe": "4.5",
     "glm4_moe_lite": "4.7-Flash",
+    "glm4v_moe_text": "4.5V",
+    "glm4v_text": "4.1V",
     "gpt_oss": "gpt-oss",
     "llama": "Llama",
     "ministral3": "Ministral 3",
@@ -200,11 +212,15 @@ CALLED = {
     "mixtral": "Mixtral",
     "phi3": "Phi-3",
     "qwen2": "Qwen2",
+    "qwen2_5_vl_text": "Qwen2.5-VL",
+    "qwen2_vl_text": "Qwen2-VL",
     "qwen3": "Qwen3",
     "qwen3_5_moe_text": "3.6",
     "qwen3_5_text": "Qwen3.5",
     "qwen3_moe": "Qwen3-MoE",
     "qwen3_next": "Qwen3-Next",
+    "qwen3_vl_moe_text": "Qwen3-VL",
+    "qwen3_vl_text": "Qwen3-VL",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM",
 }

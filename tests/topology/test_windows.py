@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import BASE, KINDS
+from tests.checkpoints import BASE, KINDS, LIKE
 from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES
 from tpspec.model.spec import read_spec
@@ -31,6 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"sliding_window": 32, "sliding_window_pattern": 3},
 ]
 OF_TYPE = {fields["model_type"]: BASE | fields for fields in KINDS.values()}
+OF_TYPE |= {kind: BASE | KINDS[like] | {"model_type": kind} for kind, like in LIKE.items()}
 LEFT_OUT = ("layer_types", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern")
 
 

@@ -14,11 +14,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import tiny
+from tests.model.test_multimodal import IDS as SEEN
+from tests.model.test_multimodal import seeing
+from tpspec.errors import UserError
 from tpspec.text import Text
 from tpspec.train.__main__ import main
 from tpspec.train.batches import split
+from tpspec.train.model import of_layers
 from tpspec.train.prompts import Invented
 from tpspec.train.taps import Shards, Tapper, tapped_layers
+from tpspec.train.target import taught
 from tpspec.train.texts import TextFile, Told, read_texts
 
 CPU = torch.device("cpu")
@@ -107,6 +112,19 @@ def test_prompts_that_leave_no_room_are_told(model: Path, tmp_path: Path, capsys
     assert main(command) == 0
     assert "2 of 3 prompts leave no room for an answer within --longest 30, and are" in capsys.readouterr().err
     assert [told.number for told in read_texts(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "qwen3_vl_text"])
+def test_a_target_that_sees_is_run_as_its_text_model(kind: str, tmp_path: Path) -> None:
+    """transformers has no class for causal models that loads it: that was a traceback, once the texts were there."""
+    logits = seeing(tmp_path, kind)
+    ((features, final),) = Tapper(tmp_path, CPU).taps([Told(0, "chat", 0.0, SEEN[:3], SEEN[3:])])
+    target = taught(tmp_path)
+    torch.testing.assert_close(final @ target.head_VD.T, logits, atol=1e-4, rtol=1e-4)
+    assert features.shape == (len(SEEN), 3 * target.hidden)
+    if kind == "qwen3_vl_text":
+        with pytest.raises(UserError, match="transformers has no qwen3_vl_text that does not see; should be --hidden"):
+            of_layers(target, 2, spread=False)
 
 
 def test_taps_are_the_inputs_of_their_layers_and_padding_does_not_show(model: Path, data: Path) -> None:

@@ -120,6 +120,13 @@ ARCHITECTURES = {
     ),
     "glm4_moe": Architecture(qkv_bias="attention_bias", qk_norm="use_qk_norm", partial_rope=True),
     "glm4_moe_lite": Architecture(alternate_rope="rope_interleave"),
+    "glm4v_moe_text": Architecture(qkv_bias="attention_bias", partial_rope=True),
+    "glm4v_text": Architecture(
+        qkv_bias=True,
+        partial_rope=True,
+        alternate_rope=True,
+        norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
+    ),
     "gpt_oss": Architecture(
         qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
     ),
@@ -129,11 +136,15 @@ ARCHITECTURES = {
     "mixtral": Architecture(window="all"),
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
+    "qwen2_5_vl_text": Architecture(qkv_bias=True, window="layer_types"),
+    "qwen2_vl_text": Architecture(qkv_bias=True, window="layer_types"),
     "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "qwen3_5_moe_text": HYBRID,
     "qwen3_5_text": HYBRID,
     "qwen3_moe": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="all"),
     "qwen3_next": HYBRID,
+    "qwen3_vl_moe_text": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "qwen3_vl_text": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
     "seed_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_out_bias", mlp_bias="mlp_bias"),
     "smollm3": Architecture(
         qkv_bias="attention_bias",

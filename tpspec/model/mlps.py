@@ -71,23 +71,20 @@ class Mlps:
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
         channels, size = self.shard.channels, self.spec.intermediate
-        is_apart = names.upright and f"{at}{names.together}" not in self.matrices.checkpoint
+        is_apart = not names.alternate and f"{at}{names.together}" not in self.matrices.checkpoint
         if names.together is None or is_apart:
             return self._mlp(f"{at}{index}.", names, channels, size)
-        hidden, one, biased = range(self.spec.hidden), (index, experts.count), experts.biased
-        if names.upright:
-            upright = partial(Place, expert=one, upright=True)
-            parts = [upright(at + names.together, 2 * size, len(hidden), rows, hidden)
-                     for rows in (channels, range(size + channels.start, size + channels.stop))]  # fmt: skip
-            down = upright(at + names.down, len(hidden), size, hidden, channels)
-            return GatedMlp(
-                self.matrices.column_parallel(parts, biased=False), self.matrices.row_parallel(down, biased=False)
-            )
-        rows = range(2 * channels.start, 2 * channels.stop)
-        gate_up = Place(at + names.together, 2 * size, len(hidden), rows, hidden, expert=one, alternate=True)
-        down = Place(at + names.down, len(hidden), size, hidden, channels, expert=one)
+        hidden, biased = range(self.spec.hidden), experts.biased
+        upright = names.upright
+        if not names.alternate and 2 * size != len(hidden):  # which way they stand tells
+            upright = self.matrices.checkpoint.shape(at + names.together) != (experts.count, len(hidden), 2 * size)
+        place = partial(Place, expert=(index, experts.count), upright=upright, alternate=names.alternate)
+        gate, up = channels, range(size + channels.start, size + channels.stop)
+        rows = [range(2 * channels.start, 2 * channels.stop)] if names.alternate else [gate, up]
+        gate_up = [place(at + names.together, 2 * size, len(hidden), some, hidden) for some in rows]
+        down = place(at + names.down, len(hidden), size, hidden, channels, alternate=False)
         return GatedMlp(
-            self.matrices.column_parallel([gate_up], biased=biased), self.matrices.row_parallel(down, biased=biased)
+            self.matrices.column_parallel(gate_up, biased=biased), self.matrices.row_parallel(down, biased=biased)
         )
 
     def _check_apart(self, layer: str) -> None:

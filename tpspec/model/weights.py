@@ -74,6 +74,9 @@ class Checkpoint:
             )
         return tensor.clone()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._shared(name).get_slice(self._stored_as[name]).get_shape())
+
     def under(self, module: str) -> set[str]:
         """What the tensors of a module, and not of modules in it, are called within it."""
         return self._parts.get(module, set())

@@ -23,9 +23,10 @@ class MlpNames:
     have one name they are one matrix, gate's rows first.
 
     together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
-    matrices of its own. upright: it has a row for each output, gate's above up's, and checkpoints may have a matrix for
-    each expert instead; else a row is an input's, and the outputs of gate and up alternate. shared_gate: of what the
-    MLP beside the experts is multiplied with.
+    matrices of its own. upright: it has a row for each output; else a row is an input's. alternate: the outputs of gate
+    and up stand in turn, else gate's before up's; then checkpoints may have it the other way round, or a matrix for
+    each expert instead.
+    shared_gate: of what the MLP beside the experts is multiplied with.
     """
 
     module: str
@@ -36,6 +37,7 @@ class MlpNames:
     shared: str = "shared_experts"
     together: str | None = None
     upright: bool = False
+    alternate: bool = False
     shared_gate: str = "shared_expert_gate"
 
     def within(self, layer: str) -> str:
@@ -119,7 +121,7 @@ class Mixing:
 
 DENSE = MlpNames("mlp")
 FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
-FUSED_TYPES = ("glm4", "phi3")
+FUSED_TYPES = ("glm4", "glm4v_text", "phi3")
 MIXTURES = {
     "deepseek_v2": Mixing(
         DENSE,
@@ -151,8 +153,15 @@ MIXTURES = {
         norms=True,
         beside=Beside(dense=10240, shared=1, channels=1536, scale=1.8, listed=True),
     ),
+    "glm4v_moe_text": Mixing(
+        DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)
+    ),
     "gpt_oss": Mixing(
-        MlpNames("mlp", router="router", together="gate_up_proj"), count=128, chosen=4, sums_to_one=True, biased=True
+        MlpNames("mlp", router="router", together="gate_up_proj", alternate=True),
+        count=128,
+        chosen=4,
+        sums_to_one=True,
+        biased=True,
     ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "qwen3_5_moe_text": Mixing(
@@ -163,6 +172,7 @@ MIXTURES = {
         gated=512,
     ),
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
+    "qwen3_vl_moe_text": Mixing(MlpNames("mlp", together="gate_up_proj"), count=60, chosen=4, sums_to_one=True),
     "qwen3_next": Mixing(MlpNames("mlp", shared="shared_expert"), count=512, chosen=10, norms=True, gated=512),
 }
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids

@@ -75,6 +75,16 @@ GEMMA4 = Defaults(
     float16=False,
     intermediate=("intermediate_size", 9216),
 )
+QWEN2_VL = Defaults(
+    hidden=8192,
+    num_layers=80,
+    num_heads=64,
+    num_kv_heads=8,
+    vocab=152064,
+    biased="always",
+    o_biased=False,
+    intermediate=("intermediate_size", 29568),
+)
 # The types that model/architectures.py declares.
 MODEL_TYPES = {
     "deepseek_v2": Defaults(
@@ -137,6 +147,27 @@ MODEL_TYPES = {
         vocab=154880,
         intermediate=("moe_intermediate_size", 1536),
     ),
+    "glm4v_moe_text": Defaults(
+        hidden=4096,
+        num_layers=46,
+        num_heads=96,
+        num_kv_heads=8,
+        vocab=151424,
+        biased=True,
+        o_biased=False,
+        intermediate=("moe_intermediate_size", 1408),
+    ),
+    "glm4v_text": Defaults(
+        hidden=4096,
+        num_layers=40,
+        num_heads=32,
+        num_kv_heads=2,
+        vocab=151552,
+        biased="always",
+        o_biased=False,
+        layer_norms=4,
+        intermediate=("intermediate_size", 13696),
+    ),
     "gpt_oss": Defaults(
         hidden=2880,
         num_layers=36,
@@ -170,6 +201,8 @@ MODEL_TYPES = {
         intermediate=("intermediate_size", 8192),
     ),
     "qwen2": Defaults(num_kv_heads=32, biased="always", o_biased=False),
+    "qwen2_5_vl_text": QWEN2_VL,
+    "qwen2_vl_text": QWEN2_VL,
     "qwen3": Defaults(num_kv_heads=32, head_dim=128, normed=True),
     "qwen3_5_moe_text": Defaults(
         hidden=2048,
@@ -204,6 +237,26 @@ MODEL_TYPES = {
         normed=True,
         gated=True,
         intermediate=("moe_intermediate_size", 512),
+    ),
+    "qwen3_vl_moe_text": Defaults(
+        hidden=2048,
+        num_layers=24,
+        num_heads=16,
+        num_kv_heads=16,
+        vocab=151936,
+        tied=True,
+        normed=True,
+        intermediate=("moe_intermediate_size", 1408),
+    ),
+    "qwen3_vl_text": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=128,
+        vocab=151936,
+        normed=True,
+        intermediate=("intermediate_size", 22016),
     ),
     "seed_oss": Defaults(
         hidden=4096,

@@ -35,8 +35,8 @@ def _all_but_every(number: int) -> Callable[[Reads, int], bool]:
     return lambda read, layer: bool((layer + 1) % read.size("sliding_window_pattern", number))
 
 
-def _last_layers(read: Reads, layer: int) -> bool:
-    return layer >= read.size("max_window_layers", 28, least=0)
+def _from_layer(usual: int) -> Callable[[Reads, int], bool]:
+    return lambda read, layer: layer >= read.size("max_window_layers", usual, least=0)
 
 
 def _without_rope(read: Reads, layer: int) -> bool:
@@ -57,8 +57,10 @@ SLIDES = {
     "mistral": Sliding(4096),
     "mixtral": Sliding(),
     "phi3": Sliding(),
-    "qwen2": Sliding(4096, "use_sliding_window", _last_layers),
-    "qwen3": Sliding(4096, "use_sliding_window", _last_layers),
+    "qwen2": Sliding(4096, "use_sliding_window", _from_layer(28)),
+    "qwen2_5_vl_text": Sliding(4096, "use_sliding_window", _from_layer(80)),
+    "qwen2_vl_text": Sliding(4096, "use_sliding_window", _from_layer(80)),
+    "qwen3": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen3_moe": Sliding(4096, "use_sliding_window"),
     "smollm3": Sliding(has_one=_without_rope),
 }

@@ -71,7 +71,7 @@ def at_random(target: Taught, num_layers: int, hidden: int) -> Design:
 
 def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
     """The target with so few of its layers: its first, or from its first to its last in like steps."""
-    from transformers import AutoConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     if target.has_experts:
         raise UserError("--from-layers: the target's have experts, which are not trained here; should be --hidden")
@@ -81,7 +81,10 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
         raise UserError(f"--layers {num_layers} is more than the target's own {target.num_layers}")
     step = (target.num_layers - 1) / max(1, num_layers - 1) if spread else 1
     layers = tuple(round(i * step) for i in range(num_layers))
-    fields = transformers_config(target.config).to_dict()
+    config = transformers_config(target.config)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(f"--from-layers: transformers has no {config.model_type} that does not see; should be --hidden")
+    fields = config.to_dict()
     if fields["model_type"] in GEMMA4:
         _check_alone(fields, layers)
     lists: dict[str, Any] = {name: [fields[name][i] for i in layers] for name in PER_LAYER if fields.get(name)}

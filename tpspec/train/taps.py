@@ -119,11 +119,19 @@ class Tapper:
     """The target, run for its hidden states by transformers: a whole model on one device."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import (
+            MODEL_FOR_CAUSAL_LM_MAPPING,
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoModelForImageTextToText,
+        )
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
-        self._body = model.base_model.to(device).eval()
-        self._layers = tapped_layers(model.config.get_text_config().num_hidden_layers)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        has_eyes = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        auto = AutoModelForImageTextToText if has_eyes else AutoModelForCausalLM
+        model = auto.from_pretrained(folder, dtype="auto", local_files_only=True)
+        self._body = model.get_decoder().to(device).eval()
+        self._layers = tapped_layers(config.get_text_config().num_hidden_layers)
         self._device = device
 
     @torch.inference_mode()
