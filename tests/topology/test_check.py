@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoints import tiny
+from tests.draft.heads import mtp
 from tests.draft.heads.assistant import assistant
 from tpspec.draft.head_files import PATTERNS
 from tpspec.roles.fit import _shard_bytes, draft_bytes
@@ -128,6 +130,20 @@ def test_an_assistant_of_another_target_is_refused(tmp_path: Path, capsys: pytes
     code, said = checked(capsys, f"target.model={tiny('gemma4', tmp_path / 'wide', sliding_window=9)}", draft)
     assert code == 2
     assert "layers with kv heads, numbers of each and window (3, 16, 8); should be the target's (3, 16, 9)" in said
+
+
+@pytest.mark.parametrize("write", [mtp.deepseek, mtp.qwen], ids=["deepseek", "qwen"])
+def test_a_target_without_a_layer_that_drafts_is_refused(
+    write: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What serving refused checked clean, and the memory of a layer was counted that there is not."""
+    assert checked(capsys, f"target.model={tiny('qwen3', tmp_path / 'in two', shards=2)}", "draft.source=mtp")[0] == 2
+    target = tiny("qwen3", tmp_path)
+    code, said = checked(capsys, f"target.model={target}", "draft.source=mtp")
+    assert code == 2
+    assert "has no layer for multi-token prediction; should hold tensors mtp.* or model.layers.3.*" in said
+    write(target)
+    assert checked(capsys, f"target.model={target}", "draft.source=mtp")[0] == 0
 
 
 def test_a_head_counts_by_its_files_and_one_that_is_not_here_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.spec import read_spec
+from tpspec.topology.head_files import behind_last, no_layer
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -40,12 +41,12 @@ def load_mtp(given: Given) -> Head:
     """The layer in the target's folder. Raises UserError where there is none, or one that we cannot run."""
     target = ModelShape.of(given.target)
     spec = read_spec(given.target)
-    behind = f"model.layers.{target.num_layers}."
-    for at, layer_at, names in (("mtp.", "mtp.layers.0.", QWEN), (behind, behind, DEEPSEEK)):
+    mtp, behind = behind_last(target.num_layers)
+    for at, layer_at, names in ((mtp, f"{mtp}layers.0.", QWEN), (behind, behind, DEEPSEEK)):
         files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names))
         if files:
             return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
-    raise UserError(f"{given.target} has no layer for multi-token prediction; should hold tensors mtp.* or {behind}*")
+    raise no_layer(given.target, target.num_layers)
 
 
 def _renamed(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], str | None]:

@@ -9,9 +9,13 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.topology.multimodal import text_config
+from tpspec.topology.multimodal import text_config, text_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DEMO_MODELS = frozenset({"smollm2-135m"})
 DEMO_HEADS = frozenset({"smollm2-135m-eagle3"})  # these come with the package
@@ -20,6 +24,7 @@ HEADS = Path(__file__).parents[1] / "heads"
 _HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{0,94}\w)?")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 _COPIES = ["consolidated*", "original/*"]  # of the same weights, by other names: Mistral's, Llama's
+MOST_HEADER = 100 << 20  # bytes, as safetensors has it
 _HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were never published as anything else
 
 
@@ -79,6 +84,25 @@ def read_config(folder: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         raise UserError(f"{path} should hold a JSON object")
     return text_config(config)
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """What the tensors of a model's folder are called in its text model, by its index, or by the files' own headers;
+    none where there are no such files, or none that can be read."""
+    try:
+        index = folder / "model.safetensors.index.json"
+        if index.is_file():
+            return set(map(text_name, json.loads(index.read_text(encoding="utf-8"))["weight_map"]))
+        return {text_name(name) for path in folder.glob("*.safetensors") for name in _header(path)}
+    except (OSError, ValueError, LookupError, TypeError):
+        return set()
+
+
+def _header(path: Path) -> Iterable[str]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header: dict[str, object] = json.loads(file.read(min(size, MOST_HEADER)))
+    return header.keys() - {"__metadata__"}
 
 
 def _expanded(folder: str, variable: str) -> Path:

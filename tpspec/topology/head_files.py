@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.topology.checkpoint import read_config
+from tpspec.topology.checkpoint import read_config, tensor_names
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -70,3 +70,21 @@ def layer_shape(folder: Path) -> ModelShape:
     """Of the one layer of a head, as far as it keeps anything of a text. UserError for what is no such config."""
     where = f"{folder}/config.json"
     return ModelShape.from_config(USUAL | layer_fields(layer_of(read_config(folder), where)), where)
+
+
+def behind_last(num_layers: int) -> tuple[str, str]:
+    """With which names of tensors begin that are of a target's layer for multi-token prediction."""
+    return "mtp.", f"model.layers.{num_layers}."
+
+
+def no_layer(model: object, num_layers: int) -> UserError:
+    """What there is to say where its files have none."""
+    held = " or ".join(f"{begin}*" for begin in behind_last(num_layers))
+    return UserError(f"{model} has no layer for multi-token prediction; should hold tensors {held}")
+
+
+def check_layer(folder: Path, num_layers: int) -> None:
+    """UserError where the model in a folder has none."""
+    names = tensor_names(folder)
+    if names and not any(name.startswith(behind_last(num_layers)) for name in names):
+        raise no_layer(folder, num_layers)

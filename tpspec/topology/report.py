@@ -19,7 +19,7 @@ from tpspec.topology.caches import (
 )
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
-from tpspec.topology.head_files import head_bytes
+from tpspec.topology.head_files import check_layer, head_bytes
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
@@ -99,6 +99,8 @@ def _drafter_memory(topology: Topology) -> Memory:
     dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
     if topology.draft.has_own_layer:
         target = shape_of(topology.target.model)
+        if (folder := local(topology.target.model)) is not None:
+            check_layer(folder, target.num_layers)
         return Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, last_layer(target)))
     if topology.draft.own_model is None:
         return Memory()
