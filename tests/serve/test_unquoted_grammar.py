@@ -146,6 +146,7 @@ def test_a_key_that_would_be_read_otherwise_stands_between_marks(vocabulary: Pat
         ({"properties": {"a": {"type": "array", "items": [{}]}}}, "unlike each other"),
         ({"properties": {"a": {"type": "array", "minItems": 2, "maxItems": 1}}}, "not in order"),
         ({"properties": {"a": {"type": "array", "minItems": 5000}}}, "not within 1000"),
+        ({"properties": {"a": {"type": "array", "minItems": 1, "items": False}}}, "allows nothing"),
         ({"properties": {"a": {"not": {}}}}, "not"),
         ({"properties": {"a": {"$ref": "#/nothing"}}}, r"\$ref #/nothing leads to nothing in it"),
         ({"properties": {"a": {"enum": [f"a{QUOTE}b"]}}}, "would end it"),

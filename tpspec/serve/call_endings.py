@@ -82,23 +82,27 @@ class UnquotedEnd:
 
     def __init__(self, stop: str, quote: str, at: int) -> None:
         self._stop, self._quote, self._at, self._depth = stop, quote, at, 0
-        self._closing = ""  # of the string that is read
-        self._may_quote = self._escaped = False  # by JSON's quotes: where a key or a value may begin
+        self._in_marks = self._in_string = self._escaped = False
+        self._may_quote = False  # by JSON's quotes: where a key or a value may begin
 
     def find(self, text: str) -> Ended | None:
         while self._at < len(text):
-            if self._closing:
-                if not self._read_string(text):
+            if self._in_marks:
+                end = text.find(self._quote, self._at)
+                if end < 0:
+                    self._at = max(self._at, len(text) - len(self._quote) + 1)
                     return None
+                self._in_marks, self._may_quote, self._at = False, False, end + len(self._quote)
                 continue
             rest = text[self._at : self._at + max(len(self._quote), len(self._stop))]
-            if rest.startswith(self._stop):
-                return Ended(self._at, is_call=False)
-            if rest.startswith(self._quote):
-                self._closing, self._at = self._quote, self._at + len(self._quote)
-                continue
-            if self._quote.startswith(rest) or self._stop.startswith(rest):
-                return None
+            if not self._in_string:
+                if rest.startswith(self._stop):
+                    return Ended(self._at, is_call=False)
+                if rest.startswith(self._quote):
+                    self._in_marks, self._at = True, self._at + len(self._quote)
+                    continue
+                if self._quote.startswith(rest) or self._stop.startswith(rest):
+                    return None
             self._step(text[self._at])
             self._at += 1
             if self._depth == 0:
@@ -106,26 +110,14 @@ class UnquotedEnd:
         return None
 
     def _step(self, char: str) -> None:
+        if self._in_string:
+            self._in_string = self._escaped or char != '"'
+            self._escaped = char == "\\" and not self._escaped
+            return
         self._depth += {"{": 1, "}": -1}.get(char, 0)
-        if char == '"' and self._may_quote:
-            self._closing = char
+        self._in_string = char == '"' and self._may_quote
         if not char.isspace():
             self._may_quote = char in "{[,:"
-
-    def _read_string(self, text: str) -> bool:
-        """Whether it has ended."""
-        if self._closing == self._quote:
-            found = text.find(self._quote, self._at)
-            self._at = max(self._at, len(text) - len(self._quote) + 1) if found < 0 else found + len(self._quote)
-            is_over = found >= 0
-        else:
-            char = text[self._at]
-            is_over = char == self._closing and not self._escaped
-            self._escaped = char == "\\" and not self._escaped
-            self._at += 1
-        if is_over:
-            self._closing, self._may_quote = "", False
-        return is_over or self._closing != self._quote
 
 
 class NamedEnd:

@@ -157,10 +157,14 @@ class _Values:
         is_of_some = "prefixItems" in leaf or not isinstance(items, dict | bool)  # and others are of other schemas
         if self._is_strict and is_of_some:
             raise ValueError("items that are unlike each other")
+        if items is False:
+            most = 0
+        if most == 0 and least:
+            raise ValueError("its schema allows nothing")
+        if most == 0:
+            return '"[" "]"'
         item = ANY if is_of_some else self._value(items)
         more = f'("," {item})'
-        if most == 0 or items is False:
-            return '"[" "]"'
         repeated = f"{more}*" if most is None else f"{more}{{{max(least, 1) - 1},{most - 1}}}"
         if most is None and least > 1:
             repeated = f"{more}{{{least - 1}}} {repeated}"
