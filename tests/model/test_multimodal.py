@@ -33,6 +33,10 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("mistral3", {"image_token_index": 262}),
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "qwen3": ("internvl", {"image_token_id": 262}),
+    "llama": ("llava", {"image_token_index": 262}),
+    "llama3": ("llava_next", {"image_token_index": 262}),
+    "qwen2": ("llava_onevision", {"image_token_index": 262}),
     **{kind: (kind.removesuffix("_text"), {}) for kind in LIKE},
 }
 
@@ -70,7 +74,8 @@ def _eyes(model_type: str) -> dict[str, Any]:
         return SEES[model_type] | {"model_type": f"{model_type}_vision", "depth": 1, "num_heads": 2}
     if model_type.startswith("qwen3_5"):
         return {"model_type": f"{model_type}_vision", "depth": 1, "num_heads": 2, "out_hidden_size": 96}
-    return {"model_type": "pixtral" if model_type == "mistral3" else "siglip_vision_model"}
+    eyes = {"mistral3": "pixtral", "internvl": "internvl_vision", "llava": "clip_vision_model"}
+    return {"model_type": eyes.get(model_type, "siglip_vision_model")}
 
 
 def rename(folder: Path, old: str, new: str) -> None:
