@@ -24,9 +24,8 @@ class MlpNames:
 
     together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
     matrices of its own. upright: it has a row for each output; else a row is an input's. alternate: the outputs of gate
-    and up stand in turn, else gate's before up's; then checkpoints may have it the other way round, or a matrix for
-    each expert instead.
-    shared_gate: of what the MLP beside the experts is multiplied with.
+    and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or a matrix for each
+    expert instead. shared_gate: of what the MLP beside the experts is multiplied with.
     """
 
     module: str

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 4  # of a head's own
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # as config.json calls small models that are heads
-LAYER: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-}  # what a head's is where its config does not say
+# What a head's layer is where its config does not say.
+LAYER: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 1}
 # Of transformers' Llama; and what does not matter to what a layer keeps.
 USUAL: dict[str, Any] = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 1, "vocab_size": 1}
 HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
