@@ -24,12 +24,22 @@ if TYPE_CHECKING:
 
     from tpspec.serve.call_formats import Unquoted
 
-SCALARS = ("integer", "number", "boolean", "null")  # which stand as JSON has them
-OF_SCALARS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-KNOWN = {"type", "items", "minItems", "maxItems", "properties", "required", "additionalProperties"} | OF_SCALARS
+OF_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+KNOWN = {"type", "items", "minItems", "maxItems", "properties", "required", "additionalProperties"} | OF_NUMBERS
 KEY_PATTERN = f"[^{NO_KEY}\\n]{{1,{LONGEST_KEY}}}"
-ANY, TEXT, LIST, OBJECT, KEY = "any", "text", "list", "object", "KEY"  # rules that all functions share
-OF_KINDS = {"string": TEXT, "array": LIST, "object": OBJECT}
+# Rules that all functions share.
+ANY, TEXT, LIST, OBJECT, KEY, NUMBER, INTEGER = "any", "text", "list", "object", "KEY", "NUMBER", "INTEGER"
+BOOLEAN, NULL = '("true" | "false")', '"null"'
+OF_KINDS = {
+    "string": TEXT,
+    "number": NUMBER,
+    "integer": INTEGER,
+    "boolean": BOOLEAN,
+    "null": NULL,
+    "array": LIST,
+    "object": OBJECT,
+}
+DIGITS = "(0|[1-9][0-9]{0,199})"  # and an exponent of two more is a number that is finite
 
 
 class UnquotedRules:
@@ -40,10 +50,11 @@ class UnquotedRules:
         self._mark = marked(form.quote, added)
         self.parts: dict[str, str] = {}
         self.names: dict[str, str] = {}  # of rules and parts, by what they are for: functions share them
-        scalar = self.part({"type": [*SCALARS]}, "any-scalar", is_strict=False)
         self.rules = [
             f"{KEY}: /{KEY_PATTERN}/",
-            f"{ANY}: {TEXT} | {scalar} | {LIST} | {OBJECT}",
+            f"{INTEGER}: /-?{DIGITS}/",
+            rf"{NUMBER}: /-?{DIGITS}(\.[0-9]{{1,200}})?([eE][+-]?[0-9]{{1,2}})?/",
+            f"{ANY}: {TEXT} | {NUMBER} | {BOOLEAN} | {NULL} | {LIST} | {OBJECT}",
             f'{LIST}: "[" ({ANY} ("," {ANY})*)? "]"',
             f'{OBJECT}: "{{" (pair ("," pair)*)? "}}"',
             f'pair: {KEY} ":" {ANY}',
@@ -141,16 +152,16 @@ class _Values:
             return
         named = named_types(leaf)
         kinds = ANY_KIND if named is None else named
-        if "string" in kinds:
-            yield TEXT
-        if scalars := [kind for kind in SCALARS if kind in kinds]:
-            bounds = {key: leaf[key] for key in sorted(OF_SCALARS & leaf.keys())}
-            part = f"{'-or-'.join(scalars)}-{len(self._rules.parts)}-of-{self._function}"
-            yield self._rules.part({"type": scalars, **bounds}, part, is_strict=self._is_strict)
+        numbers = [kind for kind in ("number", "integer") if kind in kinds]
+        if numbers and (bounds := {key: leaf[key] for key in sorted(OF_NUMBERS & leaf.keys())}):
+            part = f"{'-or-'.join(numbers)}-{len(self._rules.parts)}-of-{self._function}"
+            yield self._rules.part({"type": numbers, **bounds}, part, is_strict=self._is_strict)
+            kinds -= {*numbers}
         if "array" in kinds:
             yield self._list(leaf)
         if "object" in kinds:
             yield self._object(name, leaf)
+        yield from (rule for kind, rule in OF_KINDS.items() if kind in kinds - {"array", "object"})
 
     def _list(self, leaf: dict[str, Any]) -> str:
         items, (least, most) = leaf.get("items", True), self._sizes(leaf)
