@@ -30,6 +30,7 @@ OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependen
 OF_VALUES = ("enum", "const")
 MAX_FAULT_CHARS = 300
 MOST_STATES = 50_000  # of a lexer, 1 to 2 kB each
+MOST_ITEMS = 8_000  # of what may come next: an object with a thousand properties has three of each
 MOST_KEPT = 8  # compiled grammars: the choices of one request share theirs
 
 
@@ -140,7 +141,7 @@ class Vocabulary:
     def _compiled(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
+        limits = LLParserLimits(max_items_in_row=MOST_ITEMS, max_lexer_states=MOST_STATES, verbose_errors=False)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
         if not _is_sound(matcher):
             raise UserError(f"the grammar cannot be used: {_fault(matcher)}")

@@ -128,7 +128,9 @@ def test_one_of_another_target_is_refused(tmp_path: Path) -> None:
     (bare / "config.json").write_text(json.dumps(written | {"text_config": None}))
     with pytest.raises(UserError, match="text_config is missing; should be the config of the assistant's layers"):
         load_assistant(given(target, bare))
-    with pytest.raises(UserError, match="backbone_hidden_size is 48; should be the target's hidden size, 96"):
+    with pytest.raises(UserError, match="backbone_hidden_size is 48; should be the target's hidden size, 72"):
+        load_assistant(given(tiny("gemma4", tmp_path / "larger", hidden_size=72), folder))
+    with pytest.raises(UserError, match=r"an assistant of Gemma 4; should stand beside .*, not llama"):
         load_assistant(given(tiny("llama", tmp_path / "llama"), folder))
     with pytest.raises(UserError, match=r"an assistant of Gemma 4; should stand beside .*, not gemma3_text"):
         load_assistant(given(tiny("gemma3", tmp_path / "gemma3"), folder))

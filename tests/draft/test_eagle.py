@@ -195,6 +195,8 @@ REFUSED = {
     "experts": (third, _say(model_type="qwen3_moe"), "model_type is qwen3_moe; heads of such layers are not supported"),
     "two layers": (third, _say(num_hidden_layers=2), "num_hidden_layers is 2; heads of 1 layer are supported"),
     "quantized": (third, _say(quantization_config={"bits": 4}), "quantized checkpoints are not supported"),
+    "eagle_config": (third, _say(eagle_config="x"), "eagle_config is 'x'; should be a section, or left out"),
+    "other norms": (third, _say(model_type="glm4"), "model_type is glm4; heads of such layers are not supported"),
     "other speculator": (third, _say(speculators_model_type="dflash"), "'dflash' is not supported"),
     "other width": (first, _say(hidden_size=64), "hidden_size is 64; should be the target's 72"),
 }  # fmt: skip

@@ -279,6 +279,7 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
             [("look", {"at": "12", "far": "x", "or": None})],
         ),
         (GEMMA, '<|tool_call>call:add{a:[<|"|>x<|"|><|"|>y<|"|>,],}', "", [("add", {"a": ["x", "y"]})]),
+        (GEMMA, '<|tool_call>call:add{price>:1,a<b:2,say "x":3}', "", [("add", {"price>": 1, "a<b": 2, 'say "x"': 3})]),
         (GEMMA, '<|tool_call>call:rm{a:<|"|>x<|"|>}<tool_call|> No.', 'call:rm{a:<|"|>x<|"|>} No.', []),
         (GEMMA, '<|tool_call>call:add{a:<|"|>x}<tool_call|>', 'call:add{a:<|"|>x}', []),  # never closed
         (GEMMA, f"<|tool_call>call:add{{a:{{b:1}}<tool_call|>{ADDS}", "call:add{a:{b:1}", [ADDED]),  # a brace
@@ -385,6 +386,7 @@ def test_a_deep_value_is_text_and_a_call_that_holds_it_too(depth: int) -> None:
         (GEMMA, "a", '<|tool_call>call:add{a:<|"|>'),
         (GEMMA, "\\", '<|tool_call>call:add{a:"'),
         (GEMMA, "[", "<|tool_call>call:add{a:"),
+        (GEMMA, " ", "<|tool_call>call:add{a"),
         (FORMS["mistral"], "\n", "[TOOL_CALLS]add[CALL_ID]"),
         (LLAMA, "\n", '{"name": "add", "parameters": '),
     ],

@@ -17,11 +17,10 @@ from tpspec.draft.head_files import HeadFiles
 from tpspec.draft.head_parts import Parts
 from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
-from tpspec.model.architectures import NormNames
 from tpspec.model.decoder import FINAL
 from tpspec.model.spec import ModelSpec, resolved
 from tpspec.topology.checkpoint import read_config
-from tpspec.topology.head_files import layer_fields, layer_of
+from tpspec.topology.head_files import layer_fields, layer_of, layer_shape
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ def load_head(given: Given) -> Head:
     """The head in `given.folder`. Raises UserError, naming the file and what would be right."""
     assert given.folder is not None, "the rules of a topology ask for it"
     where = str(given.folder)
+    layer_shape(given.folder)  # which refuses by name what is no such head
     target = ModelShape.of(given.target)
     files = HeadFiles(given.folder, _plain_name)
     form = _form(read_config(given.folder), files, target, f"{where}/config.json")
@@ -128,10 +128,7 @@ def _spec(layer: Mapping[str, Any], where: str) -> ModelSpec:
     """The head's one layer, by the same rules as a whole model's."""
     fields = {"rope_theta": ROPE_THETA} | layer_fields(layer)
     fields = {key: value for key, value in fields.items() if key not in ("dtype", "torch_dtype")}
-    spec = resolved(fields, f"{where}/config.json")
-    if spec.experts is not None or spec.norms != NormNames():
-        raise UserError(f"{where}/config.json: model_type is {spec.model_type}; heads of such layers are not supported")
-    return spec
+    return resolved(fields, f"{where}/config.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class Arguments:
             return text
         return text if isinstance(value, str) or not offer.allows(value) else value
 
+    def allows(self, name: str, value: Any) -> bool:
+        """Whether the schema allows that value as the argument `name`, as far as types and lists say."""
+        return self._known_offer(name).allows(value)
+
     def json_letters(self, name: str | None) -> str:
         """With which the argument `name` is a list or an object: it is no text that begins so, after blanks.
 

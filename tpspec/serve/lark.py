@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FREE = "FREE"
+NOT_PLAIN = re.compile(r"\W", re.ASCII)  # a letter that may be none in a pattern
 BLANK = r"[\s\x1c-\x1f]"  # as Python strips them
 ANYTHING = f"{FREE}: /(.|\\n)*/"  # what is said, up to the mark that comes next
 
@@ -38,5 +40,5 @@ def up_to(rule: str, text: str, mark: str, added: Mapping[str, int]) -> dict[str
 
 def other_than(names: Iterable[str], pattern: str) -> str:
     """What a pattern matches, but for these, with blanks around them or none."""
-    listed = "|".join("".join(rf"\x{{{ord(letter):x}}}" for letter in name) for name in names)
-    return f"{pattern} & ~/{BLANK}*({listed}){BLANK}*/" if listed else pattern
+    listed = [NOT_PLAIN.sub(lambda found: rf"\x{{{ord(found[0]):x}}}", name) for name in names]
+    return f"{pattern} & ~/{BLANK}*({'|'.join(listed)}){BLANK}*/" if listed else pattern

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 STRING = r'"(?:[^"\\]|\\.)*+"'  # of JSON
 BLANKS = re.compile(r"\s*+")
-NO_KEY = r'{}\[\],:"<>'  # as in brackets of a pattern: with these a key would be read otherwise
+NO_KEY = r"{}\[\],:"  # as in brackets of a pattern: with these a key would be read otherwise
 
 
 class Patterns(NamedTuple):
-    """quoted: a string, or a string of JSON. key: that, or text. bare: a value that is text, up to what ends it."""
+    """quoted: a string, or a string of JSON. plain: a key that is text. key: either. bare: a value that is text, up to
+    what ends it."""
 
     quoted: re.Pattern[str]
+    plain: re.Pattern[str]
     key: re.Pattern[str]
     bare: re.Pattern[str]
 
@@ -34,9 +36,11 @@ class Patterns(NamedTuple):
 def patterns(quote: str) -> Patterns:
     mark = re.escape(quote)
     quoted = rf"{mark}(?P<marked>(?:(?!{mark}).)*+){mark}|(?P<json>{STRING})"
+    plain = rf'(?!")(?:(?!{mark})[^{NO_KEY}])++'
     return Patterns(
         re.compile(quoted, re.DOTALL),
-        re.compile(rf"(?:{quoted}|(?P<bare>[^{NO_KEY}]+))\s*+:", re.DOTALL),
+        re.compile(plain),
+        re.compile(rf"(?:(?:{quoted})\s*+|(?P<bare>{plain})):", re.DOTALL),
         re.compile(rf"(?:(?!{mark})[^{{}}\[\],])++"),
     )
 
@@ -88,7 +92,9 @@ class _Reader:
             value = _said(quoted)
         else:
             text = self._match(self._patterns.bare)[0].strip()
-            value = _bare(text) if key is None else self._function.value(key, text)
+            value = _bare(text)
+            if key is not None and (isinstance(value, str) or not self._function.allows(key, value)):
+                value = self._function.value(key, text)
         self._skip_blanks()
         self._at += self._text.startswith(",", self._at)
         return value

@@ -29,10 +29,10 @@ def check_assistant(target: ModelShape, folder: Path) -> None:
     """UserError, naming the file, where it cannot attend to what layers of the target keep."""
     where = f"{folder}/config.json"
     read = Reads(read_config(folder), where)
-    if read.size("backbone_hidden_size", 1536) != target.hidden:
-        raise read.refusal("backbone_hidden_size", f"the target's hidden size, {target.hidden}")
     if target.model_type not in GEMMA4:
         raise UserError(f"{where}: an assistant of Gemma 4; should stand beside such a target, not {target.model_type}")
+    if read.size("backbone_hidden_size", 1536) != target.hidden:
+        raise read.refusal("backbone_hidden_size", f"the target's hidden size, {target.hidden}")
     if not 0 < target.num_windowed < target.num_layers:
         raise UserError(
             f"{where}: an assistant; should stand beside a target that has layers with a window, and without"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config, tensor_names
-from tpspec.topology.shape import ModelShape
+from tpspec.topology.multimodal import STORAGE
+from tpspec.topology.shape import Defaults, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,10 @@ def head_files(folder: Path) -> list[Path]:
 
 def layer_of(config: dict[str, Any], where: str) -> dict[str, Any]:
     """The section of a head's config that says what its one layer is like, whichever the layout. Raises UserError."""
-    layer: dict[str, Any] = {**config, **config.get("eagle_config", {})}
+    own = config.get("eagle_config") or {}
+    if not isinstance(own, dict):
+        raise UserError(f"{where}: eagle_config is {own!r}; should be a section, or left out")
+    layer: dict[str, Any] = {**config, **own}
     if (kind := config.get("speculators_model_type")) is not None:
         if kind != "eagle3":
             raise UserError(f"{where}: speculators_model_type {kind!r} is not supported; source eagle reads 'eagle3'")
@@ -67,7 +71,11 @@ def layer_fields(layer: Mapping[str, Any]) -> dict[str, Any]:
 def layer_shape(folder: Path) -> ModelShape:
     """Of the one layer of a head, as far as it keeps anything of a text. UserError for what is no such config."""
     where = f"{folder}/config.json"
-    return ModelShape.from_config(USUAL | layer_fields(layer_of(read_config(folder), where)), where)
+    fields = USUAL | layer_fields(layer_of(read_config(folder), where))
+    shape = ModelShape.from_config({key: fields[key] for key in fields if key not in STORAGE}, where)
+    if shape.experts is not None or shape.delta_net is not None or shape.layer_norms != Defaults().layer_norms:
+        raise UserError(f"{where}: model_type is {shape.model_type}; heads of such layers are not supported")
+    return shape
 
 
 def behind_last(num_layers: int) -> tuple[str, str]:

@@ -75,7 +75,8 @@ def _check_kept(left_out: Sublayers, sharing: Sharing) -> None:
     for layer, keeper in enumerate(sharing.kept_by, sharing.first):
         if keeper in left_out.attention and layer not in left_out.attention:
             raise UserError(
-                f"attention of layer {keeper} is left out, and layer {layer} reads what that keeps; should both stay"
+                f"attention of layer {keeper} is left out, and layer {layer} reads what that keeps; should both stay, "
+                "or both go"
             )
 
 

@@ -129,7 +129,11 @@ class Tapper:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         has_eyes = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
         auto = AutoModelForImageTextToText if has_eyes else AutoModelForCausalLM
-        model = auto.from_pretrained(folder, dtype="auto", local_files_only=True)
+        model, found = auto.from_pretrained(folder, dtype="auto", local_files_only=True, output_loading_info=True)
+        if missing := sorted(found["missing_keys"]):
+            raise UserError(
+                f"{folder}: transformers finds no {missing[0]} in it; should be a checkpoint as it writes them"
+            )
         self._body = model.get_decoder().to(device).eval()
         self._layers = tapped_layers(config.get_text_config().num_hidden_layers)
         self._device = device
