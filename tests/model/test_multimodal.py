@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.checkpoints import BASE, KINDS, LIKE, randomise, write_tokenizer
+from tests.worlds import serve, topology
 from tpspec.comm.communicator import Communicator, OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader
 from tpspec.model.weights import SINGLE
+from tpspec.request import Request, Sampling
 from tpspec.text import Text
 from tpspec.topology.formats import Scheme, Stored
 from tpspec.topology.multimodal import FLAT, spellings, text_name
@@ -133,6 +135,17 @@ def test_experts_lie_or_stand(parts: tuple[float, ...], tmp_path: Path) -> None:
         return loader.decoder(comm, 64).forward([span])
 
     assert (torch.cat(ThreadWorld(len(parts)).run(rank), 1) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("text", ["qwen3_vl_text", "glm4v_moe_text"])
+def test_texts_are_those_of_plain_decoding(text: str, tmp_path: Path) -> None:
+    """Two ranks, with drafts of some of its own layers. Stands against another tokenizer, rope or head than a whole
+    model has."""
+    seeing(tmp_path, text)
+    asks = [Request(0, IDS, 9), Request(1, IDS[:7], 9, Sampling(temperature=0.8, seed=5))]
+    told = serve(topology(tmp_path, 2, draft={"source": "early_exit", "tokens": 2}), asks)
+    assert told.texts() == serve(topology(tmp_path), asks).texts()
+    assert told.stats[-1].drafted > 0
 
 
 @pytest.mark.parametrize("tied", [False, True])
