@@ -19,6 +19,7 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.request import Request, Sampling
+from tpspec.topology.assistants import check_assistant
 from tpspec.topology.caches import BLOCK, draft_slots, head_cache, target_slots
 from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
@@ -132,6 +133,9 @@ def test_one_of_another_target_is_refused(tmp_path: Path) -> None:
         load_assistant(given(tiny("gemma4", tmp_path / "larger", hidden_size=72), folder))
     with pytest.raises(UserError, match=r"an assistant of Gemma 4; should stand beside .*, not llama"):
         load_assistant(given(tiny("llama", tmp_path / "llama"), folder))
+    (bare / "config.json").write_text(json.dumps(written | {"text_config": {"model_type": "gemma3_text"}}))
+    with pytest.raises(UserError, match=r"text_config.model_type is gemma3_text; should be gemma4_text or"):
+        check_assistant(ModelShape.of(target), bare)
     with pytest.raises(UserError, match=r"an assistant of Gemma 4; should stand beside .*, not gemma3_text"):
         load_assistant(given(tiny("gemma3", tmp_path / "gemma3"), folder))
     with pytest.raises(UserError, match=r"layers with kv heads, .*\(3, 16, 8\); should be the target's \(3, 16, 9\)"):

@@ -21,7 +21,7 @@ from tpspec.model.weights import SINGLE
 from tpspec.request import Request, Sampling
 from tpspec.text import Text
 from tpspec.topology.formats import Scheme, Stored
-from tpspec.topology.multimodal import FLAT, spellings, text_name
+from tpspec.topology.multimodal import FLAT, spellings, text_config, text_name
 from tpspec.topology.shape import ModelShape, vocab_of
 from tpspec.topology.shards import split
 
@@ -159,6 +159,47 @@ def test_the_whole_model_says_whether_its_head_is_the_table(tied: bool, tmp_path
     path.write_text(json.dumps(config))
     assert ("lm_head.weight" in load_file(tmp_path / SINGLE)) is not tied
     assert (logits(tmp_path) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("llava", {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "vocab_size": 32064}),
+        ("llava_next", {"model_type": "mistral", "max_position_embeddings": 32768, "vocab_size": 32064}),
+        ("llava_onevision", {"num_hidden_layers": 24, "hidden_size": 896, "num_attention_heads": 14,
+                             "num_key_value_heads": 2, "intermediate_size": 4864}),
+        ("internvl", {"model_type": "qwen3"}),
+    ],
+)  # fmt: skip
+def test_sizes_that_a_section_leaves_out_are_those_of_transformers(
+    kind: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    """As LLaVA was published: of its text model it says what differs from transformers' own."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "text_config": said, "vision_config": {}}))
+    ours, theirs = ModelShape.of(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    text = theirs.text_config
+    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+            "vocab_size")  # fmt: skip
+    assert (ours.hidden, ours.num_layers, ours.num_heads, ours.num_kv_heads, ours.intermediate, ours.vocab) == tuple(
+        getattr(text, key) for key in keys
+    )
+    assert ours.head_dim == (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+
+
+@pytest.mark.parametrize("whole", [None, False, True])
+@pytest.mark.parametrize("section", [None, False, True])
+@pytest.mark.parametrize(
+    "kind",
+    ["glm4v", "glm4v_moe", "llava", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl",
+     "qwen3_vl_moe", "internvl"],
+)  # fmt: skip
+def test_a_head_is_tied_where_transformers_ties_it(kind: str, section: bool | None, whole: bool | None) -> None:
+    """Older transformers saved it in the section. Stands against a head that is called missing, or counted twice."""
+    text: dict[str, Any] = {} if section is None else {"tie_word_embeddings": section}
+    config: dict[str, Any] = {} if whole is None else {"tie_word_embeddings": whole}
+    theirs = AutoConfig.for_model(kind, text_config=dict(text), **config)
+    said = text_config({"model_type": kind, "text_config": {**text, "hidden_size": 64}, **config})
+    assert said["tie_word_embeddings"] is theirs.tie_word_embeddings
 
 
 def test_what_a_config_leaves_out_of_its_text_section_is_what_transformers_takes_it_for(tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def test_what_a_strict_schema_cannot_bind_is_told_with_the_function_that_has_it(
     with pytest.raises(openai.BadRequestError, match=r"arguments-of-put: .*uniqueItems"):
         client.chat.completions.create(tools=[wait, put], **fields)
     put["function"]["strict"] = False
-    assert client.chat.completions.create(tools=[wait, put], **fields).choices[0].message.tool_calls
+    (choice,) = client.chat.completions.create(tools=[wait, put], **fields).choices
+    assert choice.finish_reason in ("tool_calls", "length")  # noise may write arguments for ever, where any will do
 
 
 @pytest.mark.parametrize("template", [CODER_TEMPLATE, GEMMA_TEMPLATE], ids=["tags", "gemma"])

@@ -199,6 +199,9 @@ def test_what_cannot_bind_leaves_the_rest_bound_where_a_function_is_not_strict(v
     assert accepts(vocabulary, grammar, raw("{b:20}"))
     for text in ("{b:21}", "3", f"{QUOTE}x{QUOTE}"):
         assert not accepts(vocabulary, grammar, raw(text))
+    pair = {"type": "array", "prefixItems": [SMALL, {"type": "string"}], "items": False}
+    grammar = made(vocabulary, GEMMA, schemas={"f": one_argument(pair)})
+    assert accepts(vocabulary, grammar, raw(f"[3,{QUOTE}x{QUOTE}]"))
     grammar = made(vocabulary, GEMMA, schemas={"f": one_argument({"type": "object", "properties": 1})})
     assert accepts(vocabulary, grammar, raw("{b:[]}"))
     assert not accepts(vocabulary, grammar, raw("[]"))

@@ -75,7 +75,7 @@ def _plain_name(name: str) -> str:
 
 def _form(config: dict[str, Any], files: HeadFiles, target: ModelShape, where: str) -> Form:
     layer = layer_of(config, where)
-    if "speculators_model_type" in config:
+    if config.get("speculators_model_type") is not None:
         return _third(config, layer, target, where)
     if layer is config.get("model"):
         return _wrapped(config, layer, where)
@@ -97,7 +97,7 @@ def _wrapped(config: dict[str, Any], layer: dict[str, Any], where: str) -> Form:
 def _third(config: dict[str, Any], layer: dict[str, Any], target: ModelShape, where: str) -> Form:
     """EAGLE-3. `norm_output` means two things: a norm before the logits (SpecForge), or that the next draft reads what
     comes after it (speculators, and heads with `fc_norm`)."""
-    feeds = "speculators_model_type" in config or bool(config.get("fc_norm"))
+    feeds = config.get("speculators_model_type") is not None or bool(config.get("fc_norm"))
     return Form(
         layer,
         third=True,

@@ -107,8 +107,8 @@ def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) ->
 def _every(shape: ModelShape) -> list[Sublayer]:
     """But those whose keys and values other layers read."""
     kept = set() if shape.sharing is None else set(shape.sharing.kept_by)
-    every = [(kind, layer) for layer in range(shape.num_layers) for kind in ("attention", "mlp")]
-    return [one for one in every if one not in {("attention", layer) for layer in kept}]
+    return [(kind, layer) for layer in range(shape.num_layers) for kind in ("attention", "mlp")
+            if kind == "mlp" or layer not in kept]  # fmt: skip
 
 
 def _with(left_out: Sublayers, one: Sublayer) -> Sublayers:

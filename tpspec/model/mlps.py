@@ -71,13 +71,10 @@ class Mlps:
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
         channels, size = self.shard.channels, self.spec.intermediate
-        is_apart = not names.alternate and f"{at}{names.together}" not in self.matrices.checkpoint
-        if names.together is None or is_apart:
+        if names.together is None or not (names.alternate or at + names.together in self.matrices.checkpoint):
             return self._mlp(f"{at}{index}.", names, channels, size)
         hidden, biased = range(self.spec.hidden), experts.biased
-        upright = names.upright
-        if not names.alternate and 2 * size != len(hidden):  # which way they stand tells
-            upright = self.matrices.checkpoint.shape(at + names.together) != (experts.count, len(hidden), 2 * size)
+        upright = names.upright if names.alternate else self._stand(at + names.down, names, experts.count)
         place = partial(Place, expert=(index, experts.count), upright=upright, alternate=names.alternate)
         gate, up = channels, range(size + channels.start, size + channels.stop)
         rows = [range(2 * channels.start, 2 * channels.stop)] if names.alternate else [gate, up]
@@ -86,6 +83,14 @@ class Mlps:
         return GatedMlp(
             self.matrices.column_parallel(gate_up, biased=biased), self.matrices.row_parallel(down, biased=biased)
         )
+
+    def _stand(self, down: str, names: MlpNames, count: int) -> bool:
+        """Whether the matrices of experts have a row for each output, as the shape of one of them tells."""
+        hidden, size, checkpoint = self.spec.hidden, self.spec.intermediate, self.matrices.checkpoint
+        if hidden == size or down not in checkpoint:
+            return names.upright
+        found, standing, lying = checkpoint.shape(down), (count, hidden, size), (count, size, hidden)
+        return found == standing or (names.upright and found != lying)
 
     def _check_apart(self, layer: str) -> None:
         """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""

@@ -1,7 +1,7 @@
 """Objects whose keys stand as they are, and whose strings do, between two marks: as Gemma 4 writes what it calls with.
 
-What models write instead is read, too: strings of JSON, text without marks, a comma too few or too many. Nothing is
-ever evaluated. Must not know how calls begin or end, HTTP or bodies of requests.
+What models write instead is read, too: strings of JSON, text without marks, a comma too few, or one behind the last.
+Nothing is ever evaluated. Must not know how calls begin or end, HTTP or bodies of requests.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class _Values:
         is_of_some = "prefixItems" in leaf or not isinstance(items, dict | bool)  # and others are of other schemas
         if self._is_strict and is_of_some:
             raise ValueError("items that are unlike each other")
-        if most == 0 or items is False:
+        if most == 0 or (items is False and not is_of_some):
             if least:
                 raise ValueError("its schema allows nothing")
             return _Way('"[" "]"')

@@ -38,6 +38,8 @@ def check_assistant(target: ModelShape, folder: Path) -> None:
             f"{where}: an assistant; should stand beside a target that has layers with a window, and without"
         )
     own = ModelShape.from_config(text_fields(folder), where)
+    if own.model_type not in GEMMA4:
+        raise UserError(f"{where}: text_config.model_type is {own.model_type}; should be {' or '.join(GEMMA4)}")
     if not 0 < own.num_windowed < own.num_layers:
         raise UserError(f"{where}: its layers all see alike; should be some with a window, and some without")
     for its, wanted in zip(_kept(own), _kept(target), strict=True):

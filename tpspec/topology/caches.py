@@ -1,13 +1,12 @@
 """What caches hold, how many tokens and texts, and what that takes; and what a round reads of them.
 
-Integers only, of shapes, shards and sections of a topology; must not know how a cache is laid out.
+Of shapes, shards and sections of a topology, and of a head's config; must not know how a cache is laid out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.topology.assistants import check_assistant
 from tpspec.topology.head_files import is_assistant, layer_shape
 from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
@@ -91,15 +90,14 @@ def draft_cache(topology: Topology, shape: ModelShape, whole: Shard, dtype: str)
 
 
 def head_cache(topology: Topology, shape: ModelShape, folder: Path) -> int:
-    """Bytes that a head keeps of texts; shape: of the target. UserError for one that cannot stand beside it."""
+    """Bytes that a head keeps of texts; shape: of the target."""
     if "eagle" not in topology.draft.sources:
         return 0  # of a text the others keep its last token
     if not is_assistant(folder):
         return layer_cache(topology, layer_shape(folder))
-    check_assistant(shape, folder)
     (whole,) = split(shape, (1.0,))
-    kept = {layers.shape.head_dim: layers.shape for layers in by_heads(shape, whole) if layers.keep}
-    heads = [(one.num_kv_heads * one.head_dim, one.num_made - 1) for one in kept.values()]
+    kept = [layers.shape for layers in by_heads(shape, whole) if layers.keep]
+    heads = [(one.num_kv_heads * one.head_dim, one.num_made - 1) for one in kept]
     # It makes keys and values of two layers once more, of what enters those.
     cached = sum(numbers * (2 * draft_slots(topology) + made * shape.hidden) for numbers, made in heads)
     return DTYPE_BYTES[_draft_dtype(topology)] * (cached + (len(heads) + 1) * shape.hidden * _told(topology))
@@ -114,7 +112,8 @@ def layer_cache(topology: Topology, layer: ModelShape) -> int:
 
 
 def num_told(serve: ServeConfig, num_tokens: int) -> int:
-    """Tokens of which there is room for what a layer that goes on from the target's reads besides them."""
+    """Tokens of which there is room for what a layer that goes on from the target's reads besides them, where no texts
+    begin alike: each has its own."""
     return num_tokens + serve.max_running * BLOCK
 
 

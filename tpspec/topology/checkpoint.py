@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.topology.multimodal import text_config, text_name
+from tpspec.topology.multimodal import text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,14 +87,11 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """What the tensors of a model's folder are called in its text model, by its index, or by the files' own headers;
-    none where there are no such files, or none that can be read."""
+    """What the tensors in a model's folder are called, by the headers of its files; none where there are no such files,
+    or one that cannot be read."""
     try:
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            return set(map(text_name, json.loads(index.read_text(encoding="utf-8"))["weight_map"]))
-        return {text_name(name) for path in folder.glob("*.safetensors") for name in _header(path)}
-    except (OSError, ValueError, LookupError, TypeError):
+        return {name for path in folder.glob("*.safetensors") for name in _header(path)}
+    except (OSError, ValueError, AttributeError):
         return set()
 
 

@@ -65,7 +65,10 @@ def layer_of(config: dict[str, Any], where: str) -> dict[str, Any]:
 
 def layer_fields(layer: Mapping[str, Any]) -> dict[str, Any]:
     """As the config of a model of that layer."""
-    return LAYER | {key: value for key, value in layer.items() if value is not None}
+    said = {key: value for key, value in layer.items() if value is not None}
+    if isinstance(kinds := said.get("layer_types"), list):
+        said["layer_types"] = kinds[:1]  # often its target's
+    return LAYER | said
 
 
 def layer_shape(folder: Path) -> ModelShape:

@@ -23,10 +23,20 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }  # of the text model, where its section does not say
-UNTIED = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")  # unless the whole model says so
+# Sizes of text models that sections of others leave out, as transformers once wrote them: what differs from its own.
+SIZES: dict[str, dict[str, object]] = {
+    "llama": {"intermediate_size": 11008, "vocab_size": 32000},
+    "mistral": {"intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 32000},
+    "qwen2": {"intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151936},
+    "qwen3": {"intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 151936},
+}
+COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+# Whether a head is tied where a whole model does not say so; of the others where either does, as they once were saved.
+WHOLE_TIED = {"internvl": True, "llava_next": False, "qwen3_vl": False, "qwen3_vl_moe": False}
+EITHER_TIED = ("glm4v", "glm4v_moe", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl")
 FLAT = ("qwen2_5_vl", "qwen2_vl")  # as these were published: what a text model says stands beside its eyes
 SECTION = "text_config"
-TIED = "tie_word_embeddings"  # which the whole model decides where it says so, for its head is not the text model's
+TIED = "tie_word_embeddings"  # which the whole model decides, for its head is not the text model's; see _tied
 STORAGE = ("quantization_config", "compression_config")  # of the whole model, text model included
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
 
@@ -38,9 +48,20 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
         text = {}
     if not isinstance(kind, str) or kind not in TEXT_TYPES or not isinstance(text, dict):
         return config
-    tied = {TIED: config.get(TIED, False)} if kind in UNTIED or TIED in config else {}
+    section = {"model_type": TEXT_TYPES[kind]} | text
+    sizes = COMMON | SIZES[own] if (own := str(section["model_type"])) in SIZES else {}
     whole = {key: value for key, value in config.items() if not key.endswith("_config") or key in STORAGE}
-    return whole | {"model_type": TEXT_TYPES[kind]} | text | tied
+    return sizes | whole | section | _tied(kind, config, text)
+
+
+def _tied(kind: str, config: dict[str, object], text: dict[str, object]) -> dict[str, object]:
+    """What a model says of its head, as transformers takes it; empty where that is the text model's default."""
+    if kind in EITHER_TIED:
+        said = [one[TIED] for one in (config, text) if TIED in one]
+        return {TIED: True if True in said else said[0] if said else False}
+    if kind in WHOLE_TIED:
+        return {TIED: config.get(TIED, WHOLE_TIED[kind])}
+    return {TIED: config[TIED]} if TIED in config else {}
 
 
 def text_name(name: str) -> str:

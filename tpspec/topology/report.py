@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
+from tpspec.topology.assistants import check_assistant
 from tpspec.topology.caches import (
     draft_cache,
     draft_states,
@@ -19,7 +20,7 @@ from tpspec.topology.caches import (
 )
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
-from tpspec.topology.head_files import check_layer, head_bytes
+from tpspec.topology.head_files import check_layer, head_bytes, is_assistant
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
@@ -95,7 +96,10 @@ def _drafter_memory(topology: Topology) -> Memory:
         folder = local(topology.draft.head, head=True)
         if folder is None:
             return Memory()
-        return Memory(head_bytes(folder), head_cache(topology, shape_of(topology.target.model), folder))
+        target = shape_of(topology.target.model)
+        if is_assistant(folder):
+            check_assistant(target, folder)
+        return Memory(head_bytes(folder), head_cache(topology, target, folder))
     dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
     if topology.draft.has_own_layer:
         target = shape_of(topology.target.model)

@@ -68,9 +68,8 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
 def last_layer(shape: ModelShape) -> ModelShape:
     """Of one more layer like a model's last, that drafts for it: a model of that layer."""
     experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
-    return replace(
-        shape, num_layers=1, experts=experts, delta_net=None, global_heads=None, sharing=None, per_layer=0, stored=None
-    )  # fmt: skip
+    return replace(shape, num_layers=1, num_windowed=min(1, shape.num_windowed), experts=experts, delta_net=None,
+                   global_heads=None, sharing=None, per_layer=0, stored=None)  # fmt: skip
 
 
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:

@@ -83,11 +83,11 @@ def kinds_of(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
     """Of each layer, as layer_types calls it, or would."""
     kinds, slides = read.texts("layer_types"), SLIDES.get(model_type)
     if len(kinds) not in (0, num_layers) or set(kinds) - {SLIDING, FULL}:
-        raise read.refusal("layer_types", f"{SLIDING} or {FULL} for each of {num_layers} layers")
+        raise read.refusal("layer_types", f"{SLIDING} or {FULL} for each of {num_layers} layers, not for {len(kinds)}")
     if not kinds:
         has_one = None if slides is None else slides.has_one
         has = [has_one is not None and has_one(read, layer) for layer in range(num_layers)]
         kinds = tuple(SLIDING if one else FULL for one in has)
     if slides is not None and slides.last_sees_all:
-        return *kinds[: num_layers - 1], FULL
-    return kinds[:num_layers]
+        return *kinds[:-1], FULL
+    return kinds
