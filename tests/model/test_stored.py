@@ -4,6 +4,7 @@ that their codes stand for."""
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ FORMATS: dict[str, Format] = {
     "fp8": published.fp8(),
     "fp8 with static scales": published.fp8(None),
 }
+MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
 EVERY = pytest.mark.parametrize("name", list(FORMATS))
 SHUFFLED = [name for name in FORMATS if "order" in name]
 
@@ -72,7 +74,18 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = ("llama", "qwen2", "mixtral", "qwen3_moe", "glm4", "glm4_moe", "phi3", "deepseek_v2", "deepseek_v3")
+    kinds = (
+        "llama",
+        "qwen2",
+        "mixtral",
+        "qwen3_moe",
+        "qwen3_5_moe",
+        "glm4",
+        "glm4_moe",
+        "phi3",
+        "deepseek_v2",
+        "deepseek_v3",
+    )
     plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 
     @cache
@@ -124,7 +137,7 @@ def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, 
         assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16")
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("kind", MIXTURES)
 @pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "awq", "packed", "fp8"])
 def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind: str) -> None:
     """Stands against codes of an expert taken for a plain weight because of its name (w1), and a router, which nobody
@@ -178,6 +191,23 @@ def test_experts_in_one_tensor_are_read_in_mxfp4_alone(of_floats: Any) -> None:
     matrices, whole = StoredMatrices(Checkpoint(of_floats[0])), range(100)
     with pytest.raises(UserError, match=r"down_proj have 100 inputs; should be whole groups of 32"):
         matrices.small(Scheme("mxfp4", 4, 32), Place("experts.down_proj", 100, 100, whole, whole, expert=(0, 5)))
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed", "fp8"])
+def test_experts_that_are_one_tensor_in_16_bits_may_be_stored_each_alone(written: Any, name: str) -> None:
+    """As Qwen3.5's are published in 8 bits, which were refused."""
+    quantized, meant = written(name, "qwen3_5_moe")
+    assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
+
+
+def test_experts_in_one_piece_that_are_said_to_be_in_codes_are_refused(written: Any, tmp_path: Path) -> None:
+    """Stands against codes that nobody wrote, of a tensor that is there as it is."""
+    folder = shutil.copytree(written("awq", "qwen3_5_moe")[0], tmp_path / "one")
+    held = load_file(folder / "model.safetensors")
+    held["model.layers.0.mlp.experts.gate_up_proj"] = torch.zeros(7, 80, 48)
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"gate_up_proj holds all experts of a layer, which config.json says are quant"):
+        logits(folder, (1,))
 
 
 def test_a_router_in_codes_is_refused(tmp_path: Path) -> None:

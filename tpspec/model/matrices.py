@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.errors import UserError
 from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import Place, StoredMatrices
@@ -95,6 +96,14 @@ class Matrices:
     def wide(self, name: str, shape: tuple[int, ...], rows: range | None = None) -> Tensor:
         """What is held in float32 whatever the rest is."""
         return self.read(name, shape, rows).to(self.device, torch.float32)
+
+    def check_plain(self, name: str) -> None:
+        """Raises UserError where a tensor that holds all experts of a layer is said to be in codes."""
+        if self._scheme(name) is not None:
+            raise UserError(
+                f"{self.checkpoint.folder}: {name} holds all experts of a layer, which config.json says are quantized; "
+                "should be tensors for each of them"
+            )
 
     def check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
         for part in parts:

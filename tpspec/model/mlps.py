@@ -73,6 +73,8 @@ class Mlps:
         channels, size = self.shard.channels, self.spec.intermediate
         if names.together is None or not (names.alternate or at + names.together in self.matrices.checkpoint):
             return self._mlp(f"{at}{index}.", names, channels, size)
+        if not names.alternate:
+            self.matrices.check_plain(at + names.together)
         hidden, biased = range(self.spec.hidden), experts.biased
         upright = names.upright if names.alternate else self._stand(at + names.down, names, experts.count)
         place = partial(Place, expert=(index, experts.count), upright=upright, alternate=names.alternate)

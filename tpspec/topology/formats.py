@@ -107,15 +107,13 @@ def stored_as(config: dict[str, object], where: str) -> Stored | None:
 
 
 def _check_experts(stored: Stored, read: Reads, model_type: str, *, mixed: bool) -> None:
-    """Those of a layer are one tensor in mxfp4, as gpt-oss has them, and in no other format."""
+    """Those of gpt-oss' layers are one tensor in mxfp4, and in no other format; and nobody else's are."""
     names, has_blocks = mlp_names(model_type, mixed=mixed), any(scheme.kind == "mxfp4" for _, scheme in stored.schemes)
     if has_blocks and not names.alternate:
         raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
-    if names.together is None or has_blocks:
-        return
-    if stored.scheme_of(f"{names.within('model.layers.0.')}experts.{names.together}") is not None:
-        mxfp4 = "mxfp4, or " if names.alternate else ""
-        raise read.refusal("quant_method", f"{mxfp4}one that leaves the experts of {model_type} as they are")
+    experts = f"{names.within('model.layers.0.')}experts.{names.together}"
+    if names.alternate and not has_blocks and stored.scheme_of(experts) is not None:
+        raise read.refusal("quant_method", f"mxfp4, or one that leaves the experts of {model_type} as they are")
 
 
 def _check_patterns(stored: Stored, where: str) -> None:
