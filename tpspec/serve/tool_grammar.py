@@ -22,7 +22,7 @@ from tpspec.serve.tools import ADDRESS
 from tpspec.serve.unquoted_grammar import UnquotedRules
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from tpspec.serve.call_formats import Format
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 MOST_CALLS = 16  # in a row: a model that may call for ever sometimes does. Templates of bare calls know but one
 TO_FUNCTION = f'call: {CHANNEL} "commentary to={ADDRESS}" body'
 TO_READER = f'said: {CHANNEL} ("analysis" | "commentary" | "final") {MESSAGE} {FREE}'
+# Of forms whose arguments are no JSON.
+OWN_RULES: dict[type, Callable[[Any, Mapping[str, int]], TaggedRules | UnquotedRules]] = {
+    Tagged: TaggedRules,
+    Unquoted: UnquotedRules,
+}
 SHORT_ID = "ID: /[a-zA-Z0-9]{9}/"
 NO_CALL = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
 
@@ -109,8 +114,8 @@ def _bodies(
 ) -> tuple[list[str], dict[str, str]]:
     """Rules of what stands in a call, and the grammars that they refer to, by name."""
     bound = {name: not is_free or name in toolbox.strict for name in toolbox.schemas}
-    if isinstance(style.form, Tagged | Unquoted):
-        made = TaggedRules(style.form, added) if isinstance(style.form, Tagged) else UnquotedRules(style.form, added)
+    if (rules := OWN_RULES.get(type(style.form))) is not None:
+        made = rules(style.form, added)
         for i, (name, schema) in enumerate(toolbox.schemas.items()):
             made.add(f"body_{i}", name, schema, is_bound=bound[name], is_strict=name in toolbox.strict)
         names = " | ".join(f"body_{i}" for i in range(len(bound)))

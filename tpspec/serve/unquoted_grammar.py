@@ -231,17 +231,23 @@ class _Values:
         keys = _in_order({**properties, **dict.fromkeys(required)})
         values = {key: self._value(properties.get(key, others)) for key in keys
                   if key in required or properties[key] is not False}  # fmt: skip
-        extra = "" if others is False else self._extra(name, keys, others)
-        rest = f'("," {extra})*' if extra else ""
-        starts = [f"{extra} {rest}"] if extra else []  # of what begins with each key, none of which has to be there
-        for number, (key, value) in reversed([*enumerate(values.items())]):
-            pair = self._rules.rule(f"{name}p{number}", joined(self._rules.key(key), value))
-            starts = [joined(pair, rest), *([] if key in required else starts)]
-            rest = self._rules.rule(
-                f"{name}r{number}", joined(f'"," {pair}' if key in required else f'("," {pair})?', rest)
-            )
-        some = f"({' | '.join(starts)}){'' if required else '?'}" if starts else ""
+        pairs = [(joined(self._rules.key(key), value), key in required) for key, value in values.items()]
+        some = self._in_a_row(name, pairs, "" if others is False else self._extra(name, keys, others))
         return _Way(joined('"{"', some, '"}"'), frozenset(values[key] for key in required))
+
+    def _in_a_row(self, name: str, pairs: Sequence[tuple[str, bool]], extra: str) -> str:
+        """Pairs with commas between them, each with whether it has to be there, and any number of `extra` behind.
+
+        Of `a`, that may be missing, and `b`: (a r1 | b), where r1, what comes behind a, is "," b.
+        """
+        rest = f'("," {extra})*' if extra else ""
+        starts = [f"{extra} {rest}"] if extra else []
+        for number, (text, has_to_be) in reversed([*enumerate(pairs)]):
+            pair = self._rules.rule(f"{name}p{number}", text)
+            starts = [joined(pair, rest), *([] if has_to_be else starts)]
+            rest = self._rules.rule(f"{name}r{number}", joined(f'"," {pair}' if has_to_be else f'("," {pair})?', rest))
+        may_be_none = not any(has_to_be for _, has_to_be in pairs)
+        return f"({' | '.join(starts)}){'?' if may_be_none else ''}" if starts else ""
 
     def _parts(self, leaf: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], Any]:
         properties, required = leaf.get("properties", {}), leaf.get("required", [])
