@@ -188,8 +188,11 @@ def test_a_bad_grammar_ends_its_request_alone(target: Path) -> None:
     assert "nowhere" in (told.deltas[0].error or "")
 
 
-def test_a_draft_that_is_too_much_for_the_matcher_costs_its_text_nothing(target: Path) -> None:
+def test_a_draft_that_is_too_much_for_the_matcher_costs_its_text_nothing(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stands against a matcher that stays at a limit which only a draft has reached, and a node without a mask."""
+    monkeypatch.setattr(grammar, "MOST_ITEMS", 2_000)
     many = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(900)}}
     vocabulary = Vocabulary(target / "tokenizer.json")
     begin = partial(vocabulary.matcher, grammar.json_schema({"anyOf": [{"const": 7}, many]}))
