@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given as drawn
 from hypothesis import settings
-from hypothesis.strategies import DataObject, data, integers
+from hypothesis.strategies import DataObject, data, integers, sampled_from
 
 from tests.checkpoints import tiny
 from tests.draft.heads import mtp
@@ -19,7 +19,9 @@ from tests.worlds import topology
 from tpspec.draft.eagle import EagleRun, Head
 from tpspec.draft.eagle_checkpoint import load_head
 from tpspec.draft.mtp import load_mtp
-from tpspec.draft.texts import Features
+from tpspec.draft.protocol import Taps
+from tpspec.draft.texts import Features, OverTexts, as_it_is
+from tpspec.model.batch import Span
 from tpspec.topology.caches import BLOCK, draft_slots, head_cache, layer_cache, target_slots
 from tpspec.topology.config import Topology
 from tpspec.topology.shape import ModelShape
@@ -44,6 +46,40 @@ def test_features_are_read_as_they_were_written(data: DataObject) -> None:
         stop = data.draw(integers(0, length))
         assert torch.equal(features.read(start, stop), whole[start:stop])
         assert longest <= features.num_rows < longest + BLOCK
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(data=data())
+def test_texts_that_begin_alike_share_what_is_known_of_that(data: DataObject) -> None:
+    """However they are told and read, in pieces, again from somewhere, or before all of it is known. Stands against a
+    block of another text's, one that is not whole, and sixteen copies of a prompt that sixteen texts begin with."""
+    run = OverTexts(as_it_is, torch.float32, torch.device("cpu"))
+    beginning = [number % 7 for number in range(3 * BLOCK)]
+    steps = sampled_from([2 * BLOCK, BLOCK - 1, 40])
+    texts = {seq: beginning[: data.draw(integers(0, len(beginning)))] + [100 + seq] * data.draw(integers(1, BLOCK + 9))
+             for seq in range(3)}  # fmt: skip
+    for seq, tokens in texts.items():
+        told = read = 0
+        while read < len(tokens):
+            again, told = told - data.draw(integers(0, told)), min(told + data.draw(steps), len(tokens))
+            run.observe(Taps({seq: (again, _made_of(tokens)[again:told])}))
+            start, stop = read - data.draw(integers(0, read)), min(read + data.draw(steps), told + 3, len(tokens))
+            run._read([Span(seq, start, tuple(tokens[start:stop]), ((start, stop - start),), 1)])
+            read = max(read, min(stop, told))
+    for seq, tokens in texts.items():
+        assert torch.equal(run._texts[seq].features.read(0, len(tokens)), _made_of(tokens))
+    whole = {tuple(tokens[:stop]) for tokens in texts.values() for stop in range(BLOCK, len(tokens) + 1, BLOCK)}
+    held = {id(block) for text in run._texts.values() for block in text.features._blocks}
+    parts = sum(len(tokens) % BLOCK > 0 for tokens in texts.values())
+    assert len(held) == len(whole) + parts
+    for seq in texts:
+        run.forget(seq)
+    assert not run._blocks
+
+
+def _made_of(tokens: Sequence[int]) -> torch.Tensor:
+    """Of each token and all before it."""
+    return torch.tensor(tokens, dtype=torch.float64).mul(torch.arange(1, len(tokens) + 1)).cumsum(0).float()[:, None]
 
 
 def _eagle(folder: Path, write: Callable[[Target, Path], object]) -> tuple[Head, Topology, int]:

@@ -73,7 +73,7 @@ class AssistantRun(OverTexts):
 
     @torch.inference_mode()
     def __call__(self, spans: Sequence[Span]) -> Tensor:
-        texts = [self._texts[span.seq] for span in spans]
+        texts = self._read(spans)
         self._keep(spans, texts)
         asked = [(text, span) for text, span in zip(texts, spans, strict=True) if span.num_logits]
         if not asked:

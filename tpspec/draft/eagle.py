@@ -116,7 +116,7 @@ class EagleRun(OverTexts):
 
     @torch.inference_mode()
     def __call__(self, spans: Sequence[Span]) -> Tensor:
-        head, texts = self._head, [self._texts[span.seq] for span in spans]
+        head, texts = self._head, self._read(spans)
         spans = [_paired(span) for span in spans]
         tokens = [token for span in spans for token in span.tokens]
         feature_TD = torch.cat([text.before(span) for text, span in zip(texts, spans, strict=True)])

@@ -8,16 +8,18 @@ Shapes: P positions of a text, n rows, W taps of a token, D numbers of a feature
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tpspec.topology.caches import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import Tensor
+    from collections.abc import Callable, Iterator, Sequence
 
     from tpspec.draft.protocol import Taps
     from tpspec.model.batch import Span
@@ -26,7 +28,8 @@ FED = 0  # of a forward: what the next draft reads
 
 
 class Features:
-    """Rows of one text by position, in blocks: it grows without a copy of what there is."""
+    """Rows of one text by position, in blocks: it grows without a copy of what there is, and may share them with texts
+    that begin alike."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._none = torch.empty(0, width, dtype=dtype, device=device)
@@ -45,6 +48,10 @@ class Features:
             at = block * BLOCK + begin - first
             self._blocks[block][begin:end] = rows_TD[at : at + end - begin]
 
+    def share(self, number: int, name: bytes, blocks: WeakValueDictionary[bytes, Tensor]) -> None:
+        """A whole block with whoever has one of that name, which is of the same text. blocks: those that are in use."""
+        self._blocks[number] = blocks.setdefault(name, self._blocks[number])
+
     def read(self, first: int, stop: int) -> Tensor:
         """[stop - first, D]; none where that is none."""
         parts = [self._blocks[block][begin:end] for block, begin, end in _parts(first, stop)]
@@ -62,18 +69,34 @@ def _parts(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
 class Text:
     """What is known of one sequence: features of its text by position, and by cache slot what the head made of drafts.
 
-    All of the text's are kept: it is read anew where the cache had to let it go.
+    All of the text's are kept: it is read anew where the cache had to let it go. names: of whole blocks of it that have
+    been read, each of all tokens up to there. tail: tokens behind those.
     """
 
     features: Features
     num_known: int = 0
     made: dict[int, Tensor] = field(default_factory=dict)
+    names: list[bytes] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
 
     def learn(self, first: int, features_TD: Tensor) -> None:
         """The features from position `first` on; drafts that led here are text now, or nothing."""
         self.features.write(first, features_TD)
         self.num_known = first + len(features_TD)
         self.made.clear()
+
+    def see(self, span: Span, blocks: WeakValueDictionary[bytes, Tensor]) -> None:
+        """What the span reads of the text, for the first time or again, and what of it is in whole blocks."""
+        num_seen = len(self.names) * BLOCK + len(self.tail)
+        stop = min(span.start + len(span.tokens), self.num_known)
+        if not span.start <= num_seen < stop:
+            return
+        self.tail += span.tokens[num_seen - span.start : stop - span.start]
+        while len(self.tail) >= BLOCK:
+            whole, self.tail = self.tail[:BLOCK], self.tail[BLOCK:]
+            name = blake2b(b"".join((*self.names[-1:], np.asarray(whole, np.int64).tobytes()))).digest()
+            self.features.share(len(self.names), name, blocks)
+            self.names.append(name)
 
     def before(self, span: Span) -> Tensor:
         """For each row of `span` (of `_paired`) the feature of the token before: [len(span.tokens), D]."""
@@ -89,6 +112,7 @@ class OverTexts:
     def __init__(self, project: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device) -> None:
         self._project, self._dtype, self._device = project, dtype, device
         self._texts: dict[int, Text] = {}
+        self._blocks = WeakValueDictionary[bytes, Tensor]()  # of all texts, by name
 
     @torch.inference_mode()
     def observe(self, taps: Taps) -> None:
@@ -97,6 +121,13 @@ class OverTexts:
             if seq not in self._texts:
                 self._texts[seq] = Text(Features(features_TD.shape[1], self._dtype, self._device))
             self._texts[seq].learn(first, features_TD)
+
+    def _read(self, spans: Sequence[Span]) -> list[Text]:
+        """What is known of the texts of these spans, which are read now."""
+        texts = [self._texts[span.seq] for span in spans]
+        for span, text in zip(spans, texts, strict=True):
+            text.see(span, self._blocks)
+        return texts
 
     def can_read(self, seq: int, num_tokens: int) -> bool:
         """A token is read with the feature of the one before it, so the first is not read at all."""

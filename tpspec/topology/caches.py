@@ -112,8 +112,8 @@ def layer_cache(topology: Topology, layer: ModelShape) -> int:
 
 
 def num_told(serve: ServeConfig, num_tokens: int) -> int:
-    """Tokens of which there is room for what a layer that goes on from the target's reads besides them, where no texts
-    begin alike: each has its own."""
+    """Tokens of which there is room for what a layer that goes on from the target's reads besides them. Once they are
+    read, texts that begin alike share it, as they share the target's cache."""
     return num_tokens + serve.max_running * BLOCK
 
 
