@@ -17,7 +17,8 @@ from tpspec.model.architectures import ARCHITECTURES
 from tpspec.model.spec import LayerSpec, read_spec, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.latent import LATENTS
-from tpspec.topology.shape import MODEL_TYPES, ModelShape, known_models, shape_of
+from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.topology.shape import ModelShape, known_models, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import num_params, weight_bytes
 

@@ -15,8 +15,9 @@ from tpspec.model.spec import read_spec
 from tpspec.topology.caches import kv_bytes, recent_of
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.delta_net import DELTA_NETS
+from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.reads import Reads
-from tpspec.topology.shape import MODEL_TYPES, ModelShape, shape_of
+from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.windows import SLIDES, Sliding, windows_of
 

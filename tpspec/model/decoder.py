@@ -143,7 +143,7 @@ class Decoder:
         for layer in self.layers:
             if layer.index in taps:
                 tapped[layer.index] = _copied(x_TD)
-            mixes, has_mlp = layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
+            mixes, has_mlp = self._kept(layer)
             inputs = layer.inputs if mixes or has_mlp else None
             if mixes:
                 scale = 1.0 if has_mlp or inputs else layer.scale
@@ -162,11 +162,15 @@ class Decoder:
         last = {len(self.layers): x_TD, FINAL: normed_TD}
         return normed_TD, tapped | {tap: _copied(last[tap]) for tap in taps if tap in last}
 
+    def _kept(self, layer: Layer | LinearLayer) -> tuple[bool, bool]:
+        """Whether its attention, and its MLP, are not left out."""
+        return layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
+
     def _norms(self) -> Iterator[Norm]:
         """Of what enters each sublayer that is not left out, and of what leaves the last. What reads a token's numbers
         for a layer reads what is not normed: of that, too, for each step norms what the next reads."""
         for layer in self.layers:
-            mixes, has_mlp = layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
+            mixes, has_mlp = self._kept(layer)
             if mixes:
                 yield layer.attention_norm
             if has_mlp:

@@ -31,7 +31,8 @@ from tpspec.model.weights import Checkpoint
 from tpspec.topology import per_layer
 from tpspec.topology.formats import check_unquantized
 from tpspec.topology.latent import LATENT, MADE, REDUCED
-from tpspec.topology.shape import MODEL_TYPES, check_dtype
+from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.topology.shape import check_dtype
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:

@@ -66,18 +66,17 @@ class Mlps:
         """own: see Mixture."""
         router, on_card = self._router(f"{at}{names.router}", experts), self.matrices.device.type == "cuda"
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
-        mlps = [parts._expert(f"{at}experts.", names, experts, index) for index in range(experts.count)]
+        stand = self._stand(f"{at}experts.", names, experts.count)
+        mlps = [parts._expert(f"{at}experts.", names, experts, index, stand) for index in range(experts.count)]
         return mixture_of(router, mlps, on_card=on_card, whole=whole, own_D=own_D)
 
-    def _expert(self, at: str, names: MlpNames, experts: Experts, index: int) -> GatedMlp:
+    def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:
+        """stand: see _stand."""
         channels, size = self.shard.channels, self.spec.intermediate
-        if names.together is None or not (names.alternate or at + names.together in self.matrices.checkpoint):
+        if names.together is None or stand is None:
             return self._mlp(f"{at}{index}.", names, channels, size)
-        if not names.alternate:
-            self.matrices.check_plain(at + names.together)
         hidden, biased = range(self.spec.hidden), experts.biased
-        upright = names.upright if names.alternate else self._stand(at + names.down, names, experts.count)
-        place = partial(Place, expert=(index, experts.count), upright=upright, alternate=names.alternate)
+        place = partial(Place, expert=(index, experts.count), upright=stand, alternate=names.alternate)
         gate, up = channels, range(size + channels.start, size + channels.stop)
         rows = [range(2 * channels.start, 2 * channels.stop)] if names.alternate else [gate, up]
         gate_up = [place(at + names.together, 2 * size, len(hidden), some, hidden) for some in rows]
@@ -86,9 +85,16 @@ class Mlps:
             self.matrices.column_parallel(gate_up, biased=biased), self.matrices.row_parallel(down, biased=biased)
         )
 
-    def _stand(self, down: str, names: MlpNames, count: int) -> bool:
-        """Whether the matrices of experts have a row for each output, as the shape of one of them tells."""
+    def _stand(self, at: str, names: MlpNames, count: int) -> bool | None:
+        """Whether the matrices of experts that are one tensor have a row for each output, as its shape tells; None
+        where each expert has its own."""
         hidden, size, checkpoint = self.spec.hidden, self.spec.intermediate, self.matrices.checkpoint
+        if names.together is None or not (names.alternate or at + names.together in checkpoint):
+            return None
+        if names.alternate:
+            return names.upright
+        self.matrices.check_plain(at + names.together)
+        down = at + names.down
         if hidden == size or down not in checkpoint:
             return names.upright
         found, standing, lying = checkpoint.shape(down), (count, hidden, size), (count, size, hidden)

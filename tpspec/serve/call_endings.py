@@ -43,38 +43,48 @@ class Ending(Protocol):
         ...
 
 
+class _JsonString:
+    """Whether a text has come into a string of JSON. within_line: none goes over lines."""
+
+    def __init__(self, *, within_line: bool = False) -> None:
+        self._within_line = within_line
+        self.is_open = self._escaped = False
+
+    def step(self, char: str, *, opens: bool = True) -> bool:
+        """Whether the next letter is of a string, its quotes too. opens: whether one may begin here."""
+        was_open = self.is_open
+        if was_open:
+            self.is_open = (self._escaped or char != '"') and not (self._within_line and char == "\n")
+            self._escaped = char == "\\" and not self._escaped
+        else:
+            self.is_open = opens and char == '"'
+        return was_open or self.is_open
+
+
 class JsonEnd:
     """Of the JSON that begins at `at`. stop: a mark that is none; where it stands outside of strings, braces lack."""
 
     def __init__(self, stop: str, opening: str = "{", closing: str = "}", at: int = 0) -> None:
         self._stop, self._opening, self._closing = stop, opening, closing
         self._at, self._depth = at, 0
-        self._in_string = self._escaped = False
+        self._string = _JsonString()
 
     def find(self, text: str) -> Ended | None:
         while self._at < len(text):
             char = text[self._at]
             if self._depth == 0 and char != self._opening and not char.isspace():
                 return Ended(0, is_call=False)
-            if not self._in_string and self._stop[:1] == char:
+            if not self._string.is_open and self._stop[:1] == char:
                 if text.startswith(self._stop, self._at):
                     return Ended(self._at, is_call=False)
                 if self._stop.startswith(text[self._at : self._at + len(self._stop)]):
                     return None
             self._at += 1
-            self._step(char)
+            if not self._string.step(char):
+                self._depth += {self._opening: 1, self._closing: -1}.get(char, 0)
             if char == self._closing and self._depth == 0:
                 return Ended(self._at, is_call=True)
         return None
-
-    def _step(self, char: str) -> None:
-        if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._in_string = True
-        else:
-            self._depth += {self._opening: 1, self._closing: -1}.get(char, 0)
 
 
 class UnquotedEnd:
@@ -82,7 +92,7 @@ class UnquotedEnd:
 
     def __init__(self, stop: str, quote: str, at: int) -> None:
         self._stop, self._quote, self._at, self._depth = stop, quote, at, 0
-        self._in_marks = self._in_string = self._escaped = False
+        self._in_marks, self._string = False, _JsonString()
         self._may_quote = False  # by JSON's quotes: where a key or a value may begin
 
     def find(self, text: str) -> Ended | None:
@@ -95,7 +105,7 @@ class UnquotedEnd:
                 self._in_marks, self._may_quote, self._at = False, False, end + len(self._quote)
                 continue
             rest = text[self._at : self._at + max(len(self._quote), len(self._stop))]
-            if not self._in_string:
+            if not self._string.is_open:
                 if rest.startswith(self._stop):
                     return Ended(self._at, is_call=False)
                 if rest.startswith(self._quote):
@@ -110,12 +120,10 @@ class UnquotedEnd:
         return None
 
     def _step(self, char: str) -> None:
-        if self._in_string:
-            self._in_string = self._escaped or char != '"'
-            self._escaped = char == "\\" and not self._escaped
+        if self._string.step(char, opens=self._may_quote):
+            self._may_quote = False
             return
         self._depth += {"{": 1, "}": -1}.get(char, 0)
-        self._in_string = char == '"' and self._may_quote
         if not char.isspace():
             self._may_quote = char in "{[,:"
 
@@ -147,7 +155,7 @@ class ValueEnd:
     def __init__(self, closing: str, at: int, letters: str) -> None:
         self._closing, self._at, self._letters = closing, at, letters
         self._is_json: bool | None = None if letters else False  # None before its first letter
-        self._in_string = self._escaped = False
+        self._string = _JsonString(within_line=True)  # what seems to go over lines is broken
 
     def find(self, text: str) -> int | None:
         """None where it goes on."""
@@ -162,15 +170,11 @@ class ValueEnd:
             return None if found < 0 else found
         while self._at < len(text):
             char = text[self._at]
-            if self._in_string:  # none goes over lines: what looks like that is broken
-                self._in_string = (self._escaped or char != '"') and char != "\n"
-                self._escaped = char == "\\" and not self._escaped
-            elif text.startswith(self._closing, self._at):
-                return self._at
-            elif char == self._closing[0] and self._closing.startswith(text[self._at : self._at + len(self._closing)]):
-                return None
-            else:
-                self._in_string = char == '"'
+            if not self._string.is_open and char == self._closing[0]:
+                rest = text[self._at : self._at + len(self._closing)]
+                if self._closing.startswith(rest):
+                    return self._at if rest == self._closing else None
+            self._string.step(char)
             self._at += 1
         return None
 

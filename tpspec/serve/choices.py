@@ -44,9 +44,7 @@ class Choices:
         self.has_texts = False
         self._free, self._bound = frozenset[str](), frozenset[str]()
         offers = list[Offer]()
-        for number, leaf in enumerate(leaves(schema, within)):
-            if number >= MAX_LEAVES:
-                raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
+        for leaf in leaves(schema, within):
             offer = within.offer_of(leaf)
             offers.append(offer)
             self._add(leaf, offer)
@@ -92,7 +90,14 @@ class Choices:
 
 
 def leaves(schema: Any, within: Schema) -> Iterator[dict[str, Any]]:
-    """What a schema offers to choose from, without those that it refers to twice."""
+    """What a schema offers to choose from, without those that it refers to twice. Raises ValueError for too many."""
+    for number, leaf in enumerate(_leaves(schema, within)):
+        if number >= MAX_LEAVES:
+            raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
+        yield leaf
+
+
+def _leaves(schema: Any, within: Schema) -> Iterator[dict[str, Any]]:
     rest, seen = [schema], set[str]()
     while rest:
         one = rest.pop()

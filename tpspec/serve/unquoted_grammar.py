@@ -7,11 +7,10 @@ schema cannot bind a call binds none. Must not know HTTP, bodies of requests or 
 from __future__ import annotations
 
 import json
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.serve.call_endings import LONGEST_KEY
-from tpspec.serve.choices import MAX_LEAVES, check_keys, leaves, shown
+from tpspec.serve.choices import check_keys, leaves, shown
 from tpspec.serve.grammars import MAX_CHOICES, arguments_schema, check_size, check_tools
 from tpspec.serve.lark import FREE, joined, marked, other_than, quoted, up_to
 from tpspec.serve.schemas import ANY_KIND, Schema, is_of_objects, listed_values, named_types
@@ -160,9 +159,7 @@ class _Values:
 
     def _ways(self, name: str, schema: Any) -> list[_Way]:
         try:
-            found = list(islice(leaves(schema, self._within), MAX_LEAVES + 1))
-            if len(found) > MAX_LEAVES:
-                raise ValueError(f"more than {MAX_LEAVES} schemas to choose from")
+            found = list(leaves(schema, self._within))
             if len(found) > 1:
                 return [_Way(rule, frozenset((rule,))) for rule in map(self._value, found)]
             ways = [way for leaf in found for way in self._ways_of(name, leaf)]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config, tensor_names
+from tpspec.topology.model_types import Defaults
 from tpspec.topology.multimodal import STORAGE
-from tpspec.topology.shape import Defaults, ModelShape
+from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -36,7 +36,8 @@ from tpspec.topology.cost import (
     tokens_per_round,
 )
 from tpspec.topology.links import link_for
-from tpspec.topology.shape import MODEL_TYPES, shape_of
+from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES, Kind
