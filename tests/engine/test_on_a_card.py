@@ -402,6 +402,7 @@ def test_rounds_that_cannot_be_recorded_have_compiled_their_kernels_before_the_f
     folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stands against seconds in Triton's compiler in the middle of a text, for each tile that it first meets."""
+    from tpspec.model.card_many import ManySteps
     from tpspec.model.card_steps import CardSteps
 
     attention, rows = CardSteps.attention, list[int]()
@@ -416,7 +417,8 @@ def test_rounds_that_cannot_be_recorded_have_compiled_their_kernels_before_the_f
         built = build_engine(made, Unqueued(), CUDA)
         built.own.prepare()
         built.supply(made).prepare()  # as of another source
-        assert rows == [count for count in reversed(graphs.ROW_COUNTS) for _ in range(2)]  # layers
+        counts = [*reversed(graphs.ROW_COUNTS), *ManySteps.rehearsed]
+        assert rows == [count for count in counts for _ in range(2)]  # layers
         assert card.replays == 0
         assert built.engine.stats().collectives == {}
 

@@ -17,16 +17,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
-from tpspec.model import card_delta, card_experts, card_products, card_rows, card_states, card_sums
+from tpspec.model import card_delta, card_experts, card_many, card_products, card_rows, card_states, card_sums
 from tpspec.model.card_overlap import OVERLAP_FROM
 from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
 from tpspec.verify import card_noise
 
-TABLE = {"table_at": "*i64"}
+TABLE = {"table_at": "*i64", "most_rows": "i32"}
+USUAL_DIM = 128
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
 
 
-def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
+    pieces = card_rows.KEYS // tiling.keys
+    return {"wide": tiling.wide, "rest": tiling.rest, "tile_rows": rows, "tile_keys": tiling.keys, "pieces": pieces}
+
+
+def variants(
+    x: str, dim: int, small: bool, tiling: Tiling, many: Tiling
+) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """(kernel, types of its arguments, constants), for rows of a pointer type and heads of `dim`."""
     heads, whole = {"num_heads": 32, "dim": dim}, next_power_of_2(dim)
     cells, scales = ("*i8", "*fp32") if small else (x, x)
@@ -49,7 +57,9 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
         "gains_at": "*fp32",
         "q_at": x,
     }
-    attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"}
+    sinks = {"sinks_at": "*fp32"}
+    attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | cache | partial | TABLE | sinks
+    attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     return [
         *((card_rows.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},
@@ -65,11 +75,11 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
         (card_rows.place, place | cache | TABLE,
          heads | {"num_kv_heads": 8, "num_lines": 48, "wide": whole, "normed": True, "values_normed": True,
                   "turned": True, "grown": True, "small": small}),
-        *((card_rows.attend, attend | cache | partial | TABLE,
-           heads | {"wide": tiling.wide, "rest": tiling.rest, "fold": 4, "cuts": 1, "tile_rows": rows,
-                    "tile_keys": tiling.keys, "pieces": card_rows.KEYS // tiling.keys, "splits": 32, "windowed": True,
-                    "small": small})
+        *((card_rows.attend, attend, heads | attended | in_tiles(tiling, rows) | {"splits": 32, "recorded": True})
           for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, tiling.rows}) if rows <= tiling.rows),
+        *((card_rows.attend, attend | ({"sums_at": x} if splits == 1 else {}),
+           heads | attended | in_tiles(many, many.rows) | {"splits": splits, "recorded": False})
+          for splits in ((1,) if small or dim != USUAL_DIM else (1, card_many.SPLITS))),
         *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
                                   "lost_at": "*i32", "count": "i32", "most_looks": "i32"},
            {"rank": 1, "size": 4, "chunk": 1024, "sums": sent == x, "on_card": True})
@@ -78,8 +88,8 @@ def variants(x: str, dim: int, small: bool, tiling: Tiling) -> list[tuple[Any, d
                                      "count": "i32", "share": "i32", "most_looks": "i32"},
          {"rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
           "on_card": True}),
-        *((card_rows.join, partial | TABLE | {"sinks_at": "*fp32", "out_at": x},
-           heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": sinks}) for sinks in (False, True)),
+        *((card_rows.join, partial | TABLE | sinks | {"out_at": x},
+           heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": has}) for has in (False, True)),
         *((card_products._product, {"x_at": x, "codes_at": codes, "scales_at": x, "zeros_at": x, "y_at": x,
                                     "num_rows": "i32", "num_outputs": "i32", "num_groups": "i32", "row": "i32"},
            {"group": 128, "bits": bits, "has_zeros": bits == 4, "tile_rows": card_products.TILE_ROWS,
@@ -176,9 +186,11 @@ def waits_first(ptx: str) -> bool:
 
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
+    many = Tiling.of_many(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
+    assert many is not None, "which few rows have a tile for"
     for small in (False, True):
-        for kernel, types, constants in variants(x, dim, small, tiling):
+        for kernel, types, constants in variants(x, dim, small, tiling, many):
             if heads and "num_heads" not in constants:
                 continue
             names = kernel.arg_names
@@ -194,7 +206,8 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 stages = card_products.COLUMN_STAGES if kernel is card_products._few_rows else card_products.STAGES
                 options = {"num_stages": stages[constants["tile_outputs"]]}
             if kernel is card_rows.attend:
-                options = {"num_stages": tiling.stages, "num_warps": tiling.warps}
+                cut = tiling if constants["recorded"] else many
+                options = {"num_stages": cut.stages, "num_warps": cut.warps}
             source = ASTSource(kernel, signature, at, aligned)
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
@@ -202,6 +215,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"products": sorted(set(re.findall(r"w?g?mma\.\S*\.(m\d+)n", made.asm["ptx"])))}
             told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
             told |= {"sums": sums(made.asm["ttgir"]), "tile_rows": constants.get("tile_rows")}
+            told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
             told |= {"waits": constants.get("overlaps"), "waits_first": waits_first(made.asm["ptx"])}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     few, or whose keys are added in another order (as 64 rows were of heads of 64); and against a norm that adds in
     another order where the sum over cards is in its kernel, which has few rows only; and against a draft that is added
     to a state otherwise when it is looked at than when it is taken in. And against kernels that begin
-    before the one in front has ended, and read what that has not written yet.
+    before the one in front has ended, and read what that has not written yet; and tiles of many rows whose threads have
+    no whole rows, and tell each other of every block.
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_16_bits = [one for one in made if one["kernel"] == "_few_rows"]
@@ -55,7 +57,12 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
     attend = [one for one in made if one["kernel"] == "attend" and one["rows"] != "*fp32"]
     assert [one for one in attend if one["stack"] > MOST_STACK] == []
-    on_tensor_cores = [one for one in attend if one["capability"] >= 80] + of_16_bits
+    of_many = [one for one in attend if not one["recorded"] and one["capability"] >= 80 and one["dim"] <= 128]
+    assert len(of_many) == 3 + 3 + 2 + 2
+    assert {warps for one in of_many for warps in re.findall(r"warpsPerCTA = (\[.*?\])", str(one["sums"]))} == {
+        "[8, 1]"
+    }
+    on_tensor_cores = [one for one in attend if one["capability"] >= 80 and one["recorded"]] + of_16_bits
     assert {tuple(one["products"]) for one in on_tensor_cores} == {("m16",)}
     added: dict[tuple[int, int], dict[int, list[str]]] = {}
     for one in on_tensor_cores:

@@ -63,6 +63,13 @@ class Span:
             positions.append(self.start if parent < 0 else positions[parent] + 1)
         return positions
 
+    def num_chained(self) -> int:
+        """Rows, the first ones, that follow each other, and that all others follow."""
+        if self.parents is None:
+            return len(self.tokens)
+        in_line = next((row for row, parent in enumerate(self.parents) if parent != row - 1), len(self.tokens))
+        return min(self.parents[in_line:], default=in_line - 1) + 1
+
     def held(self, *, windowed: bool) -> tuple[int, Runs]:
         """Where layers with or without a window have the span: its slots from some position on, and that position."""
         if self.recent is None or not windowed:

@@ -1,4 +1,4 @@
-"""Kernels of card_steps.py, in Triton: what a card does with a round's few rows between the matrix products.
+"""Kernels of card_steps.py, in Triton: what a card does with a round's rows between the matrix products.
 
 steps.py is the reference. All that changes from round to round is read from one tensor of integers, the table, so that
 the same launches serve every round. Must not know drafts, spans or ranks. Imported on cards only: needs Triton.
@@ -15,19 +15,19 @@ import triton.language as tl
 
 from tpspec.model.card_overlap import begin
 
-# The table, int64: for each row four numbers (each in a column of MOST_ROWS), then six for each tile, then three for
-# each block of keys, as the names below say.
-MOST_ROWS = 64
-ROW_POSITION, ROW_SLOT, ROW_SEES, ROW_BLOCKS = range(4)  # sees: a bit for each row of its span; slot -1: padding
-TILES_AT = 4 * MOST_ROWS
-TILE_SIZE = 6  # first row of the span, rows of the span before the tile's, rows, tokens cached, first block, last + 1
-BLOCKS_AT = TILES_AT + TILE_SIZE * MOST_ROWS
-BLOCK_SIZE = 3  # first slot, keys, place of the first key in the sequence
+# The table, int64: for each of so many rows four numbers (in columns), then six for each of as many tiles, then three
+# for each block of keys, as the names below say. A span's rows are a chain, which see all before them, and behind it a
+# tree, of which a row sees the chain and those of the tree that it has a bit for. Places are counted from the text's
+# beginning, as rows and their keys stand; positions are what rope knows, and of a tree's rows no places.
+MOST_ROWS = 64  # of a recorded round; of a tree
+ROW_POSITION, ROW_SLOT, ROW_SEES, ROW_BLOCKS = range(4)  # slot -1: padding
+ROW_SIZE = 4
+TILE_SIZE = 6  # first row of the span's tree, how far behind it the tile's begin, rows, the tree's place, blocks' range
+BLOCK_SIZE = 3  # first slot, keys, place of the first key
 KEYS = 64  # of a block at most
 
-_POSITIONS, _SLOTS, _SEES, _BLOCKS = (tl.constexpr(column * MOST_ROWS) for column in range(4))
-_TILES_AT, _TILE_SIZE = tl.constexpr(TILES_AT), tl.constexpr(TILE_SIZE)
-_BLOCKS_AT, _BLOCK_SIZE, _KEYS = tl.constexpr(BLOCKS_AT), tl.constexpr(BLOCK_SIZE), tl.constexpr(KEYS)
+_POSITIONS, _SLOTS, _SEES, _BLOCKS = (tl.constexpr(column) for column in range(ROW_SIZE))
+_ROW_SIZE, _TILE_SIZE, _BLOCK_SIZE = tl.constexpr(ROW_SIZE), tl.constexpr(TILE_SIZE), tl.constexpr(BLOCK_SIZE)
 _HALF_EVEN = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it rounds a small float32 to a whole number
 
 
@@ -146,6 +146,7 @@ def place(
     key_scales_at: tl.tensor,
     value_scales_at: tl.tensor,
     num_slots: int,
+    most_rows: int,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     num_lines: tl.constexpr,
@@ -170,12 +171,12 @@ def place(
     real = columns < dim
     line = tl.where(head < num_lines, head, head - num_kv_heads)
     head_at = qkv_at + (row * num_lines + line) * dim
-    slot = tl.load(table_at + _SLOTS + row)
+    slot = tl.load(table_at + _SLOTS * most_rows + row)
     if head < num_heads + num_kv_heads:
         weight_at = q_weight_at if head < num_heads else k_weight_at
         x = _head(head_at, weight_at, eps, columns, dim, wide, normed)
         if turned:
-            position = tl.load(table_at + _POSITIONS + row)
+            position = tl.load(table_at + _POSITIONS * most_rows + row)
             across = tl.where(columns < dim // 2, columns + dim // 2, columns - dim // 2)
             across = tl.where(real, across, columns)
             other = _head(head_at, weight_at, eps, across, dim, wide, normed)
@@ -225,10 +226,12 @@ def attend(
     value_scales_at: tl.tensor,
     table_at: tl.tensor,
     heads_at: tl.tensor,
+    sinks_at: tl.tensor,
     sums_at: tl.tensor,
     tops_at: tl.tensor,
     masses_at: tl.tensor,
     num_slots: int,
+    most_rows: int,
     window: int,
     scale: float,
     num_heads: tl.constexpr,
@@ -241,30 +244,34 @@ def attend(
     tile_keys: tl.constexpr,
     pieces: tl.constexpr,
     splits: tl.constexpr,
+    recorded: tl.constexpr,
     windowed: tl.constexpr,
+    sinks: tl.constexpr,
     small: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """Attention of a tile's rows to every N-th block of their keys, not yet divided by its mass (flash-decoding).
 
     Programs: tiles x F x N. heads [F + 1]: the first query head of each fold; `cuts` of them read one kv head. sums
-    [T, H, N, E], tops and masses [T, H, N], float32: to be joined by `join`. window: a row sees the keys of so many
-    positions, its own the last.
+    [T, H, N, E], tops and masses [T, H, N], float32: to be joined by `join`. recorded: there are T tiles, some of
+    padding; where not, and N is 1, sums are what `join` would make of them, and tops and masses are none. window: a row
+    sees the keys of so many positions, its own the last.
 
     rest: columns behind `wide` ones, if those are not all: a tile's sides are powers of two. tile_keys: of a block, how
     many at once, in so many pieces.
     """
     begin(overlaps)
-    tile_at = table_at + _TILES_AT + tl.program_id(0) * _TILE_SIZE
+    tile_at = table_at + _ROW_SIZE * most_rows + tl.program_id(0) * _TILE_SIZE
     kv, split, heads_at = tl.program_id(1) // cuts, tl.program_id(2), heads_at + tl.program_id(1)
-    first, before, num_rows = tl.load(tile_at), tl.load(tile_at + 1), tl.load(tile_at + 2)
-    num_cached, first_block, end_block = tl.load(tile_at + 3), tl.load(tile_at + 4), tl.load(tile_at + 5)
+    first, before, num_rows = tl.load(tile_at), _small(tile_at + 1), tl.load(tile_at + 2)
+    tree_at, first_block, end_block = _small(tile_at + 3), tl.load(tile_at + 4), tl.load(tile_at + 5)
     if (num_rows == 0) | (split >= end_block - first_block):
         return  # most programs of a round of few rows and keys; `join` does not ask for what they have
     folded, columns = tl.arange(0, tile_rows), tl.arange(0, wide)
     rows, heads = first + before + folded // fold, tl.load(heads_at) + folded % fold
     real_rows = (folded // fold < num_rows) & (heads < tl.load(heads_at + 1))
-    real_rows &= rows < tl.num_programs(0)  # whatever a table says that was another round's
+    if recorded:
+        real_rows &= rows < tl.num_programs(0)  # whatever a table says that was another round's
     at_rows = rows * num_heads + heads
     real = real_rows[:, None] & (columns < dim)[None, :]
     q = tl.load(q_at + at_rows[:, None] * dim + columns[None, :], mask=real, other=0.0)
@@ -273,15 +280,17 @@ def attend(
         real_others = real_rows[:, None] & (others < dim)[None, :]
         more_q = tl.load(q_at + at_rows[:, None] * dim + others[None, :], mask=real_others, other=0.0)
         more_sums = tl.zeros((tile_rows, rest), tl.float32)
-    sees = tl.load(table_at + _SEES + rows, mask=real_rows, other=0)
-    positions = tl.load(table_at + _POSITIONS + rows, mask=real_rows, other=0)
+    places = tree_at + before + folded // fold
+    sees = tl.load(table_at + _SEES * most_rows + rows, mask=real_rows, other=0)
+    positions = tl.load(table_at + _POSITIONS * most_rows + rows, mask=real_rows, other=0).to(tl.int32)
     top = tl.full((tile_rows,), -float("inf"), tl.float32)
     mass = tl.zeros((tile_rows,), tl.float32)
     sums = tl.zeros((tile_rows, wide), tl.float32)
+    blocks_at = table_at + (_ROW_SIZE + _TILE_SIZE) * most_rows
     # One loop over all pieces of all blocks: loads of loops within loops are not pipelined.
     for piece in range(tl.cdiv(end_block - first_block - split, splits) * pieces):
-        block_at = table_at + _BLOCKS_AT + (first_block + split + piece // pieces * splits) * _BLOCK_SIZE
-        first_slot, num_keys, place = tl.load(block_at), tl.load(block_at + 1), tl.load(block_at + 2)
+        block_at = blocks_at + (first_block + split + piece // pieces * splits) * _BLOCK_SIZE
+        first_slot, num_keys, place = tl.load(block_at), _small(block_at + 1), _small(block_at + 2)
         keys = piece % pieces * tile_keys + tl.arange(0, tile_keys)
         real_keys = keys < num_keys
         at_keys = kv.to(tl.int64) * num_slots + first_slot + keys
@@ -293,12 +302,13 @@ def attend(
         scores *= scale
         if small:
             scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
-        own = place + keys - num_cached  # rows of the span, from 0; before them is the cache
+        own = place + keys - tree_at  # rows of the tree, from 0; before them is the chain, and before that the cache
         is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
-        seen = ~is_own[None, :] | ((sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0)
+        has_bit = (sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0
+        seen = tl.where(is_own[None, :], has_bit, (place + keys)[None, :] <= places[:, None])
         if windowed:
-            at_own = table_at + _POSITIONS + first + own
-            stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0), place + keys)
+            at_own = table_at + _POSITIONS * most_rows + first + own
+            stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0).to(tl.int32), place + keys)
             seen &= stands[None, :] > positions[:, None] - window
         scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -316,11 +326,29 @@ def attend(
             more_sums = more_sums * faded[:, None] + tl.dot(odds, v.to(q.dtype), input_precision="ieee")
         top = higher
     at = at_rows * splits + split
-    tl.store(sums_at + at[:, None] * dim + columns[None, :], sums, mask=real)
+    if recorded or splits > 1:
+        tl.store(tops_at + at, top, mask=real_rows)
+        tl.store(masses_at + at, mass, mask=real_rows)
+    else:
+        share = 1 / tl.where(mass == 0, 1.0, mass)
+        if sinks:
+            sink = tl.load(sinks_at + heads, mask=real_rows, other=0.0)
+            higher = tl.maximum(top, sink)
+            share = tl.exp(top - higher)
+            share /= mass * share + tl.exp(sink - higher)
+        sums *= share[:, None]
+        if rest:
+            more_sums *= share[:, None]
+    tl.store(sums_at + at[:, None] * dim + columns[None, :], sums.to(sums_at.dtype.element_ty), mask=real)
     if rest:
+        more_sums = more_sums.to(sums_at.dtype.element_ty)
         tl.store(sums_at + at[:, None] * dim + others[None, :], more_sums, mask=real_others)
-    tl.store(tops_at + at, top, mask=real_rows)
-    tl.store(masses_at + at, mass, mask=real_rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _small(number_at: tl.tensor) -> tl.tensor:
+    """A number of the table, where many are made of it: half as wide, in half the registers."""
+    return tl.load(number_at).to(tl.int32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -337,6 +365,7 @@ def join(
     table_at: tl.tensor,
     sinks_at: tl.tensor,
     out_at: tl.tensor,
+    most_rows: int,
     num_heads: tl.constexpr,
     dim: tl.constexpr,
     wide: tl.constexpr,
@@ -349,7 +378,7 @@ def join(
     begin(overlaps)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns, split = tl.program_id(2) * wide + tl.arange(0, wide), tl.arange(0, splits)
-    used = split < tl.load(table_at + _BLOCKS + row)
+    used = split < tl.load(table_at + _BLOCKS * most_rows + row)
     at = (row * num_heads + head) * splits + split
     tops = tl.load(tops_at + at, mask=used, other=-float("inf"))
     top = tl.max(tops, 0)

@@ -1,8 +1,9 @@
-"""The steps of steps.py for a few rows on a card, by the kernels of card_rows.py; this is their host side.
+"""The steps of steps.py on a card, by the kernels of card_rows.py; this is their host side.
 
 A round's integers go into a table in the card's memory, by one copy that nobody waits for; layers with a window have
-one of their own, for they see fewer keys. Kernels and their launches are then the same for every round of as many rows,
-so that they can be recorded once (graphs.py). Must not know what rows mean. Imported on cards only.
+one of their own, for they see fewer keys. Of few rows kernels and their launches are then the same for every round of
+as many, so that they can be recorded once (graphs.py); card_many.py has the rest. Must not know what rows mean.
+Imported on cards only.
 
 Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C mlp channels, N splits.
 """
@@ -11,17 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
 from tpspec.model import card_rows as kernels
-from tpspec.model.batch import paths
 from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
-from tpspec.model.card_tables import Table
+from tpspec.model.card_tables import Seen, Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +43,7 @@ MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a 
 USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 JOINED = 256  # columns of a program, at most
 LEAST_SIDE = 16  # of what tensor cores take
+MANY_ROWS = 128  # of a tile
 OLD_CARDS = (8, 0)  # compute capability; below it there is less to share, and products take more registers
 # Compute capabilities, from 9.0 on, whose products of 64 rows are other instructions than those of fewer: a row's bits
 # would depend on how many stand beside it.
@@ -68,7 +69,7 @@ class Tiling:
 
     @classmethod
     def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
-        """None for heads that are too wide.
+        """Of few rows. None for heads that are too wide.
 
         With as many rows as a head is wide, or more, threads are laid out otherwise: sums over keys would be added in
         another order than with few rows, and a row's bits would depend on how many stand beside it.
@@ -77,6 +78,20 @@ class Tiling:
         if tiling is None or tiling.wide == LEAST_SIDE:
             return tiling
         return replace(tiling, rows=min(tiling.rows, max(LEAST_SIDE, tiling.wide // 2)))
+
+    @classmethod
+    def of_many(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
+        """Of many rows, whose bits may depend on how many they are: each thread has whole rows of a tile, if it can."""
+        tiling = cls.of(head_dim, item_bytes, capability)
+        if tiling is None or capability < OLD_CARDS or item_bytes > 2 or tiling.rest:
+            return tiling
+        has_others = capability[0] in OTHER_PRODUCTS
+        if tiling.wide <= MANY_ROWS:  # there would be room for more keys, but not in registers
+            keys = tiling.keys if has_others or tiling.wide < MANY_ROWS else tiling.keys // 2
+            return replace(tiling, rows=MANY_ROWS, keys=keys, warps=2 * USUAL_WARPS)
+        if has_others and tiling.wide == 2 * MANY_ROWS:
+            return replace(tiling, rows=MANY_ROWS // 2, keys=tiling.keys // 2)
+        return tiling
 
     @classmethod
     def _most(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
@@ -120,8 +135,10 @@ class Folds:
 class CardSteps:
     """Of one model and cache. tilings: of its layers' attention. states: of layers with linear attention.
 
-    A round is its number of rows: all else is in tables, one for each sort of heads, in layers with a window or not.
+    What a round is stands in tables, one for each sort of heads, in layers with a window or not.
     """
+
+    is_recorded = True  # or could be
 
     def __init__(
         self,
@@ -135,13 +152,7 @@ class CardSteps:
         self._folds = {heads: Folds.of(heads, tilings[heads], shape.device) for heads in shape.heads}
         self._overlap = overlap(shape.device)
         self._states = None if states is None else CardStates(states, shape.device, self._overlap)
-        self._tables: dict[tuple[Heads, bool], Table] = {}
-        for heads, window in sorted(shape.sights, key=lambda sight: sight.window or 0):  # the longest counts
-            num_slots = (store.num_slots if window is None else store.num_recent) or store.num_slots
-            self._tables[heads, window is not None] = Table(num_slots, window, store.num_slots, shape.device)
-        self._staged: list[Table | CardStates] = [*self._tables.values()]
-        if self._states is not None:
-            self._staged.append(self._states)
+        self._tables = self._tables_of(MOST_ROWS)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""
@@ -149,27 +160,24 @@ class CardSteps:
             return False
         return num_rows <= MOST_ROWS and all(table.fits(spans) for table in self._tables.values())
 
-    def begin(self, spans: Sequence[Span], num_rows: int) -> int:
+    def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
         self.put(spans, num_rows)
         self.copy()
         self.sent()
-        return num_rows
 
-    def put(self, spans: Sequence[Span], num_rows: int) -> int:
-        assert num_rows <= MOST_ROWS, "who asks has looked whether they fit"
-        stand_see = [(span.positions(), paths(span.parents or range(-1, len(span.tokens) - 1))) for span in spans]
+    def put(self, spans: Sequence[Span], num_rows: int) -> None:
+        seen = [Seen.by(span) for span in spans]
         for (heads, _), table in self._tables.items():
-            table.put(spans, stand_see, self._folds[heads].tile_rows(num_rows))
+            table.put(spans, seen, self._tile_rows(self._folds[heads], num_rows))
         if self._states is not None:
             self._states.put(spans)
-        return num_rows
 
     def copy(self) -> None:
-        for table in self._staged:
+        for table in self._staged():
             table.copy()
 
     def sent(self) -> None:
-        for table in self._staged:
+        for table in self._staged():
             table.sent()
 
     def add_norm(
@@ -205,7 +213,7 @@ class CardSteps:
         _, made_TD = self.add_norm(one_TD, None, norms[0])
         return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
 
-    def attention(self, layer: Layer, qkv_TX: Tensor, round: int) -> Tensor:
+    def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         heads, window = layer.sight
         folds, table = self._folds[heads], self._table(layer)
         keys, values = self._store.keys[layer.kept_by], self._store.values[layer.kept_by]
@@ -213,28 +221,33 @@ class CardSteps:
         cells = [keys.numbers_GSE, values.numbers_GSE, keys.scales_GS if small else qkv_TX,
                  values.scales_GS if small else qkv_TX]  # fmt: skip
         q_THE = self._placed(layer, qkv_TX, cells, small=small)
-        num_rows, tiling = len(qkv_TX), folds.tiling
-        sums = torch.empty(num_rows, heads.num, tiling.splits, heads.dim, device=qkv_TX.device)
-        tops, masses = torch.empty(2, num_rows, heads.num, tiling.splits, device=qkv_TX.device).unbind()
-        folded = max(LEAST_SIDE, triton.next_power_of_2(folds.tile_rows(num_rows) * folds.most))
-        kernels.attend[(num_rows, len(folds.firsts) - 1, tiling.splits)](
-            q_THE, *cells, table, folds.firsts, sums, tops, masses, keys.num_slots,
-            window or 0, self._shape.score_scale, num_heads=heads.num, dim=heads.dim,
-            wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts, tile_rows=folded,
-            tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=tiling.splits,
-            windowed=window is not None, small=small, num_stages=tiling.stages, num_warps=tiling.warps,
-            **self._overlap,
+        num_rows, tiling, out_TX = len(qkv_TX), folds.tiling, torch.empty_like(q_THE)
+        num_tiles, splits = self._shares(table, folds, num_rows)
+        sums = tops = masses = out_TX
+        are_parts = self.is_recorded or splits > 1  # which knows padding when it joins them
+        if are_parts:
+            sums = torch.empty(num_rows, heads.num, splits, heads.dim, device=qkv_TX.device)
+            tops, masses = torch.empty(2, num_rows, heads.num, splits, device=qkv_TX.device).unbind()
+        sinks = {"sinks_at": out_TX if layer.sinks is None else layer.sinks, "sinks": layer.sinks is not None}
+        folded = max(LEAST_SIDE, triton.next_power_of_2(self._tile_rows(folds, num_rows) * folds.most))
+        kernels.attend[(num_tiles, len(folds.firsts) - 1, splits)](
+            q_THE, *cells, table.there, folds.firsts, sums_at=sums, tops_at=tops, masses_at=masses,
+            num_slots=keys.num_slots, most_rows=table.most_rows, window=window or 0, scale=self._shape.score_scale,
+            num_heads=heads.num, dim=heads.dim, wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts,
+            tile_rows=folded, tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=splits,
+            recorded=self.is_recorded, windowed=window is not None, small=small, num_stages=tiling.stages,
+            num_warps=tiling.warps, **sinks, **self._overlap,
         )  # fmt: skip
-        out_TX, joined = torch.empty_like(q_THE), min(triton.next_power_of_2(heads.dim), JOINED)
-        kernels.join[(num_rows, heads.num, triton.cdiv(heads.dim, joined))](
-            sums, tops, masses, table, tops if layer.sinks is None else layer.sinks, out_TX,
-            num_heads=heads.num, dim=heads.dim, wide=joined, splits=tiling.splits,
-            sinks=layer.sinks is not None, **self._overlap,
-        )  # fmt: skip
+        if are_parts:
+            joined = min(triton.next_power_of_2(heads.dim), JOINED)
+            kernels.join[(num_rows, heads.num, triton.cdiv(heads.dim, joined))](
+                sums, tops, masses, table.there, out_at=out_TX, most_rows=table.most_rows, num_heads=heads.num,
+                dim=heads.dim, wide=joined, splits=splits, **sinks, **self._overlap,
+            )  # fmt: skip
         return out_TX
 
     def linear_attention(
-        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: int
+        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: Any
     ) -> Tensor:
         assert self._states is not None, "a decoder with such layers has a store for them"
         return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX)
@@ -248,28 +261,48 @@ class CardSteps:
         return out_TC
 
     def slots(self, num_rows: int) -> Tensor:
-        first = kernels.ROW_SLOT * MOST_ROWS
-        return next(iter(self._tables.values())).there[first : first + num_rows]
+        table = next(iter(self._tables.values()))
+        first = kernels.ROW_SLOT * table.most_rows
+        return table.there[first : first + num_rows]
+
+    def _tile_rows(self, folds: Folds, num_rows: int) -> int:
+        """Of a round of so many rows."""
+        return folds.tile_rows(num_rows)
+
+    def _shares(self, table: Table, folds: Folds, num_rows: int) -> tuple[int, int]:
+        """Of attention: tiles, and splits of the keys of each. Whatever the rows are."""
+        return num_rows, folds.tiling.splits
+
+    def _tables_of(self, most_rows: int) -> dict[tuple[Heads, bool], Table]:
+        made: dict[tuple[Heads, bool], Table] = {}
+        store = self._store
+        for heads, window in sorted(self._shape.sights, key=lambda sight: sight.window or 0):  # the longest counts
+            num_slots = (store.num_slots if window is None else store.num_recent) or store.num_slots
+            made[heads, window is not None] = Table(num_slots, window, store.num_slots, self._shape.device, most_rows)
+        return made
+
+    def _staged(self) -> list[Table | CardStates]:
+        return [*self._tables.values(), *([] if self._states is None else [self._states])]
 
     def _placed(self, layer: Layer, qkv_TX: Tensor, cells: Sequence[Tensor | None], *, small: bool) -> Tensor:
         """Queries, [T, H * E]; keys and values are then in the cache."""
         heads, norms = layer.sight.heads, (layer.q_norm, layer.k_norm, layer.v_norm)
         q_TX = qkv_TX.new_empty(len(qkv_TX), heads.num * heads.dim)
         weights = [norm.weight if norm is not None else qkv_TX for norm in norms]
-        rope, kept = self._ropes[layer.rope or 0], 1 if self._shape.keys_alone else 2
+        rope, kept, table = self._ropes[layer.rope or 0], 1 if self._shape.keys_alone else 2, self._table(layer)
         num_written = heads.num_kv * kept if layer.kept_by == layer.index else 0
         kernels.place[(len(qkv_TX), heads.num + num_written)](
             qkv_TX, *weights, next((norm.eps for norm in norms if norm is not None), 0.0), rope.cos_PE, rope.sin_PE,
-            rope.cos_PE if rope.gains_P is None else rope.gains_P, self._table(layer), q_TX, *cells,
-            self._store.keys[layer.kept_by].num_slots, num_heads=heads.num, num_kv_heads=heads.num_kv,
+            rope.cos_PE if rope.gains_P is None else rope.gains_P, table.there, q_TX, *cells,
+            self._store.keys[layer.kept_by].num_slots, table.most_rows, num_heads=heads.num, num_kv_heads=heads.num_kv,
             num_lines=qkv_TX.shape[1] // heads.dim, dim=heads.dim, wide=triton.next_power_of_2(heads.dim),
             normed=layer.q_norm is not None, values_normed=layer.v_norm is not None, turned=layer.rope is not None,
             grown=rope.gains_P is not None, small=small, **self._overlap,
         )  # fmt: skip
         return q_TX
 
-    def _table(self, layer: Layer) -> Tensor:
-        return self._tables[layer.sight.heads, layer.sight.is_windowed].there
+    def _table(self, layer: Layer) -> Table:
+        return self._tables[layer.sight.heads, layer.sight.is_windowed]
 
 
 def norm_warps(wide: int) -> int:
@@ -281,15 +314,19 @@ def card_steps(
     shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None = None
 ) -> CardSteps | None:
     """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
-    capability = torch.cuda.get_device_capability(shape.device)
-    processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
+    capability, wanted = torch.cuda.get_device_capability(shape.device), wanted_programs(shape.device)
     tilings: dict[Heads, Tiling] = {}
     for heads in shape.heads:
         if (tiling := Tiling.of(heads.dim, shape.dtype.itemsize, capability)) is None:
             return None
-        wanted = triton.cdiv(CARD_PROCESSORS * processors, heads.num_kv)
-        tilings[heads] = replace(tiling, splits=min(MOST_SPLITS, triton.next_power_of_2(wanted)))
+        splits = triton.next_power_of_2(triton.cdiv(wanted, heads.num_kv))
+        tilings[heads] = replace(tiling, splits=min(MOST_SPLITS, splits))
     return CardSteps(shape, ropes, store, tilings, states)
+
+
+def wanted_programs(device: torch.device) -> int:
+    """Of attention, that keep a card's processors busy."""
+    return CARD_PROCESSORS * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _even(count: int, parts: int) -> list[int]:

@@ -6,12 +6,13 @@ Knows rows and slots; must not know what rows mean. Imported on cards only.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from tpspec.model import card_rows as kernels
+from tpspec.model.batch import paths
 from tpspec.staged import Staged
 
 if TYPE_CHECKING:
@@ -27,18 +28,40 @@ USUAL_BLOCKS = 512  # whose part of the table always goes to the card: 12 KB, of
 FEW_RUNS = 8  # of slots of a sequence, whose blocks are made run by run in less time than all at once
 
 
+class Seen(NamedTuple):
+    """By the rows of a span: see card_rows.py. positions: of all. num_chained: those in front of the tree. bits: of the
+    others."""
+
+    positions: list[int]
+    num_chained: int
+    bits: list[int]
+
+    @classmethod
+    def by(cls, span: Span) -> Seen:
+        chained = span.num_chained()
+        if chained == len(span.tokens):
+            return cls(span.positions(), chained, [])
+        assert span.parents is not None, "what is no chain has parents"
+        return cls(span.positions(), chained, paths([parent - chained for parent in span.parents[chained:]]))
+
+
 class Table:
     """A round's integers for layers without a window, or with one: in the card's memory, always at the same place.
 
-    window: the longest of those layers', or None. num_slots: of their cache. most_positions: of a sequence.
+    window: the longest of those layers', or None. num_slots: of their cache. most_positions: of a sequence. most_rows:
+    of a round. num_tiles: of the last.
     """
 
-    def __init__(self, num_slots: int, window: int | None, most_positions: int, device: torch.device) -> None:
-        self._window = window
+    def __init__(
+        self, num_slots: int, window: int | None, most_positions: int, device: torch.device, most_rows: int = MOST_ROWS
+    ) -> None:
+        self._window, self.most_rows, self.num_tiles = window, most_rows, 0
+        self._tiles_at = kernels.ROW_SIZE * most_rows
+        self._blocks_at = self._tiles_at + kernels.TILE_SIZE * most_rows
         # A block has one key at least, and spans may share some.
         self._most_blocks = 2 * num_slots
-        self._numbers = Staged(_table_size(self._most_blocks), torch.int64, device)
-        self._usual_size = _table_size(min(USUAL_BLOCKS, self._most_blocks))
+        self._numbers = Staged(self._size(self._most_blocks), torch.int64, device)
+        self._usual_size = self._size(min(USUAL_BLOCKS, self._most_blocks))
         begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
         self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
 
@@ -51,26 +74,32 @@ class Table:
         held = (span.held(windowed=self._window is not None)[1] for span in spans)
         return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
 
-    def put(self, spans: Sequence[Span], stand_see: Sequence[tuple[list[int], list[int]]], tile_rows: int) -> None:
-        """Rows behind the spans' are padding. stand_see: of each span, by row, its position and what it sees. What
-        `copy` leaves out goes to the card at once."""
-        numbers = self._numbers.room().numpy()
-        numbers[: kernels.BLOCKS_AT] = 0
-        numbers[kernels.ROW_SLOT * MOST_ROWS :][:MOST_ROWS] = -1
+    def put(self, spans: Sequence[Span], seen: Sequence[Seen], tile_rows: int) -> None:
+        """Rows behind the spans' are padding. seen: by each span. What `copy` leaves out goes to the card at once."""
+        numbers, most_rows, blocks_at = self._numbers.room().numpy(), self.most_rows, self._blocks_at
+        numbers[:blocks_at] = 0
+        numbers[kernels.ROW_SLOT * most_rows :][:most_rows] = -1
         words = numbers.data.cast("B").cast("q")  # takes few numbers in a tenth of numpy's time
-        first, tile_at, num_blocks = 0, kernels.TILES_AT, 0
-        for span, (positions, sees) in zip(spans, stand_see, strict=True):
-            count, slots = len(span.tokens), span.own_slots(windowed=self._window is not None)
-            end = num_blocks + self._put_blocks(span, numbers[kernels.BLOCKS_AT + kernels.BLOCK_SIZE * num_blocks :])
-            for column, ints in enumerate((positions, slots, sees, [end - num_blocks] * count)):
-                at = column * MOST_ROWS + first
-                words[at : at + count] = array("q", ints)
-            for before in range(0, count, tile_rows):
-                tile = first, before, min(tile_rows, count - before), span.start, num_blocks, end
-                words[tile_at : tile_at + kernels.TILE_SIZE] = array("q", tile)
+        first, tile_at, num_blocks = 0, self._tiles_at, 0
+        for span, (positions, chained, bits) in zip(spans, seen, strict=True):
+            count, slots, lengths = len(span.tokens), span.own_slots(windowed=self._window is not None), list[int]()
+            begin = num_blocks
+            num_blocks += self._put_blocks(span, numbers[blocks_at + kernels.BLOCK_SIZE * num_blocks :])
+            for tile in range(0, count, tile_rows):
+                num_rows, blocks = min(tile_rows, count - tile), (begin, num_blocks)
+                if count > tile_rows:
+                    least = min(positions[tile : tile + num_rows])
+                    blocks = self._needed(numbers, blocks, least, span.start + tile + num_rows)
+                of_tile = first + chained, tile - chained, num_rows, span.start + chained, *blocks
+                words[tile_at : tile_at + kernels.TILE_SIZE] = array("q", of_tile)
                 tile_at += kernels.TILE_SIZE
-            first, num_blocks = first + count, end
-        if (size := _table_size(num_blocks)) > self._usual_size:
+                lengths += [blocks[1] - blocks[0]] * num_rows
+            for column, ints in enumerate((positions, slots, [0] * chained + bits, lengths)):
+                at = column * most_rows + first
+                words[at : at + count] = array("q", ints)
+            first += count
+        self.num_tiles = (tile_at - self._tiles_at) // kernels.TILE_SIZE
+        if (size := self._size(num_blocks)) > self._usual_size:
             self._numbers.copy(self._usual_size, size)
 
     def copy(self) -> None:
@@ -78,6 +107,16 @@ class Table:
 
     def sent(self) -> None:
         self._numbers.sent()
+
+    def _size(self, num_blocks: int) -> int:
+        return self._blocks_at + kernels.BLOCK_SIZE * num_blocks
+
+    def _needed(self, numbers: NDArray[np.int64], blocks: tuple[int, int], least: int, end: int) -> tuple[int, int]:
+        """Of a span's blocks those with keys that a tile sees, whose first position and end of places these are."""
+        places = numbers[self._blocks_at + 2 :: kernels.BLOCK_SIZE][slice(*blocks)]
+        seen_from = 0 if self._window is None else max(0, least - self._window + 1)
+        begin = max(0, int(places.searchsorted(seen_from, side="right")) - 1)
+        return blocks[0] + begin, blocks[0] + int(places.searchsorted(end))
 
     def _put_blocks(self, span: Span, room: NDArray[np.int64]) -> int:
         """(first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run; how many.
@@ -106,10 +145,6 @@ class Table:
             room[: kernels.BLOCK_SIZE] += before, -before, before
         room[size - 2] -= (last + 1) * kernels.KEYS - stop
         return last + 1 - first
-
-
-def _table_size(num_blocks: int) -> int:
-    return kernels.BLOCKS_AT + kernels.BLOCK_SIZE * num_blocks
 
 
 def _put_scattered(begin: int, runs: Runs, seen_from: int, room: NDArray[np.int64]) -> int:

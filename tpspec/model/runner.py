@@ -1,7 +1,7 @@
 """By which steps the rows of a forward run, and whether they are recorded. Knows devices; must not know what rows mean.
 
-Few rows take steps made for them: in C on a CPU, by kernels on a card, where they are recorded besides. The rest, and
-few rows where a machine has none for such heads, take torch's, on a CPU but for attention (chunks.py).
+Few rows take steps made for them: in C on a CPU, by kernels on a card, where they are recorded besides. Many take
+kernels on a card, too; torch's steps on a CPU but for attention (chunks.py), and where a card has none for such heads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from tpspec.model.graphs import ROW_COUNTS, CardRecorder, Graphs
 from tpspec.model.steps import TorchSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
+    from tpspec.model.card_many import ManySteps
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Recorder, Run, Taps
     from tpspec.model.rope import Rope
@@ -54,7 +55,7 @@ class Runner:
     ) -> None:
         self._shape, self._embedding, self._ledger = shape, embedding, ledger or Ledger()
         attend = compiled_attend(shape) if compiled else None
-        self._many: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused, states)
+        self._torchs: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused, states)
         self._graphs: Graphs | None = None
         self._is_compiled = False
         self._on_card = shape.device.type == "cuda"
@@ -62,11 +63,14 @@ class Runner:
             torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new number of keys
         compiled = compiled and not (self._on_card and fixed_rows is not None)
         self.few: FewSteps | None = None
+        self.many: ManySteps | None = None
         if compiled and not self._on_card:
             self.few = compiled_steps(shape, ropes, store, states)
         elif compiled:
-            from tpspec.model.card_steps import card_steps  # Triton comes with torch for cards only
+            from tpspec.model.card_many import many_steps  # Triton comes with torch for cards only
+            from tpspec.model.card_steps import card_steps
 
+            self.many = many_steps(shape, ropes, store, states)
             self.few = steps = card_steps(shape, ropes, store, states)
             if steps is not None and recorded:
                 self.record(steps, CardRecorder())
@@ -88,18 +92,22 @@ class Runner:
         return ROW_COUNTS[-1] if self._graphs is not None else 0
 
     def agree(self, everywhere: Callable[[bool], bool]) -> None:
-        """Ranks may have unlike cards, and run the same collectives: few rows take steps made for them on all or none.
+        """Ranks may have unlike cards, and run the same collectives: rows take steps made for them on all or none.
         everywhere: whether something holds on every rank; collective."""
         if self._on_card and not everywhere(self.few is not None):
-            self.few = self._graphs = None
+            self.few = self.many = self._graphs = None
 
     def prepare(self, run: Run, taps: Taps = ()) -> None:
         """What would otherwise make the first forward of each row count slow. Every rank calls it."""
         if self._graphs is not None:
             self._graphs.prepare(run, taps)
-        elif self.few is not None and self._on_card and not self._is_compiled:
-            self._compile(self.few, run, taps)
-            self._is_compiled = True
+        if not self._on_card or self._is_compiled:
+            return
+        if self._graphs is None and self.few is not None:
+            self._compile(self.few, reversed(ROW_COUNTS), run, taps)
+        if self.many is not None:
+            self._compile(self.many, self.many.rehearsed, run, taps)
+        self._is_compiled = True
 
     def close(self) -> None:
         """Nothing runs afterwards."""
@@ -112,11 +120,14 @@ class Runner:
 
     def steps(self, spans: Sequence[Span], num_rows: int) -> Steps:
         """What these rows take where they are no replay."""
-        return self.few if self.few is not None and self.few.fits(spans, num_rows) else self._many
+        for steps in (self.few, self.many):
+            if steps is not None and steps.fits(spans, num_rows):
+                return steps
+        return self._torchs
 
     @torch.inference_mode()
-    def _compile(self, few: FewSteps, run: Run, taps: Taps) -> None:
-        """The kernels of every row count, which compile as they first run: rows that are all padding."""
-        for num_rows in reversed(ROW_COUNTS):
+    def _compile(self, steps: FewSteps, row_counts: Iterable[int], run: Run, taps: Taps) -> None:
+        """The kernels of these row counts, which compile as they first run: rows that are all padding."""
+        for num_rows in row_counts:
             x_TD = torch.zeros(num_rows, self._embedding.width, dtype=self._shape.dtype, device=self._shape.device)
-            self._ledger.aside(partial(run, x_TD, few, few.begin((), num_rows), taps))
+            self._ledger.aside(partial(run, x_TD, steps, steps.begin((), num_rows), taps))

@@ -1,0 +1,99 @@
+"""The steps of steps.py for more rows than are recorded, on a card: chunks of prompts, and rounds of many texts.
+
+Kernels are those of few rows (card_rows.py): no keys are gathered, no mask is made, and texts however many are one
+launch. Tiles are as large as there is room for, so that a row's bits depend on the rows beside it, as those of torch's
+products of many rows do. What a round needs is known when it is launched: there are no more tiles than it fills, and
+their keys are split only where those are too few to keep a card busy. Must not know what rows mean. Imported on cards
+only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from tpspec.model.card_rows import MOST_ROWS
+from tpspec.model.card_steps import CardSteps, Tiling, wanted_programs
+from tpspec.model.delta_net import Round as StateRound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from tpspec.cache.states import StateStore
+    from tpspec.cache.store import KVStore
+    from tpspec.model.batch import Span
+    from tpspec.model.card_steps import Folds
+    from tpspec.model.card_tables import Table
+    from tpspec.model.rope import Rope
+    from tpspec.model.steps import Heads, Layer, LinearLayer, Shape
+
+USUAL_ROWS = 256  # of a round at most; tables for more are made when such rounds come
+SPLITS = 8  # of a tile's keys, where tiles are few
+
+
+class ManySteps(CardSteps):
+    """states: of layers with linear attention, which torch computes. wanted: programs that keep a card busy."""
+
+    is_recorded = False
+    rehearsed = (1, 2)  # rows of padding alone that take every kernel between them, on whatever card
+
+    def __init__(
+        self,
+        shape: Shape,
+        ropes: Sequence[Rope],
+        store: KVStore,
+        tilings: Mapping[Heads, Tiling],
+        wanted: int,
+        states: StateStore | None = None,
+    ) -> None:
+        super().__init__(shape, ropes, store, tilings)
+        self._text_states, self._wanted, self._most_rows = states, wanted, USUAL_ROWS
+        self._tables = self._tables_of(USUAL_ROWS)
+
+    def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
+        """Whether their trees have few rows, and their keys are not too scattered."""
+        trees = (len(span.tokens) - span.num_chained() for span in spans)
+        return all(rows <= MOST_ROWS for rows in trees) and all(table.fits(spans) for table in self._tables.values())
+
+    def begin(self, spans: Sequence[Span], num_rows: int) -> StateRound | None:
+        if num_rows > self._most_rows:
+            self._most_rows = triton.next_power_of_2(num_rows)
+            self._tables = self._tables_of(self._most_rows)
+        super().begin(spans, num_rows)
+        if self._text_states is None:
+            return None
+        return StateRound.of(spans, self._text_states, num_rows, self._shape.device, whole=False)
+
+    def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
+        attended_TX = super().attention(layer, qkv_TX, round)
+        return attended_TX if self._table(layer).num_tiles else attended_TX.zero_()  # of padding nobody wrote it
+
+    def linear_attention(
+        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: StateRound
+    ) -> Tensor:
+        return round.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX)
+
+    def _tile_rows(self, folds: Folds, num_rows: int) -> int:
+        return folds.tile_rows(self._most_rows)
+
+    def _shares(self, table: Table, folds: Folds, num_rows: int) -> tuple[int, int]:
+        if not table.num_tiles:  # all is padding
+            return num_rows, SPLITS if num_rows == 1 else 1
+        return table.num_tiles, SPLITS if table.num_tiles * (len(folds.firsts) - 1) < self._wanted else 1
+
+
+def many_steps(
+    shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None = None
+) -> ManySteps | None:
+    """None where heads are too wide."""
+    capability = torch.cuda.get_device_capability(shape.device)
+    tilings: dict[Heads, Tiling] = {}
+    for heads in shape.heads:
+        if (tiling := Tiling.of_many(heads.dim, shape.dtype.itemsize, capability)) is None:
+            return None
+        tilings[heads] = tiling
+    return ManySteps(shape, ropes, store, tilings, wanted_programs(shape.device), states)
