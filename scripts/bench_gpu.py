@@ -13,6 +13,8 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 begin before the one in front has ended, rounds of such against rounds of kernels in turn
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
+  prompts       rounds of more rows than are recorded, of a prompt behind few tokens and behind many, and of many texts:
+                rows/s, and a round's time against one of torch's steps
   products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
                 over its time, against the copy bandwidth; nothing of them is in a cache. And a sum through peer memory
                 with the norm behind it, by one kernel against two, of a rank alone: all of it but the link
@@ -40,6 +42,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -56,6 +59,7 @@ ROWS = (1, 2, 4, 6, 8, 12, 16)
 DRAFTS, SHARED_TOKENS = 4, 32
 MIXTURE_LAYERS = 4  # 6 GB of Qwen3-30B-A3B
 COPY_BYTES = 1 << 30
+MANY_ROWS, MANY_TEXTS, BEHIND = 256, 32, (0, 1024, 8192)  # of rounds that read prompts; tokens that are cached
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16)
 SLOW = "collectives go through gloo"
@@ -166,6 +170,34 @@ def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
     with patch.object(card_overlap, "OVERLAP_FROM", (99, 0)):
         in_turn_s = decoded(open_engine(options).engine, options.tokens)
     return {"a round of kernels that overlap to one in turn": round_s / in_turn_s}
+
+
+def prompts(options: argparse.Namespace) -> dict[str, Any]:
+    from tpspec.model.batch import Span
+
+    num_slots = max(BEHIND) + MANY_ROWS
+    decoder = open_engine(options, **{"cache.tokens": num_slots}).engine.target.decoder
+    runner, tokens, found = decoder._runner, tuple(range(5, 5 + MANY_ROWS)), {}
+    works = {
+        f"{MANY_ROWS} rows behind {start}": [Span(0, start, tokens, ((0, start + MANY_ROWS),), 1)] for start in BEHIND
+    }
+    each, room = MANY_ROWS // MANY_TEXTS, num_slots // MANY_TEXTS
+    works[f"{MANY_TEXTS} texts of {each} rows"] = [
+        Span(text, room - each, tokens[:each], ((text * room, room),), each) for text in range(MANY_TEXTS)
+    ]
+    for name, spans in works.items():
+        ways = {0: partial(decoder.forward, spans)}
+        if runner.many is not None:
+            ways[1] = partial(by_torch, decoder, spans)
+        seconds = in_turns(ways, turns=5, calls=4)
+        found[f"{name}, rows/s"] = MANY_ROWS / seconds[0]
+        found |= {f"{name}, to torch's steps": seconds[0] / seconds[1]} if len(seconds) > 1 else {}
+    return found
+
+
+def by_torch(decoder: Any, spans: list[Any]) -> None:
+    with patch.object(decoder._runner, "steps", return_value=decoder._runner._torchs):
+        decoder.forward(spans)
 
 
 def mixture(options: argparse.Namespace) -> dict[str, Any]:
@@ -487,6 +519,7 @@ def show(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> Non
 
 WORKERS = {
     "decode": decode,
+    "prompts": prompts,
     "mixture": mixture,
     "products": products,
     "quantized": quantized,

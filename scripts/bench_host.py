@@ -7,8 +7,9 @@ The lead's own loop over a model, as on a card: rounds of few rows are replays, 
 tables and embeddings that are written as ever. From the moment a verdict has come to the next replay a card has nothing
 to do: that is measured, and what lies between two passes of a draft model, the draw included. What the host does from a
 replay to the verdict, a card computes beside: it reports what the last round gave, and launches the draw (which is of
-few ids here, or it would fill the host's caches). CUDA's own calls (a replay's launch, waking up) come on
-top: scripts/bench_gpu.py has them.
+few ids here, or it would fill the host's caches). Rounds of more rows than are recorded are made ready, by the tables
+of our kernels and by the masks of torch's steps. CUDA's own calls (a replay's launch, waking up) come on top:
+scripts/bench_gpu.py has them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from tpspec.draft.ahead import Ahead, Grown, Policy
 from tpspec.draft.model import ModelDrafter
 from tpspec.draft.protocol import Ask
 from tpspec.draft.run import ModelRun
+from tpspec.model.batch import Span
+from tpspec.model.card_many import ManySteps
 from tpspec.model.card_steps import CardSteps, Tiling
 from tpspec.model.graphs import Forward
 from tpspec.model.loader import load_whole
+from tpspec.model.steps import TorchSteps
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
@@ -68,6 +72,12 @@ DRAFTS = {
     "a token that a model drafts at a temperature": Sampling(temperature=0.8, seed=1),
 }
 NUM_DRAFTS = 5
+CACHED = 32256  # tokens of a text
+MANY = {
+    f"256 rows of a prompt, behind {CACHED} tokens": [Span(0, CACHED, (5,) * 256, ((0, CACHED + 256),), 1)],
+    "16 texts of 16 rows": [Span(text, 1000, (5,) * 16, ((text * 1024, 1016),), 16) for text in range(16)],
+}
+TIMES = 30  # that each is made ready
 
 
 class Clocked(OneRank):
@@ -158,6 +168,24 @@ def drafts(model: str, sampling: Sampling, num_tokens: int) -> list[float]:
     return clocked.between("replay", "replay")
 
 
+def ready(decoder: Decoder) -> dict[str, list[float]]:
+    """Seconds in which rounds of many rows are made ready, by whom."""
+    tilings = {
+        heads: tiling for heads in decoder.shape.heads if (tiling := Tiling.of_many(heads.dim, 2, CARD)) is not None
+    }
+    given, store, states, found = (decoder.shape, decoder.ropes), decoder.store, decoder.states, {}
+    ours, torchs = ManySteps(*given, store, tilings, 1, states), TorchSteps(*given, store, None, states=states)
+    for case, spans in MANY.items():
+        num_rows = sum(len(span.tokens) for span in spans)
+        for name, steps in {case: ours, f"{case}, by torch's steps": torchs}.items():
+            found[name] = list[float]()
+            for _ in range(TIMES):
+                begun = perf_counter()
+                steps.begin(spans, num_rows)
+                found[name].append(perf_counter() - begun)
+    return found
+
+
 def as_on_a_card(decoder: Decoder) -> Clocked:
     clocked, shape = Clocked(), decoder.shape
     tilings = {heads: tiling for heads in shape.heads if (tiling := Tiling.of(heads.dim, 2, CARD)) is not None}
@@ -176,8 +204,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     waits = {case: rounds(options.model, *kind, options.tokens) for case, kind in ROUNDS.items()}
-    if ModelShape.of(find(options.model)).delta_net is None:  # one that keeps states does not draft
+    folder = find(options.model)
+    shape = ModelShape.of(folder)
+    if shape.delta_net is None:  # one that keeps states does not draft, and has those of each text
         waits |= {case: drafts(options.model, sampling, options.tokens) for case, sampling in DRAFTS.items()}
+        waits |= ready(load_whole(folder, shape, torch.bfloat16, CPU, NUM_SLOTS))
     found = {case: [1e6 * quartile for quartile in statistics.quantiles(times, n=4)] for case, times in waits.items()}
     table = Table("", "the host, microseconds", "first to third quartile")
     for case, (first, median, third) in found.items():

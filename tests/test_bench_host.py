@@ -13,7 +13,7 @@ from scripts.serving import ROOT, environment
 from tests.checkpoints import tiny
 
 pytest.importorskip("triton")
-NUM_CASES = 7
+NUM_CASES = 11
 
 
 def test_every_kind_of_round_and_draft_is_measured(tmp_path: Path) -> None:

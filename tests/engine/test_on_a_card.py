@@ -38,6 +38,7 @@ from tpspec.errors import UserError
 from tpspec.model import graphs, runner
 from tpspec.model.batch import Span
 from tpspec.model.graphs import CardRecorder
+from tpspec.model.loader import Loader
 from tpspec.model.steps import Layer
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Delta, Request, Sampling
@@ -45,14 +46,19 @@ from tpspec.roles.build import build_engine
 from tpspec.roles.build_drafter import BRANCHES, build_ahead
 from tpspec.roles.door import pick_device
 from tpspec.roles.drafter import Drafter
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split
 from tpspec.verify.rows import RowLogits
 
 pytest.importorskip("triton")
+from tpspec.model.card_rows import MOST_ROWS
+
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one: tests/gpu"),
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card"),
 ]
 CUDA = torch.device("cuda")
+LAUNCHES = 21  # of a round of many rows and two layers: nine each, the copy of a table and of rows, the head
 FEW = 4  # rows that are recorded here: the interpreter of kernels takes its time
 WARM = Sampling(temperature=0.8, seed=3)
 SAMPLINGS = [
@@ -396,6 +402,23 @@ class Unqueued(OneRank):
     """Collectives of which none can be recorded, as through the host's memory."""
 
     is_queued = False
+
+
+def test_a_round_of_many_rows_is_as_many_launches_however_many_texts_it_is_of(folder: Path) -> None:
+    """Stands against one that asks for each text by itself: eight that verify drafts are more rows than a recording
+    has, and were as many launches a layer, and masks that the host made and sent."""
+    (whole,) = split(ModelShape.of(folder), (1.0,))
+    told = []
+    with emulated_card() as card:
+        decoder = Loader.open(folder, whole, torch.float32, CUDA).decoder(OneRank(), 512)
+        card.waits.clear()
+        for num_texts in (1, 12):
+            count = MOST_ROWS + 8 if num_texts == 1 else 6
+            begun, starts = card.launches, range(0, 40 * num_texts, 40)
+            decoder.forward([Span(start, 3, (5,) * count, ((start, 3 + count),), count) for start in starts])
+            told.append(card.launches - begun)
+            assert not card.waits
+    assert told == [LAUNCHES, LAUNCHES]
 
 
 def test_rounds_that_cannot_be_recorded_have_compiled_their_kernels_before_the_first(

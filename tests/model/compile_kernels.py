@@ -19,12 +19,17 @@ from triton.compiler import ASTSource
 from tpspec.comm import peer_kernel
 from tpspec.model import card_delta, card_experts, card_many, card_products, card_rows, card_states, card_sums
 from tpspec.model.card_overlap import OVERLAP_FROM
-from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
+from tpspec.model.card_steps import JOINED, LEAST_SIDE, USUAL_STAGES, Tiling, norm_warps
 from tpspec.verify import card_noise
 
 TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
+
+
+def product_tiles(x: str) -> list[tuple[int, int]]:
+    few = [(card_products.TILE_ROWS, outputs) for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)]
+    return few + ([(card_products.MANY_ROWS, card_products.MANY_OUTPUTS)] if x == "*bf16" else [])
 
 
 def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
@@ -92,10 +97,9 @@ def variants(
            heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": has}) for has in (False, True)),
         *((card_products._product, {"x_at": x, "codes_at": codes, "scales_at": x, "zeros_at": x, "y_at": x,
                                     "num_rows": "i32", "num_outputs": "i32", "num_groups": "i32", "row": "i32"},
-           {"group": 128, "bits": bits, "has_zeros": bits == 4, "tile_rows": card_products.TILE_ROWS,
-            "tile_outputs": outputs})
+           {"group": 128, "bits": bits, "has_zeros": bits == 4, "tile_rows": rows, "tile_outputs": outputs})
           for bits, codes in ((8, "*i8"), (4, "*u8"))
-          for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)),
+          for rows, outputs in product_tiles(x)),
         *([] if small else mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
@@ -204,7 +208,8 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
             if "tile_outputs" in constants:
                 stages = card_products.COLUMN_STAGES if kernel is card_products._few_rows else card_products.STAGES
-                options = {"num_stages": stages[constants["tile_outputs"]]}
+                options = {"num_stages": stages.get(constants["tile_outputs"], USUAL_STAGES)}
+                options |= {"num_warps": 8} if constants["tile_rows"] == card_products.MANY_ROWS else {}
             if kernel is card_rows.attend:
                 cut = tiling if constants["recorded"] else many
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}

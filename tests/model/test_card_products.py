@@ -13,6 +13,7 @@ from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
+from tpspec.model import card_products
 from tpspec.model.card_products import CodedLinear, FewRowsLinear, has_tensor_cores, tile_outputs
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -70,6 +71,20 @@ def test_wide_and_narrow_tiles_compute_the_same_product(
     x = torch.randn(18, 250, generator=noise).to(DEVICE)
     expected = DequantizedLinear(matrix, None)(x)
     assert (CodedLinear(matrix, None)(x) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against rows or outputs beyond the first tile: 130 and 150 fill no number of them. In 16 bits, for which
+    alone there are such tiles."""
+    processors(monkeypatch, 20)
+    monkeypatch.setattr(card_products, "has_tensor_cores", lambda device: True)
+    noise = torch.Generator().manual_seed(0)
+    grid, read = grid_of(range(320, 570), 576)
+    matrix = Rounded(torch.randn(150, len(read), generator=noise).to(DEVICE), bits, grid)
+    x = torch.randn(130, 250, generator=noise).to(DEVICE, torch.float16)
+    expected = DequantizedLinear(matrix, None)(x)
+    assert (CodedLinear(matrix, None)(x) - expected).abs().max() <= 2**-9 * expected.abs().max()
 
 
 @pytest.mark.parametrize("bits", [8, 4])

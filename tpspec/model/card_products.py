@@ -1,5 +1,6 @@
-"""Products of few rows on a CUDA card, by kernels of ours in Triton; with weights of 4 bits by torch's own, where it
-runs. linear.py and quantized.py have the references. Must not know what a matrix is of. Imported on cards only.
+"""Products on a CUDA card by kernels of ours, in Triton: of few rows, and of many with small weights; with those of 4
+bits by torch's own, where it runs. linear.py and quantized.py have the references. Must not know what a matrix is of.
+Imported on cards only.
 
 Shapes: I inputs, O outputs, W columns of the groups the shard touches, G groups, X columns of a group; T rows.
 """
@@ -29,6 +30,7 @@ FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a proces
 # Of Triton's, by outputs of a program: one more than groups that are on their way at a time. Smaller programs, of which
 # there are as many more, ask for no more at once unless each has more groups on their way.
 STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}
+MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 COLUMNS, COLUMN_STAGES = 128, {TILE_OUTPUTS: 5, FEW_OUTPUTS: 6}  # of a matrix of 16 bits that are read at a time
 ALIGNED = 16  # numbers, at which its rows begin: what Triton needs to know for loads of 16 bytes
 
@@ -85,7 +87,7 @@ class FourBitLinear:
 
 
 class CodedLinear:
-    """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32."""
+    """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32. A weight is never made."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
@@ -93,6 +95,7 @@ class CodedLinear:
         self._scales_OG, self._zeros_OG, self._bits = made.scales_OG, made.zeros_OG, matrix.bits
         self._bias_O, self._grid = bias_O, matrix.grid
         self._tile_outputs = tile_outputs(len(self._codes), self._codes.device)
+        self._has_large_tiles = has_tensor_cores(self._codes.device)
         self._overlap = overlap(self._codes.device)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -100,13 +103,16 @@ class CodedLinear:
         y_TO = x_TI.new_empty(num_rows, num_outputs)
         if not num_rows:  # none of which logits are wanted
             return y_TO
-        programs = (triton.cdiv(num_outputs, self._tile_outputs), triton.cdiv(num_rows, TILE_ROWS))
+        tile = {"tile_rows": TILE_ROWS, "tile_outputs": self._tile_outputs, "num_stages": STAGES[self._tile_outputs]}
+        if num_rows > MOST_ROWS and self._has_large_tiles and x_TI.itemsize == 2:
+            tile = {"tile_rows": MANY_ROWS, "tile_outputs": MANY_OUTPUTS, "num_warps": 8}
         x_TW, scales_OG, grid = spread(x_TI, self._grid).contiguous(), self._scales_OG, self._grid
-        _product[programs](x_TW, self._codes, scales_OG, scales_OG if self._zeros_OG is None else self._zeros_OG, y_TO,
-                           num_rows, num_outputs, grid.num_groups, self._codes.shape[1], group=grid.group,
-                           bits=self._bits, has_zeros=self._zeros_OG is not None, tile_rows=TILE_ROWS,
-                           tile_outputs=self._tile_outputs, num_stages=STAGES[self._tile_outputs],
-                           **self._overlap)  # fmt: skip
+        # Tiles of rows come first: those that read the same codes do so together.
+        _product[(triton.cdiv(num_rows, tile["tile_rows"]), triton.cdiv(num_outputs, tile["tile_outputs"]))](
+            x_TW, self._codes, scales_OG, scales_OG if self._zeros_OG is None else self._zeros_OG, y_TO, num_rows,
+            num_outputs, grid.num_groups, self._codes.shape[1], group=grid.group, bits=self._bits,
+            has_zeros=self._zeros_OG is not None, **tile, **self._overlap,
+        )  # fmt: skip
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
 
@@ -211,8 +217,8 @@ def _product(
     overlaps: tl.constexpr,
 ) -> None:
     """A tile of y [T, O] from x [T, W], codes [O, `row` bytes], scales and zeros [O, G]."""
-    outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
-    rows = tl.program_id(1) * tile_rows + tl.arange(0, tile_rows)
+    rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     real_outputs, real_rows = outputs < num_outputs, rows < num_rows
     from_codes = codes_at + outputs[None, :].to(tl.int64) * row
     begin_with(codes_at + tl.minimum(outputs, num_outputs - 1).to(tl.int64) * row, row, overlaps)

@@ -29,8 +29,7 @@ FEW_RUNS = 8  # of slots of a sequence, whose blocks are made run by run in less
 
 
 class Seen(NamedTuple):
-    """By the rows of a span: see card_rows.py. positions: of all. num_chained: those in front of the tree. bits: of the
-    others."""
+    """By the rows of a span: see card_rows.py. num_chained: rows in front of the tree."""
 
     positions: list[int]
     num_chained: int
@@ -38,11 +37,13 @@ class Seen(NamedTuple):
 
     @classmethod
     def by(cls, span: Span) -> Seen:
-        chained = span.num_chained()
-        if chained == len(span.tokens):
-            return cls(span.positions(), chained, [])
-        assert span.parents is not None, "what is no chain has parents"
-        return cls(span.positions(), chained, paths([parent - chained for parent in span.parents[chained:]]))
+        if span.parents is None:
+            count = len(span.tokens)
+            return cls(span.positions(), count, [0] * count)
+        # Few rows are told by their bits, whatever they are: to look for a chain takes longer.
+        chained = span.num_chained() if len(span.tokens) > MOST_ROWS else 0
+        above = [parent - chained for parent in span.parents[chained:]] if chained else span.parents
+        return cls(span.positions(), chained, [0] * chained + paths(above))
 
 
 class Table:
@@ -82,19 +83,20 @@ class Table:
         words = numbers.data.cast("B").cast("q")  # takes few numbers in a tenth of numpy's time
         first, tile_at, num_blocks = 0, self._tiles_at, 0
         for span, (positions, chained, bits) in zip(spans, seen, strict=True):
-            count, slots, lengths = len(span.tokens), span.own_slots(windowed=self._window is not None), list[int]()
+            count, slots = len(span.tokens), span.own_slots(windowed=self._window is not None)
             begin = num_blocks
             num_blocks += self._put_blocks(span, numbers[blocks_at + kernels.BLOCK_SIZE * num_blocks :])
+            lengths: list[int] = []
             for tile in range(0, count, tile_rows):
-                num_rows, blocks = min(tile_rows, count - tile), (begin, num_blocks)
+                num_rows, needed = min(tile_rows, count - tile), (begin, num_blocks)
                 if count > tile_rows:
                     least = min(positions[tile : tile + num_rows])
-                    blocks = self._needed(numbers, blocks, least, span.start + tile + num_rows)
-                of_tile = first + chained, tile - chained, num_rows, span.start + chained, *blocks
+                    needed = self._needed(numbers, needed, least, span.start + tile + num_rows)
+                of_tile = first + chained, tile - chained, num_rows, span.start + chained, *needed
                 words[tile_at : tile_at + kernels.TILE_SIZE] = array("q", of_tile)
                 tile_at += kernels.TILE_SIZE
-                lengths += [blocks[1] - blocks[0]] * num_rows
-            for column, ints in enumerate((positions, slots, [0] * chained + bits, lengths)):
+                lengths += [needed[1] - needed[0]] * num_rows
+            for column, ints in enumerate((positions, slots, bits, lengths)):
                 at = column * most_rows + first
                 words[at : at + count] = array("q", ints)
             first += count
