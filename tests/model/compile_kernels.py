@@ -144,7 +144,7 @@ def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
              "biases_at": "*fp32", "rows_at": "*fp32", "key_of_at": "*i64", "states_at": "*fp32", "answers_at": x,
              "num_left": "i32", "length": "i32", "scale": "fp32"} | TABLE  # fmt: skip
     constants = [
-        (card_delta.convolve, linear | {"sight": before + 1, "sights_at": card_delta.sights_at(before), "wide": 128}),
+        (card_delta.convolve, linear | {"sight": before + 1, "wide": 128}),
         (card_delta.take_in, linear | tile | {"wide_left": 64}),
         (card_delta.look_at, linear | tile),
     ]

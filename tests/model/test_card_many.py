@@ -94,7 +94,7 @@ def test_layers_with_a_window_find_their_keys_in_slots_of_their_own(tmp_path: Pa
 
 def test_a_round_larger_than_any_before_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands against rows beyond a table's last column."""
-    monkeypatch.setattr(card_many, "USUAL_ROWS", 4)
+    monkeypatch.setattr(card_many.ManySteps, "usual_rows", 4)
     torchs, cards = pair(tiny("smollm2", tmp_path, num_hidden_layers=1))
     spans = [Span(0, 0, IDS[:9], ((32, 9),), 9), Span(1, 0, IDS[:3], ((64, 3),), 3)]
     assert (cards.forward(spans) - torchs.forward(spans)).abs().max() < 1e-4

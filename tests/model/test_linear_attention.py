@@ -48,7 +48,7 @@ class Case:
             return torch.randn(shape, generator=noise)
 
         nowhere: Any = None  # products are given
-        device = CARD if way == "card" else CPU
+        device = CARD if way in ("card", "many") else CPU
         norm = Norm((1 + 0.3 * random(V)).to(device), 1e-6)
         mixer = Mixer(
             mixed=nowhere, rates=nowhere, gate=nowhere, out=nowhere, kernel=random(kernel, M).to(device) / 2,
@@ -68,8 +68,11 @@ class Case:
             if (rows := compiled_rows()) is None:
                 pytest.skip("no compiled library here")
             return CompiledSteps(rows, shape, [], store, self.states)
-        card = pytest.importorskip("tpspec.model.card_steps", reason="no Triton")
-        return card.CardSteps(shape, [], store, dict.fromkeys(shape.heads, card.Tiling(32, 16, 0, 64)), self.states)  # type: ignore[no-any-return]
+        card = pytest.importorskip("tpspec.model.card_many", reason="no Triton")
+        tilings = dict.fromkeys(shape.heads, card.Tiling(32, 16, 0, 64))
+        if way == "card":
+            return card.CardSteps(shape, [], store, tilings, self.states)  # type: ignore[no-any-return]
+        return card.ManySteps(shape, [], store, tilings, 1, self.states)  # type: ignore[no-any-return]
 
     def answers(self, spans: list[Span], padding: int = 0) -> torch.Tensor:
         """Of each row, what the product behind reads."""
@@ -129,14 +132,21 @@ def plans(draw: st.DrawFn) -> list[list[tuple[int, list[int], int]]]:
 
 @pytest.mark.parametrize(
     ("way", "sizes", "kernel"),
-    [("torch", SMALL, 4), ("C", SMALL, 4), ("C", UNEVEN, 2), ("card", SMALL, 4), ("card", SMALL, 1)],
+    [
+        ("torch", SMALL, 4),
+        ("C", SMALL, 4),
+        ("C", UNEVEN, 2),
+        ("card", SMALL, 4),
+        ("card", SMALL, 1),
+        ("many", SMALL, 4),
+    ],
     ids=str,
 )
 def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes: dict[str, Any], kernel: int) -> None:
     """Stands against a row that takes another span's place, state, head or path, a convolution that sees a row's
     neighbour and not its parent, and what is left in another's slot."""
 
-    @settings(max_examples=8 if way == "card" else 60)
+    @settings(max_examples={"card": 8, "many": 4}.get(way, 60))
     @given(plans())
     def holds(plan: list[list[tuple[int, list[int], int]]]) -> None:
         case, reference = Case(way, sizes, kernel=kernel), Case("torch", sizes, kernel=kernel)

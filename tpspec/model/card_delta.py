@@ -1,4 +1,4 @@
-"""Kernels of card_states.py, in Triton: linear attention of a round's few rows on a card, between its products.
+"""Kernels of card_states.py, in Triton: linear attention of a round's rows on a card, between its products.
 
 delta_net.py is the reference. All that changes from round to round is read from one tensor of integers, the table, so
 that the same launches serve every round. A state goes from row to row, in registers, so that a row's bits are the same
@@ -6,7 +6,7 @@ whatever stands beside it, and however the rows before it were taken in. Must no
 on cards only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
 
 Shapes: T rows, H value heads, G key heads, K and V of a key and a value, M = 2 G K + H V numbers of a row that the
-convolution sees, X = M + 2 H. Rows that are computed with: MOST_ROWS that were left, then the round's.
+convolution sees, X = M + 2 H. Rows that are computed with: up to `most_rows` that were left, then the round's.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ import triton
 import triton.language as tl
 
 from tpspec.model.card_overlap import begin
-from tpspec.model.card_rows import MOST_ROWS, rms_normed
+from tpspec.model.card_rows import rms_normed
 
-# The table, int64: how many rows that were left are computed with; for each row of the round two numbers; for each span
-# seven and what is left before its root; for each row that is computed with what its convolution sees. Inputs are rows
-# of the round, or ~ the number of one that is left, of all that are; beyond those is nothing, which is 0.
+# The table, int64, of rounds of `most_rows` at most: how many rows that were left are computed with; for each row of
+# the round two numbers; for each span seven and what is left before its root; for each row that is computed with what
+# its convolution sees. Inputs are rows of the round, or ~ the number of one that is left, of all that are; beyond those
+# is nothing, which is 0.
 ROWS_AT = 1
 ROW_SIZE = 2  # its span, if it is of a tree, else CHAINED or PADDING; a bit for each row of the tree on its path
 CHAINED, PADDING = -2, -1
-SPANS_AT = ROWS_AT + ROW_SIZE * MOST_ROWS
 SPAN_SIZE = 7  # slot, whether it is fresh, first kept row, kept rows, first row, rows of the chain, rows
 
-_MOST_ROWS, _ROWS_AT, _ROW_SIZE = tl.constexpr(MOST_ROWS), tl.constexpr(ROWS_AT), tl.constexpr(ROW_SIZE)
-_PADDING, _SPANS_AT, _SPAN_SIZE = tl.constexpr(PADDING), tl.constexpr(SPANS_AT), tl.constexpr(SPAN_SIZE)
+_ROWS_AT, _ROW_SIZE, _SPAN_SIZE = tl.constexpr(ROWS_AT), tl.constexpr(ROW_SIZE), tl.constexpr(SPAN_SIZE)
+_PADDING = tl.constexpr(PADDING)
 _LEAST = tl.constexpr(1e-6)  # see delta_net.py
 
 
-def sights_at(before: int) -> int:
-    """Where what rows see stands in the table, of spans with so many rows before the root."""
-    return SPANS_AT + (SPAN_SIZE + before) * MOST_ROWS
+def spans_at(most_rows: int) -> int:
+    """Where spans stand in the table."""
+    return ROWS_AT + ROW_SIZE * most_rows
+
+
+def sights_at(before: int, most_rows: int) -> int:
+    """Where what rows see does, of spans with so many rows before the root."""
+    return spans_at(most_rows) + (SPAN_SIZE + before) * most_rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -68,17 +73,17 @@ def convolve(
     biases_at: tl.tensor,
     rows_at: tl.tensor,
     num_left: int,
+    most_rows: int,
     scale: float,
     num_keys: tl.constexpr,
     num_values: tl.constexpr,
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
     sight: tl.constexpr,
-    sights_at: tl.constexpr,
     wide: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """rows [MOST_ROWS + T, X]: queries, keys and values behind the convolution, of length one but for the values, then
+    """rows [most_rows + T, X]: queries, keys and values behind the convolution, of length one but for the values, then
     writes and logarithms of decays. Of mixed [T, M], rates [T, 2 H] and left [num_left, X].
 
     Programs: T x the heads of a row, and one for rates; what was left is shared among those of the rows.
@@ -91,9 +96,10 @@ def convolve(
     size = tl.where(is_key, key_dim, tl.where(is_rate, num_rates, value_dim))
     first = tl.where(is_key, line * key_dim, 2 * num_keys * key_dim + (line - 2 * num_keys) * value_dim)
     real, columns = tl.arange(0, wide) < size, first + tl.arange(0, wide)
+    sights_at = table_at + _ROWS_AT + (_ROW_SIZE + _SPAN_SIZE + sight - 1) * most_rows
     for work in range(tl.program_id(0), num_rows + tl.load(table_at).to(tl.int32), num_rows):
-        row = tl.where(work < num_rows, _MOST_ROWS + work, work - num_rows)
-        sight_at = table_at + sights_at + row * sight
+        row = tl.where(work < num_rows, most_rows + work, work - num_rows)
+        sight_at = sights_at + row * sight
         if is_rate:
             name = tl.load(sight_at + sight - 1)
             x = _input(name, columns, real, mixed_at, rates_at, left_at, num_left, num_mixed, num_rates)
@@ -158,6 +164,7 @@ def take_in(
     states_at: tl.tensor,
     answers_at: tl.tensor,
     num_left: int,
+    most_rows: int,
     length: int,
     num_keys: tl.constexpr,
     num_values: tl.constexpr,
@@ -175,7 +182,7 @@ def take_in(
     Programs: spans (as many as rows, at most) x H x pieces of V. Each leaves `wide_left` columns of an input.
     """
     begin(overlaps)
-    span_at = table_at + _SPANS_AT + tl.program_id(0) * (_SPAN_SIZE + before)
+    span_at = table_at + _ROWS_AT + _ROW_SIZE * most_rows + tl.program_id(0) * (_SPAN_SIZE + before)
     num_rows = tl.load(span_at + 6)
     if num_rows == 0:
         return  # there are fewer spans
@@ -196,7 +203,7 @@ def take_in(
     state_at = state_at + keys[:, None] * value_dim + values[None, :]
     state = tl.load(state_at, mask=real & (is_fresh == 0), other=0.0)
     for i in range(num_kept + num_chained):
-        row = tl.where(i < num_kept, first_kept + i, _MOST_ROWS + first + i - num_kept)
+        row = tl.where(i < num_kept, first_kept + i, most_rows + first + i - num_kept)
         row_at = rows_at + row * num_inputs
         state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim)
         if i >= num_kept:
@@ -225,6 +232,7 @@ def look_at(
     key_of_at: tl.tensor,
     states_at: tl.tensor,
     answers_at: tl.tensor,
+    most_rows: int,
     num_keys: tl.constexpr,
     num_values: tl.constexpr,
     key_dim: tl.constexpr,
@@ -246,7 +254,7 @@ def look_at(
             tl.store(to, tl.zeros((piece,), answers_at.dtype.element_ty), mask=values < value_dim)
         return
     path = tl.load(table_at + _ROWS_AT + this * _ROW_SIZE + 1)
-    span_at = table_at + _SPANS_AT + span * (_SPAN_SIZE + before)
+    span_at = table_at + _ROWS_AT + _ROW_SIZE * most_rows + span * (_SPAN_SIZE + before)
     slot, root = tl.load(span_at), tl.load(span_at + 4) + tl.load(span_at + 5)
     key = tl.load(key_of_at + head)
     real = (keys < key_dim)[:, None] & (values < value_dim)[None, :]
@@ -255,9 +263,9 @@ def look_at(
     num_inputs: tl.constexpr = 2 * num_keys * key_dim + num_values * value_dim + 2 * num_values
     for i in range(this - root + 1):
         if (path >> i) & 1 != 0:
-            row_at = rows_at + (_MOST_ROWS + root + i) * num_inputs
+            row_at = rows_at + (most_rows + root + i) * num_inputs
             state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim)
-    answer = _answer(state, rows_at + (_MOST_ROWS + this) * num_inputs, key, keys, key_dim)
+    answer = _answer(state, rows_at + (most_rows + this) * num_inputs, key, keys, key_dim)
     tl.store(to, answer.to(answers_at.dtype.element_ty), mask=values < value_dim)
 
 

@@ -16,7 +16,6 @@ import triton
 
 from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.card_steps import CardSteps, Tiling, wanted_programs
-from tpspec.model.delta_net import Round as StateRound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
     from tpspec.model.card_steps import Folds
     from tpspec.model.card_tables import Table
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Heads, Layer, LinearLayer, Shape
+    from tpspec.model.steps import Heads, Layer, Shape
 
-USUAL_ROWS = 256  # of a round at most; tables for more are made when such rounds come
 SPLITS = 8  # of a tile's keys, where tiles are few
 
 
 class ManySteps(CardSteps):
-    """states: of layers with linear attention, which torch computes. wanted: programs that keep a card busy."""
+    """wanted: programs that keep a card busy."""
 
     is_recorded = False
+    usual_rows = 256  # room for more is made when such rounds come
     rehearsed = (1, 2)  # rows of padding alone that take every kernel between them, on whatever card
 
     def __init__(
@@ -50,32 +49,24 @@ class ManySteps(CardSteps):
         wanted: int,
         states: StateStore | None = None,
     ) -> None:
-        super().__init__(shape, ropes, store, tilings)
-        self._text_states, self._wanted, self._most_rows = states, wanted, USUAL_ROWS
-        self._tables = self._tables_of(USUAL_ROWS)
+        super().__init__(shape, ropes, store, tilings, states)
+        self._wanted = wanted
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether their trees have few rows, and their keys are not too scattered."""
+        if self._states is not None and not self._states.fits(spans):
+            return False
         trees = (len(span.tokens) - span.num_chained() for span in spans)
         return all(rows <= MOST_ROWS for rows in trees) and all(table.fits(spans) for table in self._tables.values())
 
-    def begin(self, spans: Sequence[Span], num_rows: int) -> StateRound | None:
+    def begin(self, spans: Sequence[Span], num_rows: int) -> None:
         if num_rows > self._most_rows:
-            self._most_rows = triton.next_power_of_2(num_rows)
-            self._tables = self._tables_of(self._most_rows)
+            self._make_room(triton.next_power_of_2(num_rows))
         super().begin(spans, num_rows)
-        if self._text_states is None:
-            return None
-        return StateRound.of(spans, self._text_states, num_rows, self._shape.device, whole=False)
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         attended_TX = super().attention(layer, qkv_TX, round)
         return attended_TX if self._table(layer).num_tiles else attended_TX.zero_()  # of padding nobody wrote it
-
-    def linear_attention(
-        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: StateRound
-    ) -> Tensor:
-        return round.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX)
 
     def _tile_rows(self, folds: Folds, num_rows: int) -> int:
         return folds.tile_rows(self._most_rows)
@@ -84,6 +75,10 @@ class ManySteps(CardSteps):
         if not table.num_tiles:  # all is padding
             return num_rows, SPLITS if num_rows == 1 else 1
         return table.num_tiles, SPLITS if table.num_tiles * (len(folds.firsts) - 1) < self._wanted else 1
+
+    def _num_spans(self, num_rows: int) -> int:
+        assert self._states is not None, "who asks has some"
+        return max(1, self._states.num_spans)
 
 
 def many_steps(

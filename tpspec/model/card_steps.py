@@ -139,6 +139,7 @@ class CardSteps:
     """
 
     is_recorded = True  # or could be
+    usual_rows = MOST_ROWS  # of a round at most
 
     def __init__(
         self,
@@ -151,8 +152,8 @@ class CardSteps:
         self._shape, self._ropes, self._store = shape, ropes, store
         self._folds = {heads: Folds.of(heads, tilings[heads], shape.device) for heads in shape.heads}
         self._overlap = overlap(shape.device)
-        self._states = None if states is None else CardStates(states, shape.device, self._overlap)
-        self._tables = self._tables_of(MOST_ROWS)
+        self._text_states = states
+        self._make_room(self.usual_rows)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether the rows are few, and their keys not too scattered."""
@@ -250,7 +251,7 @@ class CardSteps:
         self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: Any
     ) -> Tensor:
         assert self._states is not None, "a decoder with such layers has a store for them"
-        return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX)
+        return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, self._num_spans(len(mixed_TM)))
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         num_rows, both = gate_up_TC.shape
@@ -273,13 +274,20 @@ class CardSteps:
         """Of attention: tiles, and splits of the keys of each. Whatever the rows are."""
         return num_rows, folds.tiling.splits
 
-    def _tables_of(self, most_rows: int) -> dict[tuple[Heads, bool], Table]:
-        made: dict[tuple[Heads, bool], Table] = {}
-        store = self._store
+    def _num_spans(self, num_rows: int) -> int:
+        """At most. Whatever they are."""
+        return num_rows
+
+    def _make_room(self, most_rows: int) -> None:
+        """For the integers of rounds of so many rows."""
+        self._most_rows, device = most_rows, self._shape.device
+        self._tables: dict[tuple[Heads, bool], Table] = {}
         for heads, window in sorted(self._shape.sights, key=lambda sight: sight.window or 0):  # the longest counts
-            num_slots = (store.num_slots if window is None else store.num_recent) or store.num_slots
-            made[heads, window is not None] = Table(num_slots, window, store.num_slots, self._shape.device, most_rows)
-        return made
+            num_slots = (self._store.num_slots if window is None else self._store.num_recent) or self._store.num_slots
+            table = Table(num_slots, window, self._store.num_slots, device, most_rows)
+            self._tables[heads, window is not None] = table
+        states = self._text_states
+        self._states = None if states is None else CardStates(states, device, self._overlap, most_rows)
 
     def _staged(self) -> list[Table | CardStates]:
         return [*self._tables.values(), *([] if self._states is None else [self._states])]
