@@ -305,6 +305,7 @@ def test_states_stay_on_the_card(source: str, few: None, tmp_path: Path) -> None
     took for the same in every round: whose state a row reads, and which rows its text has kept. The last text begins
     with the state of the first; and a model that drafts, here for itself, has states of its own."""
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 96}
+    sizes |= {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
     target = tiny("qwen3_5", tmp_path, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], **sizes)
     section = {"source": source, "tokens": 3} | ({"model": str(target)} if source == "model" else {})
     asks = [Request(0, (5, 6, 7, 8) * 20, 9), Request(1, (9, 5, 6), 9, WARM), Request(2, (5, 6, 7, 8) * 19, 9)]
