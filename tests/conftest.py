@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.interpreter import look_once
+from tests.interpreter import hurry
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if find_spec("triton") is not None:
-        look_once()
+        hurry()
 
 settings.register_profile("tpspec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tpspec")
