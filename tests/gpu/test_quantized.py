@@ -20,7 +20,7 @@ CUDA = torch.device("cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("num_rows", [1, 7, 33])
+@pytest.mark.parametrize("num_rows", [1, 7, 33, 130])
 @pytest.mark.parametrize(("size", "columns"), [(576, range(576)), (576, range(320, 570)), (4096, range(1024, 3072))])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_cards_product_is_the_dequantized_one(

@@ -64,8 +64,9 @@ def rounds(decoder: Decoder) -> torch.Tensor:
 
 # What rows and keys are to each other, each once: uneven folds, windows with sinks and with norms, keys that are their
 # own values, states. Two layers where they differ.
+LINEAR = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 KINDS = {"smollm2": {"num_hidden_layers": 1}, "gpt_oss": {"num_hidden_layers": 2}, "gemma3": {"num_hidden_layers": 2},
-         "deepseek_v3": {"num_hidden_layers": 2}, "qwen3_5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}}  # fmt: skip
+         "deepseek_v3": {"num_hidden_layers": 2}, "qwen3_5": LINEAR}  # fmt: skip
 CASES = [*((kind, False) for kind in KINDS), ("smollm2", True), ("gpt_oss", True)]
 
 
