@@ -177,7 +177,8 @@ def prompts(options: argparse.Namespace) -> dict[str, Any]:
 
     num_slots = max(BEHIND) + MANY_ROWS
     decoder = open_engine(options, **{"cache.tokens": num_slots}).engine.target.decoder
-    runner, tokens, found = decoder._runner, tuple(range(5, 5 + MANY_ROWS)), {}
+    runner, tokens = decoder._runner, tuple(range(5, 5 + MANY_ROWS))
+    found = {"FlashInfer attends": runner.many is not None and runner.many._flash is not None}
     works = {
         f"{MANY_ROWS} rows behind {start}": [Span(0, start, tokens, ((0, start + MANY_ROWS),), 1)] for start in BEHIND
     }

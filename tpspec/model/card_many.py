@@ -9,11 +9,12 @@ only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 
+from tpspec.model.card_flash import Flash, flash
 from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.card_steps import CardSteps, Tiling, wanted_programs
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tpspec.model.card_steps import Folds
     from tpspec.model.card_tables import Table
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Heads, Layer, Shape
+    from tpspec.model.steps import Heads, Shape, Sight
 
 SPLITS = 8  # of a tile's keys, where tiles are few
 
@@ -50,7 +51,15 @@ class ManySteps(CardSteps):
         states: StateStore | None = None,
     ) -> None:
         super().__init__(shape, ropes, store, tilings, states)
-        self._wanted = wanted
+        self._tilings, self._wanted = tilings, wanted
+        self._flash: Flash | None = None
+
+    def try_flash(self) -> None:
+        """See card_flash.py. Before the first round."""
+        if not any(cells.scales_GS is not None for cells in self._store.cells):
+            self._flash = flash(
+                self._shape, lambda store: ManySteps(self._shape, (), store, self._tilings, self._wanted)
+            )
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether their trees have few rows, and their keys are not too scattered."""
@@ -63,10 +72,15 @@ class ManySteps(CardSteps):
         if num_rows > self._most_rows:
             self._make_room(triton.next_power_of_2(num_rows))
         super().begin(spans, num_rows)
+        if self._flash is not None:
+            self._flash.begin(spans)
 
-    def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
-        attended_TX = super().attention(layer, qkv_TX, round)
-        return attended_TX if self._table(layer).num_tiles else attended_TX.zero_()  # of padding nobody wrote it
+    def attended(self, sight: Sight, kept_by: int, sinks: Tensor | None, q_TX: Tensor) -> Tensor:
+        if self._flash is not None and self._flash.serves and sinks is None:
+            return self._flash.attended(sight, self._store.keys[kept_by], self._store.values[kept_by], q_TX)
+        attended_TX = super().attended(sight, kept_by, sinks, q_TX)
+        has_tiles = self._tables[sight.heads, sight.is_windowed].num_tiles > 0
+        return attended_TX if has_tiles else attended_TX.zero_()  # of padding nobody wrote it
 
     def _tile_rows(self, folds: Folds, num_rows: int) -> int:
         return folds.tile_rows(self._most_rows)

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.states import StateStore
-    from tpspec.cache.store import KVStore
+    from tpspec.cache.store import Cells, KVStore
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Span
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape
+    from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
 
 MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
@@ -215,35 +215,35 @@ class CardSteps:
         return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
-        heads, window = layer.sight
-        folds, table = self._folds[heads], self._table(layer)
-        keys, values = self._store.keys[layer.kept_by], self._store.values[layer.kept_by]
-        small = keys.scales_GS is not None
-        cells = [keys.numbers_GSE, values.numbers_GSE, keys.scales_GS if small else qkv_TX,
-                 values.scales_GS if small else qkv_TX]  # fmt: skip
-        q_THE = self._placed(layer, qkv_TX, cells, small=small)
-        num_rows, tiling, out_TX = len(qkv_TX), folds.tiling, torch.empty_like(q_THE)
+        return self.attended(layer.sight, layer.kept_by, layer.sinks, self._placed(layer, qkv_TX))
+
+    def attended(self, sight: Sight, kept_by: int, sinks: Tensor | None, q_TX: Tensor) -> Tensor:
+        """What the round's queries, [T, H * E], make of what the layer `kept_by` keeps."""
+        heads, window = sight
+        folds, table = self._folds[heads], self._tables[heads, sight.is_windowed]
+        keys, small, cells = self._cells(kept_by, q_TX)
+        num_rows, tiling, out_TX = len(q_TX), folds.tiling, torch.empty_like(q_TX)
         num_tiles, splits = self._shares(table, folds, num_rows)
         sums = tops = masses = out_TX
         are_parts = self.is_recorded or splits > 1  # which knows padding when it joins them
         if are_parts:
-            sums = torch.empty(num_rows, heads.num, splits, heads.dim, device=qkv_TX.device)
-            tops, masses = torch.empty(2, num_rows, heads.num, splits, device=qkv_TX.device).unbind()
-        sinks = {"sinks_at": out_TX if layer.sinks is None else layer.sinks, "sinks": layer.sinks is not None}
+            sums = torch.empty(num_rows, heads.num, splits, heads.dim, device=q_TX.device)
+            tops, masses = torch.empty(2, num_rows, heads.num, splits, device=q_TX.device).unbind()
+        sunk = {"sinks_at": out_TX if sinks is None else sinks, "sinks": sinks is not None}
         folded = max(LEAST_SIDE, triton.next_power_of_2(self._tile_rows(folds, num_rows) * folds.most))
         kernels.attend[(num_tiles, len(folds.firsts) - 1, splits)](
-            q_THE, *cells, table.there, folds.firsts, sums_at=sums, tops_at=tops, masses_at=masses,
+            q_TX, *cells, table.there, folds.firsts, sums_at=sums, tops_at=tops, masses_at=masses,
             num_slots=keys.num_slots, most_rows=table.most_rows, window=window or 0, scale=self._shape.score_scale,
             num_heads=heads.num, dim=heads.dim, wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts,
             tile_rows=folded, tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=splits,
             recorded=self.is_recorded, windowed=window is not None, small=small, num_stages=tiling.stages,
-            num_warps=tiling.warps, **sinks, **self._overlap,
+            num_warps=tiling.warps, **sunk, **self._overlap,
         )  # fmt: skip
         if are_parts:
             joined = min(triton.next_power_of_2(heads.dim), JOINED)
             kernels.join[(num_rows, heads.num, triton.cdiv(heads.dim, joined))](
                 sums, tops, masses, table.there, out_at=out_TX, most_rows=table.most_rows, num_heads=heads.num,
-                dim=heads.dim, wide=joined, splits=splits, **sinks, **self._overlap,
+                dim=heads.dim, wide=joined, splits=splits, **sunk, **self._overlap,
             )  # fmt: skip
         return out_TX
 
@@ -292,25 +292,32 @@ class CardSteps:
     def _staged(self) -> list[Table | CardStates]:
         return [*self._tables.values(), *([] if self._states is None else [self._states])]
 
-    def _placed(self, layer: Layer, qkv_TX: Tensor, cells: Sequence[Tensor | None], *, small: bool) -> Tensor:
+    def _cells(self, kept_by: int, x: Tensor) -> tuple[Cells, bool, list[Tensor | None]]:
+        """Where a layer's keys are, whether in 8 bits, and what kernels take of keys and values; x: of a cache without
+        scales, which are not read."""
+        keys, values = self._store.keys[kept_by], self._store.values[kept_by]
+        small = keys.scales_GS is not None
+        scales = (keys.scales_GS, values.scales_GS) if small else (x, x)
+        return keys, small, [keys.numbers_GSE, values.numbers_GSE, *scales]
+
+    def _placed(self, layer: Layer, qkv_TX: Tensor) -> Tensor:
         """Queries, [T, H * E]; keys and values are then in the cache."""
+        keys, small, cells = self._cells(layer.kept_by, qkv_TX)
         heads, norms = layer.sight.heads, (layer.q_norm, layer.k_norm, layer.v_norm)
         q_TX = qkv_TX.new_empty(len(qkv_TX), heads.num * heads.dim)
         weights = [norm.weight if norm is not None else qkv_TX for norm in norms]
-        rope, kept, table = self._ropes[layer.rope or 0], 1 if self._shape.keys_alone else 2, self._table(layer)
+        rope, kept = self._ropes[layer.rope or 0], 1 if self._shape.keys_alone else 2
+        table = self._tables[heads, layer.sight.is_windowed]
         num_written = heads.num_kv * kept if layer.kept_by == layer.index else 0
         kernels.place[(len(qkv_TX), heads.num + num_written)](
             qkv_TX, *weights, next((norm.eps for norm in norms if norm is not None), 0.0), rope.cos_PE, rope.sin_PE,
             rope.cos_PE if rope.gains_P is None else rope.gains_P, table.there, q_TX, *cells,
-            self._store.keys[layer.kept_by].num_slots, table.most_rows, num_heads=heads.num, num_kv_heads=heads.num_kv,
+            keys.num_slots, table.most_rows, num_heads=heads.num, num_kv_heads=heads.num_kv,
             num_lines=qkv_TX.shape[1] // heads.dim, dim=heads.dim, wide=triton.next_power_of_2(heads.dim),
             normed=layer.q_norm is not None, values_normed=layer.v_norm is not None, turned=layer.rope is not None,
             grown=rope.gains_P is not None, small=small, **self._overlap,
         )  # fmt: skip
         return q_TX
-
-    def _table(self, layer: Layer) -> Table:
-        return self._tables[layer.sight.heads, layer.sight.is_windowed]
 
 
 def norm_warps(wide: int) -> int:

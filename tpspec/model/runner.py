@@ -107,6 +107,7 @@ class Runner:
             self._compile(self.few, reversed(ROW_COUNTS), run, taps)
         if self.many is not None:
             self._compile(self.many, self.many.rehearsed, run, taps)
+            self.many.try_flash()
         self._is_compiled = True
 
     def close(self) -> None:
