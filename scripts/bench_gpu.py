@@ -173,18 +173,23 @@ def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
 
 
 def prompts(options: argparse.Namespace) -> dict[str, Any]:
-    from tpspec.model.batch import Span
+    from tpspec.model.batch import Carried, Span
 
     num_slots = max(BEHIND) + MANY_ROWS
     decoder = open_engine(options, **{"cache.tokens": num_slots}).engine.target.decoder
     runner, tokens = decoder._runner, tuple(range(5, 5 + MANY_ROWS))
     found = {"FlashInfer attends": runner.many is not None and runner.many._flash is not None}
-    works = {
-        f"{MANY_ROWS} rows behind {start}": [Span(0, start, tokens, ((0, start + MANY_ROWS),), 1)] for start in BEHIND
-    }
+    num_states = 1 if decoder.states is None else decoder.states.num_states
+
+    def span(text: int, first: int, start: int, num_rows: int) -> Span:
+        state = Carried(text % num_states, (0,) if start else (), num_rows)  # which some may share: nobody reads them
+        num_logits = 1 if num_rows == MANY_ROWS else num_rows  # a prompt's last row, or what verifies drafts
+        return Span(text, start, tokens[:num_rows], ((first, start + num_rows),), num_logits, carried=state)
+
+    works = {f"{MANY_ROWS} rows behind {start}": [span(0, 0, start, MANY_ROWS)] for start in BEHIND}
     each, room = MANY_ROWS // MANY_TEXTS, num_slots // MANY_TEXTS
     works[f"{MANY_TEXTS} texts of {each} rows"] = [
-        Span(text, room - each, tokens[:each], ((text * room, room),), each) for text in range(MANY_TEXTS)
+        span(text, text * room, room - each, each) for text in range(MANY_TEXTS)
     ]
     for name, spans in works.items():
         ways = {0: partial(decoder.forward, spans)}
