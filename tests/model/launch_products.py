@@ -31,12 +31,17 @@ class Absent:
 
 
 driver.set_active(Absent())
-weight = torch.zeros(SIZE, SIZE, dtype=torch.bfloat16)
+weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int8))
 for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
-    kernel = card_products._few_rows.warmup(
+    of_few = card_products._few_rows.warmup(
         x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=card_products.COLUMNS, has_biases=False,
         tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.FEW_OUTPUTS, overlaps=True, launch_pdl=True,
         grid=(1, 1), num_stages=card_products.COLUMN_STAGES[card_products.FEW_OUTPUTS],
     )  # fmt: skip
-    sys.stdout.write(f"{kernel.hash}\n")
+    of_many = card_products._product.warmup(
+        x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128, SIZE, group=128, bits=8, has_zeros=False,
+        tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS, overlaps=True, launch_pdl=True,
+        grid=(1, 1), num_warps=8,
+    )  # fmt: skip
+    sys.stdout.write(f"{of_few.hash} {of_many.hash}\n")

@@ -85,7 +85,8 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
 
 
 def test_rows_take_the_same_kernel_however_many_they_are() -> None:
-    """Stands against one that is compiled anew for a single row, or for sixteen, and adds in another order."""
-    kernels = without_interpreter("launch_products.py", "1", "2", "6", "16", "64")
-    assert len(kernels) == 5
+    """Stands against one that is compiled anew for a single row, or for sixteen, and adds in another order; or of many
+    rows, in the middle of a prompt."""
+    kernels = without_interpreter("launch_products.py", "1", "2", "6", "16", "64", "65", "256")
+    assert len(kernels) == 7
     assert len(set(kernels)) == 1

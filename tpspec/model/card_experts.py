@@ -62,8 +62,7 @@ class CardMixture:
         self._down = Stack([one.down for one in experts], chosen)
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        is_few = len(x_TD) * self._router.experts.chosen <= MOST_SORTED
-        chosen_TK, weights_TK = self._chosen(x_TD, steps.slots(len(x_TD)) if is_few else None)
+        chosen_TK, weights_TK = self._chosen(x_TD, steps.slots(len(x_TD)))
         tiles = sorted_tiles(chosen_TK, self._count)
         x_TD = x_TD if self._own_D is None else x_TD * self._own_D
         gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()))
@@ -240,7 +239,7 @@ def _choose(
     tl.store(weights_at + row * num_chosen + places, tops / total * scales, mask=places < num_chosen)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])  # type: ignore[untyped-decorator]
 def _sort(
     chosen_at: tl.tensor,
     ranks_at: tl.tensor,

@@ -39,7 +39,7 @@ class ManySteps(CardSteps):
 
     is_recorded = False
     usual_rows = 256  # room for more is made when such rounds come
-    rehearsed = (1, 2)  # rows of padding alone that take every kernel between them, on whatever card
+    rehearsed = (1, MOST_ROWS + 1)  # rows of padding alone that take every kernel between them, on whatever card
 
     def __init__(
         self,

@@ -198,7 +198,7 @@ def group_product(
     return part, total
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _product(
     x_at: tl.tensor,
     codes_at: tl.tensor,
