@@ -33,7 +33,8 @@ from tpspec.model import card_overlap
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")
-ASKS = [Request(i, (5, 6, 7, 8, 9 + i) * 4, 24, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(4)]
+CROWD = [Request(i, (5, 6, 7, 8, 9 + i) * 4, 24, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(16)]
+ASKS = CROWD[:4]
 GREEDY = Sampling()
 EDITED = Sampling(temperature=0.8, repetition_penalty=1.2, logit_bias={5: 1.0}, min_tokens=100, withheld=frozenset({2}))
 WORLD_S = 90.0  # that it may take
@@ -41,15 +42,15 @@ IDS = tuple(torch.randint(3, 263, (90,), generator=torch.Generator().manual_seed
 
 
 @pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
-@pytest.mark.parametrize("num_asks", [1, 4])
+@pytest.mark.parametrize("num_asks", [1, 4, 16])
 @pytest.mark.parametrize("kind", ["smollm2", "qwen3_5"])
 def test_texts_are_those_of_plain_rounds(kind: str, num_asks: int, tree: str, tmp_path: Path) -> None:
-    """The law on a card, in float32, of models that draft for themselves. Stands against a recording that replays
-    another round's rows, or takes drafts into a state."""
+    """The law on a card, in float32, of models that draft for themselves; sixteen texts are more rows than a recording
+    has. Stands against a recording that replays another round's rows, or takes drafts into a state."""
     folder = tiny(kind, tmp_path)
-    plain = serve(topology(folder, device="cuda"), ASKS[:num_asks], device=CUDA)
+    plain = serve(topology(folder, device="cuda"), CROWD[:num_asks], device=CUDA)
     draft = {"source": "model", "model": str(folder), "tokens": 5, "tree": tree}
-    told = serve(topology(folder, device="cuda", draft=draft), ASKS[:num_asks], device=CUDA)
+    told = serve(topology(folder, device="cuda", draft=draft), CROWD[:num_asks], device=CUDA)
     assert told.texts() == plain.texts()
     assert told.stats[-1].accepted > 0
 
