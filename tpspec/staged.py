@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+MOST_UNPINNED = 1 << 16  # bytes that CUDA takes from memory that is not pinned before it does what it was asked before
 MOST_PINNED = 1 << 24  # bytes of a copy that nobody waits for: what torch has once pinned it keeps
 
 
 def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on a device, a list as int64 or float32 (an empty one as int64). What `torch.tensor` makes
-    there itself it waits for; of this, no more than what is beyond 64 KB."""
+    there itself it waits for; of this, no more than what is beyond MOST_PINNED."""
     if not isinstance(numbers, torch.Tensor):
         numbers = torch.tensor(numbers) if numbers else torch.empty(0, dtype=torch.int64)
+    if device.type == "cuda" and MOST_UNPINNED < numbers.nbytes <= MOST_PINNED:
+        numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers)
     return numbers.to(device, non_blocking=True)
 
 

@@ -30,6 +30,7 @@ from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
 from tpspec.model import card_overlap
+from tpspec.model.card_flash import Flash
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")
@@ -112,6 +113,31 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
         chain = Span(1, 3, IDS[:3], ((256, 6),), 3, carried=Carried(1, (0,), 1))
         told.append(decoder.forward([tree, chain]).float())
     assert (told[0] - told[1]).abs().max() < (2e-3 if dtype == torch.float32 and not small else 0.3)
+
+
+@pytest.mark.parametrize("kind", ["smollm2", "mistral"])
+def test_flashinfer_does_what_our_kernels_do(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With and without a window, where it is installed. Stands against parameters that mean something else than
+    tests/model/test_card_flash.py takes them for."""
+    pytest.importorskip("flashinfer")
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "num_hidden_layers": 2}
+    (whole,) = split(ModelShape.of(tiny(kind, tmp_path, **heads)), (1.0,))
+    decoder = Loader.open(tmp_path, whole, torch.bfloat16, CUDA).decoder(OneRank(), 512)
+    many, told = decoder._runner.many, []
+    assert many is not None
+    spans = [Span(text, 0, IDS, ((128 * text, 50), (64 + 128 * text, 40)), 3) for text in range(2)]
+    for serves in (False, True):
+        many._flash = Flash(many._shape, flashinfer_wrapper()) if serves else None
+        told.append(decoder.forward(spans).float())
+    assert (told[0] - told[1]).abs().max() < 0.3
+    many.agree_on_flash(lambda holds: holds)
+    assert "FlashInfer: it takes" in caplog.text or "FlashInfer" not in caplog.text
+
+
+def flashinfer_wrapper() -> Any:
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    return BatchPrefillWithPagedKVCacheWrapper
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -84,7 +84,7 @@ def variants(
           for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, tiling.rows}) if rows <= tiling.rows),
         *((card_rows.attend, attend | ({"sums_at": x} if splits == 1 else {}),
            heads | attended | in_tiles(many, many.rows) | {"splits": splits, "recorded": False})
-          for splits in ((1,) if small or dim != USUAL_DIM else (1, card_many.SPLITS))),
+          for splits in ((1,) if small or dim != USUAL_DIM else (1, card_many.MOST_SPLITS))),
         *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
                                   "lost_at": "*i32", "count": "i32", "most_looks": "i32"},
            {"rank": 1, "size": 4, "chunk": 1024, "sums": sent == x, "on_card": True})
@@ -220,6 +220,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"products": sorted(set(re.findall(r"w?g?mma\.\S*\.(m\d+)n", made.asm["ptx"])))}
             told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
             told |= {"sums": sums(made.asm["ttgir"]), "tile_rows": constants.get("tile_rows")}
+            told |= {"places": [*map(int, re.findall(r"memdesc<(\d+)x\d+x\d+x", made.asm["ttgir"]))]}
             told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
             told |= {"waits": constants.get("overlaps"), "waits_first": waits_first(made.asm["ptx"])}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")

@@ -45,7 +45,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     another order where the sum over cards is in its kernel, which has few rows only; and against a draft that is added
     to a state otherwise when it is looked at than when it is taken in. And against kernels that begin
     before the one in front has ended, and read what that has not written yet; and tiles of many rows whose threads have
-    no whole rows, and tell each other of every block.
+    no whole rows, and tell each other of every block, or whose next keys are fetched when they are needed.
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_16_bits = [one for one in made if one["kernel"] == "_few_rows"]
@@ -65,6 +65,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     assert {warps for one in of_many for warps in re.findall(r"warpsPerCTA = (\[.*?\])", str(one["sums"]))} == {
         "[8, 1]"
     }
+    assert all(min(one["places"]) > 1 for one in of_many)
     on_tensor_cores = [one for one in attend if one["capability"] >= 80 and one["recorded"]] + of_16_bits
     assert {tuple(one["products"]) for one in on_tensor_cores} == {("m16",)}
     added: dict[tuple[int, int], dict[int, list[str]]] = {}

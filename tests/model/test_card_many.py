@@ -109,7 +109,7 @@ def test_rows_of_padding_take_every_kernel_and_leave_the_cache_alone(tmp_path: P
         x_TD = torch.zeros(num_rows, cards.embedding.width, device=DEVICE)
         cards._whole(x_TD, many, many.begin((), num_rows), ())
         taken += [many._shares(table, many._folds[heads], num_rows)[1] for (heads, _), table in many._tables.items()]
-    assert taken == [card_many.SPLITS, 1]
+    assert sorted(taken) == [1, 2, 4, card_many.MOST_SPLITS]
     assert all(not cell.numbers_GSE.any() for cell in cards.store.cells)
 
 

@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cache
 from itertools import accumulate
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from tpspec.cache.store import Cells
+    from tpspec.model.batch import Runs
     from tpspec.model.card_steps import CardSteps
     from tpspec.model.steps import Shape, Sight
 
@@ -34,68 +38,73 @@ log = logging.getLogger(__name__)
 SWITCH = "TPSPEC_FLASHINFER"  # variable: "off" where it should not be tried
 DIMS = (64, 128, 256)  # of heads
 WORKSPACE = 128 << 20  # bytes, as FlashInfer asks for
-CACHED, ROWS = 2048, 256  # of the trial
+CACHED, ROWS = 8192, 256  # of the trial
 CLOSE = 2**-6  # to what is largest
-TIMES = 5
+TIMES, CALLS = 5, 10  # in a row: a call alone would be as long as its launch
+Wrapper = Any  # flashinfer.BatchPrefillWithPagedKVCacheWrapper
 
 
 class Flash:
-    """Of one model. make: FlashInfer's wrapper of paged attention."""
+    """Of one model. make: a wrapper of paged attention."""
 
-    def __init__(self, shape: Shape, make: Callable[..., Any]) -> None:
-        self._shape = shape
-        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=shape.device)
-        self._wrappers = {sight: make(workspace, "HND") for sight in shape.sights}
-        self._spans: Sequence[Span] = ()
-        self._planned: set[Sight] = set()
+    def __init__(self, shape: Shape, make: Callable[[Tensor, str], Wrapper]) -> None:
+        self._shape, self._on_card, self.serves = shape, shape.device.type == "cuda", False
+        self._wrappers = {sight: make(_workspace(shape.device), "HND") for sight in shape.sights}
+        self._planned = torch.cuda.Event() if self._on_card else None  # type: ignore[no-untyped-call]
 
     def begin(self, spans: Sequence[Span]) -> None:
-        """The rows of one forward."""
-        are_chains = all(span.num_chained() == len(span.tokens) for span in spans)
-        self._spans = spans if are_chains else ()
-        self._planned.clear()
-
-    @property
-    def serves(self) -> bool:
-        return bool(self._spans)
+        """The rows of one forward, which it serves if they are chains."""
+        self.serves = bool(spans) and all(span.num_chained() == len(span.tokens) for span in spans)
+        if not self.serves:
+            return
+        if self._planned is not None:
+            self._planned.synchronize()  # what it has planned it sends from where it plans next
+        for sight, wrapper in self._wrappers.items():
+            self._plan(sight, wrapper, spans)
+        if self._planned is not None:
+            self._planned.record()
 
     def attended(self, sight: Sight, keys: Cells, values: Cells, q_TX: Tensor) -> Tensor:
         """[T, H * E], as of CardSteps."""
-        if sight not in self._planned:
-            self._plan(sight)
         pages = tuple(cells.numbers_GSE.transpose(0, 1).unsqueeze(2) for cells in (keys, values))
         q_THE = q_TX.view(len(q_TX), sight.heads.num, sight.heads.dim)
-        out_THE: Tensor = self._wrappers[sight].run(q_THE, pages)
+        out_THE: Tensor = self._wrappers[sight].run(q_THE, pages, out=torch.empty_like(q_THE))
         return out_THE.flatten(1)
 
-    def _plan(self, sight: Sight) -> None:
-        """What is the same for all layers of that sight."""
-        held = [span.held(windowed=sight.is_windowed)[1] for span in self._spans]
-        slots = [slot for runs in held for first, count in runs for slot in range(first, first + count)]
-        rows = accumulate((len(span.tokens) for span in self._spans), initial=0)
-        keys = accumulate((sum(count for _, count in runs) for runs in held), initial=0)
-        pages = _integers(slots)
-        if self._shape.device.type == "cuda":
-            pages = pages.pin_memory()  # or the host would wait until so many have gone
-        in_last_pages = _integers([1] * len(held))
-        self._wrappers[sight].plan(
-            _integers([*rows]), _integers([*keys]), pages, in_last_pages, sight.heads.num, sight.heads.num_kv,
-            sight.heads.dim, 1, causal=True, sm_scale=self._shape.score_scale, q_data_type=self._shape.dtype,
-            window_left=-1 if sight.window is None else sight.window - 1,
+    def _plan(self, sight: Sight, wrapper: Wrapper, spans: Sequence[Span]) -> None:
+        """What is the same for all layers of that sight. Of numbers on the host, whence FlashInfer takes them."""
+        heads, held = sight.heads, [span.held(windowed=sight.is_windowed)[1] for span in spans]
+        pages = torch.from_numpy(np.concatenate([_slots(runs) for runs in held]))
+        wrapper.plan(
+            _ends(len(span.tokens) for span in spans), _ends(sum(count for _, count in runs) for runs in held),
+            pages.pin_memory() if self._on_card else pages,  # or the host would wait until so many have gone
+            torch.ones(len(held), dtype=torch.int32), heads.num, heads.num_kv, heads.dim, 1, causal=True,
+            sm_scale=self._shape.score_scale, window_left=-1 if sight.window is None else sight.window - 1,
+            q_data_type=self._shape.dtype,
         )  # fmt: skip
-        self._planned.add(sight)
 
 
-def flash(shape: Shape, ours: Callable[[KVStore], CardSteps]) -> Flash | None:
-    """Where it is installed, has kernels for the shape, and does better than what `ours` makes for a cache."""
-    if os.environ.get(SWITCH, "on") == "off" or not _has_kernels(shape):
-        return None
+def has_kernels(shape: Shape) -> bool:
+    """Whether FlashInfer is wanted, installed, and has kernels for such heads."""
+    if os.environ.get(SWITCH, "on") == "off" or shape.dtype.itemsize != 2:
+        return False
+    for heads in shape.heads:
+        group = heads.num // heads.num_kv
+        if heads.dim not in DIMS or heads.kv_of != tuple(head // group for head in range(group * heads.num_kv)):
+            return False
     try:
-        from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+        import flashinfer  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "flashinfer":
             log.warning("prompts do not go through FlashInfer, which is not installed as it should be: %s", error)
-        return None
+        return False
+    return True
+
+
+def flash(shape: Shape, ours: Callable[[KVStore], CardSteps]) -> Flash | None:
+    """Where it does better than what `ours` makes for a cache. It has kernels for the shape."""
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
     log.info("FlashInfer is tried: what it has not compiled yet it compiles now")
     try:
         made = Flash(shape, BatchPrefillWithPagedKVCacheWrapper)
@@ -108,19 +117,23 @@ def flash(shape: Shape, ours: Callable[[KVStore], CardSteps]) -> Flash | None:
     return None
 
 
-def _has_kernels(shape: Shape) -> bool:
-    even = all(heads.kv_of == tuple(h * heads.num_kv // heads.num for h in range(heads.num)) for heads in shape.heads)
-    return even and shape.dtype.itemsize == 2 and all(heads.dim in DIMS for heads in shape.heads)
+@cache
+def _workspace(device: torch.device) -> Tensor:
+    """For all models: what is in it is of one call."""
+    return torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def _fault(shape: Shape, made: Flash, ours: Callable[[KVStore], CardSteps]) -> str | None:
-    """Why it does not do better: of a chunk of a prompt behind many tokens, in layers of every sight."""
-    sights, size = list(shape.sights), CACHED + ROWS
+    """Why it does not do better: of chunks of two prompts behind many tokens, one of which lies in pieces, in layers of
+    every sight."""
+    sights, size, half = list(shape.sights), CACHED + ROWS, (CACHED + ROWS) // 2
     kept = {layer: Kept(sight.heads.num_kv, sight.heads.dim) for layer, sight in enumerate(sights)}
     store = KVStore(kept, size, shape.dtype, shape.device)
     for cells in store.cells:
         cells.numbers_GSE.normal_()
-    spans, steps = [Span(0, CACHED, (0,) * ROWS, ((0, size),), 1)], ours(store)
+    tokens, start = (0,) * (ROWS // 2), half - ROWS // 2
+    scattered = ((size - half // 3, half // 3), (half, half - half // 3))
+    spans, steps = [Span(0, start, tokens, ((0, half),), 1), Span(1, start, tokens, scattered, 1)], ours(store)
     steps.begin(spans, ROWS)
     made.begin(spans)
     own_s = its_s = 0.0
@@ -142,9 +155,10 @@ def _timed(work: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, fl
     for _ in range(TIMES):
         _wait(device)
         begun = perf_counter()
-        work()
+        for _ in range(CALLS):
+            work()
         _wait(device)
-        seconds.append(perf_counter() - begun)
+        seconds.append((perf_counter() - begun) / CALLS)
     return made, median(seconds)
 
 
@@ -153,6 +167,12 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _integers(numbers: list[int]) -> Tensor:
-    """On the host, whence FlashInfer takes them itself."""
-    return torch.tensor(numbers, dtype=torch.int32)
+def _slots(runs: Runs) -> NDArray[np.int32]:
+    firsts, counts = np.array(runs, dtype=np.int32).T
+    ends = counts.cumsum(dtype=np.int32)
+    slots: NDArray[np.int32] = np.arange(ends[-1], dtype=np.int32) + (firsts - ends + counts).repeat(counts)
+    return slots
+
+
+def _ends(counts: Iterable[int]) -> Tensor:
+    return torch.tensor([*accumulate(counts, initial=0)], dtype=torch.int32)

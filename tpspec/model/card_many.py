@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from tpspec.model.card_flash import Flash, flash
+from tpspec.model.card_flash import Flash, flash, has_kernels
 from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.card_steps import CardSteps, Tiling, wanted_programs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Heads, Shape, Sight
 
-SPLITS = 8  # of a tile's keys, where tiles are few
+MOST_SPLITS = 8  # of a tile's keys, where tiles are few
 
 
 class ManySteps(CardSteps):
@@ -39,7 +39,7 @@ class ManySteps(CardSteps):
 
     is_recorded = False
     usual_rows = 256  # room for more is made when such rounds come
-    rehearsed = (1, MOST_ROWS + 1)  # rows of padding alone that take every kernel between them, on whatever card
+    rehearsed = (2, 4, MOST_SPLITS, MOST_ROWS + 1)  # rows of padding alone that take every kernel between them
 
     def __init__(
         self,
@@ -53,13 +53,17 @@ class ManySteps(CardSteps):
         super().__init__(shape, ropes, store, tilings, states)
         self._tilings, self._wanted = tilings, wanted
         self._flash: Flash | None = None
+        self._has_agreed = False
 
-    def try_flash(self) -> None:
-        """See card_flash.py. Before the first round."""
-        if not any(cells.scales_GS is not None for cells in self._store.cells):
-            self._flash = flash(
-                self._shape, lambda store: ManySteps(self._shape, (), store, self._tilings, self._wanted)
-            )
+    def agree_on_flash(self, everywhere: Callable[[bool], bool]) -> None:
+        """Whether FlashInfer serves (card_flash.py), on all ranks or none: before the first round, once. everywhere: as
+        of Runner."""
+        if self._has_agreed:
+            return
+        self._has_agreed = True
+        if everywhere(has_kernels(self._shape) and all(cells.scales_GS is None for cells in self._store.cells)):
+            made = flash(self._shape, lambda store: ManySteps(self._shape, (), store, self._tilings, self._wanted))
+            self._flash = made if everywhere(made is not None) else None
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         """Whether their trees have few rows, and their keys are not too scattered."""
@@ -87,8 +91,9 @@ class ManySteps(CardSteps):
 
     def _shares(self, table: Table, folds: Folds, num_rows: int) -> tuple[int, int]:
         if not table.num_tiles:  # all is padding
-            return num_rows, SPLITS if num_rows == 1 else 1
-        return table.num_tiles, SPLITS if table.num_tiles * (len(folds.firsts) - 1) < self._wanted else 1
+            return num_rows, num_rows if num_rows <= MOST_SPLITS else 1
+        wanted = triton.cdiv(self._wanted, table.num_tiles * (len(folds.firsts) - 1))
+        return table.num_tiles, min(MOST_SPLITS, triton.next_power_of_2(max(1, wanted)))
 
     def _num_spans(self, num_rows: int) -> int:
         assert self._states is not None, "who asks has some"

@@ -43,7 +43,7 @@ MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a 
 USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 JOINED = 256  # columns of a program, at most
 LEAST_SIDE = 16  # of what tensor cores take
-MANY_ROWS = 128  # of a tile
+MANY_ROWS, MANY_STAGES = 128, 5  # of a tile; so many give keys two places, for they come by way of a table
 OLD_CARDS = (8, 0)  # compute capability; below it there is less to share, and products take more registers
 # Compute capabilities, from 9.0 on, whose products of 64 rows are other instructions than those of fewer: a row's bits
 # would depend on how many stand beside it.
@@ -88,9 +88,9 @@ class Tiling:
         has_others = capability[0] in OTHER_PRODUCTS
         if tiling.wide <= MANY_ROWS:  # there would be room for more keys, but not in registers
             keys = tiling.keys if has_others or tiling.wide < MANY_ROWS else tiling.keys // 2
-            return replace(tiling, rows=MANY_ROWS, keys=keys, warps=2 * USUAL_WARPS)
+            return replace(tiling, rows=MANY_ROWS, keys=keys, stages=MANY_STAGES, warps=2 * USUAL_WARPS)
         if has_others and tiling.wide == 2 * MANY_ROWS:
-            return replace(tiling, rows=MANY_ROWS // 2, keys=tiling.keys // 2)
+            return replace(tiling, rows=MANY_ROWS // 2, keys=tiling.keys // 2, stages=MANY_STAGES)
         return tiling
 
     @classmethod

@@ -85,6 +85,7 @@ class Decoder:
         """What would otherwise make the first round of each row count slow. Every rank calls it."""
         self._runner.agree(self._everywhere)
         self._runner.prepare(self._whole, taps)
+        self._runner.agree_on_flash(self._everywhere)
 
     def close(self) -> None:
         """Before the end of what `comm` sends through. Nothing runs afterwards."""

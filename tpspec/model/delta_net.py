@@ -1,5 +1,6 @@
 """A layer's linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464), of one shard: value heads, and the key
-heads that these read. What is between its products is here in torch: the reference, and what runs for many rows.
+heads that these read. What is between its products is here in torch: the reference, and, on a CPU, what runs for many
+rows.
 
 Knows rows and slots; must not know drafts, ranks, the rule (that is delta_rule.py) or whose a row is (courses.py).
 

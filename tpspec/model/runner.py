@@ -107,8 +107,12 @@ class Runner:
             self._compile(self.few, reversed(ROW_COUNTS), run, taps)
         if self.many is not None:
             self._compile(self.many, self.many.rehearsed, run, taps)
-            self.many.try_flash()
         self._is_compiled = True
+
+    def agree_on_flash(self, everywhere: Callable[[bool], bool]) -> None:
+        """See ManySteps. Every rank calls it, once all have compiled what is ours."""
+        if self.many is not None:
+            self.many.agree_on_flash(everywhere)
 
     def close(self) -> None:
         """Nothing runs afterwards."""
