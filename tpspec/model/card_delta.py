@@ -202,7 +202,7 @@ def take_in(
     state_at = states_at + (slot * num_values + head) * key_dim * value_dim
     state_at = state_at + keys[:, None] * value_dim + values[None, :]
     state = tl.load(state_at, mask=real & (is_fresh == 0), other=0.0)
-    for i in range(num_kept + num_chained):
+    for i in tl.range(0, num_kept + num_chained, num_stages=3):  # the next rows come while one is taken in
         row = tl.where(i < num_kept, first_kept + i, most_rows + first + i - num_kept)
         row_at = rows_at + row * num_inputs
         state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim)

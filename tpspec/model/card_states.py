@@ -46,7 +46,7 @@ class CardStates:
         self._blank[self._sights_at :] = NOTHING
 
     def fits(self, spans: Sequence[Span]) -> bool:
-        """Whether the rows that their texts have kept are few, and those of their trees."""
+        """Whether there is room for the rows that their texts have kept, and their trees have few."""
         carried = [span.carried for span in spans if span.carried is not None]
         trees = (len(span.tokens) - span.carried.num_certain for span in spans if span.carried is not None)
         return sum(len(one.rows) for one in carried) <= self._most_rows and all(rows < MOST_ROWS for rows in trees)

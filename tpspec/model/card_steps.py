@@ -138,7 +138,7 @@ class CardSteps:
     What a round is stands in tables, one for each sort of heads, in layers with a window or not.
     """
 
-    is_recorded = True  # or could be
+    is_recorded = True  # or could be: its table may be another round's
     usual_rows = MOST_ROWS  # of a round at most
 
     def __init__(

@@ -44,7 +44,7 @@ class Decoder:
     """embed -> layers -> norm -> head, over this rank's heads, channels and vocabulary rows.
 
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
-    compiled: whether few rows may take steps made for them (where there are some). ledger: where `comm` is counted.
+    compiled: whether rows may take steps made for them (where there are some). ledger: where `comm` is counted.
     states: of layers with linear attention, where there are some. inputs: of rows of the embedding, where they hold
     numbers for each layer.
     """

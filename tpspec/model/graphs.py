@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.comm.messages import Tally
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Tables
-    from tpspec.model.steps import FewSteps, RecordedSteps
+    from tpspec.model.steps import MadeSteps, RecordedSteps
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REHEARSALS = 2  # the first compiles kernels and sets up communicators; the second is timed
@@ -85,7 +85,7 @@ class Forward:
         return Forward(self.logits_TV[:num_rows], {tap: x_TD[:num_rows] for tap, x_TD in self.tapped.items()})
 
 
-Run = Callable[["Tensor", "FewSteps", Any, Taps], Forward]
+Run = Callable[["Tensor", "MadeSteps", Any, Taps], Forward]
 
 
 @dataclass(frozen=True, slots=True)

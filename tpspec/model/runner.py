@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Recorder, Run, Taps
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import FewSteps, RecordedSteps, Shape, Steps
+    from tpspec.model.steps import MadeSteps, RecordedSteps, Shape, Steps
 
 
 class Runner:
@@ -62,7 +62,7 @@ class Runner:
         if self._on_card:
             torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new number of keys
         compiled = compiled and not (self._on_card and fixed_rows is not None)
-        self.few: FewSteps | None = None
+        self.few: MadeSteps | None = None
         self.many: ManySteps | None = None
         if compiled and not self._on_card:
             self.few = compiled_steps(shape, ropes, store, states)
@@ -131,7 +131,7 @@ class Runner:
         return self._torchs
 
     @torch.inference_mode()
-    def _compile(self, steps: FewSteps, row_counts: Iterable[int], run: Run, taps: Taps) -> None:
+    def _compile(self, steps: MadeSteps, row_counts: Iterable[int], run: Run, taps: Taps) -> None:
         """The kernels of these row counts, which compile as they first run: rows that are all padding."""
         for num_rows in row_counts:
             x_TD = torch.zeros(num_rows, self._embedding.width, dtype=self._shape.dtype, device=self._shape.device)

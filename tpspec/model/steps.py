@@ -223,14 +223,14 @@ class AddNorm(NamedTuple):
         return self.steps.sum_add_norm(self.x_TD, x, meeting, self.norm, self.delta_norm, self.scale)
 
 
-class FewSteps(Steps, Protocol):
-    """Steps made for few rows."""
+class MadeSteps(Steps, Protocol):
+    """Steps made for some rows, as few or, on a card, many ones."""
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
-        """Whether these rows, padding and all, are few enough."""
+        """Whether these rows, padding and all, are such."""
 
 
-class RecordedSteps(FewSteps, Protocol):
+class RecordedSteps(MadeSteps, Protocol):
     """Whose launches are the same for every forward of as many rows. `begin` is `put`, `copy` and `sent`, in order."""
 
     def put(self, spans: Sequence[Span], num_rows: int) -> Any:
