@@ -265,7 +265,7 @@ def look_at(
         if (path >> i) & 1 != 0:
             row_at = rows_at + (most_rows + root + i) * num_inputs
             state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim)
-    answer = _answer(state, rows_at + (most_rows + this) * num_inputs, key, keys, key_dim)
+    answer = _answer(state, rows_at + (most_rows + this.to(tl.int64)) * num_inputs, key, keys, key_dim)
     tl.store(to, answer.to(answers_at.dtype.element_ty), mask=values < value_dim)
 
 

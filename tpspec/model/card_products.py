@@ -222,7 +222,7 @@ def _product(
     real_outputs, real_rows = outputs < num_outputs, rows < num_rows
     from_codes = codes_at + outputs[None, :].to(tl.int64) * row
     begin_with(codes_at + tl.minimum(outputs, num_outputs - 1).to(tl.int64) * row, row, overlaps)
-    from_x = x_at + rows[:, None] * (num_groups * group)
+    from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     for index in range(num_groups):
         at = index * (group * bits // 8)
@@ -232,5 +232,5 @@ def _product(
         if has_zeros:
             zeros = tl.load(zeros_at + outputs * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
             sums += total[:, None] * zeros[None, :]
-    to = y_at + rows[:, None] * num_outputs + outputs[None, :]
+    to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
     tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])
