@@ -62,7 +62,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     assert [one for one in attend if one["stack"] > MOST_STACK] == []
     of_many = [one for one in attend if not one["recorded"] and one["capability"] >= 80 and one["dim"] <= 128]
     assert len(of_many) == 3 + 3 + 2 + 2
-    assert {warps for one in of_many for warps in re.findall(r"warpsPerCTA = (\[.*?\])", str(one["sums"]))} == {
+    assert {warps for one in of_many for warps in re.findall(r"warpsPerCTA = (\[\d+, \d+\])", str(one["sums"]))} == {
         "[8, 1]"
     }
     assert all(min(one["places"]) > 1 for one in of_many)

@@ -283,6 +283,7 @@ def attend(
     places = tree_at + before + folded // fold
     sees = tl.load(table_at + _SEES * most_rows + rows, mask=real_rows, other=0)
     positions = tl.load(table_at + _POSITIONS * most_rows + rows, mask=real_rows, other=0).to(tl.int32)
+    least, last = tree_at + tl.minimum(before, 0), tl.max(positions)  # place of what all see whole; position
     top = tl.full((tile_rows,), -float("inf"), tl.float32)
     mass = tl.zeros((tile_rows,), tl.float32)
     sums = tl.zeros((tile_rows, wide), tl.float32)
@@ -302,15 +303,23 @@ def attend(
         scores *= scale
         if small:
             scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
-        own = place + keys - tree_at  # rows of the tree, from 0; before them is the chain, and before that the cache
-        is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
-        has_bit = (sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0
-        seen = tl.where(is_own[None, :], has_bit, (place + keys)[None, :] <= places[:, None])
+        # Most blocks of many rows are seen whole by all of them. Of few rows memory takes longer than masks.
+        skipped = piece % pieces * tile_keys
+        is_edge = (num_keys - skipped < tile_keys) | (place + skipped + tile_keys > least)
         if windowed:
-            at_own = table_at + _POSITIONS * most_rows + first + own
-            stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0).to(tl.int32), place + keys)
-            seen &= stands[None, :] > positions[:, None] - window
-        scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
+            is_edge |= place + skipped <= last - window
+        if recorded or is_edge:
+            own = (
+                place + keys - tree_at
+            )  # rows of the tree, from 0; before them is the chain, and before that the cache
+            is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
+            has_bit = (sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0
+            seen = tl.where(is_own[None, :], has_bit, (place + keys)[None, :] <= places[:, None])
+            if windowed:
+                at_own = table_at + _POSITIONS * most_rows + first + own
+                stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0).to(tl.int32), place + keys)
+                seen &= stands[None, :] > positions[:, None] - window
+            scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # a row may see nothing of a block
         faded = tl.exp(top - base)
