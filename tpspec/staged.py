@@ -16,12 +16,13 @@ MOST_PINNED = 1 << 24  # bytes of a copy that nobody waits for: what torch has o
 
 
 def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on a device, a list as int64 or float32 (an empty one as int64). What `torch.tensor` makes
-    there itself it waits for; of this, no more than what is beyond MOST_PINNED."""
+    """Numbers on a device, a list as int64 or float32 (an empty one as int64). What `torch.tensor` makes there itself it
+    waits for; of this, no more than what is beyond MOST_PINNED."""
     if not isinstance(numbers, torch.Tensor):
         numbers = torch.tensor(numbers) if numbers else torch.empty(0, dtype=torch.int64)
-    if device.type == "cuda" and MOST_UNPINNED < numbers.nbytes <= MOST_PINNED:
-        numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers)
+    goes = device.type == "cuda" and numbers.device.type == "cpu"
+    if goes and MOST_UNPINNED < numbers.nbytes <= MOST_PINNED:
+        numbers = torch.empty_like(numbers, pin_memory=True).copy_(numbers)
     return numbers.to(device, non_blocking=True)
 
 
