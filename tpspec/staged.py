@@ -16,8 +16,8 @@ MOST_PINNED = 1 << 24  # bytes of a copy that nobody waits for: what torch has o
 
 
 def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    """Numbers on a device, a list as int64 or float32 (an empty one as int64). What `torch.tensor` makes there itself it
-    waits for; of this, no more than what is beyond MOST_PINNED."""
+    """Numbers on a device, a list as int64 or float32 (an empty one as int64). What `torch.tensor` makes there itself
+    it waits for; of this, no more than what is beyond MOST_PINNED."""
     if not isinstance(numbers, torch.Tensor):
         numbers = torch.tensor(numbers) if numbers else torch.empty(0, dtype=torch.int64)
     goes = device.type == "cuda" and numbers.device.type == "cpu"
