@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.decoder import Decoder
+    from tpspec.model.steps import Heads
 
 CPU, CARD = torch.device("cpu"), (8, 6)  # compute capability
 NUM_SLOTS, PAGE = 32768, 16
@@ -170,9 +171,7 @@ def drafts(model: str, sampling: Sampling, num_tokens: int) -> list[float]:
 
 def ready(decoder: Decoder) -> dict[str, list[float]]:
     """Seconds in which rounds of many rows are made ready, by whom."""
-    tilings = {
-        heads: tiling for heads in decoder.shape.heads if (tiling := Tiling.of_many(heads.dim, 2, CARD)) is not None
-    }
+    tilings = cut(decoder, Tiling.of_many)
     given, store, states, found = (decoder.shape, decoder.ropes), decoder.store, decoder.states, {}
     ours, torchs = ManySteps(*given, store, tilings, 1, states), TorchSteps(*given, store, None, states=states)
     for case, spans in MANY.items():
@@ -186,9 +185,14 @@ def ready(decoder: Decoder) -> dict[str, list[float]]:
     return found
 
 
+def cut(decoder: Decoder, by: Callable[[int, int, tuple[int, int]], Tiling | None]) -> dict[Heads, Tiling]:
+    """As for a card, in 16 bits."""
+    return {heads: tiling for heads in decoder.shape.heads if (tiling := by(heads.dim, 2, CARD)) is not None}
+
+
 def as_on_a_card(decoder: Decoder) -> Clocked:
     clocked, shape = Clocked(), decoder.shape
-    tilings = {heads: tiling for heads in shape.heads if (tiling := Tiling.of(heads.dim, 2, CARD)) is not None}
+    tilings = cut(decoder, Tiling.of)
     decoder.comm = clocked
     decoder.record(Steps(shape, decoder.ropes, decoder.store, tilings, decoder.states), clocked)
     return clocked

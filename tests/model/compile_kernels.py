@@ -17,7 +17,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
-from tpspec.model import card_delta, card_experts, card_many, card_products, card_rows, card_states, card_sums
+from tpspec.model import (
+    card_delta,
+    card_experts,
+    card_many,
+    card_norms,
+    card_products,
+    card_rows,
+    card_states,
+    card_sums,
+)
 from tpspec.model.card_overlap import OVERLAP_FROM
 from tpspec.model.card_steps import JOINED, LEAST_SIDE, USUAL_STAGES, Tiling, norm_warps
 from tpspec.verify import card_noise
@@ -66,7 +75,7 @@ def variants(
     attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | cache | partial | TABLE | sinks
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     return [
-        *((card_rows.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
+        *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},
            {"dim": 4096, "wide": 4096, "adds": True, "norms_delta": own, "scales": own}) for own in (False, True)),
         *((card_sums.sum_add_norm, {"partial_at": x, "x_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",

@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tpspec.model.card_norms import rms_normed
 from tpspec.model.card_overlap import begin
-from tpspec.model.card_rows import rms_normed
 
 # The table, int64, of rounds of `most_rows` at most: how many rows that were left are computed with; for each row of
 # the round two numbers; for each span seven and what is left before its root; for each row that is computed with what

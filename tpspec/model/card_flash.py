@@ -21,6 +21,8 @@ import torch
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Span
+from tpspec.model.steps import Heads
+from tpspec.staged import sent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,9 +50,9 @@ class Flash:
     """Of one model. make: a wrapper of paged attention."""
 
     def __init__(self, shape: Shape, make: Callable[[Tensor, str], Wrapper]) -> None:
-        self._shape, self._on_card, self.serves = shape, shape.device.type == "cuda", False
+        self._shape, self.serves = shape, False
         self._wrappers = {sight: make(_workspace(shape.device), "HND") for sight in shape.sights}
-        self._planned = torch.cuda.Event() if self._on_card else None  # type: ignore[no-untyped-call]
+        self._planned = torch.cuda.Event() if shape.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def begin(self, spans: Sequence[Span]) -> None:
         """The rows of one forward, which it serves if they are chains."""
@@ -72,13 +74,12 @@ class Flash:
         return out_THE.flatten(1)
 
     def _plan(self, sight: Sight, wrapper: Wrapper, spans: Sequence[Span]) -> None:
-        """What is the same for all layers of that sight. Of numbers on the host, whence FlashInfer takes them."""
+        """What is the same for all layers of that sight. All but pages is read on the host."""
         heads, held = sight.heads, [span.held(windowed=sight.is_windowed)[1] for span in spans]
-        pages = torch.from_numpy(np.concatenate([_slots(runs) for runs in held]))
+        pages = sent(torch.from_numpy(np.concatenate([_slots(runs) for runs in held])), self._shape.device)
         wrapper.plan(
             _ends(len(span.tokens) for span in spans), _ends(sum(count for _, count in runs) for runs in held),
-            pages.pin_memory() if self._on_card else pages,  # or the host would wait until so many have gone
-            torch.ones(len(held), dtype=torch.int32), heads.num, heads.num_kv, heads.dim, 1, causal=True,
+            pages, torch.ones(len(held), dtype=torch.int32), heads.num, heads.num_kv, heads.dim, 1, causal=True,
             sm_scale=self._shape.score_scale, window_left=-1 if sight.window is None else sight.window - 1,
             q_data_type=self._shape.dtype,
         )  # fmt: skip
@@ -88,10 +89,9 @@ def has_kernels(shape: Shape) -> bool:
     """Whether FlashInfer is wanted, installed, and has kernels for such heads."""
     if os.environ.get(SWITCH, "on") == "off" or shape.dtype.itemsize != 2:
         return False
-    for heads in shape.heads:
-        group = heads.num // heads.num_kv
-        if heads.dim not in DIMS or heads.kv_of != tuple(head // group for head in range(group * heads.num_kv)):
-            return False
+    even = (Heads.of(range(heads.num), heads.num // heads.num_kv, heads.dim) for heads in shape.heads)
+    if shape.heads != {*even} or any(heads.dim not in DIMS for heads in shape.heads):
+        return False
     try:
         import flashinfer  # noqa: F401
     except ModuleNotFoundError as error:

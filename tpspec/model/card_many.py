@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 
 from tpspec.model.card_flash import Flash, flash, has_kernels
 from tpspec.model.card_rows import MOST_ROWS
-from tpspec.model.card_steps import CardSteps, Tiling, wanted_programs
+from tpspec.model.card_steps import CardSteps, Tiling, tilings_of, wanted_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -104,10 +103,5 @@ def many_steps(
     shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None = None
 ) -> ManySteps | None:
     """None where heads are too wide."""
-    capability = torch.cuda.get_device_capability(shape.device)
-    tilings: dict[Heads, Tiling] = {}
-    for heads in shape.heads:
-        if (tiling := Tiling.of_many(heads.dim, shape.dtype.itemsize, capability)) is None:
-            return None
-        tilings[heads] = tiling
-    return ManySteps(shape, ropes, store, tilings, wanted_programs(shape.device), states)
+    tilings = tilings_of(shape, Tiling.of_many)
+    return None if tilings is None else ManySteps(shape, ropes, store, tilings, wanted_programs(shape.device), states)

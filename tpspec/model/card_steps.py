@@ -18,13 +18,14 @@ import torch
 import triton
 
 from tpspec.model import card_rows as kernels
+from tpspec.model.card_norms import add_norm
 from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -188,7 +189,7 @@ class CardSteps:
         num_rows, dim = x_TD.shape
         normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
         how = IN_TURN if delta_TD is None else self._overlap  # a round's first kernel stands behind copies
-        kernels.add_norm[(num_rows,)](
+        add_norm[(num_rows,)](
             x_TD, x_TD if delta_TD is None else delta_TD, first.weight, first.eps, norm.weight, norm.eps, scale,
             normed_TD, dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
             scales=scale != 1, num_warps=norm_warps(wide), **how,
@@ -329,14 +330,23 @@ def card_steps(
     shape: Shape, ropes: Sequence[Rope], store: KVStore, states: StateStore | None = None
 ) -> CardSteps | None:
     """With as many splits as keep the card's processors busy for one sequence; None where heads are too wide."""
-    capability, wanted = torch.cuda.get_device_capability(shape.device), wanted_programs(shape.device)
+    if (cut := tilings_of(shape, Tiling.of)) is None:
+        return None
     tilings: dict[Heads, Tiling] = {}
-    for heads in shape.heads:
-        if (tiling := Tiling.of(heads.dim, shape.dtype.itemsize, capability)) is None:
-            return None
-        splits = triton.next_power_of_2(triton.cdiv(wanted, heads.num_kv))
+    for heads, tiling in cut.items():
+        splits = triton.next_power_of_2(triton.cdiv(wanted_programs(shape.device), heads.num_kv))
         tilings[heads] = replace(tiling, splits=min(MOST_SPLITS, splits))
     return CardSteps(shape, ropes, store, tilings, states)
+
+
+def tilings_of(
+    shape: Shape, cut: Callable[[int, int, tuple[int, int]], Tiling | None]
+) -> Mapping[Heads, Tiling] | None:
+    """As `Tiling.of` cuts them, or `of_many`; None where some heads are too wide for the card."""
+    capability = torch.cuda.get_device_capability(shape.device)
+    made = {heads: cut(heads.dim, shape.dtype.itemsize, capability) for heads in shape.heads}
+    tilings = {heads: tiling for heads, tiling in made.items() if tiling is not None}
+    return tilings if len(tilings) == len(made) else None
 
 
 def wanted_programs(device: torch.device) -> int:

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tpspec.comm.peer_kernel import ROW_BYTES, meet, message, total_of
-from tpspec.model.card_rows import rms_normed, sum_of
+from tpspec.model.card_norms import rms_normed, sum_of
 
 _ROW_BYTES = tl.constexpr(ROW_BYTES)
 

@@ -1,0 +1,65 @@
+"""Kernels of card_steps.py, in Triton: norms of a round's rows on a card, and what is added before them.
+
+steps.py is the reference. Must not know ranks: a sum over those with a norm behind it is card_sums.py's. Imported on
+cards only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
+
+Shapes: T rows, D hidden.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tpspec.model.card_overlap import begin
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_norm(
+    x_at: tl.tensor,
+    delta_at: tl.tensor,
+    delta_weight_at: tl.tensor,
+    delta_eps: float,
+    weight_at: tl.tensor,
+    eps: float,
+    scale: float,
+    out_at: tl.tensor,
+    dim: tl.constexpr,
+    wide: tl.constexpr,
+    adds: tl.constexpr,
+    norms_delta: tl.constexpr,
+    scales: tl.constexpr,
+    overlaps: tl.constexpr,
+) -> None:
+    """x [T, D] += delta, or its RMSNorm, then *= scale, and out the RMSNorm of what x was rounded to. A program a
+    row."""
+    begin(overlaps)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, wide)
+    real = columns < dim
+    x = tl.load(x_at + row * dim + columns, mask=real, other=0.0)
+    if adds:
+        delta = tl.load(delta_at + row * dim + columns, mask=real, other=0.0)
+        if norms_delta:
+            delta = rms_normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
+        x = sum_of(x, delta, scale, scales)
+        tl.store(x_at + row * dim + columns, x, mask=real)
+    normed = rms_normed(x, weight_at, eps, columns, dim)
+    tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_of(x: tl.tensor, delta: tl.tensor, scale: float, scales: tl.constexpr) -> tl.tensor:
+    """Rounded, and once more where it is scaled."""
+    x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+    if scales:
+        x = (x.to(tl.float32) * scale).to(x.dtype)
+    return x
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rms_normed(x: tl.tensor, weight_at: tl.tensor, eps: float, columns: tl.tensor, dim: tl.constexpr) -> tl.tensor:
+    """Of a whole row, which is 0 beyond its numbers; float32."""
+    x = x.to(tl.float32)
+    weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
+    return x * tl.rsqrt(tl.sum(x * x) / dim + eps) * weight
