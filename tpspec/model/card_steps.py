@@ -306,12 +306,14 @@ class CardSteps:
         keys, small, cells = self._cells(layer.kept_by, qkv_TX)
         heads, norms = layer.sight.heads, (layer.q_norm, layer.k_norm, layer.v_norm)
         q_TX = qkv_TX.new_empty(len(qkv_TX), heads.num * heads.dim)
-        weights = [norm.weight if norm is not None else qkv_TX for norm in norms]
+        some = next((norm for norm in norms if norm is not None), None)  # kernels ask for the types of one of them
+        absent, eps = (qkv_TX, 0.0) if some is None else (some.weight, some.eps)
+        weights = [absent if norm is None else norm.weight for norm in norms]
         rope, kept = self._ropes[layer.rope or 0], 1 if self._shape.keys_alone else 2
         table = self._tables[heads, layer.sight.is_windowed]
         num_written = heads.num_kv * kept if layer.kept_by == layer.index else 0
         kernels.place[(len(qkv_TX), heads.num + num_written)](
-            qkv_TX, *weights, next((norm.eps for norm in norms if norm is not None), 0.0), rope.cos_PE, rope.sin_PE,
+            qkv_TX, *weights, eps, rope.cos_PE, rope.sin_PE,
             rope.cos_PE if rope.gains_P is None else rope.gains_P, table.there, q_TX, *cells,
             keys.num_slots, table.most_rows, num_heads=heads.num, num_kv_heads=heads.num_kv,
             num_lines=qkv_TX.shape[1] // heads.dim, dim=heads.dim, wide=triton.next_power_of_2(heads.dim),
