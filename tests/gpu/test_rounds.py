@@ -101,19 +101,27 @@ CASES += [(kind, torch.float16) for kind in IN_HALVES if not kind.startswith("ge
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2."""
+    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2. In 16 bits, where
+    each of the two rounds in its own way, ours are as near to float32 as torch's: the mean of how far."""
     (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))
-    loader, told = Loader.open(tmp_path, whole, dtype, CUDA), []
-    for compiled in (False, True):
+
+    def made(dtype: torch.dtype, compiled: bool) -> torch.Tensor:
+        loader = Loader.open(tmp_path, whole, dtype, CUDA)
         decoder = loader.decoder(OneRank(), 512, compiled=compiled, small_cache=small, num_states=2)
         text = Span(0, 0, IDS[:80], ((0, 64), (128, 16)), 0, carried=Carried(0, (), 80))
         decoder.forward([text, Span(1, 0, IDS[:3], ((256, 3),), 0, carried=Carried(1, (), 3))])
         parents = (-1, 0, 0, 1, 1, 2)
         tree = Span(0, 80, IDS[80:86], ((0, 64), (128, 22)), 6, parents, carried=Carried(0, (0,), 1))
         chain = Span(1, 3, IDS[:3], ((256, 6),), 3, carried=Carried(1, (0,), 1))
-        told.append(decoder.forward([tree, chain]).float())
-    assert (told[0] - told[1]).abs().max() < (2e-3 if dtype == torch.float32 and not small else 0.3)
+        return decoder.forward([tree, chain]).float()
 
+    exact = made(torch.float32, False)
+    if dtype == torch.float32:
+        assert (made(dtype, True) - exact).abs().max() < (0.3 if small else 2e-3)
+        return
+    ours, torchs = ((made(dtype, compiled) - exact).square().mean().sqrt() for compiled in (True, False))
+    assert ours < 1.2 * torchs
+    assert torchs < 0.2
 
 @pytest.mark.parametrize("kind", ["smollm2", "mistral"])
 def test_flashinfer_does_what_our_kernels_do(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ import torch
 from tpspec.cache.store import as_slots
 from tpspec.draft.texts import FED, OverTexts, as_it_is, slots_at_end
 from tpspec.model.batch import Span
-from tpspec.model.graphs import ROW_COUNTS, Forward
+from tpspec.model.graphs import Forward
 from tpspec.model.runner import Runner
 from tpspec.staged import sent
 
@@ -64,7 +64,7 @@ class AssistantRun(OverTexts):
         ropes = [rope.one_later() for rope in model.ropes]
         self._runner = Runner(model.shape, ropes, model.store, assistant.embedding)
         self._hidden = assistant.embedding.width
-        size = ROW_COUNTS[-1], self._hidden
+        size = self._runner.most_prepared, self._hidden
         self._feature_TD = torch.zeros(size, dtype=self._dtype, device=self._device)  # of a replay
 
     def prepare(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from tpspec.cache.store import Kept, KVStore
 from tpspec.draft.texts import FED, OverTexts, slots_at_end
 from tpspec.model.batch import Span
-from tpspec.model.graphs import ROW_COUNTS, Forward
+from tpspec.model.graphs import Forward
 from tpspec.model.rope import Rope
 from tpspec.model.runner import Runner
 from tpspec.staged import sent
@@ -107,7 +107,7 @@ class EagleRun(OverTexts):
         self.store = KVStore(kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone)
         ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
         self._runner = Runner(shape, ropes, self.store, head.embedding)
-        size = ROW_COUNTS[-1], head.embedding.width
+        size = self._runner.most_prepared, head.embedding.width
         self._feature_TD = torch.zeros(size, dtype=shape.dtype, device=shape.device)  # of a replay
 
     def prepare(self) -> None:

@@ -102,7 +102,10 @@ class CardStates:
         )  # fmt: skip
         wide_key = triton.next_power_of_2(K)
         piece = min(triton.next_power_of_2(V), max(LEAST_PIECE, TILE // wide_key))
+        # One answers chains, the other trees. Multiplied and added in one step, where a compiler likes to, a row would
+        # have other bits in the one than in the other.
         pieces, tile = triton.cdiv(V, piece), {"before": before, "wide_key": wide_key, "piece": piece}
+        tile |= {"enable_fp_fusion": False}
         answers_THV = mixed_TM.new_empty(T, H, V)
         kernels.take_in[(num_spans, H, pieces)](
             rows, mixed_TM, rates_TH, held.left, table, mixer.key_of, held.states, answers_THV, num_left, most_rows,

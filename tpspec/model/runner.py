@@ -91,6 +91,11 @@ class Runner:
         """Rows of a forward that is a replay, at most; 0 where none is."""
         return ROW_COUNTS[-1] if self._graphs is not None else 0
 
+    @property
+    def most_prepared(self) -> int:
+        """Rows of what `prepare` runs, at most."""
+        return max(ROW_COUNTS[-1], *(() if self.many is None else self.many.rehearsed))
+
     def agree(self, everywhere: Callable[[bool], bool]) -> None:
         """Ranks may have unlike cards, and run the same collectives: rows take steps made for them on all or none.
         everywhere: whether something holds on every rank; collective."""
