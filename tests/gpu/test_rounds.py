@@ -101,8 +101,8 @@ CASES += [(kind, torch.float16) for kind in IN_HALVES if not kind.startswith("ge
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2. In 16 bits, where
-    each of the two rounds in its own way, ours are as near to float32 as torch's: the mean of how far."""
+    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2. In 16
+    bits, where each of the two rounds in its own way, ours are as near to float32 as torch's: the mean of how far."""
     (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))
 
     def made(dtype: torch.dtype, compiled: bool) -> torch.Tensor:
@@ -122,6 +122,7 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
     ours, torchs = ((made(dtype, compiled) - exact).square().mean().sqrt() for compiled in (True, False))
     assert ours < 1.2 * torchs
     assert torchs < 0.2
+
 
 @pytest.mark.parametrize("kind", ["smollm2", "mistral"])
 def test_flashinfer_does_what_our_kernels_do(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -72,7 +72,8 @@ def variants(
         "q_at": x,
     }
     sinks = {"sinks_at": "*fp32"}
-    attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | cache | partial | TABLE | sinks
+    attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32", "ahead_at": x, "num_ahead": "i32"}
+    attend |= cache | partial | TABLE | sinks
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
@@ -113,8 +114,8 @@ def variants(
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": card_products.COLUMNS, "has_biases": True, "tile_rows": card_products.TILE_ROWS,
-            "tile_outputs": outputs})
-          for outputs in ([] if small or x != "*bf16" else card_products.COLUMN_STAGES)),
+            "tile_outputs": card_products.FEW_OUTPUTS})
+          for _ in range(not small and x == "*bf16")),
     ]  # fmt: skip
 
 
@@ -194,7 +195,7 @@ def sums(ttgir: str) -> list[str]:
 def waits_first(ptx: str) -> bool:
     """For the kernels before, and then reads or writes."""
     before, waits, _ = ptx.partition("griddepcontrol.wait;")
-    return bool(waits) and not re.search(r"\b(ld|st|atom|red)(\.volatile)?\.global|cp\.async", before)
+    return bool(waits) and not re.search(r"\b(ld|st|atom|red)(\.volatile)?\.global|cp\.async(?!\.bulk\.prefetch)", before)
 
 
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
@@ -216,9 +217,10 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
             options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
             if "tile_outputs" in constants:
-                stages = card_products.COLUMN_STAGES if kernel is card_products._few_rows else card_products.STAGES
-                options = {"num_stages": stages.get(constants["tile_outputs"], USUAL_STAGES)}
+                options = {"num_stages": card_products.STAGES.get(constants["tile_outputs"], USUAL_STAGES)}
                 options |= {"num_warps": 8} if constants["tile_rows"] == card_products.MANY_ROWS else {}
+            if kernel is card_products._few_rows:
+                options = {"num_stages": card_products.COLUMN_STAGES, "num_warps": card_products.COLUMN_WARPS}
             if kernel is card_rows.attend:
                 cut = tiling if constants["recorded"] else many
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}

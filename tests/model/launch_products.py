@@ -37,7 +37,7 @@ for num_rows in map(int, sys.argv[1:]):
     of_few = card_products._few_rows.warmup(
         x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=card_products.COLUMNS, has_biases=False,
         tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.FEW_OUTPUTS, overlaps=True, launch_pdl=True,
-        grid=(1, 1), num_stages=card_products.COLUMN_STAGES[card_products.FEW_OUTPUTS],
+        grid=(1, 1), num_stages=card_products.COLUMN_STAGES, num_warps=card_products.COLUMN_WARPS,
     )  # fmt: skip
     of_many = card_products._product.warmup(
         x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128, SIZE, group=128, bits=8, has_zeros=False,

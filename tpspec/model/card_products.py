@@ -31,7 +31,10 @@ FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a proces
 # there are as many more, ask for no more at once unless each has more groups on their way.
 STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
-COLUMNS, COLUMN_STAGES = 128, {TILE_OUTPUTS: 5, FEW_OUTPUTS: 6}  # of a matrix of 16 bits that are read at a time
+# Of a matrix of 16 bits: columns that are read at a time, what Triton calls stages, and warps of a program. On an H200
+# these read the matrices of an 8B at nine tenths of what its memory gives; with four warps and 128 columns it was two
+# thirds.
+COLUMNS, COLUMN_STAGES, COLUMN_WARPS = 256, 5, 2
 ALIGNED = 16  # numbers, at which its rows begin: what Triton needs to know for loads of 16 bytes
 
 
@@ -43,8 +46,12 @@ class FewRowsLinear:
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         missing = -weight_OI.shape[1] % ALIGNED
         self._weight_OI = F.pad(weight_OI, (0, missing)) if missing else weight_OI.contiguous()
-        self._bias_O, self._tile_outputs = bias_O, tile_outputs(len(weight_OI), weight_OI.device)
-        self._overlap = overlap(weight_OI.device)
+        self._bias_O, self._overlap = bias_O, overlap(weight_OI.device)
+
+    @property
+    def ahead(self) -> Tensor:
+        """What may be fetched before the product begins."""
+        return self._weight_OI
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         (num_rows, num_inputs), (num_outputs, stride) = x_TI.shape, self._weight_OI.shape
@@ -52,10 +59,10 @@ class FewRowsLinear:
             return F.linear(x_TI, self._weight_OI[:, :num_inputs], self._bias_O)
         y_TO, bias_O = x_TI.new_empty(num_rows, num_outputs), self._bias_O
         # Tiles of rows come first: those that read the same weights do so together.
-        _few_rows[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_outputs, self._tile_outputs))](
+        _few_rows[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_outputs, FEW_OUTPUTS))](
             x_TI.contiguous(), self._weight_OI, y_TO if bias_O is None else bias_O, y_TO, num_rows, num_outputs,
             num_inputs, stride, columns=COLUMNS, has_biases=bias_O is not None, tile_rows=TILE_ROWS,
-            tile_outputs=self._tile_outputs, num_stages=COLUMN_STAGES[self._tile_outputs], **self._overlap,
+            tile_outputs=FEW_OUTPUTS, num_stages=COLUMN_STAGES, num_warps=COLUMN_WARPS, **self._overlap,
         )  # fmt: skip
         return y_TO
 
@@ -97,6 +104,11 @@ class CodedLinear:
         self._tile_outputs = tile_outputs(len(self._codes), self._codes.device)
         self._has_large_tiles = has_tensor_cores(self._codes.device)
         self._overlap = overlap(self._codes.device)
+
+    @property
+    def ahead(self) -> Tensor:
+        """What may be fetched before the product begins."""
+        return self._codes
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         num_rows, num_outputs = x_TI.shape[0], self._codes.shape[0]
