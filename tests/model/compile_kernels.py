@@ -72,8 +72,7 @@ def variants(
         "q_at": x,
     }
     sinks = {"sinks_at": "*fp32"}
-    attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32", "ahead_at": x, "num_ahead": "i32"}
-    attend |= cache | partial | TABLE | sinks
+    attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | cache | partial | TABLE | sinks
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
@@ -195,7 +194,7 @@ def sums(ttgir: str) -> list[str]:
 def waits_first(ptx: str) -> bool:
     """For the kernels before, and then reads or writes."""
     before, waits, _ = ptx.partition("griddepcontrol.wait;")
-    return bool(waits) and not re.search(r"\b(ld|st|atom|red)(\.volatile)?\.global|cp\.async(?!\.bulk\.prefetch)", before)
+    return bool(waits) and not re.search(r"\b(ld|st|atom|red)(\.volatile)?\.global|cp\.async", before)
 
 
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:

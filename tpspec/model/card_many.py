@@ -78,9 +78,7 @@ class ManySteps(CardSteps):
         if self._flash is not None:
             self._flash.begin(spans)
 
-    def attended(
-        self, sight: Sight, kept_by: int, sinks: Tensor | None, q_TX: Tensor, ahead: Tensor | None = None
-    ) -> Tensor:
+    def attended(self, sight: Sight, kept_by: int, sinks: Tensor | None, q_TX: Tensor) -> Tensor:
         if self._flash is not None and self._flash.serves and sinks is None:
             return self._flash.attended(sight, self._store.keys[kept_by], self._store.values[kept_by], q_TX)
         attended_TX = super().attended(sight, kept_by, sinks, q_TX)

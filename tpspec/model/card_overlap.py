@@ -20,12 +20,8 @@ OVERLAP_FROM = (9, 0)  # compute capability
 SWITCH = "TPSPEC_OVERLAP"  # variable: "off" where kernels should begin when the last has ended
 LINE_BYTES = 128  # that a card fetches at once
 LINES = 8  # of a row of weights: what a card reads in the time of a small kernel, for programs of a whole card
-FETCHED = 16  # bytes, of which a fetch has some, and begins where they do
-CHUNK = 1024  # bytes that one instruction fetches
-LANES = 128  # that ask at a time
 
 _LINE_BYTES, _LINES = tl.constexpr(LINE_BYTES), tl.constexpr(LINES)
-_CHUNK, _LANES = tl.constexpr(CHUNK), tl.constexpr(LANES)
 
 
 class Overlap(TypedDict):
@@ -44,12 +40,6 @@ def overlap(device: torch.device) -> Overlap:
     if is_off or device.type != "cuda" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
         return IN_TURN
     return {"overlaps": True, "launch_pdl": True}
-
-
-def bytes_ahead(weights: torch.Tensor) -> int:
-    """Of them, that `fetch` brings: a card's cache has room for what it computes with besides."""
-    room = torch.cuda.get_device_properties(weights.device).L2_cache_size // 2
-    return min(weights.nbytes, room) // FETCHED * FETCHED
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,21 +68,3 @@ def begin_with(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
             pack=1,
         )
     begin(overlaps)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def fetch(bytes_at: tl.tensor, num_bytes: int, program: tl.tensor, num_programs: tl.tensor) -> None:
-    """Into the card's cache, a share of each program: what nobody writes, and a kernel behind this one reads. See
-    FETCHED."""
-    own = tl.arange(0, _LANES) * _CHUNK
-    for first in range(program * (_LANES * _CHUNK), num_bytes, num_programs * (_LANES * _CHUNK)):
-        at = first + own
-        at = tl.where(at < num_bytes, at, 0)  # what is there already is not read again
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-            "=r,l,r",
-            [(bytes_at.to(tl.int64) + at), tl.minimum(num_bytes - at, _CHUNK)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )

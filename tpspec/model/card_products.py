@@ -48,11 +48,6 @@ class FewRowsLinear:
         self._weight_OI = F.pad(weight_OI, (0, missing)) if missing else weight_OI.contiguous()
         self._bias_O, self._overlap = bias_O, overlap(weight_OI.device)
 
-    @property
-    def ahead(self) -> Tensor:
-        """What may be fetched before the product begins."""
-        return self._weight_OI
-
     def __call__(self, x_TI: Tensor) -> Tensor:
         (num_rows, num_inputs), (num_outputs, stride) = x_TI.shape, self._weight_OI.shape
         if not 0 < num_rows <= MOST_ROWS:
@@ -104,11 +99,6 @@ class CodedLinear:
         self._tile_outputs = tile_outputs(len(self._codes), self._codes.device)
         self._has_large_tiles = has_tensor_cores(self._codes.device)
         self._overlap = overlap(self._codes.device)
-
-    @property
-    def ahead(self) -> Tensor:
-        """What may be fetched before the product begins."""
-        return self._codes
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         num_rows, num_outputs = x_TI.shape[0], self._codes.shape[0]

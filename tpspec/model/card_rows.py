@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tpspec.model.card_overlap import begin, fetch
+from tpspec.model.card_overlap import begin
 
 # The table, int64: for each of so many rows four numbers (in columns), then six for each of as many tiles, then three
 # for each block of keys, as the names below say. A span's rows are a chain, which see all before them, and behind it a
@@ -179,11 +179,9 @@ def attend(
     sums_at: tl.tensor,
     tops_at: tl.tensor,
     masses_at: tl.tensor,
-    ahead_at: tl.tensor,
     num_slots: int,
     most_rows: int,
     window: int,
-    num_ahead: int,
     scale: float,
     num_heads: tl.constexpr,
     dim: tl.constexpr,
@@ -209,12 +207,8 @@ def attend(
     sees the keys of so many positions, its own the last.
 
     rest: columns behind `wide` ones, if those are not all: a tile's sides are powers of two. tile_keys: of a block, how
-    many at once, in so many pieces. ahead: so many bytes that a kernel behind this one reads, which come into the
-    card's cache meanwhile: attention of few rows takes its time, and next to nothing of the memory's.
+    many at once, in so many pieces.
     """
-    if overlaps and recorded:
-        program = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * splits + tl.program_id(2)
-        fetch(ahead_at, num_ahead, program, tl.num_programs(0) * tl.num_programs(1) * splits)
     begin(overlaps)
     tile_at = table_at + _ROW_SIZE * most_rows + tl.program_id(0) * _TILE_SIZE
     kv, split, heads_at = tl.program_id(1) // cuts, tl.program_id(2), heads_at + tl.program_id(1)

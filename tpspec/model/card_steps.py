@@ -19,8 +19,7 @@ import triton
 
 from tpspec.model import card_rows as kernels
 from tpspec.model.card_norms import add_norm
-from tpspec.model.card_overlap import IN_TURN, bytes_ahead, overlap
-from tpspec.model.card_products import CodedLinear, FewRowsLinear
+from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
@@ -217,14 +216,10 @@ class CardSteps:
         return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
-        ahead = layer.o.ahead if isinstance(layer.o, FewRowsLinear | CodedLinear) else None
-        return self.attended(layer.sight, layer.kept_by, layer.sinks, self._placed(layer, qkv_TX), ahead)
+        return self.attended(layer.sight, layer.kept_by, layer.sinks, self._placed(layer, qkv_TX))
 
-    def attended(
-        self, sight: Sight, kept_by: int, sinks: Tensor | None, q_TX: Tensor, ahead: Tensor | None = None
-    ) -> Tensor:
-        """What the round's queries, [T, H * E], make of what the layer `kept_by` keeps. ahead: weights of the product
-        behind it."""
+    def attended(self, sight: Sight, kept_by: int, sinks: Tensor | None, q_TX: Tensor) -> Tensor:
+        """What the round's queries, [T, H * E], make of what the layer `kept_by` keeps."""
         heads, window = sight
         folds, table = self._folds[heads], self._tables[heads, sight.is_windowed]
         keys, small, cells = self._cells(kept_by, q_TX)
@@ -239,7 +234,6 @@ class CardSteps:
         folded = max(LEAST_SIDE, triton.next_power_of_2(self._tile_rows(folds, num_rows) * folds.most))
         kernels.attend[(num_tiles, len(folds.firsts) - 1, splits)](
             q_TX, *cells, table.there, folds.firsts, sums_at=sums, tops_at=tops, masses_at=masses,
-            ahead_at=q_TX if ahead is None else ahead, num_ahead=0 if ahead is None else bytes_ahead(ahead),
             num_slots=keys.num_slots, most_rows=table.most_rows, window=window or 0, scale=self._shape.score_scale,
             num_heads=heads.num, dim=heads.dim, wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts,
             tile_rows=folded, tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=splits,
