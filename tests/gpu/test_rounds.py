@@ -103,8 +103,9 @@ CASES += [(kind, torch.float16) for kind in IN_HALVES if not kind.startswith("ge
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2. In 16 bits, where
-    each of the two rounds in its own way, ours are as near to float32 as torch's: the mean of how far, of some texts."""
+    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2. In 16
+    bits, where each of the two rounds in its own way, ours are as near to float32 as torch's, in the mean of some
+    texts."""
     (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))
 
     def made(dtype: torch.dtype, compiled: bool) -> torch.Tensor:

@@ -28,17 +28,12 @@ from tpspec.model import (
     card_sums,
 )
 from tpspec.model.card_overlap import OVERLAP_FROM
-from tpspec.model.card_steps import JOINED, LEAST_SIDE, USUAL_STAGES, Tiling, norm_warps
+from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
 from tpspec.verify import card_noise
 
 TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
-
-
-def product_tiles(x: str) -> list[tuple[int, int]]:
-    few = [(card_products.TILE_ROWS, outputs) for outputs in (card_products.TILE_OUTPUTS, card_products.FEW_OUTPUTS)]
-    return few + ([(card_products.MANY_ROWS, card_products.MANY_OUTPUTS)] if x == "*bf16" else [])
 
 
 def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
@@ -47,7 +42,7 @@ def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
 
 
 def variants(
-    x: str, dim: int, small: bool, tiling: Tiling, many: Tiling
+    x: str, dim: int, capability: int, small: bool, tiling: Tiling, many: Tiling
 ) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """(kernel, types of its arguments, constants), for rows of a pointer type and heads of `dim`."""
     heads, whole = {"num_heads": 32, "dim": dim}, next_power_of_2(dim)
@@ -104,18 +99,29 @@ def variants(
           "on_card": True}),
         *((card_rows.join, partial | TABLE | sinks | {"out_at": x},
            heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": has}) for has in (False, True)),
-        *((card_products._product, {"x_at": x, "codes_at": codes, "scales_at": x, "zeros_at": x, "y_at": x,
-                                    "num_rows": "i32", "num_outputs": "i32", "num_groups": "i32", "row": "i32"},
-           {"group": 128, "bits": bits, "has_zeros": bits == 4, "tile_rows": rows, "tile_outputs": outputs})
-          for bits, codes in ((8, "*i8"), (4, "*u8"))
-          for rows, outputs in product_tiles(x)),
+        *coded(x, capability),
         *([] if small else mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": card_products.COLUMNS, "has_biases": True, "tile_rows": card_products.TILE_ROWS,
-            "tile_outputs": card_products.FEW_OUTPUTS})
+            "tile_outputs": card_products.TILE_OUTPUTS})
           for _ in range(not small and x == "*bf16")),
     ]  # fmt: skip
+
+
+def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    types = {"x_at": x, "scales_at": x, "zeros_at": x, "y_at": x}
+    types |= {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
+    few = {"tile_rows": card_products.TILE_ROWS, "tile_outputs": card_products.TILE_OUTPUTS}
+    many = {"tile_rows": card_products.MANY_ROWS, "tile_outputs": card_products.MANY_OUTPUTS}
+    on_tensor_cores, made = capability >= 80 and x != "*fp32", []
+    for bits, codes in ((8, "*i8"), (4, "*u8")):
+        of, given = {"group": 128, "bits": bits, "has_zeros": bits == 4}, types | {"codes_at": codes}
+        tile = (many if on_tensor_cores else few) | {"together": card_products.TILE_OUTPUTS}
+        made.append((card_products._coded, given, of | tile))
+        for at_once in (card_products.FEWER_GROUPS, card_products.GROUPS) if on_tensor_cores else ():
+            made.append((card_products._few_coded, given, of | few | {"at_once": at_once, "by_words": True}))
+    return made
 
 
 def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -136,7 +142,7 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
            {"bits": bits, "group": group, "are_floats": scales == "*i32", "has_zeros": scales == "*fp32",
             "has_biases": scales == "*i32", "word": card_experts.WORD, "tile_rows": card_products.TILE_ROWS,
             "tile_outputs": outputs})
-          for outputs in card_products.STAGES
+          for outputs in card_experts.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i8", "*bf16"),
                                                (4, 32, "*u8", "*fp32"), (4, 32, "*u8", "*i32"))),
         (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
@@ -203,7 +209,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
     assert many is not None, "which few rows have a tile for"
     for small in (False, True):
-        for kernel, types, constants in variants(x, dim, small, tiling, many):
+        for kernel, types, constants in variants(x, dim, capability, small, tiling, many):
             if heads and "num_heads" not in constants:
                 continue
             names = kernel.arg_names
@@ -215,11 +221,14 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             whole = [name for name, kind in types.items() if kind != "fp32"]
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
             options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
-            if "tile_outputs" in constants:
-                options = {"num_stages": card_products.STAGES.get(constants["tile_outputs"], USUAL_STAGES)}
-                options |= {"num_warps": 8} if constants["tile_rows"] == card_products.MANY_ROWS else {}
+            if kernel is card_experts._tile_product:
+                options = {"num_stages": card_experts.STAGES[constants["tile_outputs"]]}
             if kernel is card_products._few_rows:
                 options = {"num_stages": card_products.COLUMN_STAGES, "num_warps": card_products.COLUMN_WARPS}
+            if kernel is card_products._few_coded:
+                options = {"num_warps": constants["at_once"]}
+            if kernel is card_products._coded:
+                options = {"num_warps": 8 if constants["tile_rows"] == card_products.MANY_ROWS else 4}
             if kernel is card_rows.attend:
                 cut = tiling if constants["recorded"] else many
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}

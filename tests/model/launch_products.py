@@ -4,6 +4,7 @@ by test_card_kernels.py, in a process without Triton's interpreter. argv: row co
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -36,12 +37,16 @@ for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
     of_few = card_products._few_rows.warmup(
         x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=card_products.COLUMNS, has_biases=False,
-        tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.FEW_OUTPUTS, overlaps=True, launch_pdl=True,
+        tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.TILE_OUTPUTS, overlaps=True, launch_pdl=True,
         grid=(1, 1), num_stages=card_products.COLUMN_STAGES, num_warps=card_products.COLUMN_WARPS,
     )  # fmt: skip
-    of_many = card_products._product.warmup(
-        x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128, SIZE, group=128, bits=8, has_zeros=False,
-        tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS, overlaps=True, launch_pdl=True,
-        grid=(1, 1), num_warps=8,
+    of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
+    given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
+    of_few_with_codes = card_products._few_coded.warmup(
+        *given, at_once=4, by_words=True, tile_rows=16, tile_outputs=16, num_warps=4, **of_codes
+    )
+    of_many = card_products._coded.warmup(
+        *given, tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS, together=16, num_warps=8,
+        **of_codes,
     )  # fmt: skip
-    sys.stdout.write(f"{of_few.hash} {of_many.hash}\n")
+    sys.stdout.write(f"{of_few.hash} {of_few_with_codes.hash} {of_many.hash}\n")

@@ -196,3 +196,11 @@ def test_matrices_that_cannot_be_one_piece_are_refused() -> None:
     for odd in (small[0].down, Scattered(experts[0].down, torch.arange(CHANNELS), CHANNELS)):
         with pytest.raises(UserError, match=r"run on CPUs only; should be stored alike"):
             Stack([experts[1].down, odd], 1)
+
+
+def test_no_processor_is_left_without_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against the 4096 outputs of a matrix on a large card: 128 programs for 132 processors."""
+    monkeypatch.setattr(card_experts, "num_processors", lambda device: 132)
+    assert [card_experts.tile_outputs(count, DEVICE) for count in (4096, 6144, 28672)] == [16, 32, 32]
+    monkeypatch.setattr(card_experts, "num_processors", lambda device: 82)
+    assert card_experts.tile_outputs(4096, DEVICE) == 32

@@ -13,7 +13,7 @@ import pytest
 from scripts.serving import environment
 
 pytest.importorskip("triton")
-from tpspec.model import card_products
+from tpspec.model import card_experts, card_products
 
 HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
@@ -51,10 +51,13 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     of_16_bits = [one for one in made if one["kernel"] == "_few_rows"]
     assert len(of_16_bits) == sum("*bf16" in case for case in CASES)
     others = [one for one in made if one["kernel"] != "attend"]
-    large = [one for one in made if one["kernel"] == "_product" and one["tile_rows"] == card_products.MANY_ROWS]
+    large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_products.MANY_ROWS]
     assert len(large) == 4 * len(of_16_bits)
+    few_coded = [one for one in made if one["kernel"] == "_few_coded"]
+    assert len(few_coded) == 8 * len(of_16_bits)
+    assert [one for one in few_coded if one["stack"] or not one["whole_copies"] or min(one["places"]) < 2] == []
     assert [one for one in large if one["stack"] > MOST_STACK] == []
-    assert len(others) == 52 * len(CASES) + 6 * len(HEADS) + len(of_16_bits) + len(large)
+    assert len(others) == 48 * len(CASES) + 6 * len(HEADS) + len(of_16_bits) + len(few_coded)
     assert [one for one in of_16_bits if one["stack"] or not one["whole_copies"]] == []
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
@@ -66,7 +69,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
         "[8, 1]"
     }
     assert all(min(one["places"]) > 1 for one in of_many)
-    on_tensor_cores = [one for one in attend if one["capability"] >= 80 and one["recorded"]] + of_16_bits
+    on_tensor_cores = [one for one in attend if one["capability"] >= 80 and one["recorded"]] + of_16_bits + few_coded
     assert {tuple(one["products"]) for one in on_tensor_cores} == {("m16",)}
     added: dict[tuple[int, int], dict[int, list[str]]] = {}
     for one in on_tensor_cores:
@@ -81,8 +84,9 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     assert [one for one in states if one["stack"] or one["sums"] != states[0]["sums"]] == []
     assert {one["capability"] for one in made if one["waits"]} == {90}
     assert [one for one in made if one["waits_first"] is not bool(one["waits"])] == []
-    shared = {one["outputs"]: one["shared"] for one in made if one["kernel"] == "_product" and one["capability"] == 86}
-    assert shared[card_products.FEW_OUTPUTS] > shared[card_products.TILE_OUTPUTS]
+    of_experts = [one for one in made if one["kernel"] == "_tile_product" and one["capability"] == 86]
+    shared = {one["outputs"]: one["shared"] for one in of_experts}
+    assert shared[card_experts.FEW_OUTPUTS] > shared[card_experts.TILE_OUTPUTS]
 
 
 def test_rows_take_the_same_kernel_however_many_they_are() -> None:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_products import STAGES, TILE_ROWS, group_product, paired, tile_outputs
+from tpspec.model.card_products import TILE_ROWS, group_product, num_processors, paired
 from tpspec.model.experts import LEAST
 from tpspec.model.linear import PlainLinear
 from tpspec.model.quantized import DequantizedLinear, spread, unpacked_nibbles
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Grid
 
 COLUMNS = 64  # of a plain matrix that are read at a time
+TILE_OUTPUTS = 32  # of a program
+FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a processor alone reads too slowly
+STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}  # Triton's; small programs ask for as much if more groups are on their way
 WORD = 4  # exponents in one: of codes that are floats, as many groups are read at a time
 MOST_SORTED = 1024  # pairs that one program puts into tiles
 AT_ONCE = 32  # of which it looks at so many at a time
@@ -145,6 +148,11 @@ class Stack:
 def _in_words(exponents_NOG: Tensor) -> Tensor:
     """[N, O, G / 4] of int32, the first of four lowest."""
     return F.pad(exponents_NOG, (0, -exponents_NOG.shape[2] % WORD)).view(torch.int32)
+
+
+def tile_outputs(num_outputs: int, device: torch.device) -> int:
+    """Of a program, so that a round of few rows gives every processor of the card one."""
+    return TILE_OUTPUTS if triton.cdiv(num_outputs, TILE_OUTPUTS) >= num_processors(device) else FEW_OUTPUTS
 
 
 def most_tiles(num_pairs: int, count: int) -> int:

@@ -1,8 +1,8 @@
-"""Products on a CUDA card by kernels of ours, in Triton: of few rows, and of many with small weights; with those of 4
-bits by torch's own, where it runs. linear.py and quantized.py have the references. Must not know what a matrix is of.
-Imported on cards only.
+"""Products on a CUDA card by kernels of ours, in Triton: of few rows, and of any number with small weights. linear.py
+and quantized.py have the references. Must not know what a matrix is of. Imported on cards only.
 
-Shapes: I inputs, O outputs, W columns of the groups the shard touches, G groups, X columns of a group; T rows.
+Shapes: I inputs, O outputs, W columns of the groups the shard touches, G groups, B bytes of a group's codes; T rows; N
+tiles of outputs, S outputs of one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from tpspec.model.card_overlap import begin_with, overlap
+from tpspec.model.card_overlap import begin, begin_with, overlap
 from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.quantized import joined, spread
 
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 
     from tpspec.model.quantized import Matrix
 
-OUTPUTS = 8  # that torch's kernel takes at a time
-TENSOR_CORES = (8, 0)  # compute capability that it and Triton ask for; below it there is no bfloat16
-TILE_ROWS, TILE_OUTPUTS = 16, 32  # of a program of ours; fewer rows than 16 no tensor core takes
-FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a processor alone reads too slowly
-# Of Triton's, by outputs of a program: one more than groups that are on their way at a time. Smaller programs, of which
-# there are as many more, ask for no more at once unless each has more groups on their way.
-STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}
-MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
+TENSOR_CORES = (8, 0)  # compute capability that Triton asks for; below it there is no bfloat16
+TILE_ROWS, TILE_OUTPUTS = 16, 16  # of a program where rows are few; fewer rows than 16 no tensor core takes
 # Of a matrix of 16 bits: columns that are read at a time, what Triton calls stages, and warps of a program. On an H200
 # these read the matrices of an 8B at nine tenths of what its memory gives; with four warps and 128 columns it was two
 # thirds.
 COLUMNS, COLUMN_STAGES, COLUMN_WARPS = 256, 5, 2
-ALIGNED = 16  # numbers, at which its rows begin: what Triton needs to know for loads of 16 bytes
+# Of codes: groups that are read at a time, each by a warp of its own, where programs are few and where they are many
+# for each processor of the card.
+GROUPS, FEWER_GROUPS, MANY_TILES = 4, 2, 4
+LEAST_COLUMNS = 32  # of codes of 8 bits, or pairs of 4, that such a product takes at a time
+MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
+ALIGNED = 16  # numbers, at which rows of a matrix of 16 bits begin: what Triton needs to know for loads of 16 bytes
 
 
 class FewRowsLinear:
@@ -54,72 +53,63 @@ class FewRowsLinear:
             return F.linear(x_TI, self._weight_OI[:, :num_inputs], self._bias_O)
         y_TO, bias_O = x_TI.new_empty(num_rows, num_outputs), self._bias_O
         # Tiles of rows come first: those that read the same weights do so together.
-        _few_rows[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_outputs, FEW_OUTPUTS))](
+        _few_rows[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_outputs, TILE_OUTPUTS))](
             x_TI.contiguous(), self._weight_OI, y_TO if bias_O is None else bias_O, y_TO, num_rows, num_outputs,
             num_inputs, stride, columns=COLUMNS, has_biases=bias_O is not None, tile_rows=TILE_ROWS,
-            tile_outputs=FEW_OUTPUTS, num_stages=COLUMN_STAGES, num_warps=COLUMN_WARPS, **self._overlap,
+            tile_outputs=TILE_OUTPUTS, num_stages=COLUMN_STAGES, num_warps=COLUMN_WARPS, **self._overlap,
         )  # fmt: skip
         return y_TO
 
 
-class FourBitLinear:
-    """torch's kernel (tinygemm) computes in bfloat16, whatever the rows have, on cards that have it. Scales and zeros
-    of others are rounded to it: by at most a 64th of a step between two codes."""
-
-    def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
-        self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
-        codes, scales_zeros = [], []
-        for _, part in matrix.blocks(OUTPUTS):
-            missing = (0, 0, 0, -len(part.codes_OW) % OUTPUTS)
-            zeros_OG = torch.zeros_like(part.scales_OG) if part.zeros_OG is None else part.zeros_OG
-            codes.append(F.pad(part.codes_OW[:, ::2] << 4 | part.codes_OW[:, 1::2], missing))
-            both_OG2 = torch.stack([F.pad(part.scales_OG, missing), F.pad(zeros_OG, missing)], -1)
-            scales_zeros.append(both_OG2.bfloat16())
-        self._packed = torch.ops.aten._convert_weight_to_int4pack(torch.cat(codes), self._grid.group // 16)
-        self._scales_zeros_GO2 = torch.cat(scales_zeros).transpose(0, 1).contiguous()
-
-    def __call__(self, x_TI: Tensor) -> Tensor:
-        if not len(x_TI):  # no row of which logits are wanted: a card refuses to launch nothing
-            return x_TI.new_empty(0, self._num_outputs)
-        x_TW = spread(x_TI, self._grid).bfloat16().contiguous()
-        y_TO: Tensor = torch.ops.aten._weight_int4pack_mm(x_TW, self._packed, self._grid.group, self._scales_zeros_GO2)[
-            :, : self._num_outputs
-        ].to(x_TI.dtype)
-        return y_TO.contiguous() if self._bias_O is None else y_TO + self._bias_O
-
-
 class CodedLinear:
-    """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32. A weight is never made."""
+    """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32. A weight is never made. Those
+    of a tile of outputs lie together, as they are read: codes [N, G, S, B], scales and zeros [N, G, S]."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
-        self._codes = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
-        self._scales_OG, self._zeros_OG, self._bits = made.scales_OG, made.zeros_OG, matrix.bits
-        self._bias_O, self._grid = bias_O, matrix.grid
-        self._tile_outputs = tile_outputs(len(self._codes), self._codes.device)
-        self._has_large_tiles = has_tensor_cores(self._codes.device)
-        self._overlap = overlap(self._codes.device)
+        codes_OY = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
+        self._num_outputs, self._bias_O, self._grid, self._bits = matrix.num_outputs, bias_O, matrix.grid, matrix.bits
+        self._codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
+        self._scales_NGS = _in_tiles(made.scales_OG)
+        self._zeros_NGS = None if made.zeros_OG is None else _in_tiles(made.zeros_OG)
+        device = codes_OY.device
+        self._at_once = FEWER_GROUPS if len(self._codes_NGSB) >= MANY_TILES * num_processors(device) else GROUPS
+        self._has_tensor_cores, self._overlap = has_tensor_cores(device), overlap(device)
+        self._fills_products = matrix.grid.group * matrix.bits >= LEAST_COLUMNS * 8
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        num_rows, num_outputs = x_TI.shape[0], self._codes.shape[0]
-        y_TO = x_TI.new_empty(num_rows, num_outputs)
+        num_rows = len(x_TI)
+        y_TO = x_TI.new_empty(num_rows, self._num_outputs)
         if not num_rows:  # none of which logits are wanted
             return y_TO
-        tile = {"tile_rows": TILE_ROWS, "tile_outputs": self._tile_outputs, "num_stages": STAGES[self._tile_outputs]}
-        if num_rows > MOST_ROWS and self._has_large_tiles and x_TI.itemsize == 2:
-            tile = {"tile_rows": MANY_ROWS, "tile_outputs": MANY_OUTPUTS, "num_warps": 8}
-        x_TW, scales_OG, grid = spread(x_TI, self._grid).contiguous(), self._scales_OG, self._grid
+        x_TW, scales, grid = spread(x_TI, self._grid).contiguous(), self._scales_NGS, self._grid
+        given = x_TW, self._codes_NGSB, scales, scales if self._zeros_NGS is None else self._zeros_NGS, y_TO
+        sizes = num_rows, self._num_outputs, grid.num_groups
+        of_codes = {"group": grid.group, "bits": self._bits, "has_zeros": self._zeros_NGS is not None} | self._overlap
         # Tiles of rows come first: those that read the same codes do so together.
-        _product[(triton.cdiv(num_rows, tile["tile_rows"]), triton.cdiv(num_outputs, tile["tile_outputs"]))](
-            x_TW, self._codes, scales_OG, scales_OG if self._zeros_OG is None else self._zeros_OG, y_TO, num_rows,
-            num_outputs, grid.num_groups, self._codes.shape[1], group=grid.group, bits=self._bits,
-            has_zeros=self._zeros_OG is not None, **tile, **self._overlap,
-        )  # fmt: skip
+        on_tensor_cores = self._has_tensor_cores and x_TI.itemsize == 2
+        if on_tensor_cores and self._fills_products and num_rows <= MOST_ROWS:
+            _few_coded[(triton.cdiv(num_rows, TILE_ROWS), len(self._codes_NGSB))](
+                *given, *sizes, at_once=self._at_once, by_words=_is_compiled(), tile_rows=TILE_ROWS,
+                tile_outputs=TILE_OUTPUTS, num_warps=self._at_once, **of_codes,
+            )  # fmt: skip
+        else:
+            is_large = on_tensor_cores and num_rows > MOST_ROWS
+            rows, outputs, num_warps = (MANY_ROWS, MANY_OUTPUTS, 8) if is_large else (TILE_ROWS, TILE_OUTPUTS, 4)
+            _coded[(triton.cdiv(num_rows, rows), triton.cdiv(self._num_outputs, outputs))](
+                *given, *sizes, tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS, num_warps=num_warps,
+                **of_codes,
+            )  # fmt: skip
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
 
 def has_tensor_cores(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= TENSOR_CORES
+
+
+def num_processors(device: torch.device) -> int:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 def paired(codes_OW: Tensor, group: int) -> Tensor:
@@ -129,10 +119,15 @@ def paired(codes_OW: Tensor, group: int) -> Tensor:
     return (low_OGH | high_OGH << 4).flatten(1)
 
 
-def tile_outputs(num_outputs: int, device: torch.device) -> int:
-    """Of a program, so that a round of few rows gives every processor of the card one."""
-    num_processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return TILE_OUTPUTS if triton.cdiv(num_outputs, TILE_OUTPUTS) >= num_processors else FEW_OUTPUTS
+def _in_tiles(x_OGX: Tensor) -> Tensor:
+    """[O, G, ...] -> [N, G, S, ...]; nothing where there are no outputs."""
+    missing = (0, 0) * (x_OGX.dim() - 1) + (0, -len(x_OGX) % TILE_OUTPUTS)
+    return F.pad(x_OGX, missing).view(-1, TILE_OUTPUTS, *x_OGX.shape[1:]).transpose(1, 2).contiguous()
+
+
+def _is_compiled() -> bool:
+    """Whether kernels are a card's: Triton's interpreter knows no machine's words."""
+    return isinstance(_few_coded, triton.JITFunction)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -200,8 +195,53 @@ def group_product(
     return part, total
 
 
+def _halves(dtype: str, above: int, one: int, less: int, shift: int) -> str:
+    """Of four bytes, of each four bits as a float of 16, less 8: they are put below what makes a float of 2 to some
+    power and them, and so much is taken from it again, two at a time. PTX."""
+    return f"""{{
+        .reg .b32 four, one, less;
+        shr.b32 four, $2, {shift};
+        and.b32 four, four, 0x0f0f0f0f;
+        prmt.b32 $0, four, {above:#x}, 0x4140;
+        prmt.b32 $1, four, {above:#x}, 0x4342;
+        mov.b32 one, {one:#x};
+        mov.b32 less, {less:#x};
+        fma.rn.{dtype}x2 $0, $0, one, less;
+        fma.rn.{dtype}x2 $1, $1, one, less;
+    }}"""
+
+
+BRAINS, HALVES = ("bf16", 0x43434343, 0x3F803F80, 0xC308C308), ("f16", 0x64646464, 0x3C003C00, 0xE408E408)
+_BRAINS_ONE, _HALVES_ONE = (
+    tl.constexpr(f"mov.b32 $0, {one:#x}; mov.b32 $1, {one:#x};") for _, _, one, _ in (BRAINS, HALVES)
+)
+_BRAINS_LOW, _BRAINS_HIGH = (tl.constexpr(_halves(*BRAINS, shift)) for shift in (0, 4))
+_HALVES_LOW, _HALVES_HIGH = (tl.constexpr(_halves(*HALVES, shift)) for shift in (0, 4))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _four_bits(both: tl.tensor, like: tl.tensor, is_high: tl.constexpr, by_words: tl.constexpr) -> tl.tensor:
+    """Codes, less 8, of the low or the high halves of bytes."""
+    if not by_words:
+        return (((both >> 4) if is_high else (both & 15)).to(tl.int8) - 8).to(like.dtype)
+    brains: tl.constexpr = _BRAINS_HIGH if is_high else _BRAINS_LOW
+    halves: tl.constexpr = _HALVES_HIGH if is_high else _HALVES_LOW
+    words: tl.constexpr = brains if like.dtype == tl.bfloat16 else halves
+    return tl.inline_asm_elementwise(words, "=r,=r,r", [both], dtype=like.dtype, is_pure=True, pack=4)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _ones(codes: tl.tensor, like: tl.tensor, by_words: tl.constexpr) -> tl.tensor:
+    """As if they were made of codes, so that a product takes its other side as that with codes does, which is then read
+    once."""
+    if not by_words:
+        return tl.full(codes.shape, 1.0, like.dtype)
+    words: tl.constexpr = _BRAINS_ONE if like.dtype == tl.bfloat16 else _HALVES_ONE
+    return tl.inline_asm_elementwise(words, "=r,=r,r", [codes], dtype=like.dtype, is_pure=True, pack=4)
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _product(
+def _few_coded(
     x_at: tl.tensor,
     codes_at: tl.tensor,
     scales_at: tl.tensor,
@@ -210,29 +250,97 @@ def _product(
     num_rows: int,
     num_outputs: int,
     num_groups: int,
-    row: int,
+    group: tl.constexpr,
+    bits: tl.constexpr,
+    has_zeros: tl.constexpr,
+    at_once: tl.constexpr,
+    by_words: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+    overlaps: tl.constexpr,
+) -> None:
+    """A tile of y [T, O] from x [T, W]. Of some groups at once each has a warp and sums of its own, which are added at
+    the end: the same for any number of rows."""
+    begin(overlaps)
+    rows, outputs, own = (
+        tl.program_id(0) * tile_rows + tl.arange(0, tile_rows),
+        tl.arange(0, tile_outputs),
+        tl.arange(0, at_once),
+    )
+    tile, real_rows = tl.program_id(1).to(tl.int64), rows < num_rows
+    size: tl.constexpr = group * bits // 8  # of a group's codes
+    columns: tl.constexpr = group if bits == 8 else group // 2  # that are read at a time
+    column = tl.arange(0, columns)
+    from_codes = (
+        codes_at + tile * num_groups * (tile_outputs * size) + outputs[None, None, :] * size + column[None, :, None]
+    )
+    from_scales = tile * num_groups * tile_outputs + outputs[None, :]
+    from_x = x_at + rows[None, :, None].to(tl.int64) * (num_groups * group) + column[None, None, :]
+    sums = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
+    for first in range(0, num_groups, at_once):
+        index = first + own
+        real = index < num_groups
+        scales_from = from_scales + index[:, None] * tile_outputs
+        scales = tl.load(scales_at + scales_from, mask=real[:, None], other=0.0).to(tl.float32)
+        real_x = real[:, None, None] & real_rows[None, :, None]
+        x = tl.load(from_x + index[:, None, None] * group, mask=real_x, other=0.0)
+        codes = tl.load(from_codes + index[:, None, None] * (tile_outputs * size), mask=real[:, None, None], other=0)
+        if bits == 8:
+            part = tl.dot(x, codes.to(x.dtype))
+        else:
+            last = tl.load(from_x + index[:, None, None] * group + columns, mask=real_x, other=0.0)
+            part = tl.dot(x, _four_bits(codes, x, False, by_words))
+            part = tl.dot(last, _four_bits(codes, x, True, by_words), part)
+        sums += part * scales[:, None, :]
+        if has_zeros:
+            ones = _ones(codes, x, by_words)
+            total = tl.dot(x, ones)  # of each row, as often as there are outputs
+            if bits == 4:
+                total = tl.dot(last, ones, total)
+            zeros = tl.load(zeros_at + scales_from, mask=real[:, None], other=0.0).to(tl.float32)
+            sums += total * zeros[:, None, :]
+    outputs += tl.program_id(1) * tile_outputs
+    to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
+    mask = real_rows[:, None] & (outputs < num_outputs)[None, :]
+    tl.store(to, tl.sum(sums, 0).to(y_at.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _coded(
+    x_at: tl.tensor,
+    codes_at: tl.tensor,
+    scales_at: tl.tensor,
+    zeros_at: tl.tensor,
+    y_at: tl.tensor,
+    num_rows: int,
+    num_outputs: int,
+    num_groups: int,
     group: tl.constexpr,
     bits: tl.constexpr,
     has_zeros: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
+    together: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """A tile of y [T, O] from x [T, W], codes [O, `row` bytes], scales and zeros [O, G]."""
+    """The same, one group after the other. Outputs lie `together` by so many."""
+    begin(overlaps)
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     real_outputs, real_rows = outputs < num_outputs, rows < num_rows
-    from_codes = codes_at + outputs[None, :].to(tl.int64) * row
-    begin_with(codes_at + tl.minimum(outputs, num_outputs - 1).to(tl.int64) * row, row, overlaps)
+    size: tl.constexpr = group * bits // 8
+    first = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
     from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     for index in range(num_groups):
-        at = index * (group * bits // 8)
-        part, total = group_product(from_x + index * group, from_codes + at, real_rows, real_outputs, group, bits)
-        scales = tl.load(scales_at + outputs * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+        at = first + index * together
+        part, total = group_product(
+            from_x + index * group, codes_at + at[None, :] * size, real_rows, real_outputs, group, bits
+        )
+        scales = tl.load(scales_at + at, mask=real_outputs, other=0.0).to(tl.float32)
         sums += part * scales[None, :]
         if has_zeros:
-            zeros = tl.load(zeros_at + outputs * num_groups + index, mask=real_outputs, other=0.0).to(tl.float32)
+            zeros = tl.load(zeros_at + at, mask=real_outputs, other=0.0).to(tl.float32)
             sums += total[:, None] * zeros[None, :]
     to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
     tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])

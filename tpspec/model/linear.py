@@ -123,10 +123,9 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
         # Triton comes with torch for cards only.
-        from tpspec.model.card_products import CodedLinear, FourBitLinear, has_tensor_cores
+        from tpspec.model.card_products import CodedLinear
 
-        is_torchs = matrix.bits == 4 and has_tensor_cores(device)
-        return FourBitLinear(matrix, bias_O) if is_torchs else CodedLinear(matrix, bias_O)
+        return CodedLinear(matrix, bias_O)
     if device.type == "cpu" and (loaded := compiled_products()) is not None:
         return CompiledLinear(loaded, matrix, bias_O)
     return DequantizedLinear(matrix, bias_O)
