@@ -1,0 +1,112 @@
+"""An emulated card that compiles for a real one what it is asked to launch, and launches nothing: which kernels rounds
+take, and with which arguments, is what rounds do. What they compute is nothing (zeros, unless torch makes them), so
+what follows from it may fail.
+
+Triton keeps what it compiled (TRITON_CACHE_DIR), where a process on a card finds it, by the same Triton and sources: as
+a plugin of pytest (`-p tests.compiling_card`, scripts/test-gpu) this is for machines on which a card is at hand for
+minutes. Needs no card, and Triton without its interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tests import emulated_card
+from tests.emulated_card import ROOM, Card, OnCard
+
+VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
+PROPERTIES = SimpleNamespace(
+    name="a card to compile for", multi_processor_count=132, total_memory=80 << 30, uuid="none"
+)
+MEMORY = (78 << 30, 80 << 30)
+
+
+class Address:
+    """In place of a tensor on the card: what Triton asks of one."""
+
+    def __init__(self, x: OnCard) -> None:
+        self.dtype, self._at = x.dtype, x.inside.data_ptr()
+
+    def data_ptr(self) -> int:
+        return self._at
+
+
+class Absent:
+    """In place of the driver of a card."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
+    """The names of kernels that have been compiled, or found where Triton keeps them, each variant once."""
+    found: dict[str, str] = {}
+    launched, ran = JITFunction.run, Card.run
+
+    def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        card = emulated_card.running
+        assert card is not None, "the card has gone"
+        given, named = tree_map(lambda x: Address(x) if isinstance(x, OnCard) else x, (args, kwargs))
+        assert not any(isinstance(x, torch.Tensor) for x in [*given, *named.values()]), "it cannot be accessed"
+        with _disable_current_modes():
+            made = launched(kernel, *given, grid=grid, warmup=True, **named)
+        if made.hash not in found:
+            found[made.hash] = kernel.__name__
+            names.append(kernel.__name__)
+        card.launches += 1
+        if card.recording is not None:
+            card.recording.work.append(lambda: None)
+            card.recording.kernels.append(kernel.__name__)
+        return made
+
+    def zeros(card: Card, func: Any, args: Any, kwargs: Any) -> Any:
+        made = ran(card, func, args, kwargs)
+        if getattr(func, "overloadpacket", None) in ROOM and isinstance(made, OnCard):
+            made.inside.zero_()
+        return made
+
+    names: list[str] = []
+    driver.set_active(Absent(capability))
+    with ExitStack() as stack:
+        for name, value in (("CAPABILITY", capability), ("PROPERTIES", PROPERTIES), ("MEMORY", MEMORY)):
+            stack.enter_context(patch.object(emulated_card, name, value))
+        stack.enter_context(patch.object(JITFunction, "run", launch))
+        stack.enter_context(patch.object(Card, "run", zeros))
+        stack.enter_context(emulated_card.emulated_card())
+        yield names
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before conftest.py, which asks whether there is a card."""
+    major, _, minor = os.environ.get(VARIABLE, USUAL).partition(".")
+    early_config.add_cleanup(_for_all_tests(int(major), int(minor)).close)
+
+
+def _for_all_tests(major: int, minor: int) -> ExitStack:
+    stack = ExitStack()
+    names = stack.enter_context(compiling_card((major, minor)))
+    stack.callback(lambda: print(f"{len(names)} kernels are compiled for {major}.{minor}"))  # noqa: T201
+    return stack
