@@ -10,13 +10,15 @@ runs in a process of its own, one after the other, and is told of as soon as it 
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
                 card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
                 rounds of 2 to 16 rows against rounds of one; rounds at a temperature against greedy ones; where kernels
-                begin before the one in front has ended, rounds of such against rounds of kernels in turn
+                begin before the one in front has ended, rounds of such against rounds of kernels in turn; and which
+                kernels take the time: from the end of the one before to its own, between which two it stands
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
   prompts       rounds of more rows than are recorded, of a prompt behind few tokens and behind many, and of many texts:
                 rows/s, and a round's time against one of torch's steps
   products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
-                over its time, against the copy bandwidth; nothing of them is in a cache. And a sum through peer memory
+                over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing of
+                them is in a cache. And a sum through peer memory
                 with the norm behind it, by one kernel against two, of a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4
   transformers  tokens/s of transformers.generate, static cache, compiled
@@ -49,6 +51,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from kernel_times import kernel_times
 from random_checkpoint import anything, at, write
 from serving import ROOT, end, torchrun
 
@@ -154,6 +157,8 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
     warm = found["tokens/s"] * decoded(engine, options.tokens, temperature=0.8)
     found |= {"a round at temperature 0.8 to 0": warm}
     found |= {"waits of the host a round": waits(engine) if options.device == "cuda" else None}
+    if options.device == "cuda":
+        found |= kernel_times(rounds_of(engine.target.decoder, 1, PROMPT + options.tokens // 2)[1])
     del engine
     forget()
     return found | overlapped(options, 1 / found["tokens/s"])
@@ -214,7 +219,6 @@ def mixture(options: argparse.Namespace) -> dict[str, Any]:
 
 def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[int], float]]:
     """What they take, and the bytes that one of so many rows reads, in the middle of the text."""
-    from tpspec.model.batch import Carried, Span
     from tpspec.topology.caches import kv_bytes_read
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import split
@@ -229,16 +233,12 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
     def read(num_rows: int) -> float:
         return held - (of_experts * (1 - shape.experts.share_read(num_rows)) if shape.experts else 0)
 
-    def rows_of(num_rows: int) -> Callable[[], object]:
-        tokens, runs, carried = tuple(range(5, 5 + num_rows)), ((0, middle + num_rows),), Carried(0, (0,), 1)
-        span = Span(0, middle, tokens, runs, num_rows, carried=carried)
-        graphs = decoder._runner.graphs([span], num_rows)
-        forwards[num_rows] = lambda: decoder.forward([span])
-        return forwards[num_rows] if graphs is None else (lambda: graphs.replay(num_rows))
-
     # A card's own time: replays, with nothing of the host's between them, of what was put there last.
-    forwards: dict[int, Callable[[], object]] = {}
-    forward_s = in_turns({num_rows: rows_of(num_rows) for num_rows in ROWS}, begin=forwards)
+    both = {num_rows: rounds_of(decoder, num_rows, middle) for num_rows in ROWS}
+    forward_s = in_turns(
+        {num_rows: again for num_rows, (_, again) in both.items()},
+        begin={num_rows: forward for num_rows, (forward, _) in both.items()},
+    )
     copied = copy_bytes_per_s(torch.device(options.device))
     found = {
         "tokens/s": 1 / round_s,
@@ -251,8 +251,19 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
     return found, read
 
 
+def rounds_of(decoder: Any, num_rows: int, start: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A forward of so many rows, behind so many tokens; and what does it again on a card, without the host's part."""
+    from tpspec.model.batch import Carried, Span
+
+    tokens, runs, carried = tuple(range(5, 5 + num_rows)), ((0, start + num_rows),), Carried(0, (0,), 1)
+    span = Span(0, start, tokens, runs, num_rows, carried=carried)
+    graphs = decoder._runner.graphs([span], num_rows)
+    forward = partial(decoder.forward, [span])
+    return forward, forward if graphs is None else partial(graphs.replay, num_rows)
+
+
 def products(options: argparse.Namespace) -> dict[str, Any]:
-    from tpspec.model.linear import PlainLinear, linear
+    from tpspec.model.linear import PlainLinear, linear, rounded_linear
     from tpspec.topology.shape import ModelShape
 
     shape, found = ModelShape.of(at(options.model, options.to)), {}
@@ -270,6 +281,9 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
             found[f"{name}, rows: {num_rows}, to torch's"] = own_s / torchs_s
             if num_rows == 1:
                 found[f"{name}, share of the copy bandwidth"] = weights[0].nbytes / own_s / copied
+            for bits in (8, 4):
+                coded = [rounded_linear(weight, None, bits) for weight in weights * (16 // bits)]
+                found[f"{name}, rows: {num_rows}, {bits} bits to 16"] = product_s(coded, x) / own_s
         del weights
         forget()
     if options.device == "cuda":

@@ -155,3 +155,18 @@ def test_a_section_tells_what_it_found_or_what_went_wrong(
     monkeypatch.setattr(script, "__file__", str(fake))
     options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4)
     assert script.section("decode", options, tmp_path, limit) == found
+
+
+def test_kernels_are_told_by_what_they_stand_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against time that is counted twice where kernels overlap, and products of one name that are told as one.
+    Ends, in no order: two calls of norm, product, place, product."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from scripts import kernel_times
+
+    monkeypatch.setattr(kernel_times, "CALLS", 2)
+    call = [(2.0, "norm"), (12.0, "product<16>(float)"), (13.0, "place"), (20.0, "product<16>(float)")]
+    ended = [(100.0 * turn + end, name) for turn in range(2) for end, name in reversed(call)]
+    assert kernel_times.behind_the_last(ended) == {
+        "product, between norm and place, 1 x, us": 10.0,
+        "place, between product and product, 1 x, us": 1.0,
+    }
