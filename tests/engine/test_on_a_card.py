@@ -89,12 +89,12 @@ STEPS = {
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tpspec.model.card_many import ManySteps
+    from tpspec.model.card_many import MOST_SPLITS, ManySteps
     from tpspec.model.card_steps import CardSteps
 
     fits = CardSteps.fits
     monkeypatch.setattr(CardSteps, "fits", lambda steps, spans, num: num <= FEW and fits(steps, spans, num))
-    monkeypatch.setattr(ManySteps, "rehearsed", (1, 2, FEW + 1))  # as ever: one more than is recorded
+    monkeypatch.setattr(ManySteps, "rehearsed", (1, 2, MOST_SPLITS + 1))  # the last, as ever, more than is recorded
     for room in (graphs, runner):
         monkeypatch.setattr(room, "ROW_COUNTS", (1, 2, FEW))
 

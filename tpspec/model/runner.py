@@ -95,7 +95,7 @@ class Runner:
     def most_prepared(self) -> int:
         """Rows of what `prepare` runs, at most."""
         rehearsed: tuple[int, ...] = () if self.many is None else self.many.rehearsed
-        return max(ROW_COUNTS[-1], *rehearsed)
+        return max((ROW_COUNTS[-1], *rehearsed))
 
     def agree(self, everywhere: Callable[[bool], bool]) -> None:
         """Ranks may have unlike cards, and run the same collectives: rows take steps made for them on all or none.
