@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
 MOST_UNPINNED = 1 << 16  # bytes that CUDA takes from memory that is not pinned before it does what it was asked before
 MOST_PINNED = 1 << 24  # bytes of a copy that nobody waits for: what torch has once pinned it keeps
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number: numpy knows no bfloat16
 
 
 def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device) -> Tensor:
@@ -33,14 +35,15 @@ class Staged:
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         on_card = device.type == "cuda"
         self._here = torch.zeros(size, dtype=dtype, pin_memory=on_card)
+        self._words = self._here.view(WORDS[dtype.itemsize]).numpy()
         self.there = torch.zeros(size, dtype=dtype, device=device)
         self._copied = torch.cuda.Event() if on_card else None  # type: ignore[no-untyped-call]
 
-    def room(self) -> Tensor:
-        """Where to write what goes next; waits until what went last has left, by what `sent` was told."""
+    def room(self) -> NDArray[Any]:
+        """Where to write what goes next, as WORDS; waits until what went last has left, by what `sent` was told."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._here
+        return self._words
 
     def copy(self, start: int, stop: int) -> None:
         """Numbers [start, stop) as they are then, after all that was asked of the device before."""

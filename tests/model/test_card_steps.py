@@ -157,7 +157,7 @@ def test_every_key_that_is_seen_is_in_one_block(counts: list[int], num_rows: int
     span = Span(0, start, (5,) * num_rows, runs, num_rows)
     table = card_tables.Table(len(slots), window, len(slots), torch.device("cpu"))
     room = np.zeros(3 * len(slots), np.int64)
-    blocks = room[: 3 * table._put_blocks(span, room)].reshape(-1, 3).tolist()
+    blocks = room[: 3 * table._put_blocks(span, card_tables.words_of(room))].reshape(-1, 3).tolist()
     seen_from = 0 if window is None else max(0, start - window + 1)
     read = [(first + key, place + key) for first, count, place in blocks for key in range(count)]
     assert read == [(slots[place], place) for place in range(seen_from, len(slots))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,6 +14,7 @@ from tests.checkpoints import tiny
 from tpspec.model.batch import Span
 from tpspec.model.embedding import Embedding
 from tpspec.model.loader import load_whole
+from tpspec.staged import WORDS
 from tpspec.topology.shape import ModelShape
 
 TABLE_VD = torch.randn(11, 6, generator=torch.Generator().manual_seed(0))
@@ -30,7 +32,7 @@ def test_rows_are_those_of_the_table(stored: torch.dtype, dtype: torch.dtype, sc
     wanted_TD = table_VD[TOKENS].to(dtype) * (1 if scale is None else scale)
     assert torch.equal(embedding.rows(TOKENS), wanted_TD)
     room = torch.full((40,), 7.0, dtype=dtype)
-    embedding.put(TOKENS, room)
+    embedding.put(TOKENS, room.view(WORDS[dtype.itemsize]).numpy())
     assert torch.equal(room[:24].view(4, 6), wanted_TD)
     assert (room[24:] == 7).all()
     assert embedding.rows([]).shape == (0, 6)
@@ -48,6 +50,8 @@ def test_a_token_that_is_none_is_refused(token: int) -> None:
     """Stands against the last row in place of none."""
     with pytest.raises(IndexError):
         Embedding(TABLE_VD, torch.float32).rows([5, token])
+    with pytest.raises(IndexError):
+        Embedding(TABLE_VD, torch.float32).put([5, token], np.zeros(12, np.int32))
 
 
 @pytest.mark.parametrize("is_same", [True, False])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MOST_ROWS = kernels.MOST_ROWS
 USUAL_BLOCKS = 512  # whose part of the table always goes to the card: 12 KB, of 32,000 keys in few runs
 FEW_RUNS = 8  # of slots of a sequence, whose blocks are made run by run in less time than all at once
+MOST_SHIFTS = 64  # whose blocks are remembered
 
 
 class Seen(NamedTuple):
@@ -63,8 +64,10 @@ class Table:
         self._most_blocks = 2 * num_slots
         self._numbers = Staged(self._size(self._most_blocks), torch.int64, device)
         self._usual_size = self._size(min(USUAL_BLOCKS, self._most_blocks))
-        begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
-        self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
+        self._words = words_of(self._numbers.room())
+        slots_at, slots_end = kernels.ROW_SLOT * most_rows, (kernels.ROW_SLOT + 1) * most_rows
+        self._padding = array("q", [-(slots_at <= at < slots_end) for at in range(self._blocks_at)])
+        self._num_whole, self._shifted = -(-most_positions // kernels.KEYS), dict[int, memoryview]()
 
     @property
     def there(self) -> Tensor:
@@ -77,27 +80,25 @@ class Table:
 
     def put(self, spans: Sequence[Span], seen: Sequence[Seen], tile_rows: int) -> None:
         """Rows behind the spans' are padding. seen: by each span. What `copy` leaves out goes to the card at once."""
-        numbers, most_rows, blocks_at = self._numbers.room().numpy(), self.most_rows, self._blocks_at
-        numbers[:blocks_at] = 0
-        numbers[kernels.ROW_SLOT * most_rows :][:most_rows] = -1
-        words = numbers.data.cast("B").cast("q")  # takes few numbers in a tenth of numpy's time
+        self._numbers.room()  # waits until it may be written
+        words, windowed = self._words, self._window is not None
+        words[: self._blocks_at] = self._padding
         first, tile_at, num_blocks = 0, self._tiles_at, 0
         for span, (positions, chained, bits) in zip(spans, seen, strict=True):
-            count, slots = len(span.tokens), span.own_slots(windowed=self._window is not None)
-            begin = num_blocks
-            num_blocks += self._put_blocks(span, numbers[blocks_at + kernels.BLOCK_SIZE * num_blocks :])
+            count, slots, begin = len(span.tokens), span.own_slots(windowed=windowed), num_blocks
+            num_blocks += self._put_blocks(span, words[self._size(num_blocks) :])
             lengths: list[int] = []
             for tile in range(0, count, tile_rows):
                 num_rows, needed = min(tile_rows, count - tile), (begin, num_blocks)
                 if count > tile_rows:
                     least = min(positions[tile : tile + num_rows])
-                    needed = self._needed(numbers, needed, least, span.start + tile + num_rows)
+                    needed = self._needed(needed, least, span.start + tile + num_rows)
                 of_tile = first + chained, tile - chained, num_rows, span.start + chained, *needed
                 words[tile_at : tile_at + kernels.TILE_SIZE] = array("q", of_tile)
                 tile_at += kernels.TILE_SIZE
                 lengths += [needed[1] - needed[0]] * num_rows
             for column, ints in enumerate((positions, slots, bits, lengths)):
-                at = column * most_rows + first
+                at = column * self.most_rows + first
                 words[at : at + count] = array("q", ints)
             first += count
         self.num_tiles = (tile_at - self._tiles_at) // kernels.TILE_SIZE
@@ -113,14 +114,14 @@ class Table:
     def _size(self, num_blocks: int) -> int:
         return self._blocks_at + kernels.BLOCK_SIZE * num_blocks
 
-    def _needed(self, numbers: NDArray[np.int64], blocks: tuple[int, int], least: int, end: int) -> tuple[int, int]:
+    def _needed(self, blocks: tuple[int, int], least: int, end: int) -> tuple[int, int]:
         """Of a span's blocks those with keys that a tile sees, whose first position and end of places these are."""
-        places = numbers[self._blocks_at + 2 :: kernels.BLOCK_SIZE][slice(*blocks)]
+        places = np.asarray(self._words)[self._blocks_at + 2 :: kernels.BLOCK_SIZE][slice(*blocks)]
         seen_from = 0 if self._window is None else max(0, least - self._window + 1)
         begin = max(0, int(places.searchsorted(seen_from, side="right")) - 1)
         return blocks[0] + begin, blocks[0] + int(places.searchsorted(end))
 
-    def _put_blocks(self, span: Span, room: NDArray[np.int64]) -> int:
+    def _put_blocks(self, span: Span, room: memoryview) -> int:
         """(first slot, keys, position of the first) of pieces of at most KEYS keys whose slots are one run; how many.
 
         They end where positions are multiples of KEYS, so that rows sum the same keys together in every round.
@@ -137,26 +138,40 @@ class Table:
                 seen_from = begin
         return num_blocks
 
-    def _put_run(self, start: int, stop: int, shift: int, room: NDArray[np.int64]) -> int:
+    def _put_run(self, start: int, stop: int, shift: int, room: memoryview) -> int:
         """The same of positions [start, stop), the slot of each so much behind it."""
         first, last = start // kernels.KEYS, (stop - 1) // kernels.KEYS
         size, before = kernels.BLOCK_SIZE * (last + 1 - first), start % kernels.KEYS
-        room[:size] = self._whole_blocks[kernels.BLOCK_SIZE * first :][:size]
-        room[: size : kernels.BLOCK_SIZE] += shift
-        if before:
-            room[: kernels.BLOCK_SIZE] += before, -before, before
+        room[:size] = self._whole_blocks(shift)[kernels.BLOCK_SIZE * first : kernels.BLOCK_SIZE * (last + 1)]
+        room[0], room[1], room[2] = room[0] + before, room[1] - before, room[2] + before
         room[size - 2] -= (last + 1) * kernels.KEYS - stop
         return last + 1 - first
 
+    def _whole_blocks(self, shift: int) -> memoryview:
+        """Of a text as long as any, the slot of each position so much behind it. Runs of the same text ask again."""
+        found = self._shifted.pop(shift, None)
+        if found is None:
+            begin = np.arange(0, self._num_whole * kernels.KEYS, kernels.KEYS)
+            found = words_of(np.stack([begin + shift, np.full_like(begin, kernels.KEYS), begin], 1).ravel())
+        self._shifted[shift] = found  # the last that was asked for
+        if len(self._shifted) > MOST_SHIFTS:
+            del self._shifted[next(iter(self._shifted))]
+        return found
 
-def _put_scattered(begin: int, runs: Runs, seen_from: int, room: NDArray[np.int64]) -> int:
+
+def words_of(numbers: NDArray[np.int64]) -> memoryview:
+    """The same memory, which takes few numbers in a tenth of numpy's time."""
+    return numbers.data.cast("B").cast("q")
+
+
+def _put_scattered(begin: int, runs: Runs, seen_from: int, room: memoryview) -> int:
     """`Table._put_blocks` of many runs, whose first slot is that of position `begin`: in the time of a few."""
     slots, counts = np.array(runs, dtype=np.int64).T
     ends = begin + counts.cumsum()
     first = np.arange(seen_from // kernels.KEYS * kernels.KEYS, ends[-1], kernels.KEYS)
     first[0] = seen_from
     first = np.union1d(first, ends[:-1][ends[:-1] > seen_from])
-    blocks_NX = room[: kernels.BLOCK_SIZE * len(first)].reshape(-1, kernels.BLOCK_SIZE)
+    blocks_NX = np.asarray(room[: kernels.BLOCK_SIZE * len(first)]).reshape(-1, kernels.BLOCK_SIZE)
     blocks_NX[:, 0] = first + (slots + counts - ends)[ends.searchsorted(first, side="right")]
     blocks_NX[:, 1] = np.diff(first, append=ends[-1])
     blocks_NX[:, 2] = first

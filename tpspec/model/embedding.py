@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tpspec.staged import WORDS
 from tpspec.topology.formats import HEAD
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TABLE = "model.embed_tokens"
-WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number: numpy knows no bfloat16
 
 
 def head_of(checkpoint: Checkpoint, shape: tuple[int, int], *, tied: bool) -> str:
@@ -58,21 +58,23 @@ class Embedding:
 
     def rows(self, tokens: Sequence[int]) -> Tensor:
         """[T, D], on the host. IndexError for a token that has none."""
-        rows_TD = torch.from_numpy(self._taken(tokens)).view(self._table_dtype).to(self._dtype)
+        self._check(tokens)
+        rows_TD = torch.from_numpy(self._words_VD[list(tokens)]).view(self._table_dtype).to(self._dtype)
         return rows_TD if self._scale is None else rows_TD * self._scale
 
-    def put(self, tokens: Sequence[int], room: Tensor) -> None:
-        """The same, one row behind the other, into memory of the host that begins at `room`, of the model's dtype."""
-        size = len(tokens) * self.width
-        if self._scale is None and self._dtype == self._table_dtype:
-            room.view(WORDS[room.itemsize]).numpy()[:size] = self._taken(tokens).ravel()
+    def put(self, tokens: Sequence[int], room: NDArray[Any]) -> None:
+        """The same, one row behind the other, into the first of a room's words."""
+        if tokens and self._scale is None and self._dtype == self._table_dtype:
+            self._check(tokens)
+            room_TD = room[: len(tokens) * self.width].reshape(-1, self.width)
+            self._words_VD.take(tokens, 0, room_TD, "clip")  # where numpy could still raise, it copies twice
         else:
-            room[:size] = self.rows(tokens).flatten()
+            _put(self.rows(tokens), room)
 
-    def _taken(self, tokens: Sequence[int]) -> NDArray[Any]:
-        if tokens and min(tokens) < 0:  # which numpy would count from the end
-            raise IndexError(f"token {min(tokens)} has no embedding")
-        return self._words_VD[list(tokens)]
+    def _check(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not 0 <= token < len(self._words_VD):
+                raise IndexError(f"token {token} has no embedding")
 
 
 class Joined:
@@ -84,9 +86,12 @@ class Joined:
     def rows(self, tokens: Sequence[int]) -> Tensor:
         return torch.cat([table.rows(tokens) for table in self._tables], 1)
 
-    def put(self, tokens: Sequence[int], room: Tensor) -> None:
-        rows_TX = room[: len(tokens) * self.width].view(len(tokens), self.width)
-        torch.cat([table.rows(tokens) for table in self._tables], 1, out=rows_TX)
+    def put(self, tokens: Sequence[int], room: NDArray[Any]) -> None:
+        _put(self.rows(tokens), room)
+
+
+def _put(rows_TX: Tensor, room: NDArray[Any]) -> None:
+    room[: rows_TX.numel()] = rows_TX.view(WORDS[rows_TX.itemsize]).numpy().ravel()
 
 
 Tables = Embedding | Joined
