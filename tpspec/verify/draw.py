@@ -19,6 +19,7 @@ from tpspec.verify.processors import num_kept, process
 from tpspec.verify.rows import Draw, RowLogits, take
 from tpspec.verify.shards import (
     exchange,
+    gathered,
     hear_candidates,
     hear_top,
     hear_winners,
@@ -72,15 +73,16 @@ def _picked(
         cut_TV = take(scores_TV, cut)
         candidates = tell_candidates(cut_TV, rows.start)
         parts += candidates
-    told = iter(exchange(rows, [*parts, *also]))
-    tokens: dict[int, int] = {}
-    if plain:
-        tokens.update(zip(plain, hear_winners(next(told), next(told)), strict=True))
-    if cut:
-        supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], [*islice(told, len(candidates))])
-        for i, support in zip(cut, supports, strict=True):
-            tokens[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
-    return [tokens[i] for i in range(len(draws))], [*told]
+    told = iter(gathered(rows, [*parts, *also]))
+    winners = hear_winners(next(told), next(told)) if plain else []
+    rest = map(torch.from_numpy, told)
+    if not cut:
+        return winners, [*rest]
+    tokens = dict(zip(plain, winners, strict=True))
+    supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], [*islice(rest, len(candidates))])
+    for i, support in zip(cut, supports, strict=True):
+        tokens[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
+    return [tokens[i] for i in range(len(draws))], [*rest]
 
 
 def _best_of(scores_S: Tensor, ids_S: Tensor, draw: Draw, noise: Noise, stream: Stream) -> int:

@@ -95,7 +95,7 @@ def laws(rows: RowLogits, draws: Sequence[Draw], asked: Sequence[Sequence[int]],
     told = iter(exchange(rows, parts))
     known: dict[int, Law | None] = {}
     if cold:
-        known.update(zip(cold, map(_point, hear_winners(next(told), next(told))), strict=True))
+        known.update(zip(cold, map(_point, hear_winners(next(told).numpy(), next(told).numpy())), strict=True))
     if cut:
         supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], [*islice(told, len(candidates))])
         known.update(zip(cut, map(_listed, supports), strict=True))
@@ -149,6 +149,6 @@ def hear_sketch(asked_TA: Tensor, told: Sequence[Tensor]) -> list[Law | None]:
     return [
         Law({token: p for token, p in zip(ids, row, strict=True) if token >= 0}, rest, spare) if is_sound else None
         for is_sound, ids, row, rest, spare in zip(
-            sound, asked_TA.tolist(), probs, rests, best_ids(value_NT, ids_NT), strict=True
+            sound, asked_TA.tolist(), probs, rests, best_ids(value_NT.numpy(), ids_NT.numpy()), strict=True
         )
     ]

@@ -10,9 +10,9 @@ Shapes: T rows, V ids of this shard, N shards, C candidates of a shard, S ids th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from tpspec.verify.rows import Draw, RowLogits
 
 NUM_CANDIDATES = 64
-NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
+NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype("f4"), torch.float64: np.dtype("f8"),
+    torch.int32: np.dtype("i4"), torch.int64: np.dtype("i8"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +53,25 @@ class Support:
 
 def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
     """Several tensors of 4- or 8-byte elements in one gather: [*shape] each -> [N, *shape] each, on the CPU."""
+    return [torch.from_numpy(told) for told in gathered(rows, parts)]
+
+
+def gathered(rows: RowLogits, parts: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """The same for numpy: torch takes several times as long for a few numbers, and every round comes by here."""
     if rows.gather is whole and not any(part.is_cuda for part in parts):  # a drafter's, alone with its vocabulary
-        return [part.unsqueeze(0) for part in parts]
+        return [part.unsqueeze(0).numpy() for part in parts]
+    shapes = [(part.shape, NUMPY[part.dtype]) for part in parts]
+    ends = [*accumulate((part.nbytes // 4 for part in parts), initial=0)]
     words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
-    told_NW = rows.gather(words).cpu().numpy()
-    ends = accumulate(part.nbytes // 4 for part in parts)
-    return [_piece(told_NW[:, end - part.nbytes // 4 : end], part) for end, part in zip(ends, parts, strict=True)]
+    told_NW = rows.gather(words).cpu().numpy()  # waits for the device, which waits for what follows
+    return [_piece(told_NW[:, start:end], *of) for (start, end), of in zip(pairwise(ends), shapes, strict=True)]
 
 
-def _piece(words_NW: NDArray[np.int32], like: Tensor) -> Tensor:
-    """[N, *shape] of like's."""
-    if like.itemsize == 8:  # it may begin at an odd word, where 8-byte elements cannot be viewed
+def _piece(words_NW: NDArray[np.int32], shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """[N, *shape]."""
+    if dtype.itemsize == 8:  # it may begin at an odd word, where 8-byte elements cannot be viewed
         words_NW = words_NW.copy()
-    return torch.from_numpy(words_NW.view(NUMPY[like.dtype])).view(len(words_NW), *like.shape)
+    return words_NW.view(dtype).reshape(len(words_NW), *shape)
 
 
 def tell_winners(
@@ -88,22 +97,20 @@ def tell_winners(
     return value, ids.int()
 
 
-def hear_winners(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
+def hear_winners(value_NT: NDArray[np.float32], ids_NT: NDArray[np.int32]) -> list[int]:
     """The best of all shards, ties to the lowest id; NO_TOKEN where the best is no finite number."""
-    values: list[float] = (value_NT.numpy().max(0) if len(value_NT) > 1 else value_NT[0]).tolist()
+    values: list[float] = (value_NT.max(0) if len(value_NT) > 1 else value_NT[0]).tolist()
     return [
         best if isfinite(value) else NO_TOKEN for best, value in zip(best_ids(value_NT, ids_NT), values, strict=True)
     ]
 
 
-def best_ids(value_NT: Tensor, ids_NT: Tensor) -> list[int]:
+def best_ids(value_NT: NDArray[np.float32], ids_NT: NDArray[np.int32]) -> list[int]:
     """Some id even where there is nothing to draw."""
-    # numpy: torch takes several times as long for a few numbers, and every round comes by here
-    best = ids_NT.numpy()
-    if len(best) > 1:
-        value = value_NT.numpy()
-        best = np.where(value < value.max(0), np.iinfo(best.dtype).max, best).min(0, keepdims=True)
-    told: list[int] = best[0].tolist()
+    if len(ids_NT) > 1:
+        beaten_NT = value_NT < value_NT.max(0)
+        ids_NT = np.where(beaten_NT, np.iinfo(ids_NT.dtype).max, ids_NT).min(0, keepdims=True)
+    told: list[int] = ids_NT[0].tolist()
     return told
 
 
