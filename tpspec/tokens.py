@@ -10,6 +10,8 @@ from itertools import pairwise
 from math import isclose
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -131,8 +133,7 @@ class TokenTree:
 NO_DRAFT = TokenTree()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What one round decided for one sequence.
 
     path: the accepted nodes of its tree, from the root down. tokens: what is emitted, the accepted tokens and then

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from tests.draft.table import VOCAB, Table, ask, next_token
 from tpspec.cache.pages import PagePool

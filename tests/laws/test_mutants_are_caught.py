@@ -5,11 +5,11 @@ What these tests stand against is a law test too weak to notice. Each mutant is 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.laws import tiny
 from tests.laws.exact import BranchingNoise, Coin, distance

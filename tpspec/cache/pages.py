@@ -105,19 +105,19 @@ class PagePool:
 
     def num_slots(self, seq: int) -> int:
         """Positions of `seq` that have slots, or had one before it was dropped."""
-        return self._stop(seq) * self.page_size
+        return self._owned.get(seq, _NOTHING).stop * self.page_size
 
     def num_reachable(self, seq: int) -> int:
         """`num_slots` if `seq` took every free page."""
         return self.num_slots(seq) + self.num_free * self.page_size
 
     def can_grow(self, seq: int, num_tokens: int) -> bool:
-        return self._num_missing(seq, num_tokens) <= self.num_free
+        return self._num_missing(seq, num_tokens) <= self._num_free
 
     def grow(self, seq: int, num_tokens: int) -> None:
         """Make room for num_tokens slots in total. Raises OutOfPages, and then nothing has changed."""
         missing = self._num_missing(seq, num_tokens)
-        if missing > self.num_free:
+        if missing > self._num_free:
             raise OutOfPages(f"sequence {seq} needs {missing} more pages for {num_tokens} tokens, {self.num_free} free")
         while missing > 0:
             missing -= self._take(seq, missing)
@@ -254,15 +254,12 @@ class PagePool:
         if len(who) != counted or (page in self._idle) != (is_free and is_kept):
             raise BrokenPages(f"{what}; {counted} owners were counted, {'' if page in self._idle else 'not '}idle")
 
-    def _stop(self, seq: int) -> int:
-        return self._owned.get(seq, _NOTHING).stop
-
     def _num_missing(self, seq: int, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size) - self._stop(seq)
+        return -(-num_tokens // self.page_size) - self._owned.get(seq, _NOTHING).stop
 
     def _pieces(self, seq: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
         owned = self._owned.get(seq, _NOTHING)
-        base = self.num_dropped(seq)  # position of the run's first slot
+        base = owned.dropped * self.page_size  # position of the run's first slot
         if start < base:
             raise ValueError(f"sequence {seq} dropped its first {base} slots, positions from {start} were asked for")
         for run in owned.runs:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -46,8 +48,7 @@ class Needs:
     whole: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """Please propose up to num_tokens tokens after `tokens` (prompt and output of sequence `seq`, the root last).
 
     tokens only ever grow from one ask of a sequence to the next. costs: when given, fewer are welcome where more do not

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tpspec.model.batch import Moves
 
@@ -27,8 +29,7 @@ class Owed:
     num_top: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """One round. `row` of a case counts the rows that have logits: over the spans, their last num_logits rows.
 
     admitted: sequences that begin to be read in it, or begin again. copies: of states, before it.
@@ -49,17 +50,16 @@ class Plan:
         return sum(span.num_logits for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """What a round changed. finished: ids of sequences that are gone, whose last delta is among `deltas`.
 
     moves, copies: of cache slots and of states, before the next round.
     """
 
-    deltas: list[Delta] = field(default_factory=list)
-    moves: Moves = field(default_factory=lambda: Moves([], [], [], []))
-    copies: list[StateCopy] = field(default_factory=list)
-    finished: list[int] = field(default_factory=list)
+    deltas: list[Delta] = []
+    moves: Moves = msgspec.field(default_factory=lambda: Moves([], [], [], []))
+    copies: list[StateCopy] = []
+    finished: list[int] = []
 
 
 def fair_shares(wants: list[int], total: int) -> list[int]:
@@ -67,6 +67,8 @@ def fair_shares(wants: list[int], total: int) -> list[int]:
 
     Max-min fairness; what does not divide goes to the first. Depends on the sizes only.
     """
+    if sum(wants) <= total:
+        return wants
     shares = [0] * len(wants)
     modest_first = sorted(range(len(wants)), key=lambda i: (wants[i], -i))
     for served, i in enumerate(modest_first):
@@ -77,8 +79,10 @@ def fair_shares(wants: list[int], total: int) -> list[int]:
 
 def tally(tree: TokenTree, num_accepted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Draft tokens verified and accepted, by depth, both as long as the tree is deep."""
+    if not tree:
+        return (), ()
     depths = tree.depths()
-    drafted = [0] * max(depths, default=0)
+    drafted = [0] * max(depths)
     for depth in depths:
         drafted[depth - 1] += 1
     return tuple(drafted), tuple(int(depth < num_accepted) for depth in range(len(drafted)))

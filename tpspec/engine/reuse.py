@@ -64,7 +64,7 @@ class Reuse:
 
     def keep(self, seq: Sequence) -> None:
         """What of it is cached will not be written again, as far as it fills pages."""
-        if not self.is_on:
+        if not self.is_on or seq.num_cached // self._pool.page_size == seq.num_kept:
             return
         keys = self._keys(seq, seq.num_cached)
         for index in range(seq.num_kept, len(keys)):

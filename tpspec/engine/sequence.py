@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tpspec.request import FinishReason, Request, Sampling
+    from tpspec.request import FinishReason, Request
     from tpspec.verify.allowed import Constraint
 
 
 class Sequence:
-    """tokens: prompt and output, one list that only ever grows, the root last.
+    """tokens: prompt and output, one list that only ever grows, the root last; max_total: that it can ever have.
 
     Whoever keeps `tokens` beyond the round copies it. num_cached: the first tokens whose keys and values are cached.
     num_scored: positions of the prompt whose rows have told the log-probability of the token that follows. keys, of the
@@ -24,18 +24,24 @@ class Sequence:
 
     __slots__ = (
         "constraint",
+        "id",
         "is_doubtful",
         "keys",
+        "max_total",
         "num_cached",
         "num_found",
         "num_kept",
+        "num_prompt",
         "num_scored",
         "request",
+        "sampling",
         "tokens",
     )
 
     def __init__(self, request: Request, constraint: Constraint | None = None) -> None:
         self.request, self.constraint = request, constraint
+        self.id, self.sampling, self.num_prompt = request.id, request.sampling, len(request.prompt)
+        self.max_total = self.num_prompt + request.max_tokens
         self.tokens = [*request.prompt, *request.begun]
         self.num_scored = request.num_scored
         self.num_cached = self.num_kept = 0
@@ -44,24 +50,12 @@ class Sequence:
         self.is_doubtful = False
 
     @property
-    def id(self) -> int:
-        return self.request.id
-
-    @property
-    def sampling(self) -> Sampling:
-        return self.request.sampling
-
-    @property
     def num_tokens(self) -> int:
         return len(self.tokens)
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def num_output(self) -> int:
-        return self.num_tokens - self.num_prompt
+        return len(self.tokens) - self.num_prompt
 
     @property
     def output(self) -> list[int]:
@@ -74,16 +68,11 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens it may still emit."""
-        return self.request.max_tokens - self.num_output
-
-    @property
-    def max_total(self) -> int:
-        """Tokens it can ever have."""
-        return self.num_prompt + self.request.max_tokens
+        return self.max_total - len(self.tokens)
 
     @property
     def num_uncached(self) -> int:
-        return self.num_tokens - self.num_cached
+        return len(self.tokens) - self.num_cached
 
     @property
     def num_passable(self) -> int:
@@ -93,7 +82,7 @@ class Sequence:
     @property
     def is_ready(self) -> bool:
         """Only the root is not cached: its next span can carry a tree."""
-        return self.num_uncached == 1
+        return len(self.tokens) - self.num_cached == 1
 
     def unscored(self, stop: int) -> range:
         """Positions before `stop` that are to be read and owe the log-probability of the prompt's next token."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,8 +33,7 @@ class Carried:
         return cls(0, (0,) if start else (), num_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """Rows of one sequence.
 
     start: tokens of the sequence already cached. tokens: the rows' token ids. runs: (first slot, count) pieces of the

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
@@ -57,8 +59,7 @@ class RowLogits:
         return replace(self, logits_TV=take(self.logits_TV, rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """One next token to draw, after `context` (prompt and output so far) and then `path` (drafts not yet accepted).
 
     allowed: by a grammar, of all ids; None where there is none.
@@ -93,8 +94,7 @@ class Draw:
         return self.allowed is not None or bool(wanted.logit_bias or wanted.penalizes or self.withheld)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """One sequence of the round. Its root is at row `row`, node i of its tree at row + 1 + i.
 
     context: prompt and output so far, the root last; the token judged at the root stands at position len(context).
