@@ -140,9 +140,10 @@ class _Text:
         return [tuple(self._tokens[size - length :]) for length in self._grams if length <= size]
 
     def _push(self, token: int) -> None:
-        grams = self._suffixes()
+        grams, end = self._suffixes(), len(self._tokens)
         self._replaced.append([self._next.get(gram) for gram in grams])
-        self._next.update(dict.fromkeys(grams, len(self._tokens)))
+        for gram in grams:
+            self._next[gram] = end
         self._tokens.append(token)
 
     def _pop(self) -> None:

@@ -64,6 +64,7 @@ class Table:
         self._most_blocks = 2 * num_slots
         self._numbers = Staged(self._size(self._most_blocks), torch.int64, device)
         self._usual_size = self._size(min(USUAL_BLOCKS, self._most_blocks))
+        self._begins = [*range(0, self._tiles_at, most_rows), self._tiles_at]
         self._words = words_of(self._numbers.room())
         slots_at, slots_end = kernels.ROW_SLOT * most_rows, (kernels.ROW_SLOT + 1) * most_rows
         self._padding = array("q", [-(slots_at <= at < slots_end) for at in range(self._blocks_at)])
@@ -82,26 +83,25 @@ class Table:
         """Rows behind the spans' are padding. seen: by each span. What `copy` leaves out goes to the card at once."""
         self._numbers.room()  # waits until it may be written
         words, windowed = self._words, self._window is not None
-        words[: self._blocks_at] = self._padding
-        first, tile_at, num_blocks = 0, self._tiles_at, 0
-        for span, (positions, chained, bits) in zip(spans, seen, strict=True):
-            count, slots, begin = len(span.tokens), span.own_slots(windowed=windowed), num_blocks
+        parts: tuple[list[int], ...] = [], [], [], [], []
+        (rows, slots, bits, lengths, tiles), num_blocks = parts, 0
+        for span, (positions, chained, own_bits) in zip(spans, seen, strict=True):
+            count, first, begin = len(span.tokens), len(rows), num_blocks
             num_blocks += self._put_blocks(span, words[self._size(num_blocks) :])
-            lengths: list[int] = []
             for tile in range(0, count, tile_rows):
                 num_rows, needed = min(tile_rows, count - tile), (begin, num_blocks)
                 if count > tile_rows:
                     least = min(positions[tile : tile + num_rows])
                     needed = self._needed(needed, least, span.start + tile + num_rows)
-                of_tile = first + chained, tile - chained, num_rows, span.start + chained, *needed
-                words[tile_at : tile_at + kernels.TILE_SIZE] = array("q", of_tile)
-                tile_at += kernels.TILE_SIZE
+                tiles += first + chained, tile - chained, num_rows, span.start + chained, *needed
                 lengths += [needed[1] - needed[0]] * num_rows
-            for column, ints in enumerate((positions, slots, bits, lengths)):
-                at = column * self.most_rows + first
-                words[at : at + count] = array("q", ints)
-            first += count
-        self.num_tiles = (tile_at - self._tiles_at) // kernels.TILE_SIZE
+            rows += positions
+            slots += span.own_slots(windowed=windowed)
+            bits += own_bits
+        words[: self._blocks_at] = self._padding
+        for at, ints in zip(self._begins, parts, strict=True):
+            words[at : at + len(ints)] = array("q", ints)
+        self.num_tiles = len(tiles) // kernels.TILE_SIZE
         if (size := self._size(num_blocks)) > self._usual_size:
             self._numbers.copy(self._usual_size, size)
 

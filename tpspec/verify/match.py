@@ -6,7 +6,7 @@ a function of (prompt, seed) alone. One gather of 8 bytes a row; no q, no normal
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from tpspec.tokens import NO_TOKEN, ROOT, Verdict
@@ -32,15 +32,16 @@ class Match:
 
 def walk(case: Case, picks: Iterator[int]) -> Verdict:
     """Descend while the tree holds the target's draw. Takes one pick for each row of the case."""
-    own = [next(picks) for _ in case.rows()]
+    tree = case.tree
+    own = (*islice(picks, 1 + len(tree)),)
+    children = {(tree.parents[node], tree.tokens[node]): node for node in reversed(range(len(tree)))}
     node: int | None = ROOT
     path: list[int] = []
     tokens: list[int] = []
     while node is not None:
-        if own[node + 1] == NO_TOKEN:
-            return Verdict(case.seq, tuple(path), tuple(tokens), tuple(own), corrupt=True)
-        tokens.append(own[node + 1])
-        children = case.tree.children(node)
-        node = next((child for child in children if case.tree.tokens[child] == tokens[-1]), None)
-        path += [] if node is None else [node]
-    return Verdict(case.seq, tuple(path), tuple(tokens), tuple(own))
+        if (token := own[node + 1]) == NO_TOKEN:
+            return Verdict(case.seq, tuple(path), tuple(tokens), own, corrupt=True)
+        tokens.append(token)
+        if (node := children.get((node, token))) is not None:
+            path.append(node)
+    return Verdict(case.seq, tuple(path), tuple(tokens), own)
