@@ -72,6 +72,7 @@ class Again:
         made = self._done(work)
         self.rows.append(len(made.logits_TV))
 
+        @torch.inference_mode()
         def replay() -> None:
             self.replays += 1
             new = self._done(work)

@@ -108,15 +108,19 @@ class Decoder:
         """
         return self.tapped(spans, ()).logits_TV
 
-    @torch.inference_mode()
     def tapped(self, spans: Sequence[Span], taps: Taps) -> Forward:
         """`forward`, and of every row what enters the layers `taps`, what leaves the last (as the layer after it), and
         what leaves the final norm (as FINAL)."""
         tokens = [token for span in spans for token in span.tokens]
         num_rows = len(tokens) if self.fixed_rows is None else self.fixed_rows
-        if (graphs := self._runner.graphs(spans, num_rows)) is not None:
+        if (graphs := self._runner.graphs(spans, num_rows)) is not None:  # whom torch's modes do not concern, and entering one takes time
             made = graphs.forward(self._whole, spans, tokens, taps)
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
+        return self._launched(spans, tokens, num_rows, taps)
+
+    @torch.inference_mode()
+    def _launched(self, spans: Sequence[Span], tokens: Sequence[int], num_rows: int, taps: Taps) -> Forward:
+        """`tapped` of rows that are no replay."""
         steps = self._runner.steps(spans, num_rows)
         x_TD = sent(_padded(self.embedding.rows(tokens), num_rows), self.shape.device)
         normed_TD, tapped = self.rows(x_TD, steps, steps.begin(spans, num_rows), taps)

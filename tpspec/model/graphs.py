@@ -125,15 +125,13 @@ class Graphs:
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         return num_rows <= ROW_COUNTS[-1] and self._steps.fits(spans, num_rows)
 
-    @torch.inference_mode()
     def prepare(self, run: Run, taps: Taps) -> None:
         """Records every row count. Ranks do so in the same order: the collectives in it meet each other."""
         for num_rows in reversed(ROW_COUNTS):  # what the largest takes serves the others
             self._recording(run, num_rows, taps)
 
     def forward(self, run: Run, spans: Sequence[Span], tokens: Sequence[int], taps: Taps) -> Forward:
-        """Of the rows of the spans, whose tokens these are, in inference mode. The next forward overwrites what it
-        returns."""
+        """Of the rows of the spans, whose tokens these are. The next forward overwrites what it returns."""
         num_rows = _recorded(len(tokens))
         recording = self._recording(run, num_rows, taps)
         self._put(spans, tokens, num_rows)
@@ -158,6 +156,7 @@ class Graphs:
             found = self._recordings[num_rows, taps] = self._record(run, num_rows, taps)
         return found
 
+    @torch.inference_mode()
     def _record(self, run: Run, num_rows: int, taps: Taps) -> _Recording:
         width, begun = self._embedding.width, self._put((), (), num_rows)
         x_TD = self._rows.there.view(-1, width)[:num_rows]
