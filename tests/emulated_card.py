@@ -97,6 +97,7 @@ class Recording:
         self.kernels: list[str] = []
         self.priority = 0
 
+    @torch.inference_mode()
     def replay(self) -> None:
         assert running is not None, "the card has gone"
         assert self.work, "nothing was recorded, or it was forgotten"

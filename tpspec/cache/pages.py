@@ -17,7 +17,7 @@ import numpy as np
 from tpspec.cache.places import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
     from tpspec.model.batch import Runs
 
@@ -257,21 +257,23 @@ class PagePool:
     def _num_missing(self, seq: int, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size) - self._owned.get(seq, _NOTHING).stop
 
-    def _pieces(self, seq: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def _pieces(self, seq: int, start: int, stop: int) -> list[tuple[int, int]]:
         owned = self._owned.get(seq, _NOTHING)
         base = owned.dropped * self.page_size  # position of the run's first slot
         if start < base:
             raise ValueError(f"sequence {seq} dropped its first {base} slots, positions from {start} were asked for")
+        pieces: list[tuple[int, int]] = []
         for run in owned.runs:
             if base >= stop:
-                return
+                break
             end = base + (run.stop - run.first) * self.page_size
             low, high = max(start, base), min(stop, end)
             if low < high:
-                yield run.first * self.page_size + low - base, high - low
+                pieces.append((run.first * self.page_size + low - base, high - low))
             base = end
         if base < stop:
             raise ValueError(f"sequence {seq} owns {base} slots, positions up to {stop} were asked for")
+        return pieces
 
     def _take(self, seq: int, wanted: int) -> int:
         """Give `seq` up to `wanted` adjacent free pages at the best place; how many it got."""

@@ -113,7 +113,7 @@ class Decoder:
         what leaves the final norm (as FINAL)."""
         tokens = [token for span in spans for token in span.tokens]
         num_rows = len(tokens) if self.fixed_rows is None else self.fixed_rows
-        if (graphs := self._runner.graphs(spans, num_rows)) is not None:  # whom torch's modes do not concern, and entering one takes time
+        if (graphs := self._runner.graphs(spans, num_rows)) is not None:  # a replay does without torch's modes
             made = graphs.forward(self._whole, spans, tokens, taps)
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
         return self._launched(spans, tokens, num_rows, taps)
