@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +120,17 @@ def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Litera
     product, x = CodedLinear(matrix, None), torch.randn(64, 4096, generator=noise).to(DEVICE, torch.bfloat16)
     whole = product(x)
     assert all(torch.equal(product(x[:count]), whole[:count]) for count in (1, 2, 6, 7, 16, 33))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"), [(torch.bfloat16, card_products.BRAINS), (torch.float16, card_products.HALVES)], ids=str
+)
+def test_words_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, words: tuple[str, int, int, int]) -> None:
+    """Exactly, all sixteen. Stands against a constant of the other kind of float; the interpreter takes none of them."""
+    _, above, one, less = words
+    codes = torch.arange(16, dtype=torch.int16)
+    factor, added = torch.from_numpy(np.array([one, less], np.uint32).view(np.int16)[::2].copy()).view(dtype)
+    assert torch.equal((codes | (above & 255) << 8).view(dtype) * factor + added, (codes - 8).to(dtype))
 
 
 def test_tensor_cores_are_left_to_cards_that_have_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

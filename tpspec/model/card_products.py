@@ -262,26 +262,20 @@ def _few_coded(
     """A tile of y [T, O] from x [T, W]. Of some groups at once each has a warp and sums of its own, which are added at
     the end: the same for any number of rows."""
     begin(overlaps)
-    rows, outputs, own = (
-        tl.program_id(0) * tile_rows + tl.arange(0, tile_rows),
-        tl.arange(0, tile_outputs),
-        tl.arange(0, at_once),
-    )
-    tile, real_rows = tl.program_id(1).to(tl.int64), rows < num_rows
+    rows, tile = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows), tl.program_id(1).to(tl.int64)
+    outputs, own, real_rows = tl.arange(0, tile_outputs), tl.arange(0, at_once), rows < num_rows
     size: tl.constexpr = group * bits // 8  # of a group's codes
     columns: tl.constexpr = group if bits == 8 else group // 2  # that are read at a time
     column = tl.arange(0, columns)
-    from_codes = (
-        codes_at + tile * num_groups * (tile_outputs * size) + outputs[None, None, :] * size + column[None, :, None]
-    )
-    from_scales = tile * num_groups * tile_outputs + outputs[None, :]
+    first_at = tile * num_groups * tile_outputs  # of the tile's scales
+    from_codes = codes_at + first_at * size + outputs[None, None, :] * size + column[None, :, None]
     from_x = x_at + rows[None, :, None].to(tl.int64) * (num_groups * group) + column[None, None, :]
     sums = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
     for first in range(0, num_groups, at_once):
         index = first + own
         real = index < num_groups
-        scales_from = from_scales + index[:, None] * tile_outputs
-        scales = tl.load(scales_at + scales_from, mask=real[:, None], other=0.0).to(tl.float32)
+        of_scales = first_at + index[:, None] * tile_outputs + outputs[None, :]
+        scales = tl.load(scales_at + of_scales, mask=real[:, None], other=0.0).to(tl.float32)
         real_x = real[:, None, None] & real_rows[None, :, None]
         x = tl.load(from_x + index[:, None, None] * group, mask=real_x, other=0.0)
         codes = tl.load(from_codes + index[:, None, None] * (tile_outputs * size), mask=real[:, None, None], other=0)
@@ -297,9 +291,9 @@ def _few_coded(
             total = tl.dot(x, ones)  # of each row, as often as there are outputs
             if bits == 4:
                 total = tl.dot(last, ones, total)
-            zeros = tl.load(zeros_at + scales_from, mask=real[:, None], other=0.0).to(tl.float32)
+            zeros = tl.load(zeros_at + of_scales, mask=real[:, None], other=0.0).to(tl.float32)
             sums += total * zeros[:, None, :]
-    outputs += tl.program_id(1) * tile_outputs
+    outputs += tile.to(tl.int32) * tile_outputs
     to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
     mask = real_rows[:, None] & (outputs < num_outputs)[None, :]
     tl.store(to, tl.sum(sums, 0).to(y_at.dtype.element_ty), mask=mask)
