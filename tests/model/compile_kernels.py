@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import product
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -99,8 +100,7 @@ def variants(
           "on_card": True}),
         *((card_rows.join, partial | TABLE | sinks | {"out_at": x},
            heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": has}) for has in (False, True)),
-        *coded(x, capability),
-        *([] if small else mixture(x) + noise() + linear_attention(x)),
+        *([] if small else coded(x, capability) + mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": card_products.COLUMNS, "has_biases": True, "tile_rows": card_products.TILE_ROWS,
@@ -109,18 +109,23 @@ def variants(
     ]  # fmt: skip
 
 
+# (bits, group, type of scales, zeros): as we quantize, and as others may.
+CODES = ((8, 128, "*bf16", False), (4, 128, "*bf16", True), (8, 32, "*fp32", True), (4, 64, "*fp32", False))
+
+
 def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    types = {"x_at": x, "scales_at": x, "zeros_at": x, "y_at": x}
-    types |= {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
+    on_tensor_cores, made = capability >= 80 and x != "*fp32", []
+    sizes = {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
     few = {"tile_rows": card_products.TILE_ROWS, "tile_outputs": card_products.TILE_OUTPUTS}
     many = {"tile_rows": card_products.MANY_ROWS, "tile_outputs": card_products.MANY_OUTPUTS}
-    on_tensor_cores, made = capability >= 80 and x != "*fp32", []
-    for bits, codes in ((8, "*i8"), (4, "*u8")):
-        of, given = {"group": 128, "bits": bits, "has_zeros": bits == 4}, types | {"codes_at": codes}
+    for rows, (bits, group, scales, has_zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
+        types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
+        types |= {"codes_at": "*i8" if bits == 8 else "*u8"}
+        of = {"group": group, "bits": bits, "has_zeros": has_zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_products.TILE_OUTPUTS}
-        made.append((card_products._coded, given, of | tile))
+        made.append((card_products._coded, types, of | tile))
         for at_once in (card_products.FEWER_GROUPS, card_products.GROUPS) if on_tensor_cores else ():
-            made.append((card_products._few_coded, given, of | few | {"at_once": at_once, "by_words": True}))
+            made.append((card_products._few_coded, types, of | few | {"at_once": at_once, "inline_ptx": True}))
     return made
 
 

@@ -20,10 +20,11 @@ from tpspec.topology.shards import split
 IDS = tuple(range(3, 93))
 
 
-def rounds(folder: Path) -> None:
+def rounds(folder: Path, quantize: str | None = None) -> None:
     """A prompt of many rows, then a tree beside a chain."""
     (whole,) = split(ModelShape.of(folder), (1.0,))
-    decoder = Loader.open(folder, whole, torch.bfloat16, torch.device("cuda")).decoder(OneRank(), 512, num_states=2)
+    loader = Loader.open(folder, whole, torch.bfloat16, torch.device("cuda"), quantize)
+    decoder = loader.decoder(OneRank(), 512, num_states=2)
     decoder.forward([Span(0, 0, IDS[:80], ((0, 80),), 0, carried=Carried(0, (), 80))])
     decoder.forward([Span(1, 0, IDS[:3], ((256, 3),), 0, carried=Carried(1, (), 3))])
     tree = Span(0, 80, IDS[80:86], ((0, 86),), 6, (-1, 0, 0, 1, 1, 2), carried=Carried(0, (0,), 1))
@@ -32,8 +33,10 @@ def rounds(folder: Path) -> None:
 
 
 major, minor = map(int, sys.argv[2].split("."))
-folders = [tiny(kind, Path(sys.argv[1], kind)) for kind in KINDS]
+folders = {kind: tiny(kind, Path(sys.argv[1], kind)) for kind in KINDS}
 with compiling_card((major, minor)) as names:
-    for folder in folders:
+    for folder in folders.values():
         rounds(folder)
+    for quantize in ("int8", "int4"):
+        rounds(folders["llama"], quantize)
     sys.stdout.writelines(f"{name}\n" for name in names)

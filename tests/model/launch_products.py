@@ -43,7 +43,7 @@ for num_rows in map(int, sys.argv[1:]):
     of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
     of_few_with_codes = card_products._few_coded.warmup(
-        *given, at_once=4, by_words=True, tile_rows=16, tile_outputs=16, num_warps=4, **of_codes
+        *given, at_once=4, inline_ptx=True, tile_rows=16, tile_outputs=16, num_warps=4, **of_codes
     )
     of_many = card_products._coded.warmup(
         *given, tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS, together=16, num_warps=8,

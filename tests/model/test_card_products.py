@@ -123,10 +123,10 @@ def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Litera
 
 
 @pytest.mark.parametrize(
-    ("dtype", "words"), [(torch.bfloat16, card_products.BRAINS), (torch.float16, card_products.HALVES)], ids=str
+    ("dtype", "words"), [(torch.bfloat16, card_products.BFLOAT16), (torch.float16, card_products.FLOAT16)], ids=str
 )
 def test_words_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, words: tuple[str, int, int, int]) -> None:
-    """Exactly, all sixteen. Stands against a constant of the other kind of float; the interpreter takes none of them."""
+    """Exactly, all sixteen. Stands against a constant of the other kind of float: the interpreter takes none."""
     _, above, one, less = words
     codes = torch.arange(16, dtype=torch.int16)
     factor, added = torch.from_numpy(np.array([one, less], np.uint32).view(np.int16)[::2].copy()).view(dtype)

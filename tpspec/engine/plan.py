@@ -68,7 +68,7 @@ def fair_shares(wants: list[int], total: int) -> list[int]:
     Max-min fairness; what does not divide goes to the first. Depends on the sizes only.
     """
     if sum(wants) <= total:
-        return wants
+        return [*wants]
     shares = [0] * len(wants)
     modest_first = sorted(range(len(wants)), key=lambda i: (wants[i], -i))
     for served, i in enumerate(modest_first):

@@ -7,10 +7,11 @@ with them. A trial's request has an id below 0, which is nobody else's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import cycle
 from time import perf_counter
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from tpspec.engine.hosts import Gathered
 from tpspec.measure.trace import Mark, Round, round_between, samples_of

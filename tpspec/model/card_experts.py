@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Grid
 
 COLUMNS = 64  # of a plain matrix that are read at a time
-TILE_OUTPUTS = 32  # of a program
-FEW_OUTPUTS = 16  # where programs of more would leave processors idle: a processor alone reads too slowly
-STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}  # Triton's; small programs ask for as much if more groups are on their way
+TILE_OUTPUTS, FEW_OUTPUTS = 32, 16  # of a program; few where more would leave processors idle
+STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}  # with which small programs ask for as much at once
 WORD = 4  # exponents in one: of codes that are floats, as many groups are read at a time
 MOST_SORTED = 1024  # pairs that one program puts into tiles
 AT_ONCE = 32  # of which it looks at so many at a time

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_ROWS = kernels.MOST_ROWS
 USUAL_BLOCKS = 512  # whose part of the table always goes to the card: 12 KB, of 32,000 keys in few runs
 FEW_RUNS = 8  # of slots of a sequence, whose blocks are made run by run in less time than all at once
-MOST_SHIFTS = 64  # whose blocks are remembered
+MOST_SHIFTS = 64  # of slots behind positions, whose blocks are remembered
 
 
 class Seen(NamedTuple):
@@ -68,7 +68,9 @@ class Table:
         self._words = words_of(self._numbers.room())
         slots_at, slots_end = kernels.ROW_SLOT * most_rows, (kernels.ROW_SLOT + 1) * most_rows
         self._padding = array("q", [-(slots_at <= at < slots_end) for at in range(self._blocks_at)])
-        self._num_whole, self._shifted = -(-most_positions // kernels.KEYS), dict[int, memoryview]()
+        begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
+        self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
+        self._shifted, self._num_puts = dict[int, tuple[memoryview, int]](), 0
 
     @property
     def there(self) -> Tensor:
@@ -82,6 +84,7 @@ class Table:
     def put(self, spans: Sequence[Span], seen: Sequence[Seen], tile_rows: int) -> None:
         """Rows behind the spans' are padding. seen: by each span. What `copy` leaves out goes to the card at once."""
         self._numbers.room()  # waits until it may be written
+        self._num_puts += 1
         words, windowed = self._words, self._window is not None
         parts: tuple[list[int], ...] = [], [], [], [], []
         (rows, slots, bits, lengths, tiles), num_blocks = parts, 0
@@ -142,20 +145,31 @@ class Table:
         """The same of positions [start, stop), the slot of each so much behind it."""
         first, last = start // kernels.KEYS, (stop - 1) // kernels.KEYS
         size, before = kernels.BLOCK_SIZE * (last + 1 - first), start % kernels.KEYS
-        room[:size] = self._whole_blocks(shift)[kernels.BLOCK_SIZE * first : kernels.BLOCK_SIZE * (last + 1)]
+        part = slice(kernels.BLOCK_SIZE * first, kernels.BLOCK_SIZE * (last + 1))
+        if (remembered := self._remembered(shift)) is not None:
+            room[:size] = remembered[part]
+        else:
+            blocks = np.asarray(room)[:size]
+            blocks[:] = self._whole_blocks[part]
+            blocks[:: kernels.BLOCK_SIZE] += shift
         room[0], room[1], room[2] = room[0] + before, room[1] - before, room[2] + before
         room[size - 2] -= (last + 1) * kernels.KEYS - stop
         return last + 1 - first
 
-    def _whole_blocks(self, shift: int) -> memoryview:
-        """Of a text as long as any, the slot of each position so much behind it. Runs of the same text ask again."""
-        found = self._shifted.pop(shift, None)
+    def _remembered(self, shift: int) -> memoryview | None:
+        """Blocks of a text as long as any, the slot of each position so much behind it. Runs of a text ask for the same
+        in every round; None where as many others do as are remembered."""
+        found, _ = self._shifted.pop(shift, (None, 0))
         if found is None:
-            begin = np.arange(0, self._num_whole * kernels.KEYS, kernels.KEYS)
-            found = words_of(np.stack([begin + shift, np.full_like(begin, kernels.KEYS), begin], 1).ravel())
-        self._shifted[shift] = found  # the last that was asked for
-        if len(self._shifted) > MOST_SHIFTS:
-            del self._shifted[next(iter(self._shifted))]
+            if len(self._shifted) == MOST_SHIFTS:
+                longest_ago, (_, asked) = next(iter(self._shifted.items()))
+                if asked >= self._num_puts - 1:
+                    return None
+                del self._shifted[longest_ago]
+            blocks = self._whole_blocks.copy()
+            blocks[:: kernels.BLOCK_SIZE] += shift
+            found = words_of(blocks)
+        self._shifted[shift] = found, self._num_puts
         return found
 
 

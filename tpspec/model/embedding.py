@@ -55,6 +55,9 @@ class Embedding:
         self.width = table_VD.shape[1]
         # Taken by numpy: torch needs several times as long for a few rows, and every round comes by here.
         self._words_VD = table_VD.view(WORDS[table_VD.itemsize]).numpy()
+        flags = self._words_VD.flags
+        self._is_as_it_is = scale is None and dtype == self._table_dtype
+        self._is_takeable = flags.aligned and flags.c_contiguous  # or numpy would copy the table first
 
     def rows(self, tokens: Sequence[int]) -> Tensor:
         """[T, D], on the host. IndexError for a token that has none."""
@@ -64,7 +67,7 @@ class Embedding:
 
     def put(self, tokens: Sequence[int], room: NDArray[Any]) -> None:
         """The same, one row behind the other, into the first of a room's words."""
-        if tokens and self._scale is None and self._dtype == self._table_dtype:
+        if tokens and self._is_as_it_is and self._is_takeable:
             self._check(tokens)
             room_TD = room[: len(tokens) * self.width].reshape(-1, self.width)
             self._words_VD.take(tokens, 0, room_TD, "clip")  # where numpy could still raise, it copies twice

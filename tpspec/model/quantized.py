@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tpspec.topology.groups import Bits, Grid
 
-MIDDLE = 8  # the code of four bits that zeros are given for, as torch's own kernels want them
+MIDDLE = 8  # the code of four bits that zeros are given for
 FLOATS = [sign * number for sign in (1, -1) for number in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]  # of codes that are such
 AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside them in float32
 
