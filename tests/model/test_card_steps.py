@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -146,10 +147,13 @@ def test_keys_in_single_slots_are_still_read(tmp_path: Path) -> None:
     counts=st.lists(st.integers(1, 200), min_size=1, max_size=2 * card_tables.FEW_RUNS),
     num_rows=st.integers(1, 8),
     window=st.none() | st.integers(1, 300),
+    most_shifts=st.sampled_from([1, card_tables.MOST_SHIFTS]),
 )
-def test_every_key_that_is_seen_is_in_one_block(counts: list[int], num_rows: int, window: int | None) -> None:
+def test_every_key_that_is_seen_is_in_one_block(
+    counts: list[int], num_rows: int, window: int | None, most_shifts: int
+) -> None:
     """Stands against keys that are read twice, never or at another place, and blocks that end elsewhere in another
-    round: rows would sum other keys together."""
+    round: rows would sum other keys together. Also where there are more runs than are remembered."""
     counts[-1] += num_rows
     start = sum(counts) - num_rows
     runs = tuple((1000 * run, count) for run, count in enumerate(counts))
@@ -157,7 +161,8 @@ def test_every_key_that_is_seen_is_in_one_block(counts: list[int], num_rows: int
     span = Span(0, start, (5,) * num_rows, runs, num_rows)
     table = card_tables.Table(len(slots), window, len(slots), torch.device("cpu"))
     room = np.zeros(3 * len(slots), np.int64)
-    blocks = room[: 3 * table._put_blocks(span, card_tables.words_of(room))].reshape(-1, 3).tolist()
+    with patch.object(card_tables, "MOST_SHIFTS", most_shifts):
+        blocks = room[: 3 * table._put_blocks(span, card_tables.words_of(room))].reshape(-1, 3).tolist()
     seen_from = 0 if window is None else max(0, start - window + 1)
     read = [(first + key, place + key) for first, count, place in blocks for key in range(count)]
     assert read == [(slots[place], place) for place in range(seen_from, len(slots))]
