@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts.serving import environment
 
@@ -98,6 +100,8 @@ def test_rows_take_the_same_kernel_however_many_they_are() -> None:
     assert len(set(kernels)) == 1
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card: tests/gpu")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
 def test_what_rounds_of_every_kind_of_model_ask_for_compiles(tmp_path: Path) -> None:
     """Stands against arguments that no list of kernels has: a layer with a norm of its queries and none of its keys
     (Gemma 4 E2B) gave a pointer of another type in 16 bits, and Triton took none of it."""
