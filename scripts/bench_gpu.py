@@ -18,8 +18,8 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 rows/s, and a round's time against one of torch's steps
   products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
                 over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing of
-                them is in a cache. And a sum through peer memory
-                with the norm behind it, by one kernel against two, of a rank alone: all of it but the link
+                them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two, of
+                a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's

@@ -59,6 +59,9 @@ class Absent:
     def get_current_stream(self, device: int) -> int:
         return 0
 
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
 
 @contextmanager
 def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:

@@ -16,12 +16,12 @@ from scripts import serving
 from tests.checkpoints import KINDS, tiny
 from tests.draft.heads.assistant import assistant
 from tests.draft.kits import KITS, draft_section
+from tests.rounds import tree_and_chain
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import News, Submit, ToLead
 from tpspec.engine.engine import Engine
-from tpspec.model.batch import Carried, Span
-from tpspec.model.decoder import Decoder
+from tpspec.model.batch import Span
 from tpspec.model.graphs import Forward
 from tpspec.model.loader import Loader
 from tpspec.request import Request, Sampling
@@ -103,15 +103,14 @@ CASES += [(kind, torch.float16) for kind in IN_HALVES if not kind.startswith("ge
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """A tree beside a chain, behind a prompt of more than one block of keys. Logits have a spread of 2. In 16
-    bits, where each of the two rounds in its own way, ours are as near to float32 as torch's, in the mean of some
-    texts."""
+    """Logits have a spread of 2. In 16 bits, where each of the two rounds in its own way, ours are as near to float32
+    as torch's, in the mean of some texts."""
     (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))
 
     def made(dtype: torch.dtype, compiled: bool) -> torch.Tensor:
         loader = Loader.open(tmp_path, whole, dtype, CUDA)
         decoder = loader.decoder(OneRank(), 512, compiled=compiled, small_cache=small, num_states=2)
-        return torch.cat([_tree_and_chain(decoder, seed) for seed in range(NUM_TEXTS)])
+        return torch.cat([tree_and_chain(decoder, seed) for seed in range(NUM_TEXTS)])
 
     exact = made(torch.float32, False)
     if dtype == torch.float32:
@@ -120,17 +119,6 @@ def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtyp
     ours, torchs = ((made(dtype, compiled) - exact).square().mean().sqrt() for compiled in (True, False))
     assert ours < 1.2 * torchs
     assert torchs < 0.2
-
-
-def _tree_and_chain(decoder: Decoder, seed: int) -> torch.Tensor:
-    """Logits, float32."""
-    ids = tuple(torch.randint(3, 263, (90,), generator=torch.Generator().manual_seed(seed)).tolist())
-    text = Span(0, 0, ids[:80], ((0, 64), (128, 16)), 0, carried=Carried(0, (), 80))
-    decoder.forward([text, Span(1, 0, ids[:3], ((256, 3),), 0, carried=Carried(1, (), 3))])
-    parents = (-1, 0, 0, 1, 1, 2)
-    tree = Span(0, 80, ids[80:86], ((0, 64), (128, 22)), 6, parents, carried=Carried(0, (0,), 1))
-    chain = Span(1, 3, ids[:3], ((256, 6),), 3, carried=Carried(1, (0,), 1))
-    return decoder.forward([tree, chain]).float()
 
 
 @pytest.mark.parametrize("kind", ["smollm2", "mistral"])

@@ -11,25 +11,17 @@ import torch
 
 from tests.checkpoints import KINDS, tiny
 from tests.compiling_card import compiling_card
+from tests.rounds import tree_and_chain
 from tpspec.comm.communicator import OneRank
-from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import Loader
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
-IDS = tuple(range(3, 93))
-
 
 def rounds(folder: Path, quantize: str | None = None) -> None:
-    """A prompt of many rows, then a tree beside a chain."""
     (whole,) = split(ModelShape.of(folder), (1.0,))
     loader = Loader.open(folder, whole, torch.bfloat16, torch.device("cuda"), quantize)
-    decoder = loader.decoder(OneRank(), 512, num_states=2)
-    decoder.forward([Span(0, 0, IDS[:80], ((0, 80),), 0, carried=Carried(0, (), 80))])
-    decoder.forward([Span(1, 0, IDS[:3], ((256, 3),), 0, carried=Carried(1, (), 3))])
-    tree = Span(0, 80, IDS[80:86], ((0, 86),), 6, (-1, 0, 0, 1, 1, 2), carried=Carried(0, (0,), 1))
-    chain = Span(1, 3, IDS[:3], ((256, 6),), 3, carried=Carried(1, (0,), 1))
-    decoder.forward([tree, chain])
+    tree_and_chain(loader.decoder(OneRank(), 512, num_states=2), seed=0)
 
 
 major, minor = map(int, sys.argv[2].split("."))

@@ -7,31 +7,14 @@ import sys
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from tests.compiling_card import Absent
 from tpspec.model import card_products
 
 SIZE = 4096
 
-
-class Absent:
-    """In place of the driver of a card."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-
-driver.set_active(Absent())
+driver.set_active(Absent((9, 0)))
 weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int8))
 for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
@@ -42,11 +25,12 @@ for num_rows in map(int, sys.argv[1:]):
     )  # fmt: skip
     of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
-    of_few_with_codes = card_products._few_coded.warmup(
-        *given, at_once=4, inline_ptx=True, tile_rows=16, tile_outputs=16, num_warps=4, **of_codes
-    )
-    of_many = card_products._coded.warmup(
-        *given, tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS, together=16, num_warps=8,
-        **of_codes,
+    of_few_codes = card_products._few_coded.warmup(
+        *given, at_once=card_products.GROUPS, inline_ptx=True, tile_rows=card_products.TILE_ROWS,
+        tile_outputs=card_products.TILE_OUTPUTS, num_warps=card_products.GROUPS, **of_codes,
     )  # fmt: skip
-    sys.stdout.write(f"{of_few.hash} {of_few_with_codes.hash} {of_many.hash}\n")
+    of_many = card_products._coded.warmup(
+        *given, tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS,
+        together=card_products.TILE_OUTPUTS, num_warps=8, **of_codes,
+    )  # fmt: skip
+    sys.stdout.write(f"{of_few.hash} {of_few_codes.hash} {of_many.hash}\n")

@@ -258,9 +258,8 @@ def attend(
         if windowed:
             is_edge |= place + skipped <= last - window
         if recorded or is_edge:
-            own = (
-                place + keys - tree_at
-            )  # rows of the tree, from 0; before them is the chain, and before that the cache
+            # Rows of the tree, from 0; before them is the chain, and before that the cache.
+            own = place + keys - tree_at
             is_own = (own >= 0) & real_keys  # beyond the last key there is no bit of a word
             has_bit = (sees[:, None] >> tl.where(is_own, own, 0)[None, :]) & 1 != 0
             seen = tl.where(is_own[None, :], has_bit, (place + keys)[None, :] <= places[:, None])

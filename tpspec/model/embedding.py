@@ -56,8 +56,8 @@ class Embedding:
         # Taken by numpy: torch needs several times as long for a few rows, and every round comes by here.
         self._words_VD = table_VD.view(WORDS[table_VD.itemsize]).numpy()
         flags = self._words_VD.flags
-        self._is_as_it_is = scale is None and dtype == self._table_dtype
-        self._is_takeable = flags.aligned and flags.c_contiguous  # or numpy would copy the table first
+        # Rows are the table's own, and numpy takes them without copying all of it first.
+        self._is_takeable = scale is None and dtype == self._table_dtype and flags.aligned and flags.c_contiguous
 
     def rows(self, tokens: Sequence[int]) -> Tensor:
         """[T, D], on the host. IndexError for a token that has none."""
@@ -67,7 +67,7 @@ class Embedding:
 
     def put(self, tokens: Sequence[int], room: NDArray[Any]) -> None:
         """The same, one row behind the other, into the first of a room's words."""
-        if tokens and self._is_as_it_is and self._is_takeable:
+        if tokens and self._is_takeable:
             self._check(tokens)
             room_TD = room[: len(tokens) * self.width].reshape(-1, self.width)
             self._words_VD.take(tokens, 0, room_TD, "clip")  # where numpy could still raise, it copies twice
