@@ -13,6 +13,8 @@ import ctypes
 import subprocess
 import threading
 import warnings
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -55,6 +57,8 @@ class OnCard(torch.Tensor):
         size = x.shape, x.stride(), x.storage_offset()
         made: OnCard = torch.Tensor._make_wrapper_subclass(cls, *size, dtype=x.dtype, device=CARD)
         made.inside = x
+        if running is not None:
+            running.hold(made)
         return made
 
     @classmethod
@@ -139,7 +143,8 @@ class Stream:
 @dataclass
 class Card:
     """launches: operations that no replay did; a view is none, nor is room that is made. replays: of recordings.
-    waits: of the host, why."""
+    waits: of the host, why. held: bytes of its memory that are in use; most_held: since that was set last. What a
+    recording has made stays in use."""
 
     launches: int = 0
     replays: int = 0
@@ -148,6 +153,10 @@ class Card:
     in_thread: threading.local = field(default_factory=threading.local)
     one_at_a_time: Any = field(default_factory=threading.Lock)  # Triton's interpreter knows one thread
     pinned: list[torch.Tensor] = field(default_factory=list)  # kept, so that no address of one is another's
+    held: int = 0
+    most_held: int = 0
+    _users: Counter[tuple[int, int]] = field(default_factory=Counter)  # tensors of a piece of memory, by where and size
+    _watched: dict[int, weakref.ref[OnCard]] = field(default_factory=dict)
 
     @property
     def recording(self) -> Recording | None:
@@ -181,6 +190,22 @@ class Card:
             return OnCard(x.clone() if any(x is y for y in flat) else x)  # no memory is on both sides
 
         return tree_map(told, made)
+
+    def hold(self, x: OnCard) -> None:
+        """Until nobody has a tensor of that memory."""
+        memory, number = (_address(x.inside), x.inside.untyped_storage().nbytes()), id(x)
+
+        def let_go(_: object) -> None:
+            del self._watched[number]
+            self._users[memory] -= 1
+            if not self._users[memory]:
+                self.held -= memory[1]
+
+        if not self._users[memory]:
+            self.held += memory[1]
+            self.most_held = max(self.most_held, self.held)
+        self._users[memory] += 1
+        self._watched[number] = weakref.ref(x, let_go)
 
     def launch(self, name: str, kernel: Callable[..., None], args: Any, kwargs: dict[str, Any]) -> None:
         """Of Triton's."""

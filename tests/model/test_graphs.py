@@ -23,9 +23,10 @@ from tpspec.comm.ledger import Counted, Ledger
 from tpspec.engine.engine import Engine
 from tpspec.model.batch import Span
 from tpspec.model.embedding import Embedding
-from tpspec.model.graphs import ROW_COUNTS, Forward, Graphs
+from tpspec.model.graphs import Forward, Graphs
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
+from tpspec.topology.working import ROW_COUNTS
 
 pytest.importorskip("triton")
 from tpspec.model.card_steps import CardSteps, Tiling

@@ -13,7 +13,7 @@ from tests.checkpoints import tiny
 from tests.draft.heads import mtp
 from tests.draft.heads.assistant import assistant
 from tpspec.draft.head_files import PATTERNS
-from tpspec.roles.fit import _shard_bytes, draft_bytes
+from tpspec.roles.fit import draft_bytes, shard_bytes
 from tpspec.topology.__main__ import main
 from tpspec.topology.checkpoint import HEADS
 from tpspec.topology.config import load
@@ -166,7 +166,7 @@ def test_memory_is_what_the_ranks_ask_for(tmp_path: Path) -> None:
         ROOT / "topologies" / "cpu-2.yaml",
         [f"target.model={folder}", f"draft={{source: model, model: {folder}}}", "cache={tokens: 100, page: 64}"],
     )
-    asked = [draft_bytes(made, on_card=False) * made.drafts_on(rank) + _shard_bytes(made, on_card=False)[rank]
+    asked = [draft_bytes(made, on_card=False) * made.drafts_on(rank) + shard_bytes(made, on_card=False)[rank]
              for rank in range(2)]  # fmt: skip
-    assert [memory.total for memory in memories(made)] == asked
+    assert [memory.total(on_card=False) for memory in memories(made)] == asked
     assert HEAD_FILES == PATTERNS

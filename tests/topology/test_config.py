@@ -46,7 +46,8 @@ def test_two_lines_are_enough_and_the_rest_has_the_documented_defaults(write) ->
     assert topology.target == TargetConfig(model="smollm2-135m", ranks=(0, 1))
     assert (topology.target.dtype, topology.target.fixed_weights) == ("bfloat16", (1.0, 1.0))
     assert (topology.draft.source, topology.draft.placement, topology.draft.tokens) == ("none", Placement(), "auto")
-    assert (topology.cache.tokens, topology.cache.page, topology.engine.max_rows) == (8192, 16, 256)
+    assert (topology.cache.tokens, topology.cache.num_tokens) == ("auto", 8192)
+    assert (topology.cache.page, topology.engine.max_rows) == (16, 256)
     assert (topology.accept, topology.deterministic, topology.engine.timeout_s) == ("match", False, 60)
 
 

@@ -69,7 +69,7 @@ class KVStore:
 
     small: in 8 bits, whatever the dtype they are written and read in. num_recent: slots of the layers that keep the
     last tokens, beside the num_slots that the others have; 0: they have those too. keys_alone: keys are their own
-    values.
+    values. num_positions: of a text at most; None: as many as there are slots.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class KVStore:
         small: bool = False,
         num_recent: int = 0,
         keys_alone: bool = False,
+        num_positions: int | None = None,
     ) -> None:
         self.recent = frozenset(layer for layer, of in kept.items() if of.is_recent and num_recent)
         self._whole = kept.keys() - self.recent
@@ -95,6 +96,7 @@ class KVStore:
         self.values = self.keys if keys_alone else cells()
         self._keys_alone = keys_alone
         self.num_slots, self.num_recent = num_slots, num_recent
+        self.num_positions = num_slots if num_positions is None else min(num_slots, num_positions)
         self.device = device
 
     @property

@@ -51,7 +51,7 @@ def load_assistant(given: Given) -> Assistant:
         keepers={_at(spec, target.spec.layers[index]): target.keeper(index) for index in kept.values()},
         embedding=target.embedding(),
         enter=own.column_parallel([whole_place(ENTER, spec.hidden, 2 * target.spec.hidden)], biased=False),
-        model=loader.alone(given.num_slots),
+        model=loader.alone(given.num_slots, num_positions=given.num_positions),
         leave=own.column_parallel([whole_place(LEAVE, target.spec.hidden, spec.hidden)], biased=False),
         max_positions=shape.max_positions,
     )

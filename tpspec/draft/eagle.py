@@ -94,9 +94,10 @@ class Head:
 
 
 class EagleRun(OverTexts):
-    """The `Run` of a head, over num_slots slots of its own. vocab: ids of the target."""
+    """The `Run` of a head, over num_slots slots of its own. vocab: ids of the target. num_positions: of a text at most,
+    if they are fewer than slots."""
 
-    def __init__(self, head: Head, vocab: int, num_slots: int) -> None:
+    def __init__(self, head: Head, vocab: int, num_slots: int, num_positions: int | None = None) -> None:
         super().__init__(head.project, head.shape.dtype, head.shape.device)
         self.vocab = vocab
         # A row stands at the position of the token before it, so one token more can be read.
@@ -104,8 +105,10 @@ class EagleRun(OverTexts):
         shape, heads = head.shape, head.layer.sight.heads
         self._head = head
         kept = {head.layer.index: Kept(heads.num_kv, heads.dim)}
-        self.store = KVStore(kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone)
-        ropes = [Rope(frequencies, num_slots, shape.dtype, shape.device) for frequencies in head.ropes]
+        self.store = KVStore(
+            kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone, num_positions=num_positions
+        )
+        ropes = [Rope(frequencies, self.store.num_positions, shape.dtype, shape.device) for frequencies in head.ropes]
         self._runner = Runner(shape, ropes, self.store, head.embedding)
         size = self._runner.most_prepared, head.embedding.width
         self._feature_TD = torch.zeros(size, dtype=shape.dtype, device=shape.device)  # of a replay

@@ -156,10 +156,10 @@ class Given:
 
     accept: the rule's name. vocab: ids of the target. target, folder: of the target's checkpoint, and of what
     draft.model names. num_slots, num_states, quantize: of what it has of its own, tokens and texts of its cache and
-    its matrices. shard: this rank's part of the target, loaded when it is first asked for, and pool its pages; thinned:
-    that part without some sublayers, on the same cache. None where the source runs beside no shard. branches: children
-    of a node that its trees may have; 1 makes chains. shape: makes what its trees of so many levels look like, where
-    odds are not to decide.
+    its matrices. num_positions: of a text at most; None: as many as slots. shard: this rank's part of the target,
+    loaded when it is first asked for, and pool its pages; thinned: that part without some sublayers, on the same cache.
+    None where the source runs beside no shard. branches: children of a node that its trees may have; 1 makes chains.
+    shape: makes what its trees of so many levels look like, where odds are not to decide.
     """
 
     noise: Noise
@@ -171,6 +171,7 @@ class Given:
     device: torch.device
     num_slots: int
     num_states: int = 1
+    num_positions: int | None = None
     quantize: Quantize | None = None
     shard: Callable[[], Decoder] | None = None
     pool: PagePool | None = None

@@ -46,7 +46,8 @@ def load_run(given: Given) -> ModelRun:
     assert given.folder is not None, "the rules of a topology ask for it"
     shape = ModelShape.of(given.folder)
     decoder = load_whole(
-        given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize, num_states=given.num_states
-    )
+        given.folder, shape, given.dtype, given.device, given.num_slots, given.quantize, num_states=given.num_states,
+        num_positions=given.num_positions,
+    )  # fmt: skip
     decoder.prepare()
     return ModelRun(decoder, shape.vocab, shape.max_positions)

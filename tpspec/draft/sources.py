@@ -119,7 +119,7 @@ def _mtp(given: Given, *, support: int = 64) -> Modelled:
 
 
 def _with_head(given: Given, head: Head, support: int) -> Modelled:
-    run = EagleRun(head, given.vocab, given.num_slots)
+    run = EagleRun(head, given.vocab, given.num_slots, given.num_positions)
     run.prepare()
     return Modelled(coupled_or_sampled(given, support, taps=head.taps, ids=head.ids), run)
 

@@ -30,6 +30,7 @@ from tpspec.measure.timeline import Timeline
 from tpspec.measure.trace import Mark, Round, round_between
 from tpspec.roles.build_drafter import ways_of
 from tpspec.roles.target import lead_rounds
+from tpspec.topology.caches import target_slots
 from tpspec.verify.match import walk
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
@@ -139,7 +140,7 @@ class Simulation:
         by_id = {script.id: script for script in scripts}
         fixed_rows = topology.engine.fixed_rows if topology.deterministic else None
         self.clock, self.timeline, ledger = VirtualClock(), Timeline(), Ledger()
-        pool = PagePool(-(-topology.cache.tokens // topology.cache.page), topology.cache.page)
+        pool = PagePool(target_slots(topology) // topology.cache.page, topology.cache.page)
         self.target = SimulatedTarget(time.target, by_id, self.clock, self.timeline, ledger, fixed_rows or 0)
         self.scheduler = Scheduler(
             pool, max_rows=topology.engine.max_rows, max_running=topology.serve.max_running, fixed_rows=fixed_rows

@@ -114,7 +114,7 @@ def _check_fits(topology: Topology, shape: ModelShape, shard: Shard, card: Card)
     if needed > card.usable_bytes:
         short = (needed - card.usable_bytes) / 2**30
         raise OutOfMemory(
-            f"shard {shard.index} of {target.model} with {topology.cache.tokens} cached tokens is {short:.1f} GiB "
+            f"shard {shard.index} of {target.model} with {topology.cache.num_tokens} cached tokens is {short:.1f} GiB "
             f"short on a {card.name}"
         )
 

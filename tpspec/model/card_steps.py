@@ -285,7 +285,7 @@ class CardSteps:
         self._tables: dict[tuple[Heads, bool], Table] = {}
         for heads, window in sorted(self._shape.sights, key=lambda sight: sight.window or 0):  # the longest counts
             num_slots = (self._store.num_slots if window is None else self._store.num_recent) or self._store.num_slots
-            table = Table(num_slots, window, self._store.num_slots, device, most_rows)
+            table = Table(num_slots, window, self._store.num_positions, device, most_rows)
             self._tables[heads, window is not None] = table
         states = self._text_states
         self._states = None if states is None else CardStates(states, device, self._overlap, most_rows)

@@ -14,6 +14,7 @@ import torch
 from tpspec.model import card_rows as kernels
 from tpspec.model.batch import paths
 from tpspec.staged import Staged
+from tpspec.topology.working import most_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,8 +61,7 @@ class Table:
         self._window, self.most_rows, self.num_tiles = window, most_rows, 0
         self._tiles_at = kernels.ROW_SIZE * most_rows
         self._blocks_at = self._tiles_at + kernels.TILE_SIZE * most_rows
-        # A block has one key at least, and spans may share some.
-        self._most_blocks = 2 * num_slots
+        self._most_blocks = most_blocks(num_slots)
         self._numbers = Staged(self._size(self._most_blocks), torch.int64, device)
         self._usual_size = self._size(min(USUAL_BLOCKS, self._most_blocks))
         self._begins = [*range(0, self._tiles_at, most_rows), self._tiles_at]

@@ -21,6 +21,7 @@ import torch
 from tpspec.capture import captured
 from tpspec.comm.ledger import Ledger
 from tpspec.staged import Staged
+from tpspec.topology.working import ROW_COUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tpspec.model.embedding import Tables
     from tpspec.model.steps import MadeSteps, RecordedSteps
 
-ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REHEARSALS = 2  # the first compiles kernels and sets up communicators; the second is timed
 
 Made = TypeVar("Made")

@@ -84,9 +84,13 @@ class Loader:
         matrices = Matrices(checkpoint, spec.stored, dtype, device, quantize, adds_biases=shard.index == 0)
         return cls(spec, shard, matrices)
 
-    def alone(self, num_slots: int, small_cache: bool = False, num_states: int = 0) -> Decoder:
+    def alone(
+        self, num_slots: int, small_cache: bool = False, num_states: int = 0, num_positions: int | None = None
+    ) -> Decoder:
         """The decoder of a model that is not sharded."""
-        return self.decoder(OneRank(), num_slots, small_cache=small_cache, num_states=num_states)
+        return self.decoder(
+            OneRank(), num_slots, small_cache=small_cache, num_states=num_states, num_positions=num_positions
+        )
 
     def decoder(
         self,
@@ -99,13 +103,15 @@ class Loader:
         num_recent: int = 0,
         num_states: int = 0,
         num_kept: int = 0,
+        num_positions: int | None = None,
         ledger: Ledger | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
 
         small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. num_states, num_kept:
-        texts, and beginnings, that are kept in layers of linear attention. fixed_rows, compiled, ledger: see Decoder.
+        texts, and beginnings, that are kept in layers of linear attention. num_positions: of a text at most, if they
+        are fewer than slots. fixed_rows, compiled, ledger: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers: list[Layer | LinearLayer] = []
@@ -120,7 +126,7 @@ class Loader:
         kept = {index: Kept(heads.num_kv, heads.dim, window is not None) for index, (heads, window) in sights.items()}
         store = KVStore(
             kept, num_slots, self.dtype, self.device, small=small_cache, num_recent=num_recent,
-            keys_alone=spec.latent is not None,
+            keys_alone=spec.latent is not None, num_positions=num_positions,
         )  # fmt: skip
         return Decoder(
             embedding=self._embedding(),
@@ -128,7 +134,7 @@ class Loader:
             layers=layers,
             norm=self._norm("model.norm.weight", spec.hidden),
             head=head,
-            ropes=[Rope(frequencies, num_slots, self.dtype, self.device) for frequencies in spec.ropes],
+            ropes=[Rope(frequencies, store.num_positions, self.dtype, self.device) for frequencies in spec.ropes],
             shape=self._shape(sights.values()),
             comm=comm,
             store=store,
@@ -367,8 +373,10 @@ def load_whole(
     *,
     small_cache: bool = False,
     num_states: int = 1,
+    num_positions: int | None = None,
 ) -> Decoder:
     """A model that is not sharded, with an empty cache of num_slots tokens. num_states: texts that it may keep a state
-    of, if it does."""
+    of, if it does. num_positions: see Loader.decoder."""
     (whole,) = split(shape, (1.0,))
-    return Loader.open(folder, whole, dtype, device, quantize).alone(num_slots, small_cache, num_states)
+    loader = Loader.open(folder, whole, dtype, device, quantize)
+    return loader.alone(num_slots, small_cache, num_states, num_positions)

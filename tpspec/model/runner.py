@@ -16,8 +16,9 @@ from tpspec.comm.ledger import Ledger
 from tpspec.model.attention import fused
 from tpspec.model.chunks import compiled_attend
 from tpspec.model.compiled import compiled_steps
-from tpspec.model.graphs import ROW_COUNTS, CardRecorder, Graphs
+from tpspec.model.graphs import CardRecorder, Graphs
 from tpspec.model.steps import TorchSteps
+from tpspec.topology.working import ROW_COUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -25,7 +25,7 @@ from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
 from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, taps_elsewhere, ways_of
 from tpspec.roles.fit import target_pool
-from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT, num_states, recent_slots, target_slots
+from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT, num_positions, num_states, recent_slots, target_slots
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
@@ -173,7 +173,7 @@ def _decoder(
     return loader.decoder(
         comm, target_slots(topology), fixed_rows=fixed_rows, small_cache=small_cache,
         num_recent=recent_slots(topology, shape), num_states=num_running, num_kept=num_kept, ledger=ledger,
-        progress=progress,
+        num_positions=num_positions(shape, target_slots(topology)), progress=progress,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from tpspec.engine.remote import Way
 from tpspec.errors import UserError
 from tpspec.roles.fit import draft_pool
 from tpspec.roles.tokenizers import check_same_tokenizer
-from tpspec.topology.caches import draft_slots
+from tpspec.topology.caches import draft_slots, num_positions
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.sizes import DTYPE_BYTES
@@ -141,16 +141,18 @@ def _given(
     folder = None if named is None else find(named, head=draft.own_model is None)
     if folder is not None and draft.own_model is not None:
         check_same_tokenizer(target_folder, folder, topology.target.model, draft.own_model)
+    target, num_slots = ModelShape.of(target_folder), draft_slots(topology)
     return Given(
         noise=CounterNoise(),
         accept=topology.accept,
-        vocab=ModelShape.of(target_folder).vocab,
+        vocab=target.vocab,
         target=target_folder,
         folder=folder,
         dtype=DTYPES[draft.dtype or topology.target.dtype],
         quantize=draft.quantize,
         device=device,
-        num_slots=draft_slots(topology),
+        num_slots=num_slots,
+        num_positions=num_positions(target, num_slots),
         num_states=topology.serve.max_running,
         shard=shard,
         pool=pool,

@@ -10,15 +10,14 @@ import faulthandler
 import os
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from tpspec.comm.channel import open_channel
-from tpspec.comm.communicator import NOTE_BYTES
 from tpspec.comm.distributed import SHARING, Place, World, join_world
 from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import go_first, open_gap
@@ -26,27 +25,25 @@ from tpspec.comm.messages import News, Stop
 from tpspec.comm.process import keep_to_own_cores, num_cores, settle
 from tpspec.comm.sockets import check_room
 from tpspec.comm.watch import Watch
-from tpspec.errors import EXIT_CODES, UserError, WorldFailure
+from tpspec.errors import UserError, WorldFailure
 from tpspec.output import output_in_words
+from tpspec.roles.agree import agreed, ranks_here, settled
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.drafter import Orders
 from tpspec.roles.fit import check_drafter_fits, check_fits
 from tpspec.roles.guard import Guard
-from tpspec.roles.memory import memory_lasts, memory_suffices
+from tpspec.roles.memory import memory_lasts
 from tpspec.roles.target import Inbox, follow_rounds, lead_rounds
-from tpspec.roles.weights import capacity, with_weights
-from tpspec.topology.balance import Capacity
 from tpspec.topology.config import Topology, automatic, dump, load, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from tpspec.comm.channel import Channel
     from tpspec.comm.emulate import Emulation
     from tpspec.comm.messages import Stats
     from tpspec.engine.engine import Engine, Supply
 
-Result = TypeVar("Result")
 SPEAKING_S = 10.0  # at most, for a rank that is still importing
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -152,8 +149,8 @@ class Seat:
         To be drawn from by the engine, or not.
         """
         rank, device, built = self.world.rank, self.world.device, self.built
-        on_device = _on_device(self.world.place, device)
-        agreed(self.world, lambda: check_drafter_fits(topology, rank, device, on_device))
+        sharing = ranks_here(self.world)
+        agreed(self.world, lambda: check_drafter_fits(topology, rank, device, sharing))
         made = agreed(self.world, lambda: None if built is None else built.supply(topology))
         self.prepare(made)
         return made
@@ -238,9 +235,11 @@ def open_seat(
     if topology.draft.placement.kind == "gaps" and device.type == "cpu":
         keep_to_own_cores(place.local_rank, place.local_size)  # the drafter too: the gaps of one shard, no other's time
     with join_world(place, device, topology.engine.timeout_s) as world, _watch(topology, world) as watch:
-        settled = _settle_weights(topology, world, place, device)
-        agreed(world, lambda: check_fits(settled, place.rank, device, _on_device(place, device)))
-        seat = agreed(world, lambda: _take_seat(settled, world, watch, prepare))
+        made = settled(topology, world)
+        if made.cache != topology.cache and device.type == "cuda" and world.rank == made.target.ranks[0]:
+            _say(f"cache.tokens: auto is {made.cache.tokens:,} here")
+        agreed(world, lambda: check_fits(made, place.rank, device, ranks_here(world)))
+        seat = agreed(world, lambda: _take_seat(made, world, watch, prepare))
         try:
             seat.prepare(seat.own)
             settle()
@@ -303,48 +302,6 @@ def pick_device(topology: Topology, place: Place) -> torch.device:
             "or link.transport: host"
         )
     return torch.device("cuda", place.local_rank % num_cards)
-
-
-def _on_device(place: Place, device: torch.device) -> Sequence[int]:
-    """Ranks on the CPU share the memory of their host, and ranks whose numbers on it come to the same card that."""
-    if device.type == "cpu":
-        return place.ranks_here
-    num_cards = torch.cuda.device_count()
-    return [rank for local, rank in enumerate(place.ranks_here) if local % num_cards == device.index]
-
-
-def _settle_weights(topology: Topology, world: World, place: Place, device: torch.device) -> Topology:
-    """The topology as it is, or with weights that its ranks' devices decide. Collective."""
-    if topology.target.fixed_weights is not None:
-        return topology
-    mine = agreed(world, lambda: capacity(topology, place.rank, device, _on_device(place, device)))
-    line = " ".join(map(str, astuple(mine)))
-    told = [world.announce(line if world.rank == rank else None, rank) for rank in topology.target.ranks]
-    capacities = [Capacity(*map(float, line.split())) for line in told]
-    return agreed(world, lambda: with_weights(topology, capacities))
-
-
-def agreed(world: World, work: Callable[[], Result]) -> Result:
-    """`work` on every rank, nothing of it collective once it may fail. Where it does on one, for want of memory too,
-    all ranks fail alike, and the lead can say why."""
-    results, fault = list[Result](), ""
-    try:
-        with memory_suffices():
-            results.append(work())
-    except UserError as error:
-        fault = _short(f"{error.exit_code} {error}", NOTE_BYTES)
-    for rank in range(world.size):
-        told = world.announce(fault if world.rank == rank else None, lead=rank)
-        if told:
-            code, _, message = told.partition(" ")
-            raise EXIT_CODES[int(code)](message if rank == 0 else f"rank {rank}: {message}")
-    return results[0]
-
-
-def _short(text: str, num_bytes: int) -> str:
-    """Its beginning, if it is too long; never half a character."""
-    raw = text.encode()
-    return text if len(raw) <= num_bytes else raw[: num_bytes - len(" ...")].decode(errors="ignore") + " ..."
 
 
 def _take_seat(topology: Topology, world: World, watch: Watch, prepare: Callable[[Topology, Watch], None]) -> Seat:

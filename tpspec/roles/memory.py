@@ -30,7 +30,7 @@ def check_memory(needed: int, device: torch.device, what: str, beside: int = 0) 
     rest = f" beside {_gib(beside)} of the rest of this world" if beside else ""
     raise OutOfMemory(
         f"{what} needs {_gib(needed)} on {device}{rest}, {_gib(free)} are free ({_gib(needed + beside - free)} "
-        "too little); use more ranks, a smaller cache.tokens or a smaller model"
+        "too little); use more ranks, a smaller cache.tokens, engine.max_rows or model"
     )
 
 

@@ -16,6 +16,7 @@ from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import target_cache
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
+from tpspec.topology.held import shard_memory
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, weight_bytes
@@ -39,6 +40,7 @@ def capacity(topology: Topology, rank: int, device: torch.device, on_device: Seq
     held = drafting * sum(topology.drafts_on(other) for other in on_device)
     free = free_bytes(device)
     room = (float(2**62) if free is None else float(free - held)) / max(1, len(sharing))
+    room -= _rounds(topology) if device.type == "cuda" else 0
     speed = _bytes_per_s(device)
     beside = topology.draft.placement.kind == "gaps" and topology.draft.placement.rank == rank
     return Capacity(max(room, 0.0), speed, _aside(topology, drafting, speed) if beside else 0.0)
@@ -53,6 +55,14 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
     parts = balanced(held, capacities, 1 - _idle(topology, shape, whole) / held)
     weights = tuple(round(part / max(parts), 3) for part in parts)
     return topology.model_copy(update={"target": target.model_copy(update={"weights": weights})})
+
+
+def _rounds(topology: Topology) -> int:
+    """Bytes of what rounds take of a card, as if all ranks held equal parts."""
+    shape = ModelShape.of(find(topology.target.model))
+    return max(
+        shard_memory(topology, shape, shard).rounds for shard in split(shape, (1.0,) * len(topology.target.ranks))
+    )
 
 
 def _idle(topology: Topology, shape: ModelShape, whole: Shard) -> float:

@@ -33,7 +33,7 @@ class States(NamedTuple):
 
 def target_slots(topology: Topology) -> int:
     """Of the target's cache: whole pages."""
-    return -(-topology.cache.tokens // topology.cache.page) * topology.cache.page
+    return -(-topology.cache.num_tokens // topology.cache.page) * topology.cache.page
 
 
 def recent_slots(topology: Topology, shape: ModelShape) -> int:
@@ -51,7 +51,7 @@ def recent_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine:
         return 0
     of_each = -(-(shape.window - 2) // cache.page) + 2
     num_pages = min(serve.max_running, engine.max_rows) * of_each + -(-engine.max_rows // cache.page)
-    return num_pages * cache.page if num_pages * cache.page < cache.tokens else 0
+    return num_pages * cache.page if num_pages * cache.page < cache.num_tokens else 0
 
 
 def num_states(topology: Topology, shape: ModelShape) -> States:
@@ -75,6 +75,11 @@ def draft_slots(topology: Topology) -> int:
     """Of a draft model's cache: beyond what the target caches, each sequence holds the futures of its text."""
     page = topology.cache.page
     return target_slots(topology) + topology.serve.max_running * -(-FUTURES // page) * page
+
+
+def num_positions(shape: ModelShape, num_slots: int) -> int:
+    """Of a text of that target, with its futures, in a cache of so many slots."""
+    return num_slots if shape.max_positions is None else min(num_slots, shape.max_positions + FUTURES)
 
 
 def target_cache(topology: Topology, shape: ModelShape, shard: Shard) -> int:

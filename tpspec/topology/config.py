@@ -44,6 +44,7 @@ __all__ = [
 Dtype = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["int8", "int4"]
 Role = Literal["target", "drafter"]
+USUAL_TOKENS = 8192  # that a cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +215,18 @@ class LinkConfig(Section):
 
 
 class CacheConfig(Section):
-    tokens: int = Field(default=8192, ge=1, lt=1 << 48, description="a whole number of tokens, 1 or more")
+    tokens: Annotated[int, Field(ge=1, lt=1 << 48)] | Literal["auto"] = Field(
+        default="auto", description="auto, or a whole number of tokens, 1 or more"
+    )
     page: Annotated[int, AfterValidator(_power_of_two)] = Field(default=16, ge=1, description="a power of two")
     prefix: bool = Field(default=True, description="true or false")
     states: int = Field(default=16, ge=0, lt=1 << 16, description="a whole number of states from 0 to 65535")
     dtype: Literal["int8"] | None = Field(default=None, description="null (as the target) or int8")
+
+    @property
+    def num_tokens(self) -> int:
+        """The number given, or what auto is where no card has decided it."""
+        return USUAL_TOKENS if self.tokens == "auto" else self.tokens
 
 
 class ServeConfig(Section):

@@ -373,7 +373,7 @@ def topology_of(wish: Wish, best: Plan) -> Topology:
             **({"pipeline": {"policy": "fan_out", "fan_out": FAN_OUT}} if ahead else {}),
             "device": "cuda",
             **({"link": {"table": wish.link}} if wish.link else {}),
-            "cache": {"tokens": wish.page_context},
+            "cache": {"tokens": "auto"},
         }
     )
 

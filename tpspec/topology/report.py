@@ -6,43 +6,20 @@ Computes from sizes alone; must not print, import torch, read a weight or need a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
 
 from tpspec.topology.assistants import check_assistant
-from tpspec.topology.caches import (
-    draft_cache,
-    draft_states,
-    each_state,
-    head_cache,
-    layer_cache,
-    num_states,
-    target_cache,
-)
+from tpspec.topology.caches import draft_states, each_state, num_states
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
-from tpspec.topology.head_files import check_layer, head_bytes, is_assistant
+from tpspec.topology.head_files import check_layer, is_assistant
+from tpspec.topology.held import Memory, drafter_memory, shard_memory
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
-from tpspec.topology.sizes import DTYPE_BYTES, last_layer, layer_bytes, weight_bytes
+from tpspec.topology.sizes import DTYPE_BYTES
 
-HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache", "total")
+HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache")
 NO_SLICES = ("-", "-", "-", "-")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of one rank."""
-
-    weights: int = 0
-    kv: int = 0
-
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(self.weights + other.weights, self.kv + other.kv)
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv
 
 
 def describe(topology: Topology) -> list[str]:
@@ -55,7 +32,7 @@ def describe(topology: Topology) -> list[str]:
         f"target {target.model} ({target.quantize or target.dtype}), accept by {topology.accept}",
         f"draft {drafter}, tokens {draft.tokens}, pipeline {topology.pipeline.policy}",
         "",
-        *table([HEADERS, *_rows(topology, shape)]),
+        *table([*_rows(topology, shape)]),
         *_states(topology, shape),
         "",
         *_round(topology, shape),
@@ -64,16 +41,20 @@ def describe(topology: Topology) -> list[str]:
 
 
 def _rows(topology: Topology, shape: ModelShape) -> Iterator[tuple[str, ...]]:
+    """The heads, and a row for each rank; what rounds take where there may be cards."""
+    on_card = topology.device != "cpu"
+    yield (*HEADERS, *(["rounds"] if on_card else []), "total")
     holders = dict(zip(topology.target.ranks, _shards(topology, shape), strict=True))
     for rank, memory in enumerate(memories(topology)):
         slices = _slices(holders[rank]) if rank in holders else NO_SLICES
-        yield (str(rank), _role(topology, rank), *slices, *map(_size, (*astuple(memory), memory.total)))
+        sizes = memory.weights, memory.kv, *([memory.rounds] if on_card else []), memory.total(on_card=on_card)
+        yield (str(rank), _role(topology, rank), *slices, *map(_size, sizes))
 
 
 def memories(topology: Topology) -> list[Memory]:
     """Of each rank: its shard, and the drafter that runs there."""
     shape, drafter = shape_of(topology.target.model), _drafter_memory(topology)
-    shards = (_shard_memory(topology, shape, shard) for shard in _shards(topology, shape))
+    shards = (shard_memory(topology, shape, shard) for shard in _shards(topology, shape))
     held = dict(zip(topology.target.ranks, shards, strict=True))
     return [
         held.get(rank, Memory()) + (drafter if topology.drafts_on(rank) else Memory())
@@ -85,35 +66,23 @@ def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
     return split(shape, topology.target.fixed_weights or (1.0,) * len(topology.target.ranks))
 
 
-def _shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
-    held = weight_bytes(shape, shard, topology.target.dtype, topology.target.quantize)
-    return Memory(held, target_cache(topology, shape, shard))
-
-
 def _drafter_memory(topology: Topology) -> Memory:
-    """A drafter's model is whole wherever it runs, and keeps a cache of its own. A head that is not here counts 0."""
-    if topology.draft.head is not None:
-        folder = local(topology.draft.head, head=True)
-        if folder is None:
+    """A head that is not here counts 0. UserError where what is named cannot draft."""
+    draft, target, head, own = topology.draft, shape_of(topology.target.model), None, None
+    if draft.head is not None:
+        if (head := local(draft.head, head=True)) is None:
             return Memory()
-        target = shape_of(topology.target.model)
-        if is_assistant(folder):
-            check_assistant(target, folder)
-        return Memory(head_bytes(folder), head_cache(topology, target, folder))
-    dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
-    if topology.draft.has_own_layer:
-        target = shape_of(topology.target.model)
+        if is_assistant(head):
+            check_assistant(target, head)
+    elif draft.has_own_layer:
         if (folder := local(topology.target.model)) is not None:
             check_layer(folder, target.num_layers)
-        return Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, last_layer(target)))
-    if topology.draft.own_model is None:
-        return Memory()
-    shape = shape_of(topology.draft.own_model)
-    for kind in topology.draft.kinds:
-        if kind.loads == "model":
-            kind.check_model(shape, topology.draft.own_model)
-    (whole,) = split(shape, (1.0,))
-    return Memory(weight_bytes(shape, whole, dtype, quantize), draft_cache(topology, shape, whole, dtype))
+    elif draft.own_model is not None:
+        own = shape_of(draft.own_model)
+        for kind in draft.kinds:
+            if kind.loads == "model":
+                kind.check_model(own, draft.own_model)
+    return drafter_memory(topology, target, own, head)
 
 
 def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
@@ -176,6 +145,8 @@ def _drafting(topology: Topology, shape: ModelShape) -> Iterator[str]:
 def _notes(topology: Topology) -> Iterator[str]:
     if topology.target.fixed_weights is None:
         yield "slices above are for equal weights; auto decides them on the machine, from its cards"
+    if topology.cache.tokens == "auto" and topology.device != "cpu":
+        yield f"kv caches above are of {topology.cache.num_tokens} tokens; auto is on cards what they have room for"
     head = topology.draft.head
     if head is not None and local(head, head=True) is None:
         check_name(head)

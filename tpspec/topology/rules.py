@@ -106,8 +106,8 @@ def _fixed_rows_fit(fixed_rows: int, max_rows: int, deterministic: bool) -> str 
     return f"is {fixed_rows}; should be at most engine.max_rows ({max_rows})"
 
 
-def _cache_holds_a_page(tokens: int, page: int) -> str | None:
-    return None if tokens >= page else f"is {tokens}; should be at least cache.page ({page})"
+def _cache_holds_a_page(tokens: int | str, page: int) -> str | None:
+    return None if isinstance(tokens, str) or tokens >= page else f"is {tokens}; should be at least cache.page ({page})"
 
 
 def _one_link_cost(table: str | None, latency_us: float | None, gbytes_per_s: float | None) -> str | None:

@@ -118,7 +118,7 @@ def log_mass(scores_TV: Tensor) -> tuple[Tensor, Tensor]:
     """(largest score, sum of exp above it) of each row, float32 [T] and float64 [T]; a row of -inf gives (-inf, 0)."""
     top_T = scores_TV.amax(1)
     shift_T = top_T.double().masked_fill(top_T.isneginf(), 0.0)
-    return top_T, (scores_TV.double() - shift_T.unsqueeze(1)).exp_().sum(1)
+    return top_T, (scores_TV - shift_T.unsqueeze(1)).exp_().sum(1)  # in float64, as the shift is
 
 
 def merged_log_mass(top_NT: Tensor, sum_NT: Tensor) -> Tensor:

@@ -1,0 +1,163 @@
+"""`cache.tokens: auto`, and what rounds take of a card beside weights and caches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.checkpoints import tiny
+from tests.draft.kits import KITS, draft_section
+from tests.emulated_card import CARD, MEMORY, PROPERTIES, emulated_card
+from tests.worlds import serve, topology
+from tpspec.comm.communicator import OneRank
+from tpspec.model.batch import Span
+from tpspec.request import Request, Sampling
+from tpspec.roles import memory
+from tpspec.roles.build import build_engine
+from tpspec.roles.fit import draft_bytes, shard_bytes
+from tpspec.roles.room import CONTEXT, GRAIN, LEAST_LEFT, LEAST_TOKENS, LEFT, most_tokens, num_cached, with_tokens
+from tpspec.topology.config import Topology
+from tpspec.topology.report import memories
+from tpspec.topology.shape import known_models
+from tpspec.topology.working import ROW_COUNTS, most_blocks
+from tpspec.verify.shards import tell_candidates
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+GIB = 1 << 30
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its config: of weights nobody here reads a byte."""
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "config.json").write_text(json.dumps(known_models()[LLAMA]))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def box(model: Path, num_ranks: int = 1, **keys: Any) -> Topology:
+    """A topology that says nothing of its cache, or of numbers."""
+    target = {"model": str(model), "ranks": tuple(range(num_ranks))}
+    return Topology.model_validate({"name": "a box", "target": target, "device": "cuda"} | keys)
+
+
+def held(made: Topology, tokens: int, *ranks: int) -> int:
+    """Bytes of these ranks with such a cache."""
+    sized = with_tokens(made, tokens)
+    drafting = draft_bytes(sized, on_card=True) * sum(map(sized.drafts_on, ranks))
+    return drafting + sum(shard_bytes(sized, on_card=True)[rank] for rank in ranks)
+
+
+@given(room=st.integers(0, 40 * GIB), num_ranks=st.integers(1, 5), page=st.sampled_from([1, 16, 4096]))
+def test_a_cache_is_as_large_as_there_is_room_for(llama: Path, room: int, num_ranks: int, page: int) -> None:
+    """To a page or to 1,024 tokens, and down to the least, of which whoever loads a shard finds whether it fits."""
+    made = box(llama, num_ranks, cache={"page": page}, draft={"source": "ngram"})
+    tokens, grain = most_tokens(made, [0], room), max(GRAIN, page)
+    assert tokens == LEAST_TOKENS or (tokens % grain == 0 and held(made, tokens, 0) <= room)
+    assert held(made, max(tokens, grain) + grain, 0) > room or tokens == 64 * 131072
+
+
+def test_ranks_of_one_card_and_a_draft_model_beside_them_share_its_room(llama: Path) -> None:
+    """Stands against a second shard, or a drafter, that finds no memory left."""
+    alone, two = box(llama, 1), box(llama, 2)
+    assert most_tokens(two, [0, 1], 20 * GIB) <= most_tokens(alone, [0], 20 * GIB) < most_tokens(two, [0], 20 * GIB)
+    drafting = box(llama, 2, draft={"source": "model", "model": str(llama)})
+    assert most_tokens(drafting, [1], 30 * GIB) == most_tokens(two, [1], 30 * GIB)  # the lead drafts for both
+    tokens = most_tokens(drafting, [0], 30 * GIB)
+    assert held(drafting, tokens, 0) <= 30 * GIB < held(drafting, tokens + GRAIN, 0)
+
+
+def test_a_small_model_on_a_large_card_does_not_take_all_of_it(tmp_path: Path) -> None:
+    made = box(tiny("smollm2", tmp_path))
+    assert most_tokens(made, [0], 80 * GIB) == 64 * 512
+    assert most_tokens(box(tmp_path, serve={"max_running": 100}), [0], 80 * GIB) == 100 * 512 // GRAIN * GRAIN
+
+
+def test_a_card_keeps_some_memory_for_what_is_not_counted(llama: Path) -> None:
+    """NCCL's buffers, graphs, and CUDA in the process of a drafter that is beside the shard."""
+    with emulated_card():
+        free, left = MEMORY[0], max(LEAST_LEFT, int(LEFT * PROPERTIES.total_memory))
+        made = box(llama, 2)
+        tokens = num_cached(made, CARD, [1])
+        assert tokens == most_tokens(made, [1], free - left)
+        draft = {"source": "model", "model": str(tiny("smollm2", llama / "draft")), "placement": {"gaps": 1}}
+        beside = box(llama, 2, draft=draft, pipeline={"policy": "fan_out"})
+        assert num_cached(beside, CARD, [1]) == most_tokens(beside, [1], free - left - CONTEXT)
+        assert num_cached(beside, CARD, [0]) == tokens
+        assert num_cached(beside, CARD, [0, 1]) == most_tokens(beside, [0, 1], free - 2 * left - CONTEXT)
+
+
+def test_on_a_cpu_a_cache_is_as_it_ever_was(llama: Path) -> None:
+    """Stands against a laptop whose memory fills up for a demo."""
+    assert num_cached(box(llama), CPU, [0]) == 8192
+
+
+def test_what_a_head_goes_on_from_has_to_find_room_on_the_host(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against the OOM killer, hours after the start: of every token that others may begin with, rows of three
+    layers stay in host memory, 24 KiB here."""
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    memory.MEMINFO.write_text(f"MemAvailable: {2**20} kB\n")
+    head = {"source": "mtp"}
+    with emulated_card():
+        assert num_cached(box(llama, 2, draft=head), CARD, [1]) == GIB // 2 // (24 << 10) // GRAIN * GRAIN
+        without = box(llama, 2, draft=head, cache={"prefix": False})
+        assert num_cached(without, CARD, [1]) == num_cached(box(llama, 2), CARD, [1]) > 40_000
+
+
+@pytest.mark.parametrize("kind", ["smollm2", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v3"])
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card, whose allocator has the say")
+def test_rounds_take_no_more_of_a_card_than_is_asked_for(kind: str, tmp_path: Path) -> None:
+    """Of two prompts that fill a round whose every row is drawn from. Stands against a start that fits and a round that
+    ends the world; and against half of what is asked for being of nothing."""
+    pytest.importorskip("triton")
+    rows, vocab = 96, 8192
+    folder = tiny(kind, tmp_path, vocab_size=vocab)
+    made = topology(folder, engine={"max_rows": rows}, cache={"tokens": 2 * rows}, device="cuda")
+    spans = [Span(seq, 0, (5,) * 48, ((48 * seq, 48),), 48) for seq in range(2)]
+    asked, unrecorded = (
+        memories(made)[0],
+        sum(ROW_COUNTS) * vocab * 4,
+    )  # which is what is asked for logits of recordings
+    with emulated_card() as card:
+        built = build_engine(made, OneRank(), CARD)
+        loaded = card.held
+        with torch.inference_mode():
+            tell_candidates(built.own.target.logits(spans).logits_TV.float(), 0)
+        assert asked.weights + asked.kv <= 1.05 * loaded
+        assert loaded < card.most_held <= asked.total(on_card=True) - unrecorded
+        assert asked.rounds - unrecorded < 2 * (card.most_held - asked.weights - asked.kv)
+        built.close()
+
+
+@pytest.mark.parametrize("name", [*KITS])
+def test_a_text_may_have_as_many_tokens_as_the_model_in_whatever_cache(name: str, tmp_path: Path) -> None:
+    """Rope is made for the positions of a text, not for as many as there are slots. Stands against drafts that look
+    further than that, at the end of a text as long as any."""
+    target = tiny("smollm2", tmp_path / "target", max_position_embeddings=40)
+    section = draft_section(name, target, tmp_path / "draft")
+    requests = [Request(i, (5 + i, 6, 7) * 8, 16, Sampling()) for i in range(2)]
+    roomy, tight = (
+        serve(topology(target, draft=draft, cache={"tokens": tokens}, engine={"max_rows": 64}), requests)
+        for draft, tokens in ((section, 4096), ({"source": "none"}, 96))
+    )
+    assert roomy.texts() == tight.texts()
+    assert all(len(text) == 16 for text in roomy.texts())
+
+
+@given(num_slots=st.integers(1, 1 << 24))
+def test_tables_of_a_large_cache_are_not_as_large(num_slots: int) -> None:
+    """Stands against 48 bytes of every slot on the card and on the host, where a block of keys is 64 slots."""
+    blocks = most_blocks(num_slots)
+    assert blocks == 2 * num_slots or blocks >= num_slots // 4 >= 16 * (num_slots // 64)
+    assert 24 * blocks <= max(24 << 16, 6 * num_slots)

@@ -1,0 +1,90 @@
+"""`cache.tokens: auto` becomes a number: on cards what they have room for, the same on every rank.
+
+Knows topologies, and bytes that are free; must not know how many ranks there are besides those of one device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.roles.fit import draft_bytes, shard_bytes
+from tpspec.roles.memory import free_bytes
+from tpspec.topology.checkpoint import find
+from tpspec.topology.config import USUAL_TOKENS
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.sizes import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tpspec.topology.config import Topology
+
+LEAST_TOKENS = 2048  # whether there is room for those, who loads a shard finds out
+MOST_TOKENS = 1 << 22
+USEFUL_TEXTS = 64  # of the model's longest: those that run, and what others may begin with
+GRAIN = 1024  # tokens
+# Of a card's memory, for what NCCL, graphs and the allocator of a rank take besides; and for CUDA itself in the process
+# of a drafter, which is not there yet. Estimated.
+LEFT, LEAST_LEFT, CONTEXT = 0.04, 512 << 20, 512 << 20
+MOST_TAPS = 3  # layers whose rows a head goes on from
+HOST_SHARE = 0.5  # of the host's free memory, for those rows of what others may begin with
+
+
+def num_cached(topology: Topology, device: torch.device, on_device: Sequence[int]) -> int:
+    """Tokens, as far as this device decides. on_device: ranks of the world that share it, this one too."""
+    if device.type != "cuda":
+        return USUAL_TOKENS
+    total = torch.cuda.get_device_properties(device).total_memory
+    free, drafting = free_bytes(device), _is_away(topology) * sum(map(topology.drafts_on, on_device))
+    assert free is not None, "a card tells"
+    left = len(on_device) * max(LEAST_LEFT, int(LEFT * total)) + drafting * CONTEXT
+    return min(most_tokens(topology, on_device, free - left), _kept_on_host(topology))
+
+
+def most_tokens(topology: Topology, on_device: Sequence[int], room: int) -> int:
+    """That these ranks have room for on one card, in so many bytes; LEAST_TOKENS where it is not even enough for them,
+    and no more than the longest texts would fill."""
+    longest = ModelShape.of(find(topology.target.model)).max_positions or MOST_TOKENS
+    most = min(MOST_TOKENS, longest * max(USEFUL_TEXTS, topology.serve.max_running))
+    grain = max(GRAIN, topology.cache.page)
+
+    def fits(tokens: int) -> bool:
+        return _held(with_tokens(topology, tokens), on_device) <= room
+
+    return max(LEAST_TOKENS, grain * _last(-(-most // grain), lambda count: fits(count * grain)))
+
+
+def with_tokens(topology: Topology, tokens: int) -> Topology:
+    return topology.model_copy(update={"cache": topology.cache.model_copy(update={"tokens": tokens})})
+
+
+def _held(topology: Topology, on_device: Sequence[int]) -> int:
+    shards, num_drafters = shard_bytes(topology, on_card=True), sum(map(topology.drafts_on, on_device))
+    drafting = draft_bytes(topology, on_card=True) if num_drafters else 0
+    return sum(shards.get(rank, 0) for rank in on_device) + num_drafters * drafting
+
+
+def _last(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, as all below it do; 0 where none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _is_away(topology: Topology) -> bool:
+    return topology.draft.placement.kind != "inline"
+
+
+def _kept_on_host(topology: Topology) -> int:
+    """Tokens of which the host has room for what layers made of them, where that is kept (engine/taps.py)."""
+    goes_on = any(kind.behind or kind.loads == "head" for kind in topology.draft.kinds)
+    free = free_bytes(torch.device("cpu")) if goes_on and topology.cache.prefix else None
+    if free is None:
+        return MOST_TOKENS
+    hidden = ModelShape.of(find(topology.target.model)).hidden
+    row = MOST_TAPS * hidden * DTYPE_BYTES[topology.target.dtype]
+    return max(LEAST_TOKENS, int(HOST_SHARE * free) // row // GRAIN * GRAIN)

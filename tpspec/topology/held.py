@@ -1,0 +1,69 @@
+"""What each rank holds: its shard, what drafts there, their caches, and what their rounds take on a card.
+
+Of shapes and files' sizes; must not look for a model, or at a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpspec.topology.caches import draft_cache, draft_slots, head_cache, layer_cache, target_cache, target_slots
+from tpspec.topology.head_files import head_bytes, is_assistant, layer_shape
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import last_layer, layer_bytes, weight_bytes
+from tpspec.topology.working import ROW_COUNTS, working_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tpspec.topology.config import Topology
+    from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank. rounds: of a card, beside the others."""
+
+    weights: int = 0
+    kv: int = 0
+    rounds: int = 0
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.weights + other.weights, self.kv + other.kv, self.rounds + other.rounds)
+
+    def total(self, *, on_card: bool) -> int:
+        return self.weights + self.kv + self.rounds * on_card
+
+
+def shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
+    target = topology.target
+    held = weight_bytes(shape, shard, target.dtype, target.quantize)
+    rounds = working_bytes(shape, shard, target.dtype, target_slots(topology), topology.engine.max_rows)
+    return Memory(held, target_cache(topology, shape, shard), rounds)
+
+
+def drafter_memory(topology: Topology, target: ModelShape, own: ModelShape | None, head: Path | None) -> Memory:
+    """Of a drafter wherever it runs: nothing of one that has no weights of its own.
+
+    own: of its model. head: the folder of its head. Neither: it may have a layer of the target's.
+    """
+    dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
+
+    def rounds(shape: ModelShape) -> int:
+        (whole,) = split(shape, (1.0,))
+        return working_bytes(shape, whole, dtype, draft_slots(topology), ROW_COUNTS[-1])
+
+    if own is not None:
+        (whole,) = split(own, (1.0,))
+        kept = draft_cache(topology, own, whole, dtype)
+        return Memory(weight_bytes(own, whole, dtype, quantize), kept, rounds(own))
+    if head is not None:
+        one_layer = "eagle" in topology.draft.sources and not is_assistant(head)
+        taken = rounds(layer_shape(head)) if one_layer else 0
+        return Memory(head_bytes(head), head_cache(topology, target, head), taken)
+    if topology.draft.has_own_layer:
+        layer = last_layer(target)
+        return Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, layer), rounds(layer))
+    return Memory()

@@ -1,0 +1,56 @@
+"""What rounds take of a card's memory beside weights and caches: logits, tables, and what rows are on their way.
+
+Of shapes and shards, in bytes, rather more than less. What CUDA, NCCL and an allocator take is not of a model, and no
+part of it. Must not know how a forward is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.topology.caches import num_positions
+from tpspec.topology.shards import by_heads
+from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
+
+if TYPE_CHECKING:
+    from tpspec.topology.shape import ModelShape
+    from tpspec.topology.shards import Shard
+
+ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # rows of forwards that are recorded
+SCATTERED_BLOCKS = 1 << 16  # that a table has room for in any case
+BLOCK_BYTES = 24  # three integers
+SPLITS = 8  # of the keys of rows that are few; of more rows they are fewer
+DRAWN_BYTES = 12  # of a logit that is drawn from: in float32, and in float64 where sums are told
+STEPS = 2  # of few rows, and of many; each has tables of its own
+
+
+def most_blocks(num_slots: int) -> int:
+    """Pieces of keys in one run of slots that a round may have, in a cache of so many.
+
+    One of a key each, and shared, in a small cache; of a large one in pages of eight slots or more, shared.
+    """
+    return min(2 * num_slots, max(SCATTERED_BLOCKS, num_slots // 4))
+
+
+def working_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, max_rows: int) -> int:
+    """Of a shard whose cache has so many slots, in rounds of as many rows."""
+    rows = max(max_rows, ROW_COUNTS[-1])
+    logits = sum(ROW_COUNTS) * DTYPE_BYTES[dtype] + rows * (DTYPE_BYTES[dtype] + DRAWN_BYTES)
+    turned = 2 * DTYPE_BYTES[dtype] * num_positions(shape, num_slots)
+    layers = [(one.shape.head_dim, bool(one.shape.num_windowed)) for one in by_heads(shape, shard)]
+    tables = STEPS * BLOCK_BYTES * most_blocks(num_slots) * (1 + (shape.window is not None))
+    ropes = sum(head_dim * turned * (1 + windowed) for head_dim, windowed in layers)
+    return logits * len(shard.vocab) + tables + ropes + rows * _row_bytes(shape, shard, dtype)
+
+
+def _row_bytes(shape: ModelShape, shard: Shard, dtype: str) -> int:
+    """Of a row where it is widest: between products, and in attention, whose parts are float32."""
+    experts, net, number = shape.experts, shape.delta_net, DTYPE_BYTES[dtype]
+    gated = 3 * max(len(shard.channels), len(shard.dense), len(shard.shared))  # gate and up, and what comes of them
+    if experts is not None:
+        gated = max(gated, experts.chosen * (3 * len(shard.channels) + shape.hidden))
+    queries = max(len(shard.heads) * one.shape.head_dim for one in by_heads(shape, shard))
+    wide = (SPLITS + 2) * queries
+    if net is not None:
+        wide += 2 * net.mixed_of(len(shard.delta_keys), len(shard.delta_values))
+    return number * (4 * shape.hidden + gated + 4 * queries) + WIDE_BYTES * wide
