@@ -10,8 +10,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
                 card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
                 rounds of 2 to 16 rows against rounds of one; rounds at a temperature against greedy ones; where kernels
-                begin before the one in front has ended, rounds of such against rounds of kernels in turn; and which
-                kernels take the time: from the end of the one before to its own, between which two it stands
+                begin before the one in front has ended, rounds of such against rounds of kernels in turn; which
+                kernels take the time: from the end of the one before to its own, between which two it stands; and
+                memory: what a start asks for, and what is taken
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
   prompts       rounds of more rows than are recorded, of a prompt behind few tokens and behind many, and of many texts:
@@ -158,12 +159,28 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
     found |= {"a round at temperature 0.8 to 0": warm}
     found |= {"waits of the host a round": waits(engine) if options.device == "cuda" else None}
     if options.device == "cuda":
+        found |= memory(options)
         forward, again = rounds_of(engine.target.decoder, 1, PROMPT + options.tokens // 2)
         forward()
         found |= kernel_times(again)
     del engine
     forget()
     return found | overlapped(options, 1 / found["tokens/s"])
+
+
+def memory(options: argparse.Namespace) -> dict[str, Any]:
+    """What a start asks for, and what has been taken: by tensors at most, and of the card by CUDA and graphs besides."""
+    from tpspec.topology.report import memories
+
+    (asked,) = memories(topology_of(options))
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "GiB asked for": asked.total(on_card=True) / 2**30,
+        "of it for rounds": asked.rounds / 2**30,
+        "GiB allocated at most": torch.cuda.max_memory_allocated() / 2**30,
+        "GiB that the allocator keeps besides": (torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) / 2**30,
+        "GiB of CUDA, kernels and graphs": (total - free - torch.cuda.memory_reserved()) / 2**30,
+    }
 
 
 def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
@@ -431,14 +448,18 @@ def sets(keys: dict[str, Any]) -> list[str]:
 def open_engine(options: argparse.Namespace, **keys: Any) -> Any:
     from tpspec.comm.communicator import OneRank
     from tpspec.roles.build import build_engine
+
+    built = build_engine(topology_of(options, **keys), OneRank(), torch.device(options.device))
+    built.own.prepare()
+    return built
+
+
+def topology_of(options: argparse.Namespace, **keys: Any) -> Any:
     from tpspec.topology.config import automatic
 
     keys = {"draft.source": "none", "target.dtype": "bfloat16", "cache.tokens": 2048} | keys
     overrides = [f"{key}={value}" for key, value in keys.items()]
-    topology = automatic(1, str(at(options.model, options.to)), cuda=options.device == "cuda", overrides=overrides)
-    built = build_engine(topology, OneRank(), torch.device(options.device))
-    built.own.prepare()
-    return built
+    return automatic(1, str(at(options.model, options.to)), cuda=options.device == "cuda", overrides=overrides)
 
 
 def prompt() -> tuple[int, ...]:

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def settled(topology: Topology, world: World) -> Topology:
-    """With numbers where it says `auto` for weights and the cache's tokens, as its ranks' devices decide."""
-    return _settle_cache(_settle_weights(topology, world), world)
+def settled(topology: Topology, world: World, *, fills: bool = True) -> Topology:
+    """With numbers where it says `auto` for weights and the cache's tokens, as its ranks' devices decide.
+
+    fills: whether that cache may take the memory that is left; else it is as on a CPU.
+    """
+    weighted = _settle_weights(topology, world)
+    return _settle_cache(weighted, world) if fills else with_tokens(weighted, weighted.cache.num_tokens)
 
 
 def ranks_here(world: World) -> Sequence[int]:
