@@ -169,7 +169,7 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:
-    """What a start asks for, and what has been taken: by tensors at most, and of the card by CUDA and graphs besides."""
+    """What a start asks for; what tensors have taken at most, and what of the card is taken besides."""
     from tpspec.topology.report import memories
 
     (asked,) = memories(topology_of(options))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 from scripts.serving import ROOT, environment
+from tests.checkpoints import tiny
+from tests.emulated_card import CARD, emulated_card
 from tests.processes import lives
 from tests.worlds import serve, topology
 from tpspec.comm.messages import Stats
@@ -170,3 +173,17 @@ def test_kernels_are_told_by_what_they_stand_between(monkeypatch: pytest.MonkeyP
         "product, between norm and place, 1 x, us": 10.0,
         "place, between product and product, 1 x, us": 1.0,
     }
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, which the script asks itself")
+def test_memory_is_told_beside_what_a_start_asks_for(script: ModuleType, tmp_path: Path) -> None:
+    """The numbers by which the estimates are to be judged once a card is at hand: stands against a script that stumbles
+    over them then."""
+    options = Namespace(model=tiny("smollm2", tmp_path / "model").name, to=tmp_path, device="cuda")
+    with emulated_card() as card:
+        weights = torch.zeros(1 << 20, device=CARD)
+        found = script.memory(options)
+        assert found["GiB allocated at most"] == card.most_held / 2**30 == weights.nbytes / 2**30
+    assert 0 < found["of it for rounds"] < found["GiB asked for"]
+    assert found["GiB of CUDA, kernels and graphs"] == pytest.approx(4, abs=0.1)  # the emulated card says so
