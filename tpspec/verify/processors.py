@@ -3,7 +3,7 @@
 Pure functions of a row and the prefix before it, drafts on its path included, so that a draft changes nothing but
 speed. Softmax of the scores that are kept is the law of the next token. Knows no rules, no noise, no other shard.
 
-Shapes: T rows, V ids of this shard, S listed scores of one row, in descending order.
+Shapes: T rows, R of them of one sequence, V ids of this shard, S listed scores of one row, in descending order.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tpspec.staged import sent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from tpspec.request import Sampling
@@ -31,7 +32,7 @@ def process(rows: RowLogits, draws: Sequence[Draw]) -> Tensor:
 
     The logits handed in are not changed. Rows at temperature 0 keep their scale.
     """
-    scores_TV = _edited(rows.logits_TV.float(), rows.start, draws)
+    scores_TV = _edited(rows.logits_TV, rows.start, draws)
     temperatures = [draw.sampling.temperature or 1.0 for draw in draws]
     if any(temperature != 1 for temperature in temperatures):
         scores_TV = scores_TV / sent(temperatures, scores_TV.device).unsqueeze(1)
@@ -48,11 +49,11 @@ def without_padding(scores_TV: Tensor, rows: RowLogits) -> Tensor:
 
 
 def _edited(logits_TV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
-    """Bias, penalties, ids withheld and ids not allowed; a copy only when there are any."""
+    """In float32, with bias, penalties, ids withheld and ids not allowed; a copy where there are any."""
     edits = [draw.edits for draw in draws]
     if not any(edits):
-        return logits_TV
-    logits_TV = logits_TV.clone()
+        return logits_TV.float()
+    logits_TV = logits_TV.to(torch.float32, copy=True)
     # The rows of a sequence stand together, want the same and follow the same text, which may be long.
     for (wanted, *_), alike in groupby(
         range(len(draws)), lambda i: (edits[i], id(draws[i].context), draws[i].sampling)
@@ -80,36 +81,41 @@ def _edit(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> None:
 
 def _penalize(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> None:
     """Repetition over prompt and output, then frequency and presence over the output, of which the drafts before a row
-    are part; vLLM's order and signs."""
-    wanted, num_prompt = draws[0].sampling, draws[0].num_prompt
-    prompt_V = _counts(logits_RV, start, draws[0].context[:num_prompt])
-    output_RV = _counts(logits_RV, start, draws[0].context[num_prompt:]) + _path_counts(logits_RV, start, draws)
-    repeated_RV = torch.where(
-        logits_RV > 0, logits_RV / wanted.repetition_penalty, logits_RV * wanted.repetition_penalty
+    are part; vLLM's order and signs. The C ids that occur are few, and others stay as they are."""
+    wanted, counted = draws[0].sampling, _occurring(draws, start, logits_RV.shape[1])
+    columns_C, prompt_C, output_RC = (sent(torch.from_numpy(counts), logits_RV.device) for counts in counted)
+    scores_RC = logits_RV[:, columns_C]
+    repeated_RC = torch.where(
+        scores_RC > 0, scores_RC / wanted.repetition_penalty, scores_RC * wanted.repetition_penalty
     )
-    logits_RV.copy_(torch.where(output_RV + prompt_V > 0, repeated_RV, logits_RV))
-    logits_RV -= wanted.frequency_penalty * output_RV
-    logits_RV -= wanted.presence_penalty * (output_RV > 0)
+    scores_RC = torch.where(output_RC + prompt_C > 0, repeated_RC, scores_RC)
+    scores_RC -= wanted.frequency_penalty * output_RC
+    scores_RC -= wanted.presence_penalty * (output_RC > 0)
+    logits_RV[:, columns_C] = scores_RC
 
 
-def _counts(logits_RV: Tensor, start: int, tokens: Sequence[int]) -> Tensor:
-    """How often each id of the shard occurs, float32 [V]."""
+def _occurring(
+    draws: Sequence[Draw], start: int, num_ids: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Ids of the shard that occur, from 0; how often each does in the prompt, where that counts; and for each draw how
+    often in the output and on its path."""
+    context, num_prompt = draws[0].context, draws[0].num_prompt
+    prompt = context[:num_prompt] if draws[0].sampling.repetition_penalty != 1 else ()
+    prompt_V, output_V = (_counts(tokens, start, num_ids) for tokens in (prompt, context[num_prompt:]))
+    path = [(row, token - start) for row, draw in enumerate(draws) for token in draw.path]
+    rows, columns = np.array([one for one in path if 0 <= one[1] < num_ids], np.int64).reshape(-1, 2).T
+    occurs_V = prompt_V + output_V > 0
+    occurs_V[columns] = True
+    columns_C = np.flatnonzero(occurs_V)
+    output_RC = np.tile(output_V[columns_C].astype(np.float32), (len(draws), 1))
+    np.add.at(output_RC, (rows, columns_C.searchsorted(columns)), 1)
+    return columns_C, prompt_V[columns_C].astype(np.float32), output_RC
+
+
+def _counts(tokens: Sequence[int], start: int, num_ids: int) -> NDArray[np.int64]:
+    """How often each id of the shard occurs, [V]."""
     columns = np.array(tokens, dtype=np.int64) - start  # numpy: torch reads a list in three times its time
-    held = columns[(columns >= 0) & (columns < logits_RV.shape[1])]
-    counts_V = np.bincount(held, minlength=logits_RV.shape[1]).astype(np.float32)
-    return sent(torch.from_numpy(counts_V), logits_RV.device)
-
-
-def _path_counts(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> Tensor:
-    """How often each id of the shard occurs in the path to each row: float32 [R, V], or [] where none has one."""
-    num_ids = logits_RV.shape[1]
-    columns = [(row, token - start) for row, draw in enumerate(draws) for token in draw.path]
-    cells = [row * num_ids + column for row, column in columns if 0 <= column < num_ids]
-    if not cells:
-        return logits_RV.new_zeros(())
-    counts_RV, at = torch.zeros_like(logits_RV), sent(cells, logits_RV.device)
-    counts_RV.view(-1).index_add_(0, at, torch.ones_like(at, dtype=counts_RV.dtype))
-    return counts_RV
+    return np.bincount(columns[(columns >= 0) & (columns < num_ids)], minlength=num_ids)
 
 
 def num_kept(scores_S: Tensor, log_total: float, complete: bool, sampling: Sampling) -> int | None:
