@@ -101,8 +101,10 @@ class TiledLinear(_Product):
         width = num_inputs + num_inputs % 2
         words = torch.empty(-(-num_outputs // TILE), width // 2, TILE, dtype=torch.int32)
         for first in range(0, num_outputs, BLOCK):
-            block = F.pad(weight_OI[first : first + BLOCK], (0, width - num_inputs)).contiguous()
-            _tile(words[first // TILE :], block.view(torch.int32))
+            block = weight_OI[first : first + BLOCK]
+            if width > num_inputs:
+                block = F.pad(block, (0, width - num_inputs))
+            _tile(words[first // TILE :], block.contiguous().view(torch.int32))
         weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, 0, words.data_ptr(), None, None)
         super().__init__(loaded, weight, (words,), bias_O)
 
@@ -121,8 +123,10 @@ def _words(codes_OW: Tensor, bits: Bits) -> Tensor:
 def _tile(to: Tensor, values_OX: Tensor) -> None:
     """[O, X] -> the first tiles of `to` [tiles, X, TILE]; zeros fill the last one up."""
     num_outputs, width = values_OX.shape
-    filled = F.pad(values_OX, (0, 0, 0, -num_outputs % TILE)).view(-1, TILE, width)
-    to[: len(filled)] = filled.transpose(1, 2)
+    if num_outputs % TILE:
+        values_OX = F.pad(values_OX, (0, 0, 0, -num_outputs % TILE))
+    tiles = values_OX.reshape(-1, TILE, width)
+    to[: len(tiles)] = tiles.transpose(1, 2)
 
 
 def multiplies_pairs(loaded: ctypes.CDLL) -> bool:
