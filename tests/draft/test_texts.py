@@ -62,7 +62,9 @@ def test_texts_that_begin_alike_share_what_is_known_of_that(data: DataObject) ->
         told = read = 0
         while read < len(tokens):
             again, told = told - data.draw(integers(0, told)), min(told + data.draw(steps), len(tokens))
-            run.observe(Taps({seq: (again, _made_of(tokens)[again:told])}))
+            before = data.draw(integers(0, again))  # what others have read, if it begins anew
+            rows = {seq: (again if before == 0 else before, _made_of(tokens)[before or again : told])}
+            run.observe(Taps(rows, {seq: _made_of(tokens)[:before]} if before else {}))
             start, stop = read - data.draw(integers(0, read)), min(read + data.draw(steps), told + 3, len(tokens))
             run._read([Span(seq, start, tuple(tokens[start:stop]), ((start, stop - start),), 1)])
             read = max(read, min(stop, told))
@@ -75,6 +77,30 @@ def test_texts_that_begin_alike_share_what_is_known_of_that(data: DataObject) ->
     for seq in texts:
         run.forget(seq)
     assert not run._blocks
+
+
+def test_what_others_have_read_is_made_when_a_text_is_read_and_once_for_all_that_begin_so() -> None:
+    """Stands against a prompt of 100,000 tokens that comes to a card in one piece, 2 GB of three layers, and again for
+    every text that begins with it."""
+    made: list[int] = []
+
+    def project(rows_nW: torch.Tensor) -> torch.Tensor:
+        made.append(len(rows_nW))
+        return rows_nW * 2
+
+    run, size = OverTexts(project, torch.float32, torch.device("cpu")), 2 * BLOCK + 5
+    tokens = [number % 7 for number in range(size + 1)]
+    rows = _made_of(tokens)
+    for seq in range(3):
+        run.observe(Taps({seq: (size, rows[size:])}, {seq: rows[:size]}))
+    assert max(made) == 5  # those behind the whole blocks, where it goes on
+    made.clear()
+    for seq in range(3):
+        for start in range(0, size + 1, 64):
+            stop = min(start + 64, size + 1)
+            run._read([Span(seq, start, tuple(tokens[start:stop]), ((start, stop - start),), 1)])
+        assert torch.equal(run._texts[seq].features.read(0, size + 1), 2 * rows)
+    assert made == [BLOCK, BLOCK]
 
 
 def _made_of(tokens: Sequence[int]) -> torch.Tensor:

@@ -165,6 +165,8 @@ class Heard:
         tell = engine.host.tell
 
         def heard(verdicts: Any, taps: Any) -> None:
+            for seq, rows_NW in taps.before.items():
+                self.rows[seq] = [*rows_NW.clone()]
             for seq, (start, rows_NW) in taps.rows.items():
                 known = self.rows.setdefault(seq, [])
                 assert start <= len(known), "a hole in what a head goes on from"

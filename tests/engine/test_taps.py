@@ -35,7 +35,8 @@ def test_a_text_is_given_the_rows_of_what_was_accepted_before_it_came() -> None:
     assert (told.rows[0][0], told.rows[0][1].flatten().tolist()) == (3, [200, 202, 204])
     follow = Span(1, 6, (7,), ((4, 4), (12, 2), (8, 1)), 1)
     told = store.of_text(plan(follow), [Verdict(1, (), (8,))], rows(1, 300), {1: [4, 5, 6, 7, 12, 13]}, keeps=True)
-    assert (told.rows[1][0], told.rows[1][1].flatten().tolist()) == (0, [100, 101, 102, 200, 202, 204, 300])
+    assert told.before[1].flatten().tolist() == [100, 101, 102, 200, 202, 204]
+    assert (told.rows[1][0], told.rows[1][1].flatten().tolist()) == (6, [300])
 
 
 def test_a_text_that_gets_no_row_yet_is_told_of_its_beginning_once() -> None:
@@ -45,7 +46,8 @@ def test_a_text_that_gets_no_row_yet_is_told_of_its_beginning_once() -> None:
     store.of_text(plan(first), [], rows(3, 100), {}, keeps=True)
     other = Span(0, 3, (4,), ((0, 4),), 1)
     told = store.of_text(plan(other), [], rows(1, 200), {1: [0, 1]}, keeps=True)
-    assert (told.rows[1][0], told.rows[1][1].flatten().tolist()) == (0, [100, 101])
+    assert told.before[1].flatten().tolist() == [100, 101]
+    assert 1 not in told.rows
     later = Span(1, 2, (9,), ((0, 2), (8, 1)), 1)
     told = store.of_text(plan(later), [], rows(1, 300), {}, keeps=True)
     assert (told.rows[1][0], told.rows[1][1].flatten().tolist()) == (2, [300])

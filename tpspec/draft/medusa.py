@@ -20,6 +20,7 @@ from tpspec.draft.protocol import Needs
 from tpspec.model.decoder import FINAL
 from tpspec.model.graphs import CardRecorder, RowGraphs
 from tpspec.model.linear import linear
+from tpspec.staged import sent
 from tpspec.verify.draw import Draw, rank
 from tpspec.verify.rows import RowLogits
 
@@ -90,6 +91,8 @@ class Medusa:
         self._last: dict[int, tuple[int, Tensor]] = {}  # the last row of a text that is known, and its position
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
+        for seq, known_nD in {} if taps is None else taps.before.items():
+            self._last[seq] = len(known_nD) - 1, sent(known_nD[-1].clone(), self._heads.device)
         for seq, (first, rows_nD) in {} if taps is None else taps.rows.items():
             if len(rows_nD):
                 self._last[seq] = first + len(rows_nD) - 1, rows_nD[-1].clone()

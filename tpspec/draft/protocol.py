@@ -5,7 +5,7 @@ A source knows no rank, device, clock or communicator: where it runs is the host
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -186,9 +186,12 @@ class Taps:
 
     rows: for each sequence the position of the first token and [n, W], W the taps of a token side by side in the order
     of `Needs.taps`. Consecutive rounds give consecutive positions; a text that is read anew begins again at 0.
+    before: the same of sequences that begin with what others have read, from 0 on: what `rows` has of them comes behind
+    it. In host memory, and there as long as the text is, unless that is told anew.
     """
 
     rows: Mapping[int, tuple[int, Tensor]]
+    before: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class Drafter(Protocol):

@@ -7,7 +7,9 @@ Shapes: P positions of a text, n rows, W taps of a token, D numbers of a feature
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -16,15 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tpspec.staged import sent
 from tpspec.topology.caches import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tpspec.draft.protocol import Taps
     from tpspec.model.batch import Span
 
 FED = 0  # of a forward: what the next draft reads
+
+Making = Callable[[int, int], Tensor]  # of rows [first, stop)
 
 
 class Features:
@@ -33,29 +38,46 @@ class Features:
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._none = torch.empty(0, width, dtype=dtype, device=device)
-        self._blocks: list[Tensor] = []
+        self._blocks: list[Tensor | None] = []  # None: not made yet
+        self._num_begun = 0
+        self._make: Making | None = None
 
     @property
     def num_rows(self) -> int:
         """That there is room for."""
         return len(self._blocks) * BLOCK
 
+    def begin(self, num_rows: int, make: Making, num_known: int) -> None:
+        """With so many rows, of which those of a block are made when it is first wanted. num_known: that there are."""
+        whole, num_blocks = num_known // BLOCK, -(-num_rows // BLOCK)
+        self._blocks[whole:num_blocks] = [None] * (num_blocks - whole)
+        self._num_begun, self._make = num_rows, make
+
     def write(self, first: int, rows_TD: Tensor) -> None:
         stop = first + len(rows_TD)
-        while self.num_rows < stop:
-            self._blocks.append(self._none.new_empty(BLOCK, self._none.shape[1]))
-        for block, begin, end in _parts(first, stop):
-            at = block * BLOCK + begin - first
-            self._blocks[block][begin:end] = rows_TD[at : at + end - begin]
+        self._blocks += [None] * (-(-stop // BLOCK) - len(self._blocks))
+        for number, begin, end in _parts(first, stop):
+            at = number * BLOCK + begin - first
+            self._block(number)[begin:end] = rows_TD[at : at + end - begin]
 
     def share(self, number: int, name: bytes, blocks: WeakValueDictionary[bytes, Tensor]) -> None:
         """A whole block with whoever has one of that name, which is of the same text. blocks: those that are in use."""
-        self._blocks[number] = blocks.setdefault(name, self._blocks[number])
+        known = blocks.get(name)
+        self._blocks[number] = blocks[name] = self._block(number) if known is None else known
 
     def read(self, first: int, stop: int) -> Tensor:
         """[stop - first, D]; none where that is none."""
-        parts = [self._blocks[block][begin:end] for block, begin, end in _parts(first, stop)]
+        parts = [self._block(number)[begin:end] for number, begin, end in _parts(first, stop)]
         return parts[0] if len(parts) == 1 else torch.cat([self._none, *parts])
+
+    def _block(self, number: int) -> Tensor:
+        block = self._blocks[number]
+        if block is None:
+            block = self._blocks[number] = self._none.new_empty(BLOCK, self._none.shape[1])
+            first, stop = number * BLOCK, min((number + 1) * BLOCK, self._num_begun)
+            if first < stop and self._make is not None:
+                block[: stop - first] = self._make(first, stop)
+        return block
 
 
 def _parts(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -78,6 +100,12 @@ class Text:
     made: dict[int, Tensor] = field(default_factory=dict)
     names: list[bytes] = field(default_factory=list)
     tail: list[int] = field(default_factory=list)
+
+    def begin(self, num_rows: int, make: Making) -> None:
+        """As others' does, with so many rows."""
+        self.features.begin(num_rows, make, self.num_known)
+        self.num_known = num_rows
+        self.made.clear()
 
     def learn(self, first: int, features_TD: Tensor) -> None:
         """The features from position `first` on; drafts that led here are text now, or nothing."""
@@ -116,11 +144,20 @@ class OverTexts:
 
     @torch.inference_mode()
     def observe(self, taps: Taps) -> None:
-        for seq, (first, rows_TW) in taps.rows.items():
-            features_TD = self._project(rows_TW.to(self._device, self._dtype))
-            if seq not in self._texts:
-                self._texts[seq] = Text(Features(features_TD.shape[1], self._dtype, self._device))
-            self._texts[seq].learn(first, features_TD)
+        for seq, rows_nW in taps.before.items():
+            self._text(seq, self._made(rows_nW, 0, 1)).begin(len(rows_nW), partial(self._made, rows_nW))
+        for seq, (first, rows_nW) in taps.rows.items():
+            features_nD = self._made(rows_nW, 0, len(rows_nW))
+            self._text(seq, features_nD).learn(first, features_nD)
+
+    def _made(self, rows_nW: Tensor, first: int, stop: int) -> Tensor:
+        return self._project(sent(rows_nW[first:stop], self._device).to(self._dtype))
+
+    def _text(self, seq: int, features_nD: Tensor) -> Text:
+        """features: some, of which it will have more."""
+        if seq not in self._texts:
+            self._texts[seq] = Text(Features(features_nD.shape[1], self._dtype, self._device))
+        return self._texts[seq]
 
     def _read(self, spans: Sequence[Span]) -> list[Text]:
         """What is known of the texts of these spans, which are read now."""

@@ -151,8 +151,10 @@ class RemoteHost:
 
     def tell(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
         """The next ask holds the committed tokens; here they say how well the present way does."""
-        told = taps.rows if taps is not None else {}
-        coming = {seq: (start, Fetched(rows)) for seq, (start, rows) in told.items()}  # all at once
+        rows, others = (taps.rows, taps.before) if taps is not None else ({}, {})
+        for seq, known in others.items():
+            self._tapped.setdefault(seq, Tapped()).add(0, known)
+        coming = {seq: (start, Fetched(own)) for seq, (start, own) in rows.items()}  # all at once
         for seq, (start, fetched) in coming.items():
             self._tapped.setdefault(seq, Tapped()).add(start, fetched.here())
         now, before = self._clock(), self._told_at

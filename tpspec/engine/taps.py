@@ -49,27 +49,23 @@ class TapStore:
 
         adopted: the slots of what others have read, of sequences that begin so now. keeps: whether anybody may adopt.
         """
-        taken = {seq: (0, self._read(slots)) for seq, slots in adopted.items() if slots}
+        before = {seq: self._read(slots) for seq, slots in adopted.items() if slots}
         paths = {verdict.seq: verdict.path for verdict in verdicts}
         num_nodes = {case.seq: len(case.tree) for case in plan.cases}
         first, text, counts, slots = 0, [], [], []
         for span in plan.spans:
-            rows = [*_text_rows(span, num_nodes.get(span.seq, 0), paths.get(span.seq, ()))]
-            text += [first + row for row in rows]
-            slots += span.own_slots()[: len(rows)]
-            counts.append(len(rows))
+            own = [*_text_rows(span, num_nodes.get(span.seq, 0), paths.get(span.seq, ()))]
+            text += [first + row for row in own]
+            slots += span.own_slots()[: len(own)]
+            counts.append(len(own))
             first += len(span.tokens)
         text_TW = rows_TW[sent(text, rows_TW.device)]
-        for span, rows_nW in zip(plan.spans, torch.split(text_TW, counts), strict=True):
-            if span.seq in taken:
-                _, before_nW = taken[span.seq]
-                taken[span.seq] = 0, torch.cat([sent(before_nW, rows_nW.device), rows_nW])
-            else:
-                taken[span.seq] = span.start, rows_nW
+        rows = zip(plan.spans, torch.split(text_TW, counts), strict=True)
+        taken = {span.seq: (span.start, rows_nW) for span, rows_nW in rows}
         if keeps:
             self._put_down()
             self._coming = slots, Fetched(text_TW)
-        return Taps(taken)
+        return Taps(taken, before)
 
     def _put_down(self) -> None:
         """What was fetched before, which has come by now or soon will."""
