@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpspec.comm.messages import Rows
+from tpspec.engine import tapped as engine_tapped
 from tpspec.engine.tapped import Tapped, tensor_of
 
 
@@ -33,6 +34,18 @@ def test_rows_do_not_keep_the_memory_they_came_in() -> None:
     rows = tapped.unsent()
     assert rows is not None
     assert torch.equal(tensor_of(rows), torch.ones(3, 5))
+
+
+def test_a_long_beginning_is_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100,000 tokens that others have read rows are 2 GB. Stands against one message of that, for which the lead
+    does nothing else for seconds; and against a row that is larger than a message should be."""
+    rows_NW, tapped, heard = torch.randn(10, 5), Tapped(), list[Rows]()
+    tapped.add(0, rows_NW)
+    for most in (60, 7, 1000):
+        monkeypatch.setattr(engine_tapped, "MOST_SENT", most)
+        heard += [rows] if (rows := tapped.unsent()) is not None else []
+    assert [(rows.first, rows.count) for rows in heard] == [(0, 3), (3, 1), (4, 6)]
+    assert torch.equal(torch.cat([tensor_of(rows) for rows in heard]), rows_NW)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=12), st.data())

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MOST_SENT = 1 << 26  # bytes in a message
+
+
 class Tapped:
     """Of one sequence. num_sent: positions that the drafter has been told of."""
 
@@ -28,11 +31,13 @@ class Tapped:
         self.num_sent = min(self.num_sent, start)
 
     def unsent(self) -> Rows | None:
-        """From the first position that has not been sent on."""
-        rows = self._rows[self.num_sent :]
-        if not rows:
+        """From the first position that has not been sent on, MOST_SENT at most: of a text that begins with what others
+        have read all are there at once."""
+        if self.num_sent == len(self._rows):
             return None
-        first, self.num_sent = self.num_sent, len(self._rows)
+        first, row_W = self.num_sent, self._rows[self.num_sent]
+        rows = self._rows[first : first + max(1, MOST_SENT // row_W.nbytes)]
+        self.num_sent += len(rows)
         rows_NW = torch.stack(rows)
         return Rows(first, len(rows), str(rows_NW.dtype).partition(".")[2], rows_NW.view(torch.uint8).numpy().tobytes())
 
