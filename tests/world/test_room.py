@@ -22,7 +22,7 @@ from tpspec.request import Request, Sampling
 from tpspec.roles import memory
 from tpspec.roles.build import build_engine
 from tpspec.roles.fit import draft_bytes, shard_bytes
-from tpspec.roles.room import CONTEXT, GRAIN, LEAST_LEFT, LEAST_TOKENS, LEFT, most_tokens, num_cached, with_tokens
+from tpspec.roles.room import GRAIN, LEAST_LEFT, LEAST_TOKENS, LEFT, PROCESS, most_tokens, num_cached, with_tokens
 from tpspec.topology.config import Topology
 from tpspec.topology.report import memories
 from tpspec.topology.shape import known_models
@@ -90,9 +90,9 @@ def test_a_card_keeps_some_memory_for_what_is_not_counted(llama: Path) -> None:
         assert tokens == most_tokens(made, [1], free - left)
         draft = {"source": "model", "model": str(tiny("smollm2", llama / "draft")), "placement": {"gaps": 1}}
         beside = box(llama, 2, draft=draft, pipeline={"policy": "fan_out"})
-        assert num_cached(beside, CARD, [1]) == most_tokens(beside, [1], free - left - CONTEXT)
+        assert num_cached(beside, CARD, [1]) == most_tokens(beside, [1], free - left - PROCESS)
         assert num_cached(beside, CARD, [0]) == tokens
-        assert num_cached(beside, CARD, [0, 1]) == most_tokens(beside, [0, 1], free - 2 * left - CONTEXT)
+        assert num_cached(beside, CARD, [0, 1]) == most_tokens(beside, [0, 1], free - 2 * left - PROCESS)
 
 
 def test_on_a_cpu_a_cache_is_as_it_ever_was(llama: Path) -> None:

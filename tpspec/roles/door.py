@@ -241,11 +241,14 @@ def open_seat(
         keep_to_own_cores(place.local_rank, place.local_size)  # the drafter too: the gaps of one shard, no other's time
     with join_world(place, device, topology.engine.timeout_s) as world, _watch(topology, world) as watch:
         made = settled(topology, world, fills=alone)
-        if made.cache != topology.cache and alone and device.type == "cuda" and world.rank == made.target.ranks[0]:
+        tells = device.type == "cuda" and world.rank == made.target.ranks[0]
+        if tells and made.cache != topology.cache and alone:
             _say(f"cache.tokens: auto is {made.cache.tokens:,} here")
         agreed(world, lambda: check_fits(made, place.rank, device, ranks_here(world)))
         seat = agreed(world, lambda: _take_seat(made, world, watch, prepare))
         try:
+            if tells:
+                _say("recording rounds, for which kernels are compiled where this machine has not done so before")
             seat.prepare(seat.own)
             settle()
             yield seat

@@ -25,9 +25,9 @@ LEAST_TOKENS = 2048  # whether there is room for those, who loads a shard finds 
 MOST_TOKENS = 1 << 22
 USEFUL_TEXTS = 64  # of the model's longest: those that run, and what others may begin with
 GRAIN = 1024  # tokens
-# Of a card's memory, for what NCCL, graphs and the allocator of a rank take besides; and for CUDA itself in the process
-# of a drafter, which is not there yet. Estimated.
-LEFT, LEAST_LEFT, CONTEXT = 0.04, 512 << 20, 512 << 20
+# Of a card's memory, for what NCCL, graphs and the allocator of a rank take besides; and for the same, and CUDA itself,
+# of a drafter in a process of its own, which is not there yet. Estimated.
+LEFT, LEAST_LEFT, PROCESS = 0.04, 512 << 20, 1 << 30
 MOST_TAPS = 3  # layers whose rows a head goes on from
 HOST_SHARE = 0.5  # of the host's free memory, for those rows of what others may begin with
 
@@ -39,7 +39,7 @@ def num_cached(topology: Topology, device: torch.device, on_device: Sequence[int
     total = torch.cuda.get_device_properties(device).total_memory
     free, drafting = free_bytes(device), _is_away(topology) * sum(map(topology.drafts_on, on_device))
     assert free is not None, "a card tells"
-    left = len(on_device) * max(LEAST_LEFT, int(LEFT * total)) + drafting * CONTEXT
+    left = len(on_device) * max(LEAST_LEFT, int(LEFT * total)) + drafting * PROCESS
     return min(most_tokens(topology, on_device, free - left), _kept_on_host(topology))
 
 
