@@ -51,12 +51,7 @@ class Matrices:
             return product
         if len({self._scheme(part.name) for part in parts}) > 1:
             return Stacked([self.column_parallel([part], biased=biased) for part in parts])
-        weight = torch.empty(sum(part.num_rows for part in parts), parts[0].num_inputs, dtype=self.dtype)
-        first = 0
-        for part in parts:
-            weight[first : first + part.num_rows] = self.plain(part)[part.ordered()]
-            first += part.num_rows
-        return self._linear(weight, self._biases(parts, biased=biased))
+        return self._linear(self._rows(parts), self._biases(parts, biased=biased))
 
     def row_parallel(self, place: Place, *, biased: bool) -> Linear:
         """Some input columns of a matrix. Its outputs are summed over shards, so only one of them adds the bias."""
@@ -65,7 +60,7 @@ class Matrices:
         if (product := self._of_codes([place], biased=has_bias)) is not None:
             return product
         grid, whole_groups = grid_of(place.columns, place.num_inputs, narrow=has_narrow_columns(place.name))
-        weight = self.plain(place if self.quantize is None else replace(place, columns=whole_groups))
+        weight = self._rows([place if self.quantize is None else replace(place, columns=whole_groups)])
         return self._linear(weight, self._biases([place], biased=has_bias), grid)
 
     def head(self, place: Place) -> Linear:
@@ -73,7 +68,19 @@ class Matrices:
         self.check_biases([place], biased=False)
         if (product := self._of_codes([place], biased=False)) is not None:
             return product
-        return self._linear(self.plain(place), None, bits=HEAD_BITS)
+        return self._linear(self._rows([place]), None, bits=HEAD_BITS)
+
+    def _rows(self, places: Sequence[Place]) -> Tensor:
+        """Of all of them, one below the other, on the device: read to where they stay, if they stay as they are."""
+        num_rows = [place.num_rows for place in places]
+        weight_OI = torch.empty(sum(num_rows), len(places[0].columns), dtype=self.dtype, device=self.device)
+        for place, there in zip(places, torch.split(weight_OI, num_rows), strict=True):
+            if self._scheme(place.name) is None and place.is_plain:
+                whole = place.num_outputs, place.num_inputs
+                self.checkpoint.read_into(there, f"{place.name}.weight", whole, place.rows, place.columns)
+            else:
+                there.copy_(self.plain(place)[place.ordered()])
+        return weight_OI
 
     def plain(self, place: Place) -> Tensor:
         scheme = self._scheme(place.name)
@@ -148,7 +155,6 @@ class Matrices:
         self, weight: Tensor, bias: Tensor | None, grid: Grid | None = None, bits: Bits | None = None
     ) -> Linear:
         """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
-        weight = weight.to(self.device, self.dtype)
         if self.quantize is None:
             return PlainLinear(weight, bias) if self.reference else linear(weight, bias)
         return rounded_linear(weight, bias, bits or BITS[self.quantize], grid, reference=self.reference)

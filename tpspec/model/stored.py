@@ -70,6 +70,11 @@ class Place:
         """That are wanted."""
         return len(self.rows) if self.picked is None else len(self.picked)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a matrix of its own, whose rows stay as they are."""
+        return self.expert is None and self.picked is None and self.head_order is None and not self.alternate
+
     def ordered(self) -> Tensor | slice:
         """Which of the rows that were read stands where."""
         if self.picked is not None:

@@ -56,13 +56,17 @@ class Checkpoint:
     ) -> Tensor:
         """Rows and columns of tensor `name`, a copy of its own; `shape` is what the whole tensor must have."""
         rows = rows if rows is not None else range(shape[0])
-        return self._taken(name, shape, (rows,), columns)
+        return self._taken(name, shape, (rows,), columns).clone()
+
+    def read_into(self, there: Tensor, name: str, shape: tuple[int, ...], rows: range, columns: range) -> None:
+        """The same to where it shall be, on whatever device and in its dtype. UserError where these are codes."""
+        there.copy_(self.checked(name, self._taken(name, shape, (rows,), columns)))
 
     def read_one(
         self, name: str, shape: tuple[int, ...], index: int, rows: range, columns: range | None = None
     ) -> Tensor:
         """The same of one of the matrices, or vectors, that tensor `name` holds; its first dimension counts them."""
-        return self._taken(name, shape, (range(index, index + 1), rows), columns)[0]
+        return self._taken(name, shape, (range(index, index + 1), rows), columns)[0].clone()
 
     def one(self, name: str) -> Tensor:
         """The only number of tensor `name`, whatever its dimensions."""
@@ -98,13 +102,13 @@ class Checkpoint:
         return numbers
 
     def _taken(self, name: str, shape: tuple[int, ...], rows: tuple[range, ...], columns: range | None) -> Tensor:
-        """rows: of the first dimensions; columns: of the one behind them."""
+        """Backed by the file. rows: of the first dimensions; columns: of the one behind them."""
         part = self._shared(name).get_slice(self._stored_as[name])
         self._check_shape(name, tuple(part.get_shape()), shape)
         which = rows if columns is None else (*rows, columns)
         taken: Tensor = part[tuple(slice(some.start, some.stop) for some in which)]
         self._touched(prod(map(len, rows)) * prod(shape[len(rows) :]) * taken.itemsize)
-        return taken.clone()
+        return taken
 
     def _shared(self, name: str) -> Any:
         """The file of a tensor, open for others too: of slices that are copied."""
