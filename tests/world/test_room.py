@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,24 @@ from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.model.batch import Span
 from tpspec.request import Request, Sampling
-from tpspec.roles import memory
+from tpspec.roles import agree, memory
 from tpspec.roles.build import build_engine
+from tpspec.roles.build_drafter import build_ahead
 from tpspec.roles.fit import draft_bytes, shard_bytes
-from tpspec.roles.room import GRAIN, LEAST_LEFT, LEAST_TOKENS, LEFT, PROCESS, most_tokens, num_cached, with_tokens
-from tpspec.topology.config import Topology
+from tpspec.roles.room import (
+    GRAIN,
+    LEAST_LEFT,
+    LEAST_TOKENS,
+    LEFT,
+    MOST_TOKENS,
+    PROCESS,
+    most_tokens,
+    num_cached,
+    with_tokens,
+)
+from tpspec.roles.weights import capacity
+from tpspec.topology.caches import FUTURES
+from tpspec.topology.config import Topology, from_json, to_json
 from tpspec.topology.report import memories
 from tpspec.topology.shape import known_models
 from tpspec.topology.working import ROW_COUNTS, most_blocks
@@ -62,7 +76,7 @@ def test_a_cache_is_as_large_as_there_is_room_for(llama: Path, room: int, num_ra
     made = box(llama, num_ranks, cache={"page": page}, draft={"source": "ngram"})
     tokens, grain = most_tokens(made, [0], room), max(GRAIN, page)
     assert tokens == LEAST_TOKENS or (tokens % grain == 0 and held(made, tokens, 0) <= room)
-    assert held(made, max(tokens, grain) + grain, 0) > room or tokens == 64 * 131072
+    assert held(made, max(tokens, grain) + grain, 0) > room or tokens == MOST_TOKENS
 
 
 def test_ranks_of_one_card_and_a_draft_model_beside_them_share_its_room(llama: Path) -> None:
@@ -141,9 +155,11 @@ def test_rounds_take_no_more_of_a_card_than_is_asked_for(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", [*KITS])
-def test_a_text_may_have_as_many_tokens_as_the_model_in_whatever_cache(name: str, tmp_path: Path) -> None:
+def test_a_text_may_have_as_many_tokens_as_the_model_in_whatever_cache(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Rope is made for the positions of a text, not for as many as there are slots. Stands against drafts that look
-    further than that, at the end of a text as long as any."""
+    further than that, at the end of a text as long as any: a drafter that fails is left alone, and told of."""
     target = tiny("smollm2", tmp_path / "target", max_position_embeddings=40)
     section = draft_section(name, target, tmp_path / "draft")
     requests = [Request(i, (5 + i, 6, 7) * 8, 16, Sampling()) for i in range(2)]
@@ -153,6 +169,81 @@ def test_a_text_may_have_as_many_tokens_as_the_model_in_whatever_cache(name: str
     )
     assert roomy.texts() == tight.texts()
     assert all(len(text) == 16 for text in roomy.texts())
+    assert not [one.message for one in caplog.records if one.name.startswith("tpspec")]
+
+
+def test_a_drafter_looks_no_further_than_the_text_may_go(tmp_path: Path) -> None:
+    """Stands against one that drafts ahead with a model for longer texts than the target's: a request that wants very
+    long drafts led it beyond its rope, on a card to somebody else's memory."""
+    target = tiny("smollm2", tmp_path / "target", max_position_embeddings=40)
+    draft = tiny("smollm2", tmp_path / "draft", num_hidden_layers=1, max_position_embeddings=512)
+    section = {"source": "model", "model": str(draft), "placement": {"dedicated": 1}}
+    made = topology(target, draft=section, pipeline={"policy": "fan_out"}, cache={"tokens": 4096})
+    assert build_ahead(made, CPU).run.max_positions == 40 + FUTURES
+
+
+@pytest.mark.parametrize(("told", "agreed"), [((8192, 5120), 5120), ((4096, 5120), 4096)])
+def test_every_rank_holds_what_the_one_with_the_least_room_does(
+    told: tuple[int, int], agreed: int, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against ranks whose pages differ, and against one that has more than its memory."""
+    monkeypatch.setattr(agree, "num_cached", lambda made, device, on_device: told[device.index])
+    for rank in range(2):
+
+        def announce(note: str | None, lead: int, own: int = rank) -> str:
+            assert (note is not None) == (lead == own)
+            return str(told[lead]) if note != "" else ""
+
+        place = SimpleNamespace(ranks_here=(0, 1), restarts=0)
+        world = SimpleNamespace(rank=rank, size=2, device=torch.device("cuda", rank), place=place, announce=announce)
+        monkeypatch.setattr(agree, "agreed", lambda world, work: work())
+        with emulated_card():
+            made = agree.settled(box(llama, 2), world)  # type: ignore[arg-type]
+            assert made.cache.tokens == agreed
+            assert agree.settled(box(llama, 2), world, fills=False).cache.tokens == 8192  # type: ignore[arg-type]
+
+
+def test_weights_leave_a_cache_the_room_that_it_leaves(llama: Path) -> None:
+    """Stands against a small card filled to the last byte by weights, whose cache of the least size all others have."""
+    with emulated_card():
+        filling, fixed = (
+            capacity(box(llama, 2, cache={"tokens": tokens}), 0, CARD, [0]).room for tokens in ("auto", 8192)
+        )
+        assert fixed - filling == max(LEAST_LEFT, int(LEFT * PROPERTIES.total_memory))
+
+
+def test_a_page_is_the_least_that_a_cache_holds(llama: Path) -> None:
+    """Stands against a number that the drafter's process refuses when it reads the topology."""
+    made = with_tokens(box(llama, cache={"page": 16384}), LEAST_TOKENS)
+    assert from_json(to_json(made)) == made
+
+
+def test_a_world_that_starts_again_waits_for_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a smaller cache after a rank's death, in which requests that come again find no place."""
+    free = iter([1, 1, 2, 5, *[5] * 20])
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "sleep", lambda _: memory.MEMINFO.write_text(f"MemAvailable: {next(free)} kB\n"))
+    memory.MEMINFO.write_text("MemAvailable: 1 kB\n")
+    memory.wait_for_memory(CPU)
+    assert memory.free_bytes(CPU) == 5 * 1024
+    assert len([*free]) == 20 - memory.STEADY_LOOKS
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card, whose allocator has the say")
+def test_rounds_of_fixed_rows_behind_a_long_text_are_counted(tmp_path: Path) -> None:
+    """They are torch's, whose masks and scores grow with the text, and keys and values are gathered."""
+    tokens = 4096
+    folder = tiny("smollm2", tmp_path, max_position_embeddings=tokens)
+    made = topology(folder, deterministic=True, cache={"tokens": tokens}, device="cuda")
+    halves = ((tokens // 2, tokens // 2), (0, tokens // 2))  # to be gathered
+    asked, spans = memories(made)[0], [Span(0, tokens - 16, (5,) * 16, halves, 16)]
+    with emulated_card() as card:
+        built = build_engine(made, OneRank(), CARD)
+        with torch.inference_mode():
+            built.own.target.logits(spans)
+        assert card.most_held <= asked.total(on_card=True)
+        assert asked.rounds < 2 * (card.most_held - asked.weights - asked.kv)
 
 
 @given(num_slots=st.integers(1, 1 << 24))

@@ -99,6 +99,10 @@ class KVStore:
         self.num_positions = num_slots if num_positions is None else min(num_slots, num_positions)
         self.device = device
 
+    def positions_of(self, longest: int | None) -> int:
+        """Of a text of a model that was made for so long ones; None: for any."""
+        return self.num_positions if longest is None else min(longest, self.num_positions)
+
     @property
     def cells(self) -> list[Cells]:
         """All, each once."""

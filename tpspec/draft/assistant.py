@@ -58,8 +58,8 @@ class AssistantRun(OverTexts):
 
     def __init__(self, assistant: Assistant, vocab: int) -> None:
         super().__init__(as_it_is, assistant.model.shape.dtype, assistant.model.shape.device)
-        self.vocab, self.max_positions = vocab, assistant.max_positions
         self._assistant, model = assistant, assistant.model
+        self.vocab, self.max_positions = vocab, model.store.positions_of(assistant.max_positions)
         # A row stands where the last token of the text does, whose keys it sees, and is turned as the next.
         ropes = [rope.one_later() for rope in model.ropes]
         self._runner = Runner(model.shape, ropes, model.store, assistant.embedding)

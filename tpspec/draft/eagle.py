@@ -100,14 +100,14 @@ class EagleRun(OverTexts):
     def __init__(self, head: Head, vocab: int, num_slots: int, num_positions: int | None = None) -> None:
         super().__init__(head.project, head.shape.dtype, head.shape.device)
         self.vocab = vocab
-        # A row stands at the position of the token before it, so one token more can be read.
-        self.max_positions = None if head.max_positions is None else head.max_positions + 1
         shape, heads = head.shape, head.layer.sight.heads
         self._head = head
         kept = {head.layer.index: Kept(heads.num_kv, heads.dim)}
         self.store = KVStore(
             kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone, num_positions=num_positions
         )
+        # A row stands at the position of the token before it, so one token more can be read.
+        self.max_positions = 1 + self.store.positions_of(head.max_positions)
         ropes = [Rope(frequencies, self.store.num_positions, shape.dtype, shape.device) for frequencies in head.ropes]
         self._runner = Runner(shape, ropes, self.store, head.embedding)
         size = self._runner.most_prepared, head.embedding.width

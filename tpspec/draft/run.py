@@ -50,4 +50,4 @@ def load_run(given: Given) -> ModelRun:
         num_positions=given.num_positions,
     )  # fmt: skip
     decoder.prepare()
-    return ModelRun(decoder, shape.vocab, shape.max_positions)
+    return ModelRun(decoder, shape.vocab, decoder.store.positions_of(shape.max_positions))

@@ -42,11 +42,6 @@ class Features:
         self._num_begun = 0
         self._make: Making | None = None
 
-    @property
-    def num_rows(self) -> int:
-        """That there is room for."""
-        return len(self._blocks) * BLOCK
-
     def begin(self, num_rows: int, make: Making, num_known: int) -> None:
         """With so many rows, of which those of a block are made when it is first wanted. num_known: that there are."""
         whole, num_blocks = num_known // BLOCK, -(-num_rows // BLOCK)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.comm.messages import Costs, Drafting, Drafts, Outcome, Outcomes, Reach
 from tpspec.engine.foreseen import Foreseen
 from tpspec.engine.hosts import NOTHING, Gathered
-from tpspec.engine.tapped import Tapped
+from tpspec.engine.tapped import MOST_SENT, Tapped
 from tpspec.engine.turns import Trials, Turns
 from tpspec.staged import Fetched
 
@@ -124,7 +124,7 @@ class RemoteHost:
         self._trees.update(foreseen)
         self._hits += len(foreseen)
         self._send(wanted, foreseen.keys())
-        self._due.update((ask.seq, now) for ask in wanted if ask.seq not in foreseen)
+        self._due.update((ask.seq, now) for ask in wanted if ask.seq not in foreseen and self._can_answer(ask.seq))
 
     def take(self) -> dict[int, TokenTree]:
         return {}
@@ -198,18 +198,23 @@ class RemoteHost:
             self._foreseen.tell(ask)
 
     def _send(self, asks: Sequence[Ask], answered: Collection[int] = ()) -> None:
-        outcomes = tuple(self._outcome(ask, ask.seq in answered) for ask in asks)
+        most = MOST_SENT // max(1, len(asks))
+        outcomes = tuple(self._outcome(ask, ask.seq in answered, most) for ask in asks)
         if not self._link.send(Outcomes(outcomes, tuple(self._gone), self._way.reach)):
             self._live.clear()  # nobody is there to be waited for
             return
         self._told.update((ask.seq, len(ask.tokens)) for ask in asks)
         self._gone.clear()
 
-    def _outcome(self, ask: Ask, answered: bool) -> Outcome:
+    def _can_answer(self, seq: int) -> bool:
+        """Whether the drafter has all that it needs of a text: a long one goes to it in pieces."""
+        return seq not in self._tapped or self._tapped[seq].is_sent
+
+    def _outcome(self, ask: Ask, answered: bool, most: int) -> Outcome:
         base = self._told.get(ask.seq, 0)
         costs = ask.costs if isinstance(ask.costs, Costs) else None
         new = tuple(ask.tokens[base:])
-        taps = self._tapped[ask.seq].unsent() if ask.seq in self._tapped else None
+        taps = self._tapped[ask.seq].unsent(most) if ask.seq in self._tapped else None
         return Outcome(ask.seq, base, new, ask.num_prompt, ask.num_tokens, ask.sampling, costs, answered, taps)
 
     def _listen(self, timeout_s: float) -> None:

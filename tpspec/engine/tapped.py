@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-MOST_SENT = 1 << 26  # bytes in a message
+MOST_SENT = 1 << 26  # bytes of rows in a message
 
 
 class Tapped:
@@ -30,13 +30,18 @@ class Tapped:
         self._rows[start:] = rows_NW.clone().unbind()  # from a card, it came into pinned memory, which is dear
         self.num_sent = min(self.num_sent, start)
 
-    def unsent(self) -> Rows | None:
-        """From the first position that has not been sent on, MOST_SENT at most: of a text that begins with what others
-        have read all are there at once."""
-        if self.num_sent == len(self._rows):
+    @property
+    def is_sent(self) -> bool:
+        """All of it."""
+        return self.num_sent == len(self._rows)
+
+    def unsent(self, most: int = MOST_SENT) -> Rows | None:
+        """From the first position that has not been sent on, in so many bytes, and one at least: of a long text all may
+        be there at once, and the lead would do nothing else for seconds."""
+        if self.is_sent:
             return None
         first, row_W = self.num_sent, self._rows[self.num_sent]
-        rows = self._rows[first : first + max(1, MOST_SENT // row_W.nbytes)]
+        rows = self._rows[first : first + max(1, most // row_W.nbytes)]
         self.num_sent += len(rows)
         rows_NW = torch.stack(rows)
         return Rows(first, len(rows), str(rows_NW.dtype).partition(".")[2], rows_NW.view(torch.uint8).numpy().tobytes())

@@ -12,7 +12,7 @@ import torch
 
 from tpspec.comm.communicator import NOTE_BYTES
 from tpspec.errors import EXIT_CODES, UserError
-from tpspec.roles.memory import free_bytes, memory_suffices
+from tpspec.roles.memory import free_bytes, memory_suffices, wait_for_memory
 from tpspec.roles.room import num_cached, with_tokens
 from tpspec.roles.weights import capacity, with_weights
 from tpspec.topology.balance import Capacity
@@ -77,6 +77,8 @@ def _settle_cache(topology: Topology, world: World) -> Topology:
     if topology.cache.tokens != "auto":
         return topology
     agreed(world, lambda: free_bytes(world.device))  # CUDA takes its own before anybody counts what is left
+    if world.place.restarts and world.device.type == "cuda":  # as many as before, for requests that come again
+        wait_for_memory(world.device)
     mine = agreed(world, lambda: num_cached(topology, world.device, ranks_here(world)))
     told = [world.announce(str(mine) if world.rank == rank else None, rank) for rank in range(world.size)]
     return with_tokens(topology, min(map(int, told)))

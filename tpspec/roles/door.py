@@ -248,7 +248,7 @@ def open_seat(
         seat = agreed(world, lambda: _take_seat(made, world, watch, prepare))
         try:
             if tells:
-                _say("recording rounds, for which kernels are compiled where this machine has not done so before")
+                _say("preparing rounds, for which kernels are compiled where this machine has not done so before")
             seat.prepare(seat.own)
             settle()
             yield seat

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MEMINFO = Path("/proc/meminfo")
+LOOK_S, STEADY_LOOKS, MOST_WAIT_S = 0.25, 4, 10.0
 
 
 def check_memory(needed: int, device: torch.device, what: str, beside: int = 0) -> None:
@@ -64,6 +66,15 @@ def _no_memory_is(fault: Callable[[str], UserError]) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "out of memory" not in said and "allocate memory" not in said:
             raise
         raise fault(said) from error
+
+
+def wait_for_memory(device: torch.device) -> None:
+    """While those who ran here before give back what they held, as far as that shows."""
+    free, until, looks = free_bytes(device) or 0, monotonic() + MOST_WAIT_S, 0
+    while looks < STEADY_LOOKS and monotonic() < until:
+        sleep(LOOK_S)
+        before, free = free, free_bytes(device) or 0
+        looks = 0 if free > before else looks + 1
 
 
 def _gib(num_bytes: int) -> str:

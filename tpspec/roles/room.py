@@ -36,11 +36,18 @@ def num_cached(topology: Topology, device: torch.device, on_device: Sequence[int
     """Tokens, as far as this device decides. on_device: ranks of the world that share it, this one too."""
     if device.type != "cuda":
         return USUAL_TOKENS
-    total = torch.cuda.get_device_properties(device).total_memory
-    free, drafting = free_bytes(device), _is_away(topology) * sum(map(topology.drafts_on, on_device))
+    free = free_bytes(device)
     assert free is not None, "a card tells"
-    left = len(on_device) * max(LEAST_LEFT, int(LEFT * total)) + drafting * PROCESS
-    return min(most_tokens(topology, on_device, free - left), _kept_on_host(topology))
+    return min(most_tokens(topology, on_device, free - left_on(topology, device, on_device)), _kept_on_host(topology))
+
+
+def left_on(topology: Topology, device: torch.device, on_device: Sequence[int]) -> int:
+    """Bytes that stay free for what is not counted, where a cache fills a card; 0 of others."""
+    if device.type != "cuda" or topology.cache.tokens != "auto":
+        return 0
+    each = max(LEAST_LEFT, int(LEFT * torch.cuda.get_device_properties(device).total_memory))
+    is_away = topology.draft.placement.kind != "inline"
+    return len(on_device) * each + is_away * sum(map(topology.drafts_on, on_device)) * PROCESS
 
 
 def most_tokens(topology: Topology, on_device: Sequence[int], room: int) -> int:
@@ -57,7 +64,9 @@ def most_tokens(topology: Topology, on_device: Sequence[int], room: int) -> int:
 
 
 def with_tokens(topology: Topology, tokens: int) -> Topology:
-    return topology.model_copy(update={"cache": topology.cache.model_copy(update={"tokens": tokens})})
+    """A page at least, as the rules of a topology have it."""
+    cache = topology.cache.model_copy(update={"tokens": max(tokens, topology.cache.page)})
+    return topology.model_copy(update={"cache": cache})
 
 
 def _held(topology: Topology, on_device: Sequence[int]) -> int:
@@ -73,10 +82,6 @@ def _last(most: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _is_away(topology: Topology) -> bool:
-    return topology.draft.placement.kind != "inline"
 
 
 def _kept_on_host(topology: Topology) -> int:

@@ -12,6 +12,7 @@ import torch
 from tpspec.errors import UserError
 from tpspec.roles.fit import draft_bytes
 from tpspec.roles.memory import free_bytes
+from tpspec.roles.room import left_on
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import target_cache
 from tpspec.topology.cards import card
@@ -37,7 +38,7 @@ def capacity(topology: Topology, rank: int, device: torch.device, on_device: Seq
     """Of this rank. on_device: ranks of the world that share its device, this one too."""
     drafting = draft_bytes(topology, on_card=device.type == "cuda") if topology.draft.source != "none" else 0
     sharing = [other for other in on_device if other in topology.target.ranks]
-    held = drafting * sum(topology.drafts_on(other) for other in on_device)
+    held = drafting * sum(topology.drafts_on(other) for other in on_device) + left_on(topology, device, on_device)
     free = free_bytes(device)
     room = (float(2**62) if free is None else float(free - held)) / max(1, len(sharing))
     room -= _rounds(topology) if device.type == "cuda" else 0

@@ -12,7 +12,7 @@ from tpspec.topology.caches import draft_cache, draft_slots, head_cache, layer_c
 from tpspec.topology.head_files import head_bytes, is_assistant, layer_shape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import last_layer, layer_bytes, weight_bytes
-from tpspec.topology.working import ROW_COUNTS, working_bytes
+from tpspec.topology.working import ROW_COUNTS, fixed_bytes, recorded_bytes, working_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,10 @@ class Memory:
 def shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
     target = topology.target
     held = weight_bytes(shape, shard, target.dtype, target.quantize)
-    rounds = working_bytes(shape, shard, target.dtype, target_slots(topology), topology.engine.max_rows)
+    num_slots = target_slots(topology)
+    rounds = working_bytes(shape, shard, target.dtype, num_slots, topology.engine.max_rows)
+    if topology.deterministic:
+        rounds += fixed_bytes(shape, shard, target.dtype, num_slots, topology.engine.fixed_rows)
     return Memory(held, target_cache(topology, shape, shard), rounds)
 
 
@@ -61,7 +64,7 @@ def drafter_memory(topology: Topology, target: ModelShape, own: ModelShape | Non
         return Memory(weight_bytes(own, whole, dtype, quantize), kept, rounds(own))
     if head is not None:
         one_layer = "eagle" in topology.draft.sources and not is_assistant(head)
-        taken = rounds(layer_shape(head)) if one_layer else 0
+        taken = rounds(layer_shape(head)) if one_layer else recorded_bytes(target.vocab, dtype)
         return Memory(head_bytes(head), head_cache(topology, target, head), taken)
     if topology.draft.has_own_layer:
         layer = last_layer(target)

@@ -32,7 +32,7 @@ def describe(topology: Topology) -> list[str]:
         f"target {target.model} ({target.quantize or target.dtype}), accept by {topology.accept}",
         f"draft {drafter}, tokens {draft.tokens}, pipeline {topology.pipeline.policy}",
         "",
-        *table([*_rows(topology, shape)]),
+        *table(list(_rows(topology, shape))),
         *_states(topology, shape),
         "",
         *_round(topology, shape),

@@ -21,6 +21,7 @@ SCATTERED_BLOCKS = 1 << 16  # that a table has room for in any case
 BLOCK_BYTES = 24  # three integers
 SPLITS = 8  # of the keys of rows that are few; of more rows they are fewer
 DRAWN_BYTES = 12  # of a logit that is drawn from: in float32, and in float64 where sums are told
+SCORE_BYTES = 14  # of a score, as softmax makes odds of it, and what is seen
 STEPS = 2  # of few rows, and of many; each has tables of its own
 
 
@@ -32,10 +33,24 @@ def most_blocks(num_slots: int) -> int:
     return min(2 * num_slots, max(SCATTERED_BLOCKS, num_slots // 4))
 
 
+def recorded_bytes(num_ids: int, dtype: str) -> int:
+    """Of logits of so many ids, which recordings keep."""
+    return sum(ROW_COUNTS) * DTYPE_BYTES[dtype] * num_ids
+
+
+def fixed_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, fixed_rows: int) -> int:
+    """What rounds of so many rows each take besides, which torch's steps run: of the longest text in a layer its keys
+    and values, and scores of every head and row."""
+    positions = num_positions(shape, num_slots)
+    sorts = by_heads(shape, shard)
+    kept = max(2 * len(one.shard.kv_heads) * one.shape.head_dim for one in sorts) * DTYPE_BYTES[dtype]
+    return positions * (kept + SCORE_BYTES * fixed_rows * len(shard.heads))
+
+
 def working_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, max_rows: int) -> int:
     """Of a shard whose cache has so many slots, in rounds of as many rows."""
     rows = max(max_rows, ROW_COUNTS[-1])
-    logits = sum(ROW_COUNTS) * DTYPE_BYTES[dtype] + rows * (DTYPE_BYTES[dtype] + DRAWN_BYTES)
+    logits = recorded_bytes(1, dtype) + rows * (DTYPE_BYTES[dtype] + DRAWN_BYTES)
     turned = 2 * DTYPE_BYTES[dtype] * num_positions(shape, num_slots)
     layers = [(one.shape.head_dim, bool(one.shape.num_windowed)) for one in by_heads(shape, shard)]
     tables = STEPS * BLOCK_BYTES * most_blocks(num_slots) * (1 + (shape.window is not None))
