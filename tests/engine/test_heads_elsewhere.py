@@ -17,6 +17,7 @@ from tests.draft.kits import draft_section
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
 from tpspec.comm.messages import Reach, Submit, ToLead
+from tpspec.engine import remote
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
 from tpspec.model.batch import Span
@@ -143,3 +144,18 @@ def test_a_head_elsewhere_drafts_for_a_text_that_others_have_read(topologies: di
     assert told.stats[-1].prefix_found == 96
     first = max(stats.drafted for stats in told.stats if not stats.prefix_found)
     assert told.stats[-1].drafted == 2 * first > 0
+
+
+def test_a_long_text_goes_to_a_head_in_pieces(topologies: dict[str, Topology], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against seconds for one message of a prompt, and a drafter that is asked of half a text: what it says then
+    is nothing, and no answer that comes late."""
+    asked: dict[int, list[ToLead]] = {1: [Submit(Request(0, tuple(range(3, 103)), LENGTH))]}
+    whole, _ = world(topologies["eagle"], WAYS["serial"], NONE, seed=0, forwards=3, messages=dict(asked))
+    monkeypatch.setattr(remote, "MOST_SENT", 3 * 96 * 4 * 30)  # rows of three layers: 30 a message
+    told, _ = world(topologies["eagle"], WAYS["serial"], NONE, seed=0, forwards=3, messages=dict(asked))
+    assert told.texts() == whole.texts()
+    assert 0 < told.stats[-1].drafted < whole.stats[-1].drafted
+    counted = told.stats[-1].elsewhere
+    assert counted is not None
+    assert counted.late == counted.timeouts == 0
+    assert counted.hits + counted.misses <= len([stats for stats in told.stats if stats.drafted])

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpspec.comm.messages import Rows
-from tpspec.engine import tapped as engine_tapped
 from tpspec.engine.tapped import Tapped, tensor_of
 
 
@@ -36,14 +35,15 @@ def test_rows_do_not_keep_the_memory_they_came_in() -> None:
     assert torch.equal(tensor_of(rows), torch.ones(3, 5))
 
 
-def test_a_long_beginning_is_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_sent_in_pieces() -> None:
     """Of 100,000 tokens that others have read rows are 2 GB. Stands against one message of that, for which the lead
     does nothing else for seconds; and against a row that is larger than a message should be."""
     rows_NW, tapped, heard = torch.randn(10, 5), Tapped(), list[Rows]()
     tapped.add(0, rows_NW)
     for most in (60, 7, 1000):
-        monkeypatch.setattr(engine_tapped, "MOST_SENT", most)
-        heard += [rows] if (rows := tapped.unsent()) is not None else []
+        assert not tapped.is_sent
+        heard += [rows] if (rows := tapped.unsent(most)) is not None else []
+    assert tapped.is_sent
     assert [(rows.first, rows.count) for rows in heard] == [(0, 3), (3, 1), (4, 6)]
     assert torch.equal(torch.cat([tensor_of(rows) for rows in heard]), rows_NW)
 

@@ -243,7 +243,7 @@ class RemoteHost:
             return
         self._live.add(draft.seq)
         if draft.seq not in self._due or draft.base != len(ask.tokens):
-            self._late += 1
+            self._late += self._can_answer(draft.seq)
             return
         asked_at = self._due.pop(draft.seq)
         self._trees[draft.seq] = draft.tree
