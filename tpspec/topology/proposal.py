@@ -117,6 +117,7 @@ def _reasons(wish: Wish, ranking: Ranking) -> list[str]:
         *([f"Plain decoding at its best here: {plain.prediction.tokens_per_s:.0f} tokens/s."] if plain else []),
         *(f"Next: {_named(one.layout)}, {one.prediction.tokens_per_s:.0f} tokens/s." for one in ranking.plans[1:4]),
         f"Link: {_link(wish, len(best.layout.shards))}.",
+        "The cache takes the memory that the fullest card has left.",
         *_recalled(wish),
         *([f"Assumed: drafts are ready in {HIT_RATE:.0%} of rounds."] if best.layout.drafter is not None else []),
     ]
