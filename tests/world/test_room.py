@@ -40,7 +40,7 @@ from tpspec.topology.caches import FUTURES
 from tpspec.topology.config import Topology, from_json, to_json
 from tpspec.topology.report import memories
 from tpspec.topology.shape import known_models
-from tpspec.topology.working import ROW_COUNTS, most_blocks
+from tpspec.topology.working import most_blocks, recorded_bytes
 from tpspec.verify.shards import tell_candidates
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -139,10 +139,7 @@ def test_rounds_take_no_more_of_a_card_than_is_asked_for(kind: str, tmp_path: Pa
     folder = tiny(kind, tmp_path, vocab_size=vocab)
     made = topology(folder, engine={"max_rows": rows}, cache={"tokens": 2 * rows}, device="cuda")
     spans = [Span(seq, 0, (5,) * 48, ((48 * seq, 48),), 48) for seq in range(2)]
-    asked, unrecorded = (
-        memories(made)[0],
-        sum(ROW_COUNTS) * vocab * 4,
-    )  # which is what is asked for logits of recordings
+    asked, unrecorded = memories(made)[0], recorded_bytes(vocab, "float32")  # for there are no recordings here
     with emulated_card() as card:
         built = build_engine(made, OneRank(), CARD)
         loaded = card.held

@@ -94,7 +94,7 @@ def _side_by_side(options: argparse.Namespace, named: Sequence[Named], prompts: 
     """Every rank: the same turns for all of them."""
     if options.trace is not None:
         raise UserError("--trace: records one source; should stand without --sources")
-    with open_seat(options, f"{MODULE} savings", alone=False) as seat:
+    with open_seat(options, f"{MODULE} savings", fills=False) as seat:
         supplies, outcomes = side_by_side.made(seat, contenders(named, seat.topology))
         if seat.leads:
             return _lead_sources(seat, supplies, outcomes, prompts, options)

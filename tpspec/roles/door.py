@@ -224,12 +224,12 @@ def open_seat(
     module: str,
     prepare: Callable[[Topology, Watch], None] = lambda *_: None,
     *,
-    alone: bool = True,
+    fills: bool = True,
 ) -> Iterator[Seat]:
     """Everything up to the first round. prepare: the lead's own early work, done before any weight is read.
 
-    It is handed the watch over the other ranks, which tells whether one is gone. alone: whether no other drafts will be
-    supplied, so that the cache may take what memory is left.
+    It is handed the watch over the other ranks, which tells whether one is gone. fills: whether the cache may take the
+    memory that is left, since no other drafts will be supplied.
     """
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a crash in somebody's kernel says where it was called
@@ -240,9 +240,9 @@ def open_seat(
     if topology.draft.placement.kind == "gaps" and device.type == "cpu":
         keep_to_own_cores(place.local_rank, place.local_size)  # the drafter too: the gaps of one shard, no other's time
     with join_world(place, device, topology.engine.timeout_s) as world, _watch(topology, world) as watch:
-        made = settled(topology, world, fills=alone)
+        made = settled(topology, world, fills=fills)
         tells = device.type == "cuda" and world.rank == made.target.ranks[0]
-        if tells and made.cache != topology.cache and alone:
+        if tells and fills and topology.cache.tokens == "auto":
             _say(f"cache.tokens: auto is {made.cache.tokens:,} here")
         agreed(world, lambda: check_fits(made, place.rank, device, ranks_here(world)))
         seat = agreed(world, lambda: _take_seat(made, world, watch, prepare))

@@ -15,6 +15,7 @@ from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import torch
 
@@ -73,7 +74,12 @@ def shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
 
 def draft_bytes(topology: Topology, *, on_card: bool) -> int:
     """Of the drafter's own model, head or layer, 0 where it has none."""
-    draft, target = topology.draft, ModelShape.of(find(topology.target.model))
+    target = ModelShape.of(find(topology.target.model))
+    return drafter_memory(topology, target, *found_drafter(topology)).total(on_card=on_card)
+
+
+def found_drafter(topology: Topology) -> tuple[ModelShape | None, Path | None]:
+    """Of its own model the shape, and of its head the folder, where it has such."""
+    draft = topology.draft
     head = None if draft.head is None else find(draft.head, head=True)
-    own = None if draft.own_model is None else ModelShape.of(find(draft.own_model))
-    return drafter_memory(topology, target, own, head).total(on_card=on_card)
+    return None if draft.own_model is None else ModelShape.of(find(draft.own_model)), head

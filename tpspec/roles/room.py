@@ -5,15 +5,18 @@ Knows topologies, and bytes that are free; must not know how many ranks there ar
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.roles.fit import draft_bytes, shard_bytes
+from tpspec.roles.fit import found_drafter
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.checkpoint import find
 from tpspec.topology.config import USUAL_TOKENS
+from tpspec.topology.held import drafter_memory, shard_memory
 from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -53,14 +56,11 @@ def left_on(topology: Topology, device: torch.device, on_device: Sequence[int]) 
 def most_tokens(topology: Topology, on_device: Sequence[int], room: int) -> int:
     """That these ranks have room for on one card, in so many bytes; LEAST_TOKENS where it is not even enough for them,
     and no more than the longest texts would fill."""
-    longest = ModelShape.of(find(topology.target.model)).max_positions or MOST_TOKENS
-    most = min(MOST_TOKENS, longest * max(USEFUL_TEXTS, topology.serve.max_running))
+    shape = ModelShape.of(find(topology.target.model))
+    most = min(MOST_TOKENS, (shape.max_positions or MOST_TOKENS) * max(USEFUL_TEXTS, topology.serve.max_running))
     grain = max(GRAIN, topology.cache.page)
-
-    def fits(tokens: int) -> bool:
-        return _held(with_tokens(topology, tokens), on_device) <= room
-
-    return max(LEAST_TOKENS, grain * _last(-(-most // grain), lambda count: fits(count * grain)))
+    tokens = range(grain, most + grain, grain)
+    return max(LEAST_TOKENS, grain * bisect_right(tokens, room, key=_held_by(topology, shape, on_device)))
 
 
 def with_tokens(topology: Topology, tokens: int) -> Topology:
@@ -69,19 +69,23 @@ def with_tokens(topology: Topology, tokens: int) -> Topology:
     return topology.model_copy(update={"cache": cache})
 
 
-def _held(topology: Topology, on_device: Sequence[int]) -> int:
-    shards, num_drafters = shard_bytes(topology, on_card=True), sum(map(topology.drafts_on, on_device))
-    drafting = draft_bytes(topology, on_card=True) if num_drafters else 0
-    return sum(shards.get(rank, 0) for rank in on_device) + num_drafters * drafting
+def _held_by(topology: Topology, shape: ModelShape, on_device: Sequence[int]) -> Callable[[int], int]:
+    """Bytes that these ranks hold, of the tokens of the cache; the drafter's files are looked for once. shape: of the
+    target."""
+    target = topology.target
+    assert target.fixed_weights is not None, "a seat settles auto weights first"
+    shards = zip(target.ranks, split(shape, target.fixed_weights), strict=True)
+    here = [shard for rank, shard in shards if rank in on_device]
+    num_drafters = sum(map(topology.drafts_on, on_device))
+    drafter = found_drafter(topology) if num_drafters else (None, None)
 
+    def held(tokens: int) -> int:
+        sized = with_tokens(topology, tokens)
+        parts = [shard_memory(sized, shape, shard) for shard in here]
+        parts += [drafter_memory(sized, shape, *drafter)] * num_drafters
+        return sum(part.total(on_card=True) for part in parts)
 
-def _last(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, as all below it do; 0 where none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return held
 
 
 def _kept_on_host(topology: Topology) -> int:
