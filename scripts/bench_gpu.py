@@ -9,7 +9,7 @@ runs in a process of its own, one after the other, and is told of as soon as it 
 
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
                 card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
-                rounds of 2 to 16 rows against rounds of one; rounds at a temperature against greedy ones; where kernels
+                rounds of 2 to 64 rows against rounds of one; rounds at a temperature against greedy ones; where kernels
                 begin before the one in front has ended, rounds of such against rounds of kernels in turn; which
                 kernels take the time: from the end of the one before to its own, between which two it stands; and
                 memory: what a start asks for, and what is taken
@@ -17,16 +17,18 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 beside each row count, what it reads if every expert is as likely as any other
   prompts       rounds of more rows than are recorded, of a prompt behind few tokens and behind many, and of many texts:
                 rows/s, and a round's time against one of torch's steps
-  products      the matrices of a layer, and the head: time of 1, 6 and 16 rows against torch's, and the bytes of one
-                over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing of
-                them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two, of
-                a rank alone: all of it but the link
+  products      the matrices of a layer, and the head: time of 1, 6, 16 and 64 rows against torch's, and the bytes of
+                one over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing
+                of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
+                of a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
                 shape that says anything
   gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of the time of
                 the steps that its verified drafts took a round does not take longer than a plain one
+
+Beside them stands which tiles products are made in (tpspec/model/card_tiles.py), and by how much they are faster.
 
 On a machine without a card `--device cpu --model smollm2-135m` tries the script, not the card.
 """
@@ -37,6 +39,7 @@ import argparse
 import gc
 import importlib
 import json
+import logging
 import math
 import statistics
 import subprocess
@@ -59,13 +62,13 @@ from serving import ROOT, end, torchrun
 sys.path.insert(0, str(ROOT))  # python adds scripts/ to the path, not the repository
 
 PROMPT, TOKENS, WARM_UP = 200, 256, 16
-ROWS = (1, 2, 4, 6, 8, 12, 16)
+ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 64)
 DRAFTS, SHARED_TOKENS = 4, 32
 MIXTURE_LAYERS = 4  # 6 GB of Qwen3-30B-A3B
 COPY_BYTES = 1 << 30
 MANY_ROWS, MANY_TEXTS, BEHIND = 256, 32, (0, 1024, 8192)  # of rounds that read prompts; tokens that are cached
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
-PRODUCT_ROWS = (1, 6, 16)
+PRODUCT_ROWS = (1, 6, 16, 64)
 SLOW = "collectives go through gloo"
 SAYS = "bench_gpu: "
 GOALS = {
@@ -81,6 +84,7 @@ GOALS = {
 def main() -> None:
     options = _parser().parse_args()
     if options.worker:
+        tell_of_tiles()
         write_models(options.worker, options)
         print(json.dumps(WORKERS[options.worker](options)))
         return
@@ -98,6 +102,14 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1))
     show(results, options)
+
+
+def tell_of_tiles() -> None:
+    """Of those that products are made in: what a start says only to who asks for it."""
+    handler, log = logging.StreamHandler(), logging.getLogger("tpspec.model.card_tiles")
+    handler.setFormatter(logging.Formatter(f"{SAYS}%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def write_models(name: str, options: argparse.Namespace) -> None:

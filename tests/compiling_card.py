@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from tests import emulated_card
 from tests.emulated_card import ROOM, Card, OnCard
+from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
 PROPERTIES = SimpleNamespace(
@@ -98,6 +99,7 @@ def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
             stack.enter_context(patch.object(emulated_card, name, value))
         stack.enter_context(patch.object(JITFunction, "run", launch))
         stack.enter_context(patch.object(Card, "run", zeros))
+        stack.enter_context(patch.object(card_tiles, "do_bench", return_value=1.0))
         stack.enter_context(emulated_card.emulated_card())
         yield names
 

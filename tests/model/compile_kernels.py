@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from itertools import product
+from itertools import chain, product
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -35,6 +35,10 @@ from tpspec.verify import card_noise
 TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
+TILES, CODED_TILES = (
+    list(dict.fromkeys(chain.from_iterable(tiles.values())))
+    for tiles in (card_products.TILES, card_products.CODED_TILES)
+)
 
 
 def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
@@ -103,14 +107,20 @@ def variants(
         *([] if small else coded(x, capability) + mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
-           {"columns": card_products.COLUMNS, "has_biases": True, "tile_rows": card_products.TILE_ROWS,
-            "tile_outputs": card_products.TILE_OUTPUTS})
-          for _ in range(not small and x == "*bf16")),
+           {"columns": tile.columns, "has_biases": False, "tile_rows": tile.rows, "tile_outputs": tile.outputs,
+            "num_stages": tile.stages, "num_warps": tile.warps})
+          for tile in TILES if not small and x == "*bf16"),
     ]  # fmt: skip
 
 
+AT_ONCE, USUAL_GROUP = (card_products.FEWER_GROUPS, card_products.GROUPS), 128
 # (bits, group, type of scales, zeros): as we quantize, and as others may.
-CODES = ((8, 128, "*bf16", False), (4, 128, "*bf16", True), (8, 32, "*fp32", True), (4, 64, "*fp32", False))
+CODES = (
+    (8, USUAL_GROUP, "*bf16", False),
+    (4, USUAL_GROUP, "*bf16", True),
+    (8, 32, "*fp32", True),
+    (4, 64, "*fp32", False),
+)
 
 
 def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -124,8 +134,10 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
         of = {"group": group, "bits": bits, "has_zeros": has_zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_products.TILE_OUTPUTS}
         made.append((card_products._coded, types, of | tile))
-        for at_once in (card_products.FEWER_GROUPS, card_products.GROUPS) if on_tensor_cores else ():
-            made.append((card_products._few_coded, types, of | few | {"at_once": at_once, "inline_ptx": True}))
+        tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
+        for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
+            of_tile = few | {"tile_rows": tile.rows, "num_stages": tile.stages, "num_warps": at_once}
+            made.append((card_products._few_coded, types, of | of_tile | {"at_once": at_once, "inline_ptx": True}))
     return made
 
 
@@ -220,23 +232,21 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             names = kernel.arg_names
             if "overlaps" in names:
                 constants |= {"overlaps": (capability // 10, capability % 10) >= OVERLAP_FROM}
-            signature = {name: "constexpr" if name in constants else types[name] for name in names}
-            at = {(names.index(name),): value for name, value in constants.items()}
             # As tensors are laid out: without it loads are not pipelined, and less is shared than on a card.
             whole = [name for name, kind in types.items() if kind != "fp32"]
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
             options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
             if kernel is card_experts._tile_product:
                 options = {"num_stages": card_experts.STAGES[constants["tile_outputs"]]}
-            if kernel is card_products._few_rows:
-                options = {"num_stages": card_products.COLUMN_STAGES, "num_warps": card_products.COLUMN_WARPS}
-            if kernel is card_products._few_coded:
-                options = {"num_warps": constants["at_once"]}
+            if kernel in (card_products._few_rows, card_products._few_coded):
+                options = {name: constants.pop(name) for name in ("num_stages", "num_warps")}
             if kernel is card_products._coded:
                 options = {"num_warps": 8 if constants["tile_rows"] == card_products.MANY_ROWS else 4}
             if kernel is card_rows.attend:
                 cut = tiling if constants["recorded"] else many
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}
+            signature = {name: "constexpr" if name in constants else types[name] for name in names}
+            at = {(names.index(name),): value for name, value in constants.items()}
             source = ASTSource(kernel, signature, at, aligned)
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
@@ -245,6 +255,11 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"whole_copies": len(re.findall(r"cp\.async\.cg\.\S+ \[.*\], 0x10,", made.asm["ptx"]))}
             told |= {"sums": sums(made.asm["ttgir"]), "tile_rows": constants.get("tile_rows")}
             told |= {"places": [*map(int, re.findall(r"memdesc<(\d+)x\d+x\d+x", made.asm["ttgir"]))]}
+            told |= {
+                "adds": len(re.findall(r"\badd\.(?:rn\.)?f32", made.asm["ptx"])),
+                "at_once": constants.get("at_once"),
+            }
+            told |= {"stages": options.get("num_stages")}
             told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
             told |= {"waits": constants.get("overlaps"), "waits_first": waits_first(made.asm["ptx"])}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")

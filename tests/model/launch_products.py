@@ -12,16 +12,16 @@ from triton.runtime import driver
 from tests.compiling_card import Absent
 from tpspec.model import card_products
 
-SIZE = 4096
+SIZE, tile = 4096, card_products.USUAL
 
 driver.set_active(Absent((9, 0)))
 weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int8))
 for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
     of_few = card_products._few_rows.warmup(
-        x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=card_products.COLUMNS, has_biases=False,
-        tile_rows=card_products.TILE_ROWS, tile_outputs=card_products.TILE_OUTPUTS, overlaps=True, launch_pdl=True,
-        grid=(1, 1), num_stages=card_products.COLUMN_STAGES, num_warps=card_products.COLUMN_WARPS,
+        x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=tile.columns, has_biases=False, tile_rows=tile.rows,
+        tile_outputs=tile.outputs, overlaps=True, launch_pdl=True, grid=(1, 1), num_stages=tile.stages,
+        num_warps=tile.warps,
     )  # fmt: skip
     of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128

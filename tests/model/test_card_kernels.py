@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,18 +51,9 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     no whole rows, and tell each other of every block, or whose next keys are fetched when they are needed.
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
-    of_16_bits = [one for one in made if one["kernel"] == "_few_rows"]
-    assert len(of_16_bits) == sum("*bf16" in case for case in CASES)
-    others = [one for one in made if one["kernel"] != "attend"]
-    large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_products.MANY_ROWS]
-    assert len(large) == 8 * len(of_16_bits)
-    few_coded = [one for one in made if one["kernel"] == "_few_coded"]
-    assert len(few_coded) == 16 * len(of_16_bits)
-    assert [one for one in few_coded if one["stack"] or not one["whole_copies"] or min(one["places"]) < 2] == []
-    assert [one for one in large if one["stack"] > MOST_STACK] == []
-    of_codes = [one for one in others if one["kernel"] in ("_coded", "_few_coded")]
-    assert len(others) == 44 * len(CASES) + 6 * len(HEADS) + len(of_16_bits) + len(of_codes)
-    assert [one for one in of_16_bits if one["stack"] or not one["whole_copies"]] == []
+    of_few = products_are_added_alike(made)
+    others = [one for one in made if one["kernel"] not in ("attend", "_coded", "_few_coded", "_few_rows")]
+    assert len(others) == 44 * len(CASES) + 6 * len(HEADS)
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
     attend = [one for one in made if one["kernel"] == "attend" and one["rows"] != "*fp32"]
@@ -72,7 +64,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
         "[8, 1]"
     }
     assert all(min(one["places"]) > 1 for one in of_many)
-    on_tensor_cores = [one for one in attend if one["capability"] >= 80 and one["recorded"]] + of_16_bits + few_coded
+    on_tensor_cores = [one for one in attend if one["capability"] >= 80 and one["recorded"]] + of_few
     assert {tuple(one["products"]) for one in on_tensor_cores} == {("m16",)}
     added: dict[tuple[int, int], dict[int, list[str]]] = {}
     for one in on_tensor_cores:
@@ -90,6 +82,27 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     of_experts = [one for one in made if one["kernel"] == "_tile_product" and one["capability"] == 86]
     shared = {one["outputs"]: one["shared"] for one in of_experts}
     assert shared[card_experts.FEW_OUTPUTS] > shared[card_experts.TILE_OUTPUTS]
+
+
+def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of few rows, on tensor cores: in whatever tiles, a row's sum grows in the registers of its products (with
+    codes, that of a group, and then the groups' in one order)."""
+    num_cards = sum("*bf16" in case for case in CASES)
+    large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_products.MANY_ROWS]
+    assert len(large) == 8 * num_cards
+    assert [one for one in large if one["stack"] > MOST_STACK] == []
+    plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "_few_coded"))
+    assert len(plain) == 12 * num_cards
+    assert len(coded) == 40 * num_cards
+    for one in plain + coded:
+        is_usual = one["tile_rows"] == one["outputs"] == card_products.TILE_ROWS
+        assert one["whole_copies"]
+        assert one["stack"] <= (0 if is_usual else 2 * MOST_STACK)
+        adds = 0 if one["at_once"] is None else one["tile_rows"] * one["at_once"] // 4
+        assert one["adds"] == adds
+    usual = [one for one in coded if one["stages"] == card_products.USUAL_CODED.stages]
+    assert all(min(one["places"]) > 1 for one in usual)
+    return plain + coded
 
 
 def test_rows_take_the_same_kernel_however_many_they_are() -> None:

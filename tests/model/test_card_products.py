@@ -15,10 +15,12 @@ from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
 from tpspec.model import card_products
-from tpspec.model.card_products import CodedLinear, FewRowsLinear, has_tensor_cores
+from tpspec.model.card_products import CODED_TILES, TILES, CodedLinear, FewRowsLinear, has_tensor_cores
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GRID = grid_of(range(384), 384)[0]
+NEAR = 0 if torch.cuda.is_available() else 2**-10  # the interpreter leaves products to the host's library
 
 
 def processors(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -41,6 +43,24 @@ def test_few_rows_become_what_torch_makes_of_them(biased: bool, num_rows: int, m
     assert made.shape == (num_rows, 70)
     assert made.dtype == torch.float16
     assert num_rows == 0 or (made - expected).abs().max() <= 2**-10 * expected.abs().max()
+
+
+@pytest.mark.parametrize("num_rows", TILES)
+def test_a_row_becomes_the_same_in_whatever_tiles(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many rows as tiles are tried for, less one, and 70 outputs, which fill no tiles; on a card to the last
+    bit. Stands against columns that are added in another order, and rows or outputs that a tile leaves out."""
+    processors(monkeypatch, 20)
+    monkeypatch.setattr(card_products, "has_tensor_cores", lambda device: True)
+    noise = torch.Generator().manual_seed(0)
+    x, weight = (
+        torch.randn(size, 384, generator=noise).to(DEVICE, torch.float16) for size in (max(1, num_rows - 1), 70)
+    )
+    plain, coded = FewRowsLinear(weight, None), [CodedLinear(Rounded(weight, bits, GRID), None) for bits in (8, 4)]
+    ways = [[plain._few(x, tile) for tile in TILES[num_rows]]]
+    ways += [[one._few(x, tile) for tile in CODED_TILES[num_rows]] for one in coded]
+    for usual, *others in ways:
+        for other in others:
+            assert (other - usual).abs().max() <= NEAR * usual.abs().max()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter leaves products to the host's library")

@@ -7,15 +7,18 @@ tiles of outputs, S outputs of one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from triton import knobs
 
 from tpspec.model.card_overlap import begin, begin_with, overlap
 from tpspec.model.card_rows import MOST_ROWS
+from tpspec.model.card_tiles import chosen
 from tpspec.model.quantized import joined, spread
 
 if TYPE_CHECKING:
@@ -25,9 +28,47 @@ if TYPE_CHECKING:
 
 TENSOR_CORES = (8, 0)  # compute capability that Triton asks for; below it there is no bfloat16
 TILE_ROWS, TILE_OUTPUTS = 16, 16  # of a program where rows are few; fewer rows than 16 no tensor core takes
-# Of a matrix of 16 bits: columns that are read at a time, what Triton calls stages, and warps of a program. On an H200
-# these read the matrices of an 8B at 83% of its copy rate, and at 88% overlapped; four warps and 128 columns, at 77%.
-COLUMNS, COLUMN_STAGES, COLUMN_WARPS = 256, 5, 2
+
+
+class Tile(NamedTuple):
+    """Of a program, for a matrix of 16 bits: rows and outputs, columns that are read at a time, what Triton calls
+    stages, and warps. Of 64 rows four warps would have other instructions, which add in another order."""
+
+    rows: int
+    outputs: int
+    columns: int
+    stages: int
+    warps: int
+
+
+# On an H200 this reads the matrices of an 8B at 83% of its copy rate, and at 88% overlapped; four warps and 128
+# columns, at 77%. In a program the rows are read beside the matrix: as many numbers as of its outputs.
+USUAL = Tile(TILE_ROWS, TILE_OUTPUTS, 256, 5, 2)
+NARROW = (USUAL, Tile(16, 16, 128, 4, 4), Tile(16, 16, 128, 6, 2), Tile(16, 16, 512, 3, 4), Tile(16, 32, 128, 5, 2),
+          Tile(16, 32, 256, 3, 4))  # fmt: skip
+TILES = {
+    1: NARROW,
+    16: NARROW,
+    32: (USUAL, Tile(32, 16, 128, 5, 2), Tile(32, 32, 128, 4, 2), Tile(32, 32, 128, 4, 4)),
+    64: (USUAL, Tile(32, 32, 128, 4, 2), Tile(64, 16, 128, 4, 2), Tile(64, 32, 64, 5, 2), Tile(64, 64, 64, 4, 2)),
+}
+
+
+class CodedTile(NamedTuple):
+    """Of a program, for codes: rows, and what Triton calls stages. What else there is decides on how sums are added."""
+
+    rows: int
+    stages: int
+
+
+USUAL_CODED = CodedTile(TILE_ROWS, 3)
+CODED_TILES = {
+    1: (USUAL_CODED, CodedTile(16, 2), CodedTile(16, 4), CodedTile(16, 5)),
+    16: (USUAL_CODED, CodedTile(16, 2), CodedTile(16, 4), CodedTile(16, 5)),
+    32: (USUAL_CODED, CodedTile(32, 2), CodedTile(32, 3)),
+    64: (USUAL_CODED, CodedTile(32, 2), CodedTile(32, 3), CodedTile(64, 2)),
+}
+ROWS = [*TILES]
 # Of codes: groups that are read at a time, each by a warp of its own, where programs are few and where they are many
 # for each processor of the card.
 GROUPS, FEWER_GROUPS, MANY_TILES = 4, 2, 4
@@ -45,17 +86,26 @@ class FewRowsLinear:
         missing = -weight_OI.shape[1] % ALIGNED
         self._weight_OI = F.pad(weight_OI, (0, missing)) if missing else weight_OI.contiguous()
         self._bias_O, self._overlap = bias_O, overlap(weight_OI.device)
+        num_outputs, num_inputs = weight_OI.shape
+        self._tiles = chosen(
+            TILES, self._few, num_inputs=num_inputs, num_bytes=weight_OI.nbytes, of=(num_outputs, bias_O is not None),
+            device=weight_OI.device, dtype=weight_OI.dtype,
+        )  # fmt: skip
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        (num_rows, num_inputs), (num_outputs, stride) = x_TI.shape, self._weight_OI.shape
+        num_rows, num_inputs = x_TI.shape
         if not 0 < num_rows <= MOST_ROWS:
             return F.linear(x_TI, self._weight_OI[:, :num_inputs], self._bias_O)
+        return self._few(x_TI, self._tiles[bisect_left(ROWS, num_rows)])
+
+    def _few(self, x_TI: Tensor, tile: Tile) -> Tensor:
+        (num_rows, num_inputs), (num_outputs, stride) = x_TI.shape, self._weight_OI.shape
         y_TO, bias_O = x_TI.new_empty(num_rows, num_outputs), self._bias_O
         # Tiles of rows come first: those that read the same weights do so together.
-        _few_rows[(triton.cdiv(num_rows, TILE_ROWS), triton.cdiv(num_outputs, TILE_OUTPUTS))](
+        _few_rows[(triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs))](
             x_TI.contiguous(), self._weight_OI, y_TO if bias_O is None else bias_O, y_TO, num_rows, num_outputs,
-            num_inputs, stride, columns=COLUMNS, has_biases=bias_O is not None, tile_rows=TILE_ROWS,
-            tile_outputs=TILE_OUTPUTS, num_stages=COLUMN_STAGES, num_warps=COLUMN_WARPS, **self._overlap,
+            num_inputs, stride, columns=tile.columns, has_biases=bias_O is not None, tile_rows=tile.rows,
+            tile_outputs=tile.outputs, num_stages=tile.stages, num_warps=tile.warps, **self._overlap,
         )  # fmt: skip
         return y_TO
 
@@ -67,39 +117,62 @@ class CodedLinear:
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
         codes_OY = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
-        self._num_outputs, self._bias_O, self._grid, self._bits = matrix.num_outputs, bias_O, matrix.grid, matrix.bits
+        self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
         self._codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
         self._scales_NGS = _in_tiles(made.scales_OG)
         self._zeros_NGS = None if made.zeros_OG is None else _in_tiles(made.zeros_OG)
         device = codes_OY.device
         self._at_once = FEWER_GROUPS if len(self._codes_NGSB) >= MANY_TILES * num_processors(device) else GROUPS
-        self._has_tensor_cores, self._overlap = has_tensor_cores(device), overlap(device)
+        self._has_tensor_cores = has_tensor_cores(device)
+        self._of_codes = {
+            "group": matrix.grid.group, "bits": matrix.bits, "has_zeros": made.zeros_OG is not None, **overlap(device)
+        }  # fmt: skip
         self._fills_products = matrix.grid.group * matrix.bits >= LEAST_COLUMNS * 8
+        self._tiles = [tiles[0] for tiles in CODED_TILES.values()]
+        if self._has_tensor_cores and self._fills_products:
+            # In one kind of 16 bits a row takes as long as in the other.
+            self._tiles = chosen(
+                CODED_TILES, self._few, num_inputs=matrix.grid.width, num_bytes=codes_OY.nbytes,
+                of=(self._num_outputs, matrix.bits, matrix.grid.group, made.scales_OG.dtype, made.zeros_OG is not None),
+                device=device, dtype=torch.bfloat16,
+            )  # fmt: skip
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         num_rows = len(x_TI)
-        y_TO = x_TI.new_empty(num_rows, self._num_outputs)
         if not num_rows:  # none of which logits are wanted
-            return y_TO
-        x_TW, scales, grid = spread(x_TI, self._grid).contiguous(), self._scales_NGS, self._grid
-        given = x_TW, self._codes_NGSB, scales, scales if self._zeros_NGS is None else self._zeros_NGS, y_TO
-        sizes = num_rows, self._num_outputs, grid.num_groups
-        of_codes = {"group": grid.group, "bits": self._bits, "has_zeros": self._zeros_NGS is not None} | self._overlap
-        # Tiles of rows come first: those that read the same codes do so together.
+            return x_TI.new_empty(0, self._num_outputs)
+        x_TW = spread(x_TI, self._grid).contiguous()
         on_tensor_cores = self._has_tensor_cores and x_TI.itemsize == 2
         if on_tensor_cores and self._fills_products and num_rows <= MOST_ROWS:
-            _few_coded[(triton.cdiv(num_rows, TILE_ROWS), len(self._codes_NGSB))](
-                *given, *sizes, at_once=self._at_once, inline_ptx=_is_compiled(), tile_rows=TILE_ROWS,
-                tile_outputs=TILE_OUTPUTS, num_warps=self._at_once, **of_codes,
-            )  # fmt: skip
+            y_TO = self._few(x_TW, self._tiles[bisect_left(ROWS, num_rows)])
         else:
-            is_large = on_tensor_cores and num_rows > MOST_ROWS
-            rows, outputs, num_warps = (MANY_ROWS, MANY_OUTPUTS, 8) if is_large else (TILE_ROWS, TILE_OUTPUTS, 4)
-            _coded[(triton.cdiv(num_rows, rows), triton.cdiv(self._num_outputs, outputs))](
-                *given, *sizes, tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS, num_warps=num_warps,
-                **of_codes,
-            )  # fmt: skip
+            y_TO = self._one_by_one(x_TW, is_large=on_tensor_cores and num_rows > MOST_ROWS)
         return y_TO if self._bias_O is None else y_TO + self._bias_O
+
+    # Of both kernels tiles of rows come first: those that read the same codes do so together.
+
+    def _few(self, x_TW: Tensor, tile: CodedTile) -> Tensor:
+        y_TO = x_TW.new_empty(len(x_TW), self._num_outputs)
+        _few_coded[(triton.cdiv(len(x_TW), tile.rows), len(self._codes_NGSB))](
+            *self._given(x_TW, y_TO), at_once=self._at_once, inline_ptx=not knobs.runtime.interpret,
+            tile_rows=tile.rows, tile_outputs=TILE_OUTPUTS, num_stages=tile.stages, num_warps=self._at_once,
+            **self._of_codes,
+        )  # fmt: skip
+        return y_TO
+
+    def _one_by_one(self, x_TW: Tensor, *, is_large: bool) -> Tensor:
+        rows, outputs, num_warps = (MANY_ROWS, MANY_OUTPUTS, 8) if is_large else (TILE_ROWS, TILE_OUTPUTS, 4)
+        y_TO = x_TW.new_empty(len(x_TW), self._num_outputs)
+        _coded[(triton.cdiv(len(x_TW), rows), triton.cdiv(self._num_outputs, outputs))](
+            *self._given(x_TW, y_TO), tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS,
+            num_warps=num_warps, **self._of_codes,
+        )  # fmt: skip
+        return y_TO
+
+    def _given(self, x_TW: Tensor, y_TO: Tensor) -> tuple[Any, ...]:
+        scales = self._scales_NGS
+        zeros = scales if self._zeros_NGS is None else self._zeros_NGS
+        return x_TW, self._codes_NGSB, scales, zeros, y_TO, len(x_TW), self._num_outputs, self._grid.num_groups
 
 
 def has_tensor_cores(device: torch.device) -> bool:
@@ -123,11 +196,6 @@ def _in_tiles(x_OGX: Tensor) -> Tensor:
     if missing := -len(x_OGX) % TILE_OUTPUTS:
         x_OGX = F.pad(x_OGX, (0, 0) * (x_OGX.dim() - 1) + (0, missing))
     return x_OGX.view(-1, TILE_OUTPUTS, *x_OGX.shape[1:]).transpose(1, 2).contiguous()
-
-
-def _is_compiled() -> bool:
-    """Whether kernels are a card's: Triton's interpreter knows no PTX."""
-    return isinstance(_few_coded, triton.JITFunction)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]

@@ -1,0 +1,112 @@
+"""Which tiles a card's products are cut into is tried, and changes nothing but their time. What a clock says is given
+here; the kernels are in test_card_products.py, and what they compile to in test_card_kernels.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from triton import knobs
+from triton.runtime.errors import OutOfResources
+
+from tpspec.model import card_tiles
+
+CPU = torch.device("cpu")
+
+
+class Trial:
+    """took_ms: of each tile, which is its name; what is "others" adds otherwise, and what is "large" does not fit."""
+
+    def __init__(self, took_ms: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.took_ms, self.timed = took_ms, list[str]()
+        monkeypatch.setattr(knobs.runtime, "interpret", False)
+        monkeypatch.setattr(card_tiles, "_chosen", {})
+        monkeypatch.setattr(card_tiles, "do_bench", self.do_bench)
+
+    def do_bench(self, work: Callable[[], Any], *times_ms: int, return_mode: str) -> float:
+        work()
+        self.timed.append(self._last)
+        return self.took_ms[self._last]
+
+    def product(self, x_TI: Tensor, tile: str) -> Tensor:
+        self._last = tile
+        if tile == "large":
+            raise OutOfResources(200, 100, "shared memory")
+        return x_TI.sum(1) + (tile == "others")
+
+    def chosen(self, *, num_bytes: int = 1 << 30, of: str = "a matrix", rows: tuple[int, ...] = (1,)) -> list[str]:
+        tiles = ["usual", *(tile for tile in self.took_ms if tile != "usual")]
+        return card_tiles.chosen(
+            dict.fromkeys(rows, tiles),
+            self.product,
+            num_inputs=32,
+            num_bytes=num_bytes,
+            of=of,
+            device=CPU,
+            dtype=torch.float32,
+        )
+
+
+def test_the_fastest_is_taken_and_tried_once_for_all_matrices_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a start that tries each of a model's layers, and one trial for matrices that are not alike."""
+    trial = Trial({"usual": 1.0, "slow": 1.5, "fast": 0.6}, monkeypatch)
+    assert trial.chosen() == ["fast"]
+    assert trial.timed == ["usual", "slow", "fast"]
+    assert trial.chosen() == ["fast"]
+    assert len(trial.timed) == 3
+    trial.took_ms["fast"] = 2.0
+    assert trial.chosen(of="another", rows=(1, 16)) == ["usual", "usual"]
+    assert len(trial.timed) == 3 + 6
+
+
+def test_what_gives_other_bits_or_does_not_fit_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stands against texts that depend on a clock, and a start that fails on a card that is smaller."""
+    trial = Trial({"usual": 1.0, "others": 0.1, "large": 0.1, "fast": 0.9}, monkeypatch)
+    assert trial.chosen() == ["fast"]
+    assert "others, by which their last bits are others" in caplog.text
+
+
+def test_a_difference_by_chance_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against another choice at every start, for nothing."""
+    assert Trial({"usual": 1.0, "fast": 0.98}, monkeypatch).chosen() == ["usual"]
+
+
+def test_matrices_that_are_not_finite_are_products_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a start that fails where a checkpoint has a NaN, which is no number's equal: the usual tile is
+    there in any case."""
+    trial = Trial({"usual": 1.0, "fast": 0.1}, monkeypatch)
+    monkeypatch.setattr(trial, "product", lambda x_TI, tile: x_TI * torch.nan)
+    monkeypatch.setattr(trial, "_last", "usual", raising=False)
+    assert trial.chosen() == ["usual"]
+
+
+def test_small_matrices_are_not_tried_nor_any_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against seconds of a start for products that take as long as their launch."""
+    trial = Trial({"usual": 1.0, "fast": 0.1}, monkeypatch)
+    assert trial.chosen(num_bytes=card_tiles.LEAST_BYTES - 1) == ["usual"]
+    monkeypatch.setenv(card_tiles.SWITCH, "off")
+    assert trial.chosen() == ["usual"]
+    assert trial.timed == []
+
+
+def test_without_memory_for_a_trial_the_usual_ones_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stands against a model that fits and does not start; and it is told once."""
+    trial = Trial({"usual": 1.0, "fast": 0.1}, monkeypatch)
+
+    def out_of_memory(*given: Any, **named: Any) -> float:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(card_tiles, "do_bench", out_of_memory)
+    with caplog.at_level(logging.WARNING):
+        assert trial.chosen() == trial.chosen() == ["usual"]
+    assert len(caplog.records) == 1

@@ -1,0 +1,86 @@
+"""Which tiles a product of few rows is cut into on a card: of some the fastest, tried as the first matrix of a shape is
+loaded.
+
+It is another one for other cards (by how much a program may hold of a matrix, and how many run at once), matrices and
+rows: where tiles have 16 rows, 64 of them have the matrix go from the card's cache to its programs four times. All that
+are tried add up a row by the same instructions in the same order, so that texts do not depend on what is taken; one
+that gives other bits is not. Must not know how a product is made. Imported on cards only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from triton import knobs
+from triton.errors import TritonError
+from triton.testing import do_bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+SWITCH = "TPSPEC_TILES"  # variable: "off" where the usual ones should be taken
+LEAST_BYTES = 4 << 20  # of a matrix: one that is smaller takes little longer than its launch
+WARM_UP_MS, MEASURED_MS = 2, 8  # of each; before every call what the card's cache holds is replaced
+WORTH = 0.97  # of the usual one's time: by less they differ by chance
+
+Tile = TypeVar("Tile", bound="Hashable")
+_chosen: dict[Hashable, list[int]] = {}  # places among the candidates
+
+
+def chosen(
+    candidates: Mapping[int, Sequence[Tile]],
+    product: Callable[[Tensor, Tile], Tensor],
+    *,
+    num_inputs: int,
+    num_bytes: int,
+    of: Hashable,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[Tile]:
+    """One for each number of rows among the candidates, which so many and fewer take. Those that stand first are the
+    usual ones.
+
+    product: of x [T, num_inputs] in that dtype, in such tiles, by a matrix of so many bytes. of: what else its time
+    depends on; of the same no trial is made again.
+    """
+    usual = [tiles[0] for tiles in candidates.values()]
+    if num_bytes < LEAST_BYTES or knobs.runtime.interpret or os.environ.get(SWITCH, "on") == "off":
+        return usual
+    key = of, num_inputs, device, dtype
+    if key not in _chosen:
+        noise = torch.Generator().manual_seed(0)
+        x_TI = torch.randn(max(candidates), num_inputs, generator=noise).to(device, dtype)
+        try:
+            found = [_fastest(product, x_TI[:num_rows], tiles, of) for num_rows, tiles in candidates.items()]
+        except torch.OutOfMemoryError:
+            log.warning("products %s are made in the usual tiles: there is no memory left to try others", of)
+            found = [0] * len(candidates)
+        _chosen[key] = found
+    return [tiles[found] for tiles, found in zip(candidates.values(), _chosen[key], strict=True)]
+
+
+def _fastest(product: Callable[[Tensor, Tile], Tensor], x_TI: Tensor, tiles: Sequence[Tile], of: Hashable) -> int:
+    """Its place among them."""
+    expected, took_ms = product(x_TI, tiles[0]), dict[int, float]()
+    for place, tile in enumerate(tiles):
+        try:
+            is_other = place > 0 and not torch.equal(product(x_TI, tile), expected)
+        except TritonError as error:  # it shares more than this card has, say
+            log.info("products %s are not made in %s: %s", of, tile, error)
+            continue
+        if is_other:
+            log.warning("products %s are not made in %s, by which their last bits are others", of, tile)
+            continue
+        took_ms[place] = do_bench(lambda: product(x_TI, tile), WARM_UP_MS, MEASURED_MS, return_mode="median")  # noqa: B023
+    best = min(took_ms, key=took_ms.__getitem__)
+    found = best if took_ms[best] < WORTH * took_ms[0] else 0
+    share = took_ms[found] / took_ms[0]
+    log.info("products %s of %d rows: %s, %.2f of the usual one's time", of, len(x_TI), tiles[found], share)
+    return found
