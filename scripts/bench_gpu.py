@@ -15,8 +15,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 memory: what a start asks for, and what is taken
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
-  prompts       rounds of more rows than are recorded, of a prompt behind few tokens and behind many, and of many texts:
-                rows/s, and a round's time against one of torch's steps
+  prompts       rounds of many rows, of a prompt behind few tokens and behind many, and of many texts that verify
+                drafts: rows/s, and a round's time against one of torch's steps; of those texts, which are a replay,
+                against one that is launched, too
   products      the matrices of a layer, and the head: time of 1, 6, 16 and 64 rows against torch's, and the bytes of
                 one over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing
                 of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
@@ -211,8 +212,9 @@ def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
 def prompts(options: argparse.Namespace) -> dict[str, Any]:
     from tpspec.model.batch import Carried, Span
 
-    num_slots = max(BEHIND) + MANY_ROWS
-    decoder = open_engine(options, **{"cache.tokens": num_slots}).engine.target.decoder
+    num_slots, each = max(BEHIND) + MANY_ROWS, MANY_ROWS // MANY_TEXTS
+    texts = {"draft.source": "ngram", "draft.tokens": each - 1, "serve.max_running": MANY_TEXTS}
+    decoder = open_engine(options, **{"cache.tokens": num_slots}, **texts).engine.target.decoder
     runner, tokens = decoder._runner, tuple(range(5, 5 + MANY_ROWS))
     found = {"FlashInfer attends": runner.many is not None and runner.many._flash is not None}
     num_states = 1 if decoder.states is None else decoder.states.num_states
@@ -223,7 +225,7 @@ def prompts(options: argparse.Namespace) -> dict[str, Any]:
         return Span(text, start, tokens[:num_rows], ((first, start + num_rows),), num_logits, carried=state)
 
     works = {f"{MANY_ROWS} rows behind {start}": [span(0, 0, start, MANY_ROWS)] for start in BEHIND}
-    each, room = MANY_ROWS // MANY_TEXTS, num_slots // MANY_TEXTS
+    room = num_slots // MANY_TEXTS
     works[f"{MANY_TEXTS} texts of {each} rows"] = [
         span(text, text * room, room - each, each) for text in range(MANY_TEXTS)
     ]
@@ -231,14 +233,22 @@ def prompts(options: argparse.Namespace) -> dict[str, Any]:
         ways = {0: partial(decoder.forward, spans)}
         if runner.many is not None:
             ways[1] = partial(by_torch, decoder, spans)
+        if runner.graphs(spans, MANY_ROWS) is not None:
+            ways[2] = partial(launched, decoder, spans)
         seconds = in_turns(ways, turns=5, calls=4)
         found[f"{name}, rows/s"] = MANY_ROWS / seconds[0]
         found |= {f"{name}, to torch's steps": seconds[0] / seconds[1]} if len(seconds) > 1 else {}
+        found |= {f"{name}, recorded to launched": seconds[0] / seconds[2]} if len(seconds) > 2 else {}
     return found
 
 
 def by_torch(decoder: Any, spans: list[Any]) -> None:
     with patch.object(decoder._runner, "steps", return_value=decoder._runner._torchs):
+        launched(decoder, spans)
+
+
+def launched(decoder: Any, spans: list[Any]) -> None:
+    with patch.object(decoder._runner, "graphs", return_value=None):
         decoder.forward(spans)
 
 

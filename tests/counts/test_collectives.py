@@ -55,7 +55,7 @@ class Noted:
     """A target that notes what each of its forwards was asked for, and what the ledger held before it."""
 
     def __init__(self, inner: Target, engine: Engine) -> None:
-        self._inner, self._engine, self.rows_ahead = inner, engine, inner.rows_ahead
+        self._inner, self._engine, self.runs_alone = inner, engine, inner.runs_alone
         self._asked: list[tuple[int, int, int]] = []
         self._before: list[dict[Purpose, Tally]] = []
 

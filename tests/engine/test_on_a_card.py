@@ -37,7 +37,8 @@ from tpspec.engine.remote import RemoteHost, Way
 from tpspec.errors import UserError
 from tpspec.model import graphs, runner
 from tpspec.model.batch import Span
-from tpspec.model.graphs import CardRecorder
+from tpspec.model.decoder import Decoder
+from tpspec.model.graphs import CardRecorder, Forward
 from tpspec.model.loader import Loader
 from tpspec.model.steps import Layer
 from tpspec.model.target import ShardedTarget
@@ -97,6 +98,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ManySteps, "rehearsed", (1, 2, MOST_SPLITS + 1))  # the last, as ever, more than is recorded
     for room in (graphs, runner):
         monkeypatch.setattr(room, "ROW_COUNTS", (1, 2, FEW))
+    monkeypatch.setattr(runner, "wide_counts", lambda most_verified: ())
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +187,27 @@ def test_a_round_of_many_rows_is_told_of_what_was_before_it(
     one, other = requests([Sampling()] * 2)
     on_the_card(folder, {1: [Submit(one)], 3: [Submit(other)]})
     assert events[:6] == ["many", "few", "told", "told", "many", "few"]
+
+
+def test_rounds_that_verify_for_many_texts_are_replays(
+    folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three texts of four rows each are more than the few of a recording here. Stands against a host that launches
+    every kernel of a round once some users are served at a time; chunks of their prompts it does launch."""
+    monkeypatch.setattr(runner, "wide_counts", lambda most_verified: (2 * FEW, 3 * FEW) if most_verified else ())
+    asks, draft = requests([Sampling()] * 3), {"source": "model", "model": str(folder), "tokens": FEW - 1}
+    launched: list[int] = []
+    rows = Decoder._launched
+
+    def noted(decoder: Decoder, spans: Sequence[Span], tokens: Sequence[int], *more: Any) -> Forward:
+        launched.append(sum(span.num_logits for span in spans))
+        return rows(decoder, spans, tokens, *more)
+
+    monkeypatch.setattr(Decoder, "_launched", noted)
+    told, _ = on_the_card(folder, {1: [*map(Submit, asks)]}, draft=draft, serve={"max_running": 3})
+    assert told.texts() == serve(topology(folder), asks).texts()
+    assert told.stats[-1].accepted > 0
+    assert max(launched) <= 3  # of prompts
 
 
 @pytest.mark.parametrize("source", STEPS)
@@ -338,7 +361,7 @@ def test_cards_of_which_one_has_no_steps_for_few_rows_all_do_without(folder: Pat
         assert steps.few is not None
         steps.agree(lambda holds: False)
         assert steps.few is None
-        assert steps.most_recorded == 0
+        assert not steps.is_replay(1, 1)
 
 
 def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: Path) -> None:
@@ -386,8 +409,7 @@ def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(
         built.own.prepare()
         engine = built.engine
         assert isinstance(engine.target, ShardedTarget)
-        graphs_of = engine.target.decoder._runner._graphs
-        assert graphs_of is not None
+        (graphs_of,) = engine.target.decoder._runner._graphs
         for recording in graphs_of._recorder._graphs:
             assert recording.kernels.count(sums) == 2 * 2
             assert not {"exchange", "sum_add_norm"}.difference({sums}).intersection(recording.kernels)

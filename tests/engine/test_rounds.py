@@ -136,7 +136,7 @@ def test_a_source_that_raises_costs_speed_only(target: Path, caplog: pytest.LogC
 def test_what_a_round_gave_is_told_of_even_if_the_next_one_fails(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands against tokens that wait for a card to be busy, and go down with it."""
     engine, script = build_engine(topology(target), OneRank(), CPU).engine, Script({1: [Submit(requests(GREEDY)[0])]})
-    monkeypatch.setattr(ShardedTarget, "rows_ahead", 64)
+    monkeypatch.setattr(ShardedTarget, "runs_alone", lambda *of_a_round: True)
     logits, good = engine.target.logits, iter(range(3))
 
     def failing(spans: Sequence[Span]) -> RowLogits:
@@ -153,7 +153,7 @@ def test_what_a_round_gave_is_told_of_even_if_the_next_one_fails(target: Path, m
 def test_who_cannot_be_told_leaves_no_rank_in_a_collective(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands against a lead that fails in the middle of a round: the others would wait for it in the next collective,
     and end with a fault of their own."""
-    monkeypatch.setattr(ShardedTarget, "rows_ahead", 64)
+    monkeypatch.setattr(ShardedTarget, "runs_alone", lambda *of_a_round: True)
     channels, codes = thread_channels(2), []
     told: list[Stats] = []
 

@@ -74,10 +74,11 @@ class DraftTable(Table):
 class TargetTable:
     """A `Target` whose cache is a token for each slot."""
 
-    rows_ahead = 0
-
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}
+
+    def runs_alone(self, num_rows: int, num_logits: int) -> bool:
+        return False
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         for span in spans:

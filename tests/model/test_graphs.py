@@ -6,7 +6,7 @@ in Triton's interpreter where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -26,7 +26,7 @@ from tpspec.model.embedding import Embedding
 from tpspec.model.graphs import Forward, Graphs
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
-from tpspec.topology.working import ROW_COUNTS
+from tpspec.topology.working import ROW_COUNTS, WIDE_COUNTS, wide_counts
 
 pytest.importorskip("triton")
 from tpspec.model.card_steps import CardSteps, Tiling
@@ -105,12 +105,12 @@ class Notes:
 class Doubling:
     """Recordings of a forward that doubles its rows, in place, after one collective."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_counts: Sequence[int] = ROW_COUNTS) -> None:
         self.ledger = Ledger()
         self.recorder = Again(self.ledger)
         self._comm = Counted(OneRank(), self.ledger)
-        self._graphs = Graphs(
-            Notes(), self.recorder, Embedding(TABLE_VD, torch.float32), torch.float32, CPU, self.ledger
+        self.graphs = Graphs(
+            Notes(), self.recorder, Embedding(TABLE_VD, torch.float32), torch.float32, CPU, self.ledger, row_counts
         )
 
     def _run(self, x_TD: torch.Tensor, steps: Notes, begun: None, taps: tuple[int, ...]) -> Forward:
@@ -119,18 +119,18 @@ class Doubling:
         return Forward(x_TD.clone(), {tap: x_TD + tap for tap in taps})
 
     def prepare(self) -> None:
-        self._graphs.prepare(self._run, ())
+        self.graphs.prepare(self._run, ())
 
     @torch.inference_mode()
     def forward(self, tokens: list[int], taps: tuple[int, ...] = ()) -> Forward:
-        return self._graphs.forward(self._run, span(len(tokens)), tokens, taps)
+        return self.graphs.forward(self._run, span(len(tokens)), tokens, taps)
 
     def close(self) -> None:
-        self._graphs.close()
+        self.graphs.close()
 
 
-def span(num_rows: int) -> list[Span]:
-    return [Span(0, 0, (0,) * num_rows, ((0, num_rows),), num_rows)]
+def span(num_rows: int, num_logits: int | None = None) -> list[Span]:
+    return [Span(0, 0, (0,) * num_rows, ((0, num_rows),), num_rows if num_logits is None else num_logits)]
 
 
 @given(sizes=st.lists(st.integers(1, ROW_COUNTS[-1]), min_size=1, max_size=8), taps=st.sampled_from([(), (0, 3)]))
@@ -159,6 +159,20 @@ def test_what_is_prepared_is_recorded_once_from_the_largest_down() -> None:
     assert made.recorder.rows == list(reversed(ROW_COUNTS))
 
 
+def test_rounds_of_more_rows_are_replays_where_most_of_them_have_logits() -> None:
+    """As far as a round may verify so many, beside those of few. Stands against chunks of prompts of which every row
+    goes through the head, and recordings that no round of a topology could take."""
+    assert [wide_counts(most) for most in (0, 64, 65, 96, 97)] == [(), (), (96,), (96,), (96, 128)]
+    assert wide_counts(10_000) == WIDE_COUNTS
+    few, wide = Doubling(), Doubling(wide_counts(97))
+    assert [few.graphs.fits(span(rows, 0), rows) for rows in (64, 65)] == [True, False]
+    assert [wide.graphs.fits(span(100, some), 100) for some in (100, 50, 49)] == [True, True, False]
+    assert not wide.graphs.fits(span(129), 129)
+    tokens = [1] * 100
+    assert torch.equal(wide.forward(tokens).logits_TV, 2 * TABLE_VD[tokens])
+    assert wide.recorder.rows == [128]
+
+
 def test_a_replay_is_counted_and_a_rehearsal_is_not() -> None:
     """Stands against collectives that vanish from the ledger because no call of theirs passes by it."""
     made = Doubling()
@@ -176,7 +190,7 @@ def test_nothing_recorded_outlives_the_world() -> None:
     made.forward([0])
     made.close()
     assert made.recorder.rows == []
-    assert made._graphs._recordings == {}
+    assert made.graphs._recordings == {}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there kernels run on the card: tests/gpu/test_rounds.py")

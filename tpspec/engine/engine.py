@@ -48,9 +48,9 @@ _ENCODER = msgspec.msgpack.Encoder()
 class Target(Protocol):
     """The model whose distribution is served, as far as a round needs it."""
 
-    @property
-    def rows_ahead(self) -> int:
-        """Of up to so many rows `logits` mostly returns at once, and they are computed while the host goes on."""
+    def runs_alone(self, num_rows: int, num_logits: int) -> bool:
+        """Whether `logits` of so many rows, and logits, mostly returns at once: they are computed while the host goes
+        on."""
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
@@ -157,7 +157,7 @@ class Engine:
         adopted = {seq.id: self.pool.slots(seq.id, 0, seq.num_cached) for seq in admitted}
         self.host.prepare([self._ask(seq) for seq in admitted if self._fixed(seq) != 0])
         self.target.copy(plan.copies)
-        is_ahead = plan.num_rows <= self.target.rows_ahead
+        is_ahead = self.target.runs_alone(plan.num_rows, plan.num_logits)
         if not is_ahead:
             meanwhile()
         begin = self.clock()
@@ -187,7 +187,7 @@ class Engine:
     @property
     def runs_ahead(self) -> bool:
         """Whether the host has time while a round of few rows is computed, and waits for no drafts before one."""
-        return self.target.rows_ahead > 0 and not self.host.waits
+        return self.target.runs_alone(1, 1) and not self.host.waits
 
     @property
     def digest(self) -> dict[str, int]:

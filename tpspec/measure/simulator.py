@@ -60,8 +60,6 @@ FAN_OUT_ODDS = 0.6  # see Script.ranks
 class SimulatedTarget:
     """Forwards that take their time and compute nothing. fixed_rows: what every round is padded to, or 0."""
 
-    rows_ahead = 0
-
     def __init__(
         self,
         cost: StepCost,
@@ -76,6 +74,9 @@ class SimulatedTarget:
         self._cost, self._scripts, self._fixed_rows = cost, scripts, fixed_rows
         self._clock, self._timeline, self._ledger = clock, timeline, ledger
         self._num_rounds = 0
+
+    def runs_alone(self, num_rows: int, num_logits: int) -> bool:
+        return False
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         self._num_rounds += 1

@@ -46,7 +46,7 @@ class Decoder:
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
     compiled: whether rows may take steps made for them (where there are some). ledger: where `comm` is counted.
     states: of layers with linear attention, where there are some. inputs: of rows of the embedding, where they hold
-    numbers for each layer.
+    numbers for each layer. most_verified: see Runner.
     """
 
     def __init__(
@@ -65,21 +65,22 @@ class Decoder:
         ledger: Ledger | None = None,
         states: StateStore | None = None,
         inputs: TokenInputs | None = None,
+        most_verified: int = 0,
     ) -> None:
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
         self.left_out, self.states, self.inputs = NOTHING, states, inputs
         self._runner = Runner(shape, ropes, store, embedding, fixed_rows=fixed_rows, compiled=compiled,
-                              recorded=comm.is_queued, ledger=ledger, states=states)  # fmt: skip
+                              recorded=comm.is_queued, ledger=ledger, states=states,
+                              most_verified=most_verified)  # fmt: skip
 
     def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
         """See `Runner`."""
         self._runner.record(steps, recorder)
 
-    @property
-    def most_recorded(self) -> int:
-        """Rows of a forward that is a replay, at most; 0 where none is."""
-        return self._runner.most_recorded
+    def is_replay(self, num_rows: int, num_logits: int) -> bool:
+        """See `Runner`."""
+        return self._runner.is_replay(num_rows, num_logits)
 
     def prepare(self, taps: Taps = ()) -> None:
         """What would otherwise make the first round of each row count slow. Every rank calls it."""

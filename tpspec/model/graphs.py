@@ -99,7 +99,8 @@ class Graphs:
     """The recordings of one decoder or head, which hands in its own forward, `run`, each time: over x [T, D], which it
     may overwrite, by `steps`, with what their `put` returned; of no spans, that makes rows that are all padding.
 
-    embedding: of the spans' tokens. ledger: of the collectives in a recording, where there are some.
+    embedding: of the spans' tokens. ledger: of the collectives in a recording, where there are some. row_counts: of
+    recordings, from the least.
     """
 
     def __init__(
@@ -110,9 +111,11 @@ class Graphs:
         dtype: torch.dtype,
         device: torch.device,
         ledger: Ledger | None = None,
+        row_counts: Sequence[int] = ROW_COUNTS,
     ) -> None:
         self._steps, self._recorder, self._ledger = steps, recorder, ledger or Ledger()
-        self._rows = Staged(ROW_COUNTS[-1] * embedding.width, dtype, device)
+        self._row_counts = row_counts
+        self._rows = Staged(row_counts[-1] * embedding.width, dtype, device)
         self._embedding = embedding
         self._recordings: dict[tuple[int, Taps], _Recording] = {}
 
@@ -122,17 +125,22 @@ class Graphs:
         other._recordings = {}
         return other
 
+    def holds(self, num_rows: int, num_logits: int) -> bool:
+        """Whether such rows are worth a replay, which makes logits of all: few are, more where most have some."""
+        return num_rows <= self._row_counts[-1] and (num_rows <= ROW_COUNTS[-1] or 2 * num_logits >= num_rows)
+
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
-        return num_rows <= ROW_COUNTS[-1] and self._steps.fits(spans, num_rows)
+        num_logits = num_rows if num_rows <= ROW_COUNTS[-1] else sum(span.num_logits for span in spans)
+        return self.holds(num_rows, num_logits) and self._steps.fits(spans, num_rows)
 
     def prepare(self, run: Run, taps: Taps) -> None:
         """Records every row count. Ranks do so in the same order: the collectives in it meet each other."""
-        for num_rows in reversed(ROW_COUNTS):  # what the largest takes serves the others
+        for num_rows in reversed(self._row_counts):  # what the largest takes serves the others
             self._recording(run, num_rows, taps)
 
     def forward(self, run: Run, spans: Sequence[Span], tokens: Sequence[int], taps: Taps) -> Forward:
         """Of the rows of the spans, whose tokens these are. The next forward overwrites what it returns."""
-        num_rows = _recorded(len(tokens))
+        num_rows = self._recorded(len(tokens))
         recording = self._recording(run, num_rows, taps)
         self._put(spans, tokens, num_rows)
         recording.replay()
@@ -143,7 +151,7 @@ class Graphs:
     def replay(self, num_rows: int, taps: Taps = ()) -> None:
         """The last forward once more, without the host's part: for who times a card. It must have had about so many
         rows, for what they are is fetched from where the last forward put it."""
-        self._recordings[_recorded(num_rows), taps].replay()
+        self._recordings[self._recorded(num_rows), taps].replay()
 
     def close(self) -> None:
         """NCCL's communicators do not end before the recordings that they are in."""
@@ -172,6 +180,10 @@ class Graphs:
         self._sent()
         return _Recording(forward, replay, collectives)
 
+    def _recorded(self, num_rows: int) -> int:
+        """Rows of the recording that they take."""
+        return self._row_counts[bisect_left(self._row_counts, num_rows)]
+
     def _put(self, spans: Sequence[Span], tokens: Sequence[int], num_rows: int) -> Any:
         """What changes from forward to forward, where a recording takes it from."""
         width, room = self._embedding.width, self._rows.room()
@@ -183,11 +195,6 @@ class Graphs:
     def _sent(self) -> None:
         self._rows.sent()
         self._steps.sent()
-
-
-def _recorded(num_rows: int) -> int:
-    """Rows of the recording that they take."""
-    return ROW_COUNTS[bisect_left(ROW_COUNTS, num_rows)]
 
 
 class RowGraphs:

@@ -105,13 +105,14 @@ class Loader:
         num_kept: int = 0,
         num_positions: int | None = None,
         ledger: Ledger | None = None,
+        most_verified: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
 
         small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. num_states, num_kept:
         texts, and beginnings, that are kept in layers of linear attention. num_positions: of a text at most, if they
-        are fewer than slots. fixed_rows, compiled, ledger: see Decoder.
+        are fewer than slots. fixed_rows, compiled, ledger, most_verified: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
         layers: list[Layer | LinearLayer] = []
@@ -142,6 +143,7 @@ class Loader:
             compiled=compiled,
             ledger=ledger,
             states=None if mixers is None else mixers.store(num_states, num_kept),
+            most_verified=most_verified,
         )
 
     @property

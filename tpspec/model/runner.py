@@ -1,7 +1,8 @@
 """By which steps the rows of a forward run, and whether they are recorded. Knows devices; must not know what rows mean.
 
-Few rows take steps made for them: in C on a CPU, by kernels on a card, where they are recorded besides. Many take
-kernels on a card, too; torch's steps on a CPU but for attention (chunks.py), and where a card has none for such heads.
+Few rows take steps made for them: in C on a CPU, by kernels on a card, where they are recorded besides, as are those
+that verify for many texts. Many take kernels on a card, too; torch's steps on a CPU but for attention (chunks.py), and
+where a card has none for such heads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tpspec.model.chunks import compiled_attend
 from tpspec.model.compiled import compiled_steps
 from tpspec.model.graphs import CardRecorder, Graphs
 from tpspec.model.steps import TorchSteps
-from tpspec.topology.working import ROW_COUNTS
+from tpspec.topology.working import ROW_COUNTS, wide_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +39,8 @@ class Runner:
 
     fixed_rows: every forward runs exactly that many, which on a card torch's steps do. compiled: whether there may be
     steps for few rows, and attention of ours for many. recorded: whether a card may record them. ledger: see `Graphs`.
-    states: of layers with linear attention, where there are some.
+    states: of layers with linear attention, where there are some. most_verified: rows of a round, beside chunks of
+    prompts; as far as they are more than few, such rounds are recorded, too.
     """
 
     def __init__(
@@ -53,11 +55,12 @@ class Runner:
         recorded: bool = True,
         ledger: Ledger | None = None,
         states: StateStore | None = None,
+        most_verified: int = 0,
     ) -> None:
         self._shape, self._embedding, self._ledger = shape, embedding, ledger or Ledger()
         attend = compiled_attend(shape) if compiled else None
         self._torchs: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused, states)
-        self._graphs: Graphs | None = None
+        self._graphs: list[Graphs] = []
         self._is_compiled = False
         self._on_card = shape.device.type == "cuda"
         if self._on_card:
@@ -70,27 +73,29 @@ class Runner:
         elif compiled:
             from tpspec.model.card_many import many_steps  # Triton comes with torch for cards only
             from tpspec.model.card_steps import card_steps
+            from tpspec.model.card_wide import wide_steps
 
             self.many = many_steps(shape, ropes, store, states)
             self.few = steps = card_steps(shape, ropes, store, states)
             if steps is not None and recorded:
-                self.record(steps, CardRecorder())
+                recorder, counts = CardRecorder(), wide_counts(most_verified)
+                self.record(steps, recorder)
+                if counts and (wide := wide_steps(shape, ropes, store, counts[-1], states)) is not None:
+                    self._graphs.append(self._recordings(wide, recorder, counts))
 
     def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
         """From now on few rows take these steps, which are the same launches for every forward of as many rows."""
-        shape, self.few = self._shape, steps
-        self._graphs = Graphs(steps, recorder, self._embedding, shape.dtype, shape.device, self._ledger)
+        self.few, self._graphs = steps, [self._recordings(steps, recorder, ROW_COUNTS)]
 
     def beside(self, *, recorded: bool) -> Runner:
         """Of another forward, which never runs while one of these does. recorded: where these are."""
         other = copy(self)
-        other._graphs = self._graphs.beside() if recorded and self._graphs is not None else None
+        other._graphs = [graphs.beside() for graphs in self._graphs if recorded]
         return other
 
-    @property
-    def most_recorded(self) -> int:
-        """Rows of a forward that is a replay, at most; 0 where none is."""
-        return ROW_COUNTS[-1] if self._graphs is not None else 0
+    def is_replay(self, num_rows: int, num_logits: int) -> bool:
+        """Whether so many rows, of which so many have logits, are a replay, unless their keys are too scattered."""
+        return any(graphs.holds(num_rows, num_logits) for graphs in self._graphs)
 
     @property
     def most_prepared(self) -> int:
@@ -102,15 +107,16 @@ class Runner:
         """Ranks may have unlike cards, and run the same collectives: rows take steps made for them on all or none.
         everywhere: whether something holds on every rank; collective."""
         if self._on_card and not everywhere(self.few is not None):
-            self.few = self.many = self._graphs = None
+            self.few = self.many = None
+            self._graphs = []
 
     def prepare(self, run: Run, taps: Taps = ()) -> None:
         """What would otherwise make the first forward of each row count slow. Every rank calls it."""
-        if self._graphs is not None:
-            self._graphs.prepare(run, taps)
+        for graphs in reversed(self._graphs):  # what the largest takes serves the others
+            graphs.prepare(run, taps)
         if not self._on_card or self._is_compiled:
             return
-        if self._graphs is None and self.few is not None:
+        if not self._graphs and self.few is not None:
             self._compile(self.few, reversed(ROW_COUNTS), run, taps)
         if self.many is not None:
             self._compile(self.many, self.many.rehearsed, run, taps)
@@ -123,12 +129,12 @@ class Runner:
 
     def close(self) -> None:
         """Nothing runs afterwards."""
-        if self._graphs is not None:
-            self._graphs.close()
+        for graphs in self._graphs:
+            graphs.close()
 
     def graphs(self, spans: Sequence[Span], num_rows: int) -> Graphs | None:
         """What these rows are a replay of, if they are."""
-        return self._graphs if self._graphs is not None and self._graphs.fits(spans, num_rows) else None
+        return next((graphs for graphs in self._graphs if graphs.fits(spans, num_rows)), None)
 
     def steps(self, spans: Sequence[Span], num_rows: int) -> Steps:
         """What these rows take where they are no replay."""
@@ -136,6 +142,10 @@ class Runner:
             if steps is not None and steps.fits(spans, num_rows):
                 return steps
         return self._torchs
+
+    def _recordings(self, steps: RecordedSteps, recorder: Recorder, row_counts: Sequence[int]) -> Graphs:
+        shape = self._shape
+        return Graphs(steps, recorder, self._embedding, shape.dtype, shape.device, self._ledger, row_counts)
 
     @torch.inference_mode()
     def _compile(self, steps: MadeSteps, row_counts: Iterable[int], run: Run, taps: Taps) -> None:

@@ -33,10 +33,9 @@ class ShardedTarget:
         self._taps = tuple(taps)
         self._tapped: Mapping[int, Tensor] = {}
 
-    @property
-    def rows_ahead(self) -> int:
-        """Up to so many rows are a replay, which a card does by itself, unless their keys are too scattered."""
-        return self.decoder.most_recorded
+    def runs_alone(self, num_rows: int, num_logits: int) -> bool:
+        """Whether such rows are a replay, which a card does by itself."""
+        return self.decoder.is_replay(num_rows, num_logits)
 
     def thinned(self, left_out: Sublayers) -> ShardedTarget:
         """The same shard and cache without some sublayers; what its collectives carry counts as drafting."""

@@ -173,7 +173,8 @@ def _decoder(
     return loader.decoder(
         comm, target_slots(topology), fixed_rows=fixed_rows, small_cache=small_cache,
         num_recent=recent_slots(topology, shape), num_states=num_running, num_kept=num_kept, ledger=ledger,
-        num_positions=num_positions(shape, target_slots(topology)), progress=progress,
+        num_positions=num_positions(shape, target_slots(topology)), most_verified=topology.most_verified,
+        progress=progress,
     )  # fmt: skip
 
 

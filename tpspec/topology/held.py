@@ -41,7 +41,8 @@ def shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
     target = topology.target
     held = weight_bytes(shape, shard, target.dtype, target.quantize)
     num_slots = target_slots(topology)
-    rounds = working_bytes(shape, shard, target.dtype, num_slots, topology.engine.max_rows)
+    max_rows, most_verified = topology.engine.max_rows, topology.most_verified
+    rounds = working_bytes(shape, shard, target.dtype, num_slots, max_rows, most_verified)
     if topology.deterministic:
         rounds += fixed_bytes(shape, shard, target.dtype, num_slots, topology.engine.fixed_rows)
     return Memory(held, target_cache(topology, shape, shard), rounds)

@@ -6,6 +6,7 @@ part of it. Must not know how a forward is made.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from tpspec.topology.caches import num_positions
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from tpspec.topology.shards import Shard
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # rows of forwards that are recorded
+WIDE_COUNTS = (96, 128, 192, 256)  # the same of rounds that verify for many texts, as far as there may be such
 SCATTERED_BLOCKS = 1 << 16  # that a table has room for in any case
 BLOCK_BYTES = 24  # three integers
 SPLITS = 8  # of the keys of rows that are few; of more rows they are fewer
 DRAWN_BYTES = 12  # of a logit that is drawn from: in float32, and in float64 where sums are told
 SCORE_BYTES = 14  # of a score, as softmax makes odds of it, and what is seen
-STEPS = 2  # of few rows, and of many; each has tables of its own
+STEPS = 2  # of few rows, and of many; each has tables of its own, as those of wide recordings have
 
 
 def most_blocks(num_slots: int) -> int:
@@ -33,9 +35,16 @@ def most_blocks(num_slots: int) -> int:
     return min(2 * num_slots, max(SCATTERED_BLOCKS, num_slots // 4))
 
 
-def recorded_bytes(num_ids: int, dtype: str) -> int:
+def wide_counts(most_verified: int) -> tuple[int, ...]:
+    """Rows of more recordings, where a round may verify so many."""
+    if most_verified <= ROW_COUNTS[-1]:
+        return ()
+    return WIDE_COUNTS[: bisect_left(WIDE_COUNTS, most_verified) + 1]
+
+
+def recorded_bytes(num_ids: int, dtype: str, most_verified: int = 0) -> int:
     """Of logits of so many ids, which recordings keep."""
-    return sum(ROW_COUNTS) * DTYPE_BYTES[dtype] * num_ids
+    return sum(ROW_COUNTS + wide_counts(most_verified)) * DTYPE_BYTES[dtype] * num_ids
 
 
 def fixed_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, fixed_rows: int) -> int:
@@ -47,15 +56,18 @@ def fixed_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, fix
     return positions * (kept + SCORE_BYTES * fixed_rows * len(shard.heads))
 
 
-def working_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, max_rows: int) -> int:
-    """Of a shard whose cache has so many slots, in rounds of as many rows."""
-    rows = max(max_rows, ROW_COUNTS[-1])
-    logits = recorded_bytes(1, dtype) + rows * (DTYPE_BYTES[dtype] + DRAWN_BYTES)
+def working_bytes(
+    shape: ModelShape, shard: Shard, dtype: str, num_slots: int, max_rows: int, most_verified: int = 0
+) -> int:
+    """Of a shard whose cache has so many slots, in rounds of as many rows, which verify so many of them."""
+    rows, wide = max(max_rows, ROW_COUNTS[-1]), wide_counts(most_verified)
+    logits = recorded_bytes(1, dtype, most_verified) + rows * (DTYPE_BYTES[dtype] + DRAWN_BYTES)
     turned = 2 * DTYPE_BYTES[dtype] * num_positions(shape, num_slots)
     layers = [(one.shape.head_dim, bool(one.shape.num_windowed)) for one in by_heads(shape, shard)]
-    tables = STEPS * BLOCK_BYTES * most_blocks(num_slots) * (1 + (shape.window is not None))
+    tables = (STEPS + bool(wide)) * BLOCK_BYTES * most_blocks(num_slots) * (1 + (shape.window is not None))
     ropes = sum(head_dim * turned * (1 + windowed) for head_dim, windowed in layers)
-    return logits * len(shard.vocab) + tables + ropes + rows * _row_bytes(shape, shard, dtype)
+    made = (rows + max(wide, default=0)) * _row_bytes(shape, shard, dtype)  # recordings have memory of their own
+    return logits * len(shard.vocab) + tables + ropes + made
 
 
 def _row_bytes(shape: ModelShape, shard: Shard, dtype: str) -> int:
