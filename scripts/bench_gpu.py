@@ -124,6 +124,8 @@ def write_models(name: str, options: argparse.Namespace) -> None:
     if name == "gaps":
         write(options.draft, at(options.draft, options.to), repeats=True)
     forget()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
 
 
 def section(name: str, options: argparse.Namespace, folder: Path, limit: float) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
 PROPERTIES = SimpleNamespace(
-    name="a card to compile for", multi_processor_count=132, total_memory=80 << 30, uuid="none"
+    name="a card to compile for", multi_processor_count=132, total_memory=80 << 30, uuid="none", is_integrated=0
 )
 MEMORY = (78 << 30, 80 << 30)
 

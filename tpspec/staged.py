@@ -28,6 +28,12 @@ def sent(numbers: Sequence[int] | Sequence[float] | Tensor, device: torch.device
     return numbers.to(device, non_blocking=True)
 
 
+def copied(x: Tensor, to: Tensor | None = None) -> Tensor:
+    """By a kernel: on a card, one that overlaps with what is in front of it may stand behind this. to: where, if not in
+    memory of its own."""
+    return torch.mul(x, 1, out=to)
+
+
 class Staged:
     """`size` numbers on the host (pinned, for a card) and as many on the device, always at the same places: the copy
     may be part of a recording."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.checkpoints import tiny
-from tests.model.test_card_steps import CAPABILITY, NUMBER_BYTES
 from tests.model.test_card_many import BEHIND, IDS, KINDS, MANY, pair
+from tests.model.test_card_steps import CAPABILITY, NUMBER_BYTES
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 

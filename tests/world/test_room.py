@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
+from tests.draft.heads import eagle, medusa, mtp
 from tests.draft.kits import KITS, draft_section
 from tests.emulated_card import CARD, MEMORY, PROPERTIES, emulated_card
 from tests.worlds import serve, topology
@@ -22,7 +25,7 @@ from tpspec.model.batch import Span
 from tpspec.request import Request, Sampling
 from tpspec.roles import agree, memory
 from tpspec.roles.build import build_engine
-from tpspec.roles.build_drafter import build_ahead
+from tpspec.roles.build_drafter import build_ahead, taps_elsewhere
 from tpspec.roles.fit import draft_bytes, shard_bytes
 from tpspec.roles.room import (
     GRAIN,
@@ -36,6 +39,7 @@ from tpspec.roles.room import (
     with_tokens,
 )
 from tpspec.roles.weights import capacity
+from tpspec.topology.balance import Capacity
 from tpspec.topology.caches import FUTURES
 from tpspec.topology.config import Topology, from_json, to_json
 from tpspec.topology.report import memories
@@ -100,7 +104,7 @@ def test_a_card_keeps_some_memory_for_what_is_not_counted(llama: Path) -> None:
     """NCCL's buffers, graphs, and CUDA in the process of a drafter that is beside the shard."""
     with emulated_card():
         free, left = MEMORY[0], max(LEAST_LEFT, int(LEFT * PROPERTIES.total_memory))
-        made = box(llama, 2)
+        made = box(llama, 2, draft={"source": "ngram"})
         tokens = num_cached(made, CARD, [1])
         assert tokens == most_tokens(made, [1], free - left)
         draft = {"source": "model", "model": str(tiny("smollm2", llama / "draft")), "placement": {"gaps": 1}}
@@ -126,7 +130,8 @@ def test_what_a_head_goes_on_from_has_to_find_room_on_the_host(
     with emulated_card():
         assert num_cached(box(llama, 2, draft=head), CARD, [1]) == GIB // 2 // (24 << 10) // GRAIN * GRAIN
         without = box(llama, 2, draft=head, cache={"prefix": False})
-        assert num_cached(without, CARD, [1]) == num_cached(box(llama, 2), CARD, [1]) > 40_000
+        looking_up = box(llama, 2, draft={"source": "ngram"})
+        assert num_cached(without, CARD, [1]) == num_cached(looking_up, CARD, [1]) > 40_000
 
 
 @pytest.mark.parametrize("kind", ["smollm2", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v3"])
@@ -150,6 +155,62 @@ def test_rounds_take_no_more_of_a_card_than_is_asked_for(kind: str, tmp_path: Pa
         assert loaded < card.most_held <= asked.total(on_card=True) - unrecorded
         assert asked.rounds - unrecorded < 2 * (card.most_held - asked.weights - asked.kv)
         built.close()
+
+
+def eagle_head(target: Path, folder: Path, *, third: bool = False, pickled: bool = False) -> None:
+    if third:
+        eagle.third(eagle.Target.read(target), folder, eagle_aux_hidden_state_layer_ids=[2, 1, 0])
+    else:
+        eagle.first(eagle.Target.read(target), folder, pickled=pickled)
+
+
+def medusa_heads(target: Path, folder: Path, kind: str) -> None:
+    heads = medusa.drawn(target, 1)
+    if kind == "of vLLM":
+        medusa.vllm(target, folder, medusa.vllm_names(heads, num_outputs=0, mapped=False), original_lm_head=True)
+    elif kind == "in a model":
+        medusa.in_model(target, folder, medusa.original_names(heads))
+    else:
+        medusa.original(folder, medusa.original_names(heads), pickled=kind == "pickled")
+
+
+HEADS: dict[str, Callable[[Path, Path], None]] = {
+    "eagle 3": partial(eagle_head, third=True),
+    "eagle 1": eagle_head,
+    "eagle 1, pickled": partial(eagle_head, pickled=True),
+    **{f"medusa, {kind}": partial(medusa_heads, kind=kind) for kind in ("of vLLM", "in a model", "alone", "pickled")},
+    "mtp": lambda target, folder: mtp.deepseek(target) and None,
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card, whose allocator has the say")
+def test_a_head_takes_no_more_of_a_card_than_is_asked_for(head: str, tmp_path: Path) -> None:
+    """Stands against a cache that leaves no room for the target's output, which a head without one brings once more (1
+    GB for Llama 3.1 8B), or for heads in a whole model's files; and against tables, which stay on the host."""
+    pytest.importorskip("triton")
+    target, folder = tiny("smollm2", tmp_path / "target", vocab_size=8192), tmp_path / "head"
+    HEADS[head](target, folder)
+    source = head.split(",")[0].split()[0]
+    draft = {"source": source} | ({} if source == "mtp" else {"model": str(folder)})
+    made = topology(target, draft=draft, cache={"tokens": 256}, device="cuda", serve={"max_running": 4})
+    asked = memories(made)[0]
+    with emulated_card() as card:
+        built = build_engine(made, OneRank(), CARD)
+        assert asked.weights + asked.kv <= 1.15 * card.held
+        assert card.held <= asked.total(on_card=True)
+        unrecorded = 2 * recorded_bytes(8192, "float32")  # of the target's rounds and the head's
+        assert card.held <= asked.total(on_card=True) - unrecorded * (source != "medusa")
+        built.close()
+
+
+def test_a_card_whose_memory_is_the_hosts_leaves_half_of_it(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a small computer whose programs make way for a cache."""
+    with emulated_card():
+        own = num_cached(box(llama), CARD, [0])
+        monkeypatch.setattr(PROPERTIES, "is_integrated", 1)
+        assert num_cached(box(llama), CARD, [0]) < own
 
 
 @pytest.mark.parametrize("name", [*KITS])
@@ -225,6 +286,38 @@ def test_a_world_that_starts_again_waits_for_its_own_memory(tmp_path: Path, monk
     memory.wait_for_memory(CPU)
     assert memory.free_bytes(CPU) == 5 * 1024
     assert len([*free]) == 20 - memory.STEADY_LOOKS
+
+
+@pytest.mark.parametrize("keys", [{"cache": {"tokens": 4096}}, {}], ids=["weights", "weights and cache"])
+def test_nothing_is_settled_by_memory_before_that_has_come_back(
+    keys: dict[str, Any], llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against other weights than before, or a fault, after a rank's death: shards are as large as there was room
+    for while a drafter still held its own."""
+    events: list[str] = []
+
+    def measured(topology: Topology, *where: Any) -> Capacity:
+        events.append("measured")
+        return Capacity(20 * GIB, 1e11)
+
+    monkeypatch.setattr(agree, "wait_for_memory", lambda device: events.append("waited"))
+    monkeypatch.setattr(agree, "capacity", measured)
+    monkeypatch.setattr(agree, "num_cached", lambda *of_a_rank: events.append("counted") or 4096)
+    monkeypatch.setattr(agree, "agreed", lambda world, work: work())
+    place = SimpleNamespace(ranks_here=(0,), restarts=1)
+    world = SimpleNamespace(rank=0, size=1, device=CARD, place=place, announce=lambda note, lead: note)
+    target = {"model": str(llama), "ranks": (0,), "weights": "auto"}
+    with emulated_card():
+        agree.settled(box(llama, target=target, **keys), world)  # type: ignore[arg-type]
+    assert events == ["waited", "measured", *([] if keys else ["counted"])]
+
+
+def test_who_asks_what_a_head_elsewhere_reads_keeps_no_cache_for_it(tmp_path: Path) -> None:
+    """Stands against gigabytes of the host's memory, as many as a cache on a card has, for a list of layers."""
+    target = tiny("smollm2", tmp_path / "target")
+    draft = draft_section("eagle", target, tmp_path / "head") | {"placement": {"dedicated": 1}}
+    made = topology(target, draft=draft, pipeline={"policy": "fan_out"}, cache={"tokens": 1 << 44})
+    assert taps_elsewhere(made) == (2, 1, 0)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")

@@ -20,6 +20,7 @@ from tpspec.model.embedding import head_of
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.checkpoint import read_config
+from tpspec.topology.head_files import IN_MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from tpspec.model.spec import ModelSpec
 
-IN_MODEL, IN_VLLM = "medusa_head.", "medusa_heads."  # prefixes of a head's tensors
+IN_VLLM = "medusa_heads."  # prefix of a head's tensors
 
 
 @dataclass(frozen=True, slots=True)

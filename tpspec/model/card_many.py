@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Heads, Shape, Sight
 
 MOST_SPLITS = 8  # of a tile's keys, where tiles are few
+MOST_NUMBERS = (1 << 31) - 1  # of a layer's keys for FlashInfer: its trial has too few to tell how it counts more
 
 
 class ManySteps(CardSteps):
@@ -60,7 +61,10 @@ class ManySteps(CardSteps):
         if self._has_agreed:
             return
         self._has_agreed = True
-        if everywhere(has_kernels(self._shape) and all(cells.scales_GS is None for cells in self._store.cells)):
+        has_cells = all(
+            cells.scales_GS is None and cells.numbers_GSE.numel() <= MOST_NUMBERS for cells in self._store.cells
+        )
+        if everywhere(has_kernels(self._shape) and has_cells):
             made = flash(self._shape, lambda store: ManySteps(self._shape, (), store, self._tilings, self._wanted))
             self._flash = made if everywhere(made is not None) else None
 

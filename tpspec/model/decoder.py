@@ -17,7 +17,7 @@ from tpspec.comm.communicator import Purpose
 from tpspec.model.graphs import Forward
 from tpspec.model.runner import Runner
 from tpspec.model.steps import AddNorm
-from tpspec.staged import sent
+from tpspec.staged import copied, sent
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Decoder:
         tapped: dict[int, Tensor] = {}
         for layer in self.layers:
             if layer.index in taps:
-                tapped[layer.index] = _copied(x_TD)
+                tapped[layer.index] = copied(x_TD)
             mixes, has_mlp = self._kept(layer)
             inputs = layer.inputs if mixes or has_mlp else None
             if mixes:
@@ -166,7 +166,7 @@ class Decoder:
             elif not (mixes or has_mlp) and layer.scale != 1:
                 x_TD = x_TD * layer.scale  # and its norm is what it was
         last = {len(self.layers): x_TD, FINAL: normed_TD}
-        return normed_TD, tapped | {tap: _copied(last[tap]) for tap in taps if tap in last}
+        return normed_TD, tapped | {tap: copied(last[tap]) for tap in taps if tap in last}
 
     def _kept(self, layer: Layer | LinearLayer) -> tuple[bool, bool]:
         """Whether its attention, and its MLP, are not left out."""
@@ -184,11 +184,6 @@ class Decoder:
             if layer.inputs is not None and (mixes or has_mlp):
                 yield layer.inputs.norm
         yield self.norm
-
-
-def _copied(x_TD: Tensor) -> Tensor:
-    """By a kernel: on a card, one that overlaps with what is in front of it may stand behind this."""
-    return x_TD * 1
 
 
 def _padded(x_TD: Tensor, num_rows: int) -> Tensor:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.staged import copied
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -31,7 +33,7 @@ class TokenInputs:
 
     def split(self, x_TX: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the tables, [T, D + L P] -> embeddings [T, D], and what layers get, [L, T, P]."""
-        x_TD, shape = x_TX[:, : self.hidden].contiguous(), (len(x_TX), self.num_layers, -1)
+        x_TD, shape = copied(x_TX[:, : self.hidden]), (len(x_TX), self.num_layers, -1)
         told_TLP, own_TLP = (self.product(x_TD) * self.hidden**-0.5).view(shape), x_TX[:, self.hidden :].view(shape)
         return x_TD, ((self.norm(told_TLP) + own_TLP) * 2**-0.5).transpose(0, 1).contiguous()
 

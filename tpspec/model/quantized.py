@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
+from tpspec.staged import copied
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -163,8 +165,11 @@ def _usable(scales_OG: Tensor) -> Tensor:
 
 def spread(x_TI: Tensor, grid: Grid) -> Tensor:
     """[T, I] -> [T, W], zero where columns of other shards stand."""
-    after = grid.width - grid.before - grid.inputs
-    return F.pad(x_TI, (grid.before, after)) if grid.before or after else x_TI
+    if grid.width == grid.inputs:
+        return x_TI
+    x_TW = x_TI.new_zeros(len(x_TI), grid.width)
+    copied(x_TI, x_TW[:, grid.before : grid.before + grid.inputs])
+    return x_TW
 
 
 def packed_nibbles(codes_OW: Tensor) -> Tensor:

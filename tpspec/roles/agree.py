@@ -31,6 +31,10 @@ def settled(topology: Topology, world: World, *, fills: bool = True) -> Topology
 
     fills: whether that cache may take the memory that is left; else it is as on a CPU.
     """
+    if topology.target.fixed_weights is None or (fills and topology.cache.tokens == "auto"):
+        agreed(world, lambda: free_bytes(world.device))  # CUDA takes its own before anybody counts what is left
+        if world.place.restarts and world.device.type == "cuda":  # as much as before, for requests that come again
+            wait_for_memory(world.device)
     weighted = _settle_weights(topology, world)
     return _settle_cache(weighted, world) if fills else with_tokens(weighted, weighted.cache.num_tokens)
 
@@ -76,9 +80,6 @@ def _settle_cache(topology: Topology, world: World) -> Topology:
     """The same of the tokens that its cache holds. Collective."""
     if topology.cache.tokens != "auto":
         return topology
-    agreed(world, lambda: free_bytes(world.device))  # CUDA takes its own before anybody counts what is left
-    if world.place.restarts and world.device.type == "cuda":  # as many as before, for requests that come again
-        wait_for_memory(world.device)
     mine = agreed(world, lambda: num_cached(topology, world.device, ranks_here(world)))
     told = [world.announce(str(mine) if world.rank == rank else None, rank) for rank in range(world.size)]
     return with_tokens(topology, min(map(int, told)))

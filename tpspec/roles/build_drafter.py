@@ -103,7 +103,9 @@ def taps_elsewhere(topology: Topology) -> tuple[int, ...]:
     """What a drafter in a process of its own needs of the target: a head is read once here, to say so."""
     if topology.draft.own_model is not None:
         return ()
-    (made,) = _made(topology, _given(topology, torch.device("cpu")))
+    given = _given(topology, torch.device("cpu"))
+    page = topology.cache.page  # nothing is kept here, where a cache for a card would fill the host
+    (made,) = _made(topology, replace(given, num_slots=page, num_positions=page))
     assert isinstance(made, Modelled), "the rules of a topology ask for a source with a model of its own"
     return made.source.needs.taps
 

@@ -30,9 +30,9 @@ USEFUL_TEXTS = 64  # of the model's longest: those that run, and what others may
 GRAIN = 1024  # tokens
 # Of a card's memory, for what NCCL, graphs and the allocator of a rank take besides; and for the same, and CUDA itself,
 # of a drafter in a process of its own, which is not there yet. Estimated.
-LEFT, LEAST_LEFT, PROCESS = 0.04, 512 << 20, 1 << 30
+LEFT, LEAST_LEFT, PROCESS = 0.04, 1 << 30, 1 << 30
 MOST_TAPS = 3  # layers whose rows a head goes on from
-HOST_SHARE = 0.5  # of the host's free memory, for those rows of what others may begin with
+HOST_SHARE = 0.5  # of the host's free memory; there for those rows of what others may begin with
 
 
 def num_cached(topology: Topology, device: torch.device, on_device: Sequence[int]) -> int:
@@ -41,6 +41,8 @@ def num_cached(topology: Topology, device: torch.device, on_device: Sequence[int
         return USUAL_TOKENS
     free = free_bytes(device)
     assert free is not None, "a card tells"
+    if torch.cuda.get_device_properties(device).is_integrated:  # whose memory is the host's
+        free = int(HOST_SHARE * free)
     return min(most_tokens(topology, on_device, free - left_on(topology, device, on_device)), _kept_on_host(topology))
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
 from tpspec.topology.multimodal import text_config
@@ -86,20 +86,20 @@ def read_config(folder: Path) -> dict[str, object]:
     return text_config(config)
 
 
-def tensor_names(folder: Path) -> set[str]:
-    """What the tensors in a model's folder are called, by the headers of its files; none where there are no such files,
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a model's folder, by name, as the headers of its files say; none where there are no such files,
     or one that cannot be read."""
     try:
-        return {name for path in folder.glob("*.safetensors") for name in _header(path)}
-    except (OSError, ValueError, AttributeError):
-        return set()
+        return {name: shape for path in folder.glob("*.safetensors") for name, shape in _header(path)}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return {}
 
 
-def _header(path: Path) -> Iterable[str]:
+def _header(path: Path) -> Iterable[tuple[str, tuple[int, ...]]]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        header: dict[str, object] = json.loads(file.read(min(size, MOST_HEADER)))
-    return header.keys() - {"__metadata__"}
+        header: dict[str, Any] = json.loads(file.read(min(size, MOST_HEADER)))
+    return [(name, tuple(told["shape"])) for name, told in header.items() if name != "__metadata__"]
 
 
 def _expanded(folder: str, variable: str) -> Path:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.topology.checkpoint import read_config, tensor_names
+from tpspec.topology.checkpoint import read_config, tensor_shapes
 from tpspec.topology.model_types import Defaults
 from tpspec.topology.multimodal import STORAGE
 from tpspec.topology.shape import ModelShape
+from tpspec.topology.sizes import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,15 +23,23 @@ ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # as config.json 
 LAYER: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 1}
 # Of transformers' Llama; and what does not matter to what a layer keeps.
 USUAL: dict[str, Any] = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 1, "vocab_size": 1}
+IN_MODEL = "medusa_head."  # prefix of the tensors of heads in a whole model's files
+OUTPUT = re.compile(r"\blm_heads?\.|^(medusa_head\.)?\d+\.\d+\.weight$")  # of EAGLE's heads and Medusa's
 HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
 
-def head_bytes(folder: Path) -> int:
-    """Of the files of a head; heads inside a whole model's files are too few of these to count."""
-    num_layers = read_config(folder).get("num_hidden_layers")
-    if isinstance(num_layers, int) and num_layers > MOST_LAYERS:
-        return 0
-    return sum(path.stat().st_size for path in head_files(folder))
+def head_bytes(folder: Path, target: ModelShape, dtype: str) -> int:
+    """Of a head's weights where it runs: its table of embeddings stays on the host, and a head without an output of its
+    own brings the target's once more, whole."""
+    size, output = sum(path.stat().st_size for path in head_files(folder)), target.vocab * target.hidden
+    shapes, output_bytes = tensor_shapes(folder), output * DTYPE_BYTES[dtype]
+    if is_assistant(folder):
+        return size
+    if not shapes:  # nobody looks into torch's files here: one that is smaller than an output, or a table, has none
+        return size + output_bytes * (size < output_bytes)
+    own = {name: shape for name, shape in shapes.items() if name.startswith(IN_MODEL)} or shapes
+    held = sum(prod(shape) for name, shape in own.items() if not name.endswith("embed_tokens.weight"))
+    return held * DTYPE_BYTES[dtype] + output_bytes * (not any(map(OUTPUT.search, own)))
 
 
 def is_assistant(folder: Path) -> bool:
@@ -95,6 +106,6 @@ def no_layer(model: object, num_layers: int) -> UserError:
 
 def check_layer(folder: Path, num_layers: int) -> None:
     """UserError where the model in a folder has none."""
-    names = tensor_names(folder)
+    names = tensor_shapes(folder)
     if names and not any(name.startswith(behind_last(num_layers)) for name in names):
         raise no_layer(folder, num_layers)

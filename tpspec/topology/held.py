@@ -43,6 +43,8 @@ def shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
     num_slots = target_slots(topology)
     max_rows, most_verified = topology.engine.max_rows, topology.most_verified
     rounds = working_bytes(shape, shard, target.dtype, num_slots, max_rows, most_verified)
+    if any(kind.thins for kind in topology.draft.kinds):  # which is recorded, too
+        rounds += recorded_bytes(len(shard.vocab), target.dtype)
     if topology.deterministic:
         rounds += fixed_bytes(shape, shard, target.dtype, num_slots, topology.engine.fixed_rows)
     return Memory(held, target_cache(topology, shape, shard), rounds)
@@ -66,7 +68,7 @@ def drafter_memory(topology: Topology, target: ModelShape, own: ModelShape | Non
     if head is not None:
         one_layer = "eagle" in topology.draft.sources and not is_assistant(head)
         taken = rounds(layer_shape(head)) if one_layer else recorded_bytes(target.vocab, dtype)
-        return Memory(head_bytes(head), head_cache(topology, target, head), taken)
+        return Memory(head_bytes(head, target, dtype), head_cache(topology, target, head), taken)
     if topology.draft.has_own_layer:
         layer = last_layer(target)
         return Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, layer), rounds(layer))
