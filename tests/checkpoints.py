@@ -125,6 +125,17 @@ KINDS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 28,
         "routed_scaling_factor": 1.8,
     },
+    "gemma2": {
+        "model_type": "gemma2",
+        "hidden_size": 48,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 4.0,
+        "tie_word_embeddings": True,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "hidden_size": 48,
@@ -258,7 +269,13 @@ LIKE = {
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
 }
-ONE_MORE = ("gemma3_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")  # whose norms multiply by 1 + weight
+ONE_MORE = (
+    "gemma2",
+    "gemma3_text",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+)  # whose norms multiply by 1 + weight
 
 
 def tiny(

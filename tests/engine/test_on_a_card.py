@@ -293,6 +293,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("glm4_moe", {}),
         ("glm4_moe_lite", {}),
         ("deepseek_v3", {}),
+        ("gemma2", {}),
         ("gemma3", {}),
         ("gemma4", {}),
         ("gemma4_moe", {"quantize": "int8"}),

@@ -73,7 +73,7 @@ def variants(
     }
     sinks = {"sinks_at": "*fp32"}
     attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | cache | partial | TABLE | sinks
-    attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
+    attended = {"fold": 4, "cuts": 1, "cap": 50.0 if small else 0.0, "windowed": True, "sinks": True, "small": small}
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},

@@ -66,6 +66,7 @@ def rounds(decoder: Decoder) -> torch.Tensor:
 # own values, states. Two layers where they differ.
 LINEAR = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 KINDS = {"smollm2": {"num_hidden_layers": 1}, "gpt_oss": {"num_hidden_layers": 2}, "gemma3": {"num_hidden_layers": 2},
+         "gemma2": {"num_hidden_layers": 2},
          "deepseek_v3": {"num_hidden_layers": 2}, "qwen3_5": LINEAR}  # fmt: skip
 CASES = [*((kind, False) for kind in KINDS), ("smollm2", True), ("gpt_oss", True)]
 

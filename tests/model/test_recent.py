@@ -21,7 +21,7 @@ from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")
 GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")  # whose layers keep heads of two sizes, or nothing
-WINDOWED = ("gemma3", *GEMMA4, "gpt_oss", "mistral", "phi3")  # all with a window of 8
+WINDOWED = ("gemma2", "gemma3", *GEMMA4, "gpt_oss", "mistral", "phi3")  # all with a window of 8
 NUM_RECENT = 96
 NUM_LEAST = 176  # tokens that windows need for so few requests and rows: no fewer than all need
 FEW = {"serve": {"max_running": 3}, "engine": {"max_rows": 24}}

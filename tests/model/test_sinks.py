@@ -22,21 +22,25 @@ def attend(request: pytest.FixtureRequest) -> Attend:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    num_rows=st.integers(1, 60), num_keys=st.integers(1, 150), strength=st.sampled_from([1, 30]), masked=st.booleans()
-)
+    num_rows=st.integers(1, 60), num_keys=st.integers(1, 150), strength=st.sampled_from([1, 30]), masked=st.booleans(),
+    cap=st.sampled_from([None, 0.5, 50.0]),
+)  # fmt: skip
 def test_a_sink_is_a_score_without_a_value(
-    attend: Attend, num_rows: int, num_keys: int, strength: int, masked: bool
+    attend: Attend, num_rows: int, num_keys: int, strength: int, masked: bool, cap: float | None
 ) -> None:
-    """Stands against a sink that is scaled as scores are, another row's or head's, one that a mask hides, and sums that
-    overflow where it is far above all scores or far below."""
+    """Stands against a sink that is scaled as scores are, or capped, another row's or head's, one that a mask hides,
+    and sums that overflow where it is far above all scores or far below; and keys that a cap makes seen."""
     noise = torch.Generator().manual_seed(num_rows + num_keys)
     q, k, v = (torch.randn(2, size, 16, generator=noise) for size in (num_rows, num_keys, num_keys))
     sinks = strength * torch.randn(2, num_rows, generator=noise)
     mask = torch.where(torch.rand(num_rows, num_keys, generator=noise) < 0.5, 0.0, float("-inf"))
     mask[:, 0] = 0
-    scores = 0.25 * q.double() @ k.double().transpose(1, 2) + (mask if masked else 0)
+    scores = 0.25 * q.double() @ k.double().transpose(1, 2)
+    if cap is not None:
+        scores = cap * (scores / cap).tanh()
+    scores += mask if masked else 0
     odds = torch.cat([scores, sinks.double().unsqueeze(2)], 2).softmax(2)[..., :-1]
-    made = attend(q, k, v, mask if masked else None, 0.25, sinks)
+    made = attend(q, k, v, mask if masked else None, 0.25, sinks, cap)
     assert (made - odds @ v.double()).abs().max() <= 1e-5 * v.abs().max()
 
 

@@ -44,6 +44,9 @@ PUBLISHED = {
     "microsoft/Phi-3.5-mini-instruct": 3.82108,
     "microsoft/Phi-4-mini-instruct": 3.83602,
     "microsoft/phi-4": 14.6595,
+    "google/gemma-2-2b-it": 2.61434,
+    "google/gemma-2-9b-it": 9.24171,
+    "google/gemma-2-27b-it": 27.22713,
     "google/gemma-3-1b-it": 0.99989,
     "google/gemma-3-4b-it": 4.30008 - 0.41982,  # less what sees, and what leads from there
     "google/gemma-3-12b-it": 12.18733 - 0.42129,
@@ -190,7 +193,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, gemma3_text, gemma4_text",
+        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, gemma2, gemma3_text",
     ):
         shape_of(str(tmp_path))
 
@@ -198,6 +201,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
 CALLED = {
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
+    "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3",
     "gemma4_text": "Gemma 4",
     "gemma4_unified_text": "Gemma 4",
@@ -283,6 +287,7 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
     [
         ({"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; should be above 0, or null"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0; should be above 0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be above 0"),
         (
@@ -295,7 +300,7 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
 def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, object], why: str) -> None:
     """Stands against Gemma 2's caps on scores and logits left out: other texts, without a word."""
     with pytest.raises(UserError, match=why):
-        resolve(AutoConfig.for_model(**GEMMA, **said), "there")
+        resolve(AutoConfig.for_model(**GEMMA | said), "there")
 
 
 @pytest.mark.parametrize(

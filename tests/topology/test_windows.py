@@ -70,6 +70,7 @@ def test_every_type_that_may_have_windows_is_known() -> None:
 @pytest.mark.parametrize(
     ("model", "window", "num_windowed"),
     [
+        ("google/gemma-2-27b-it", 4096, 23),
         ("google/gemma-3-1b-it", 512, 22),
         ("google/gemma-3-27b-it", 1024, 52),
         ("openai/gpt-oss-120b", 128, 18),

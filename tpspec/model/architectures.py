@@ -6,7 +6,7 @@ spec.py does. Must not know shards, ranks or tensors' values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,9 @@ class Architecture:
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gated: see topology/shape.py. gate: what
     its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size.
     scaled_layers: what leaves a layer, by a number of its own. score_scale: the config's number that scores are divided
-    by the root of, if not head_dim; or what they are multiplied by. capped: whether the config may say so of logits.
-    apart: options that would change what it computes, and are not supported, with values that would not.
+    by the root of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say
+    so of logits, and of scores. apart: options that would change what it computes, and are not supported, with values
+    that would not.
     """
 
     qkv_bias: bool | str = False
@@ -66,6 +67,7 @@ class Architecture:
     scaled_layers: bool = False
     score_scale: str | float | None = None
     capped: bool = False
+    scores_capped: bool = False
     apart: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -79,6 +81,19 @@ HYBRID = Architecture(  # Qwen's, of linear attention and attention
 )
 GEMMA_NORMS = NormNames(
     attention_out="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm"
+)
+GEMMA2 = Architecture(
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    window="layer_types",
+    norms=GEMMA_NORMS,
+    one_more=True,
+    gate=("hidden_activation", "gelu_pytorch_tanh"),
+    scaled_embeddings=True,
+    score_scale="query_pre_attn_scalar",
+    capped=True,
+    scores_capped=True,
+    apart={"use_bidirectional_attention": ()},
 )
 GEMMA4 = Architecture(
     qkv_bias="attention_bias",
@@ -97,17 +112,11 @@ GEMMA4 = Architecture(
 ARCHITECTURES = {
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
-    "gemma3_text": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
+    "gemma2": GEMMA2,
+    "gemma3_text": replace(
+        GEMMA2,
         qk_norm=True,
-        window="layer_types",
-        norms=GEMMA_NORMS,
-        one_more=True,
-        gate=("hidden_activation", "gelu_pytorch_tanh"),
-        scaled_embeddings=True,
-        score_scale="query_pre_attn_scalar",
-        capped=True,
+        scores_capped=False,
         apart={"attn_logit_softcapping": (), "use_bidirectional_attention": ()},
     ),
     "gemma4_text": GEMMA4,

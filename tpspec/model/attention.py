@@ -4,7 +4,7 @@ A row sees the cached tokens of its sequence and, among the rows beside it, its 
 a mask. The query heads that share a kv head are folded into rows, so uneven groups need no copy of keys or values.
 
 A head may have a sink: a score that belongs to no key and takes its part of the softmax (Xiao et al., arXiv
-2309.17453).
+2309.17453). Scores may be capped (Gemma 2, arXiv 2408.00118, 2).
 
 Shapes: T rows of a span, G kv heads, F query heads folded onto each (the widest group), E head dim, S keys in view.
 """
@@ -36,16 +36,19 @@ class Attend(Protocol):
 
     def __call__(
         self, q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float,
-        sinks_GR: Tensor | None = None,
+        sinks_GR: Tensor | None = None, cap: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """R = T x F folded rows; mask is added to the scores (0 or -inf), None sees all. sinks: float32. Returns
-        [G, R, E]."""
+        """R = T x F folded rows; mask is added to the scores (0 or -inf), None sees all. sinks: float32. cap: scores y
+        become cap tanh(y / cap) before. Returns [G, R, E]."""
 
 
 def fused(
-    q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float, sinks_GR: Tensor | None = None
-) -> Tensor:
-    """torch's fused kernel; a row's last bits may depend on the rows beside it."""
+    q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float,
+    sinks_GR: Tensor | None = None, cap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """torch's fused kernel, which knows no cap; a row's last bits may depend on the rows beside it."""
+    if cap is not None:
+        return stable(q_GRE, k_GSE, v_GSE, mask_RS, scale, sinks_GR, cap)
     dim = q_GRE.shape[2]
     if sinks_GR is not None:
         q_GRE, k_GSE, v_GSE = _with_sinks(q_GRE, k_GSE, v_GSE, sinks_GR / scale)
@@ -66,10 +69,13 @@ def _with_sinks(q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, sinks_GR: Tensor) -
 
 
 def stable(
-    q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float, sinks_GR: Tensor | None = None
-) -> Tensor:
+    q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float,
+    sinks_GR: Tensor | None = None, cap: float | None = None,
+) -> Tensor:  # fmt: skip
     """Two products and a float32 softmax; the same bits for a row at any length, given one R and whole key blocks."""
     scores_GRS = torch.bmm(q_GRE, k_GSE.transpose(1, 2)).float() * scale
+    if cap is not None:
+        scores_GRS = scores_GRS.div_(cap).tanh_().mul_(cap)
     if mask_RS is not None:
         scores_GRS += mask_RS
     odds_GRS = torch.softmax(scores_GRS, -1)
@@ -131,7 +137,7 @@ class View:
 
     def attend(
         self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float,
-        sinks_H: Tensor | None,
+        sinks_H: Tensor | None, cap: float | None,
     ) -> Tensor:  # fmt: skip
         """Rows of this span, [T, H * E]; q_THE holds all rows of the round."""
         q_THE = q_THE[self.rows]
@@ -141,7 +147,7 @@ class View:
         sinks_GR = None if sinks_H is None else fold.fold(sinks_H.expand(len(q_THE), -1).unsqueeze(2)).squeeze(2)
         k_GSE = keys.read(self.keys)
         v_GSE = k_GSE if values is keys else values.read(self.keys)
-        out = attend(fold.fold(q_THE), k_GSE, v_GSE, self.mask_RS, scale, sinks_GR)
+        out = attend(fold.fold(q_THE), k_GSE, v_GSE, self.mask_RS, scale, sinks_GR, cap)
         return fold.unfold(out)[:num_rows]
 
 

@@ -193,6 +193,7 @@ def attend(
     tile_keys: tl.constexpr,
     pieces: tl.constexpr,
     splits: tl.constexpr,
+    cap: tl.constexpr,
     recorded: tl.constexpr,
     windowed: tl.constexpr,
     sinks: tl.constexpr,
@@ -207,7 +208,7 @@ def attend(
     sees the keys of so many positions, its own the last.
 
     rest: columns behind `wide` ones, if those are not all: a tile's sides are powers of two. tile_keys: of a block, how
-    many at once, in so many pieces.
+    many at once, in so many pieces. cap: of scores, as attention.py has it; 0: none.
     """
     begin(overlaps)
     tile_at = table_at + _ROW_SIZE * most_rows + tl.program_id(0) * _TILE_SIZE
@@ -252,6 +253,8 @@ def attend(
         scores *= scale
         if small:
             scores *= tl.load(key_scales_at + at_keys, mask=real_keys, other=0.0)[None, :]
+        if cap > 0:
+            scores = cap - 2 * cap / (tl.exp(scores * (2 / cap)) + 1)  # cap tanh(scores / cap)
         # Most blocks of many rows are seen whole by all of them. Of few rows memory takes longer than masks.
         skipped = piece % pieces * tile_keys
         is_edge = (num_keys - skipped < tile_keys) | (place + skipped + tile_keys > least)

@@ -237,8 +237,8 @@ class CardSteps:
             num_slots=keys.num_slots, most_rows=table.most_rows, window=window or 0, scale=self._shape.score_scale,
             num_heads=heads.num, dim=heads.dim, wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts,
             tile_rows=folded, tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=splits,
-            recorded=self.is_recorded, windowed=window is not None, small=small, num_stages=tiling.stages,
-            num_warps=tiling.warps, **sunk, **self._overlap,
+            cap=self._shape.score_cap or 0.0, recorded=self.is_recorded, windowed=window is not None, small=small,
+            num_stages=tiling.stages, num_warps=tiling.warps, **sunk, **self._overlap,
         )  # fmt: skip
         if are_parts:
             joined = min(triton.next_power_of_2(heads.dim), JOINED)

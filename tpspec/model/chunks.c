@@ -20,13 +20,13 @@
 
 /* One layer's attention. q, out: [heads, rows, dim]; keys, values: [heads, keys, dim], so many numbers from head to head;
  * the keys may be their own values; mask, which may be NULL: [rows, keys], 0 where a row sees a key. All are bfloat16 or
- * all float. sinks, which may be NULL: [heads, rows], a score beside those of the keys. */
+ * all float. sinks, which may be NULL: [heads, rows], a score beside those of the keys. cap: see lanes.h; 0: none. */
 typedef struct {
     int64_t is_bfloat16, num_heads, num_rows, num_keys, dim, key_stride, value_stride;
     const void *q, *keys, *values, *mask;
     const float *sinks;
     void *out;
-    float scale;
+    float scale, cap;
 } Call;
 
 /* `count` numbers from `at` on, as floats; and back. */
@@ -122,6 +122,7 @@ INLINE void rows_of(const Call *call, int64_t head, int64_t row, int64_t rows, i
         memset(keys + count * dim, 0, (KEYS - count) * dim * sizeof *keys);
         memset(scores, 0, KEYS * N * sizeof *scores);
         for (int64_t k = 0; k < count; k += TOGETHER) multiply(q, keys + k * dim, dim, 1, dim, N, scores + k * N);
+        for (int64_t i = 0; call->cap && i < count * N; i++) scores[i] = cap_lanes(scores[i], call->cap);
         for (int64_t r = 0; unseen && r < rows; r++)
             for (int64_t k = 0; k < count; k++)
                 if (is_unseen(call, (row + r) * call->num_keys + key + k))
@@ -161,4 +162,4 @@ void attend(const Call *call, int64_t num_threads) {
 
 /* What chunks.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t chunks_version(void) { return RUNS_HERE ? 3 : 0; }
+int64_t chunks_version(void) { return RUNS_HERE ? 4 : 0; }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Shape
 
 LIBRARY = "tpspec.model._chunks"
-VERSION = 3  # of chunks.c
+VERSION = 4  # of chunks.c
 LANES = 16
 MOST_DIM = 576
 DTYPES = (torch.bfloat16, torch.float32)
@@ -33,7 +33,8 @@ class _Call(ctypes.Structure):
 
     _fields_ = [("is_bfloat16", INT), ("num_heads", INT), ("num_rows", INT), ("num_keys", INT), ("dim", INT),
                 ("key_stride", INT), ("value_stride", INT), ("q", POINTER), ("keys", POINTER), ("values", POINTER),
-                ("mask", POINTER), ("sinks", POINTER), ("out", POINTER), ("scale", FLOAT)]  # fmt: skip
+                ("mask", POINTER), ("sinks", POINTER), ("out", POINTER), ("scale", FLOAT),
+                ("cap", FLOAT)]  # fmt: skip
 
 
 class CompiledAttend:
@@ -45,7 +46,7 @@ class CompiledAttend:
 
     def __call__(
         self, q_GRE: Tensor, k_GSE: Tensor, v_GSE: Tensor, mask_RS: Tensor | None, scale: float,
-        sinks_GR: Tensor | None = None,
+        sinks_GR: Tensor | None = None, cap: float | None = None,
     ) -> Tensor:  # fmt: skip
         q_GRE, k_GSE, v_GSE = q_GRE.contiguous(), _in_lines(k_GSE), _in_lines(v_GSE)
         if mask_RS is not None:
@@ -57,7 +58,7 @@ class CompiledAttend:
         call = _Call(
             q_GRE.dtype == torch.bfloat16, G, R, k_GSE.shape[1], E, k_GSE.stride(0), v_GSE.stride(0), q_GRE.data_ptr(),
             k_GSE.data_ptr(), v_GSE.data_ptr(), None if mask_RS is None else mask_RS.data_ptr(),
-            None if sinks_GR is None else sinks_GR.data_ptr(), out_GRE.data_ptr(), scale,
+            None if sinks_GR is None else sinks_GR.data_ptr(), out_GRE.data_ptr(), scale, cap or 0.0,
         )  # fmt: skip
         self._attend(ctypes.addressof(call), torch.get_num_threads())
         return out_GRE

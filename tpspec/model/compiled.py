@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 10  # of rows.c
+VERSION = 11  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -120,7 +120,9 @@ class CompiledSteps:
             loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT, POINTER, FLOAT, FLOAT] + [POINTER] * 2 + [INT] * 2
         )
         self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 5 + [FLOAT] + [POINTER] * 7 + [INT] * 2)
-        self._attend = _verb(loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT] + [POINTER] * 2)
+        self._attend = _verb(
+            loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, FLOAT] + [POINTER] * 2
+        )
         delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 6)
         self._states = None if states is None else CompiledStates(states, delta)
         self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
@@ -165,8 +167,9 @@ class CompiledSteps:
         sinks = None if layer.sinks is None else layer.sinks.data_ptr()
         placed, out = round.recent if sight.is_windowed else round.whole, attended.data_ptr()
         self._place_rows(layer, qkv_TX, round, placed, heads, q, cache)
+        scale, cap = self._shape.score_scale, self._shape.score_cap or 0.0
         for span in placed.spans:
-            if self._attend(heads, span, q, cache, sight.window or 0, self._shape.score_scale, sinks, out):
+            if self._attend(heads, span, q, cache, sight.window or 0, scale, cap, sinks, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return attended
 

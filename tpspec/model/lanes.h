@@ -60,3 +60,6 @@ INLINE vec exp_lanes(vec x) {
     p = p * r * r + r + 1.0f;
     return p * (vec)(((ivec)rounded - (ivec)rounder + 127) << 23);
 }
+
+/* cap tanh(x / cap), as attention.py's scores are capped: tanh y = 1 - 2 / (e^2y + 1). */
+INLINE vec cap_lanes(vec x, float cap) { return cap - 2 * cap / (exp_lanes(x * (2 / cap)) + 1.0f); }

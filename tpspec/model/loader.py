@@ -159,6 +159,7 @@ class Loader:
             dtype=self.dtype,
             device=self.device,
             score_scale=self.spec.score_scale,
+            score_cap=self.spec.score_cap,
             gate=self.spec.gate,
             keys_alone=self.spec.latent is not None,
         )

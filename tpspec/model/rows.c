@@ -134,10 +134,11 @@ INLINE int64_t lineage(const Span *span, int64_t row, const int64_t *own, int64_
     return depth;
 }
 
-/* Scores -> weights in place; what pads them to whole vectors becomes 0. Returns the sum of the weights, and of that of
- * `sink`, a score beside the others, which may be NULL. */
-INLINE float soften(float *scores, int64_t count, const float *sink) {
+/* Scores -> weights in place; what pads them to whole vectors becomes 0. cap: see lanes.h; 0: none. Returns the sum of the
+ * weights, and of that of `sink`, a score beside the others, which may be NULL. */
+INLINE float soften(float *scores, int64_t count, float cap, const float *sink) {
     for (int64_t i = count; i % LANES; i++) scores[i] = scores[0];
+    for (int64_t i = 0; cap && i < count; i += LANES) *(vec *)&scores[i] = cap_lanes(*(vec *)&scores[i], cap);
     vec most = *(vec *)scores, sums = {0};
     for (int64_t i = LANES; i < count; i += LANES) most = choose(*(vec *)&scores[i] > most, *(vec *)&scores[i], most);
     float peak = most[0];
@@ -210,7 +211,7 @@ VECTOR_CPU static void taken_in(const Delta *at, const float *row, int64_t h, co
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 10 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 11 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec

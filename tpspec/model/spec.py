@@ -59,11 +59,11 @@ class LayerSpec:
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    num_kv_heads, head_dim: of most layers. v_norm, scaled_layers: see Architecture. cap: of logits, or None. latent,
-    alternate_rope: see model/latent.py. intermediate: of each expert, where there are some. score_scale: of products of
-    queries and keys. embedding_scale: None is 1. head_order: of the numbers of queries' and keys' heads, such that rope
-    turns a number with the one half a head away; None: as they are stored. per_layer: see ModelShape; of so many ids.
-    Source: its config.json.
+    num_kv_heads, head_dim: of most layers. v_norm, scaled_layers: see Architecture. cap, score_cap: of logits and
+    scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some.
+    score_scale: of products of queries and keys. embedding_scale: None is 1. head_order: of the numbers of queries' and
+    keys' heads, such that rope turns a number with the one half a head away; None: as they are stored. per_layer: see
+    ModelShape; of so many ids. Source: its config.json.
     """
 
     model_type: str
@@ -89,6 +89,7 @@ class ModelSpec:
     embedding_scale: float | None
     scaled_layers: bool
     cap: float | None
+    score_cap: float | None
     layers: tuple[LayerSpec, ...]
     ropes: tuple[Frequencies, ...]
     head_order: tuple[int, ...] | None
@@ -191,7 +192,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
         scaled_layers=arch.scaled_layers,
-        cap=_cap(config, where) if arch.capped else None,
+        cap=_cap(config, "final_logit_softcapping", where) if arch.capped else None,
+        score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
         layers=_layers(config, arch, list(ropes), LayerSpec(None, None, num_kv_heads, head_dim), wide, sharing, where),
         ropes=tuple(
             frequencies_of(config, layers, rope, dims.get(layers, head_dim), where) for layers, rope in ropes.items()
@@ -241,9 +243,9 @@ def _score_scale(config: Any, arch: Architecture, where: str) -> float:
     return float(number**-0.5)
 
 
-def _cap(config: Any, where: str) -> float | None:
-    if (cap := config.final_logit_softcapping) is not None and not cap > 0:
-        raise UserError(f"{where}: final_logit_softcapping is {cap}; should be above 0, or null")
+def _cap(config: Any, key: str, where: str) -> float | None:
+    if (cap := getattr(config, key)) is not None and not cap > 0:
+        raise UserError(f"{where}: {key} is {cap}; should be above 0, or null")
     return None if cap is None else float(cap)
 
 

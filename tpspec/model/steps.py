@@ -153,6 +153,7 @@ class LinearLayer:
 class Shape:
     """What the steps must know of a shard. sights: of its layers, each once. score_scale: of the products of queries
     and keys. gate: what the gate of an MLP goes through. keys_alone: keys are their own values, and cached once.
+    score_cap: see attention.py; or None.
     """
 
     sights: frozenset[Sight]
@@ -161,6 +162,7 @@ class Shape:
     score_scale: float
     gate: Gate
     keys_alone: bool = False
+    score_cap: float | None = None
 
     @property
     def heads(self) -> frozenset[Heads]:
@@ -363,7 +365,7 @@ class TorchSteps:
         keys, values = self._store.keys[layer.kept_by], self._store.values[layer.kept_by]
         folding, scale = self._foldings[layer.sight.heads], self._shape.score_scale
         parts = [
-            view.attend(self._attend, q_THE, keys, values, folding, scale, layer.sinks)
+            view.attend(self._attend, q_THE, keys, values, folding, scale, layer.sinks, self._shape.score_cap)
             for view in round.views[layer.sight]
         ]
         if num_padding := round.num_rows - round.num_real:

@@ -5,7 +5,7 @@ Knows keys and numbers. What a shape is made of them is `shape`'s matter, which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -42,19 +42,19 @@ class Defaults:
     intermediate: tuple[str, int | None] = ("intermediate_size", None)
 
 
-GEMMA4 = Defaults(
+GEMMA2 = Defaults(
     hidden=2304,
-    num_layers=30,
+    num_layers=26,
     num_heads=8,
     num_kv_heads=4,
     head_dim=256,
-    vocab=262144,
+    vocab=256000,
     tied=True,
-    normed=True,
     layer_norms=4,
     float16=False,
     intermediate=("intermediate_size", 9216),
 )
+GEMMA4 = replace(GEMMA2, num_layers=30, vocab=262144, normed=True)
 QWEN2_VL = Defaults(
     hidden=8192,
     num_layers=80,
@@ -83,19 +83,8 @@ MODEL_TYPES = {
         float16=False,
         intermediate=("moe_intermediate_size", 2048),
     ),
-    "gemma3_text": Defaults(
-        hidden=2304,
-        num_layers=26,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=256,
-        vocab=262208,
-        tied=True,
-        normed=True,
-        layer_norms=4,
-        float16=False,
-        intermediate=("intermediate_size", 9216),
-    ),
+    "gemma2": GEMMA2,
+    "gemma3_text": replace(GEMMA2, vocab=262208, normed=True),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "glm4": Defaults(

@@ -49,6 +49,7 @@ def _without_rope(read: Reads, layer: int) -> bool:
 
 GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
 SLIDES = {
+    "gemma2": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": replace(GEMMA4, usual=1024),
