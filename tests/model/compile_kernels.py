@@ -27,6 +27,7 @@ from tpspec.model import (
     card_rows,
     card_states,
     card_sums,
+    card_tiles,
 )
 from tpspec.model.card_overlap import OVERLAP_FROM
 from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
@@ -36,8 +37,7 @@ TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
 TILES, CODED_TILES = (
-    list(dict.fromkeys(chain.from_iterable(tiles.values())))
-    for tiles in (card_products.TILES, card_products.CODED_TILES)
+    list(dict.fromkeys(chain.from_iterable(tiles.values()))) for tiles in (card_tiles.TILES, card_tiles.CODED_TILES)
 )
 
 
@@ -126,18 +126,19 @@ CODES = (
 def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     on_tensor_cores, made = capability >= 80 and x != "*fp32", []
     sizes = {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
-    few = {"tile_rows": card_products.TILE_ROWS, "tile_outputs": card_products.TILE_OUTPUTS}
+    few = {"tile_rows": card_tiles.TILE_ROWS, "tile_outputs": card_tiles.TILE_OUTPUTS}
     many = {"tile_rows": card_products.MANY_ROWS, "tile_outputs": card_products.MANY_OUTPUTS}
     for rows, (bits, group, scales, has_zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i8" if bits == 8 else "*u8"}
         of = {"group": group, "bits": bits, "has_zeros": has_zeros}
-        tile = (many if on_tensor_cores else few) | {"together": card_products.TILE_OUTPUTS}
+        tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_products._coded, types, of | tile))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
-            of_tile = few | {"tile_rows": tile.rows, "num_stages": tile.stages, "num_warps": at_once}
-            made.append((card_products._few_coded, types, of | of_tile | {"at_once": at_once, "inline_ptx": True}))
+            of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
+            of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
+            made.append((card_products._few_coded, types, of | of_tile))
     return made
 
 
@@ -154,10 +155,10 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             "divided": sigmoid, "scaled": not sigmoid, "padded": True}) for sigmoid in (False, True)),
         (card_experts._sort, {"chosen_at": "*i32", "ranks_at": "*i32", "num_pairs": "i32", "num_tiles": "i32"} | tiles,
          {"wide": card_experts.MOST_SORTED, "wide_tiles": 256, "at_once": card_experts.AT_ONCE,
-          "tile_rows": card_products.TILE_ROWS}),
+          "tile_rows": card_tiles.TILE_ROWS}),
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
            {"bits": bits, "group": group, "are_floats": scales == "*i32", "has_zeros": scales == "*fp32",
-            "has_biases": scales == "*i32", "word": card_experts.WORD, "tile_rows": card_products.TILE_ROWS,
+            "has_biases": scales == "*i32", "word": card_experts.WORD, "tile_rows": card_tiles.TILE_ROWS,
             "tile_outputs": outputs})
           for outputs in card_experts.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i8", "*bf16"),

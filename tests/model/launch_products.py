@@ -10,9 +10,9 @@ import torch
 from triton.runtime import driver
 
 from tests.compiling_card import Absent
-from tpspec.model import card_products
+from tpspec.model import card_products, card_tiles
 
-SIZE, tile = 4096, card_products.USUAL
+SIZE, tile = 4096, card_tiles.USUAL
 
 driver.set_active(Absent((9, 0)))
 weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int8))
@@ -26,11 +26,12 @@ for num_rows in map(int, sys.argv[1:]):
     of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
     of_few_codes = card_products._few_coded.warmup(
-        *given, at_once=card_products.GROUPS, inline_ptx=True, tile_rows=card_products.TILE_ROWS,
-        tile_outputs=card_products.TILE_OUTPUTS, num_warps=card_products.GROUPS, **of_codes,
+        *given, at_once=card_products.GROUPS, inline_ptx=True, tile_rows=card_tiles.TILE_ROWS,
+        tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=card_products.GROUPS,
+        **of_codes,
     )  # fmt: skip
     of_many = card_products._coded.warmup(
         *given, tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS,
-        together=card_products.TILE_OUTPUTS, num_warps=8, **of_codes,
+        together=card_tiles.TILE_OUTPUTS, num_warps=8, **of_codes,
     )  # fmt: skip
     sys.stdout.write(f"{of_few.hash} {of_few_codes.hash} {of_many.hash}\n")

@@ -16,7 +16,7 @@ import torch
 from scripts.serving import environment
 
 pytest.importorskip("triton")
-from tpspec.model import card_experts, card_products
+from tpspec.model import card_experts, card_products, card_tiles
 
 HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
@@ -93,14 +93,14 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "_few_coded"))
     assert len(plain) == 12 * num_cards
-    assert len(coded) == 40 * num_cards
+    assert len(coded) == 48 * num_cards
     for one in plain + coded:
-        is_usual = one["tile_rows"] == one["outputs"] == card_products.TILE_ROWS
+        is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]
         assert one["stack"] <= (0 if is_usual else 2 * MOST_STACK)
-        adds = 0 if one["at_once"] is None else one["tile_rows"] * one["at_once"] // 4
-        assert one["adds"] == adds
-    usual = [one for one in coded if one["stages"] == card_products.USUAL_CODED.stages]
+        each = one["tile_rows"] * one["outputs"] // card_tiles.TILE_OUTPUTS  # of a thread's sums
+        assert one["adds"] == (0 if one["at_once"] is None else each * one["at_once"] // 4)
+    usual = [one for one in coded if one["stages"] == card_tiles.USUAL_CODED.stages]
     assert all(min(one["places"]) > 1 for one in usual)
     return plain + coded
 

@@ -15,7 +15,8 @@ from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
 from tpspec.model import card_products
-from tpspec.model.card_products import CODED_TILES, TILES, CodedLinear, FewRowsLinear, has_tensor_cores
+from tpspec.model.card_products import CodedLinear, FewRowsLinear, has_tensor_cores
+from tpspec.model.card_tiles import CODED_TILES, TILES
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

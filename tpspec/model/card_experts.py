@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_products import TILE_ROWS, group_product, num_processors, paired
+from tpspec.model.card_products import group_product, num_processors, paired
+from tpspec.model.card_tiles import TILE_ROWS
 from tpspec.model.experts import LEAST
 from tpspec.model.linear import PlainLinear
 from tpspec.model.quantized import DequantizedLinear, spread, unpacked_nibbles
@@ -40,8 +41,7 @@ COLUMNS = 64  # of a plain matrix that are read at a time
 TILE_OUTPUTS, FEW_OUTPUTS = 32, 16  # of a program; few where more would leave processors idle
 STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}  # with which small programs ask for as much at once
 WORD = 4  # exponents in one: of codes that are floats, as many groups are read at a time
-MOST_SORTED = 1024  # pairs that one program puts into tiles
-AT_ONCE = 32  # of which it looks at so many at a time
+MOST_SORTED, AT_ONCE = 1024, 32  # pairs that one program puts into tiles; that it looks at at a time
 ADDED = 1024  # numbers of a row that a program adds up
 _LEAST = tl.constexpr(LEAST)
 

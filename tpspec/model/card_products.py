@@ -8,7 +8,7 @@ tiles of outputs, S outputs of one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from triton import knobs
 
 from tpspec.model.card_overlap import begin, begin_with, overlap
 from tpspec.model.card_rows import MOST_ROWS
-from tpspec.model.card_tiles import chosen
+from tpspec.model.card_tiles import CODED_TILES, ROWS, TILE_OUTPUTS, TILE_ROWS, TILES, CodedTile, Tile, chosen
 from tpspec.model.quantized import joined, spread
 
 if TYPE_CHECKING:
@@ -27,48 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
 
 TENSOR_CORES = (8, 0)  # compute capability that Triton asks for; below it there is no bfloat16
-TILE_ROWS, TILE_OUTPUTS = 16, 16  # of a program where rows are few; fewer rows than 16 no tensor core takes
 
-
-class Tile(NamedTuple):
-    """Of a program, for a matrix of 16 bits: rows and outputs, columns that are read at a time, what Triton calls
-    stages, and warps. Of 64 rows four warps would have other instructions, which add in another order."""
-
-    rows: int
-    outputs: int
-    columns: int
-    stages: int
-    warps: int
-
-
-# On an H200 this reads the matrices of an 8B at 83% of its copy rate, and at 88% overlapped; four warps and 128
-# columns, at 77%. In a program the rows are read beside the matrix: as many numbers as of its outputs.
-USUAL = Tile(TILE_ROWS, TILE_OUTPUTS, 256, 5, 2)
-NARROW = (USUAL, Tile(16, 16, 128, 4, 4), Tile(16, 16, 128, 6, 2), Tile(16, 16, 512, 3, 4), Tile(16, 32, 128, 5, 2),
-          Tile(16, 32, 256, 3, 4))  # fmt: skip
-TILES = {
-    1: NARROW,
-    16: NARROW,
-    32: (USUAL, Tile(32, 16, 128, 5, 2), Tile(32, 32, 128, 4, 2), Tile(32, 32, 128, 4, 4)),
-    64: (USUAL, Tile(32, 32, 128, 4, 2), Tile(64, 16, 128, 4, 2), Tile(64, 32, 64, 5, 2), Tile(64, 64, 64, 4, 2)),
-}
-
-
-class CodedTile(NamedTuple):
-    """Of a program, for codes: rows, and what Triton calls stages. What else there is decides on how sums are added."""
-
-    rows: int
-    stages: int
-
-
-USUAL_CODED = CodedTile(TILE_ROWS, 3)
-CODED_TILES = {
-    1: (USUAL_CODED, CodedTile(16, 2), CodedTile(16, 4), CodedTile(16, 5)),
-    16: (USUAL_CODED, CodedTile(16, 2), CodedTile(16, 4), CodedTile(16, 5)),
-    32: (USUAL_CODED, CodedTile(32, 2), CodedTile(32, 3)),
-    64: (USUAL_CODED, CodedTile(32, 2), CodedTile(32, 3), CodedTile(64, 2)),
-}
-ROWS = [*TILES]
 # Of codes: groups that are read at a time, each by a warp of its own, where programs are few and where they are many
 # for each processor of the card.
 GROUPS, FEWER_GROUPS, MANY_TILES = 4, 2, 4
@@ -153,10 +112,10 @@ class CodedLinear:
 
     def _few(self, x_TW: Tensor, tile: CodedTile) -> Tensor:
         y_TO = x_TW.new_empty(len(x_TW), self._num_outputs)
-        _few_coded[(triton.cdiv(len(x_TW), tile.rows), len(self._codes_NGSB))](
+        _few_coded[(triton.cdiv(len(x_TW), tile.rows), triton.cdiv(self._num_outputs, tile.outputs))](
             *self._given(x_TW, y_TO), at_once=self._at_once, inline_ptx=not knobs.runtime.interpret,
-            tile_rows=tile.rows, tile_outputs=TILE_OUTPUTS, num_stages=tile.stages, num_warps=self._at_once,
-            **self._of_codes,
+            tile_rows=tile.rows, tile_outputs=tile.outputs, together=TILE_OUTPUTS, num_stages=tile.stages,
+            num_warps=self._at_once, **self._of_codes,
         )  # fmt: skip
         return y_TO
 
@@ -325,28 +284,31 @@ def _few_coded(
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
+    together: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """A tile of y [T, O] from x [T, W]. Of some groups at once each has a warp and sums of its own, which are added at
-    the end: the same for any number of rows."""
+    the end: the same for any number of rows. Outputs lie `together` by so many."""
     begin(overlaps)
-    rows, tile = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows), tl.program_id(1).to(tl.int64)
-    outputs, own, real_rows = tl.arange(0, tile_outputs), tl.arange(0, at_once), rows < num_rows
+    rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    own, real_rows, real_outputs = tl.arange(0, at_once), rows < num_rows, outputs < num_outputs
     size: tl.constexpr = group * bits // 8  # of a group's codes
     columns: tl.constexpr = group if bits == 8 else group // 2  # that are read at a time
     column = tl.arange(0, columns)
-    first_at = tile * num_groups * tile_outputs  # of the tile's scales
-    from_codes = codes_at + first_at * size + outputs[None, None, :] * size + column[None, :, None]
+    first_at = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
+    from_codes = codes_at + first_at[None, None, :] * size + column[None, :, None]
     from_x = x_at + rows[None, :, None].to(tl.int64) * (num_groups * group) + column[None, None, :]
     sums = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
     for first in range(0, num_groups, at_once):
         index = first + own
         real = index < num_groups
-        of_scales = first_at + index[:, None] * tile_outputs + outputs[None, :]
-        scales = tl.load(scales_at + of_scales, mask=real[:, None], other=0.0).to(tl.float32)
+        of_scales, real_scales = first_at[None, :] + index[:, None] * together, real[:, None] & real_outputs[None, :]
+        scales = tl.load(scales_at + of_scales, mask=real_scales, other=0.0).to(tl.float32)
         real_x = real[:, None, None] & real_rows[None, :, None]
         x = tl.load(from_x + index[:, None, None] * group, mask=real_x, other=0.0)
-        codes = tl.load(from_codes + index[:, None, None] * (tile_outputs * size), mask=real[:, None, None], other=0)
+        codes_of = from_codes + index[:, None, None] * (together * size)
+        codes = tl.load(codes_of, mask=real_scales[:, None, :], other=0)
         if bits == 8:
             part = tl.dot(x, codes.to(x.dtype))
         else:
@@ -359,11 +321,10 @@ def _few_coded(
             total = tl.dot(x, ones)  # of each row, as often as there are outputs
             if bits == 4:
                 total = tl.dot(last, ones, total)
-            zeros = tl.load(zeros_at + of_scales, mask=real[:, None], other=0.0).to(tl.float32)
+            zeros = tl.load(zeros_at + of_scales, mask=real_scales, other=0.0).to(tl.float32)
             sums += total * zeros[:, None, :]
-    outputs += tile.to(tl.int32) * tile_outputs
     to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
-    mask = real_rows[:, None] & (outputs < num_outputs)[None, :]
+    mask = real_rows[:, None] & real_outputs[None, :]
     tl.store(to, tl.sum(sums, 0).to(y_at.dtype.element_ty), mask=mask)
 
 
@@ -385,7 +346,7 @@ def _coded(
     together: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """The same, one group after the other. Outputs lie `together` by so many."""
+    """The same, one group after the other."""
     begin(overlaps)
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
