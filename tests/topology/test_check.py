@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import tiny
-from tests.draft.heads import mtp
+from tests.draft.heads import eagle, mtp
 from tests.draft.heads.assistant import assistant
 from tpspec.draft.head_files import PATTERNS
 from tpspec.roles.fit import draft_bytes, shard_bytes
@@ -130,6 +130,22 @@ def test_an_assistant_of_another_target_is_refused(tmp_path: Path, capsys: pytes
     code, said = checked(capsys, f"target.model={tiny('gemma4', tmp_path / 'wide', sliding_window=9)}", draft)
     assert code == 2
     assert "layers with kv heads, numbers of each and window (3, 16, 8); should be the target's (3, 16, 9)" in said
+
+
+def test_a_head_that_is_not_as_wide_as_its_target_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What serving refused checked clean; of EAGLE-3, a head may have any width."""
+    model = tiny("llama", tmp_path / "target")
+    wide = tiny("llama", tmp_path / "wide", hidden_size=120)
+    for name, write, fine in (("first", eagle.first, 2), ("third", eagle.third, 0)):
+        head = tmp_path / name
+        write(eagle.Target.read(model), head)
+        draft = f"draft={{source: eagle, model: {head}}}"
+        assert checked(capsys, f"target.model={model}", draft)[0] == 0
+        code, said = checked(capsys, f"target.model={wide}", draft)
+        assert code == fine
+        assert ("hidden_size is 96; should be the target's 120" in said) == (fine == 2)
 
 
 @pytest.mark.parametrize("write", [mtp.deepseek, mtp.qwen], ids=["deepseek", "qwen"])

@@ -20,7 +20,7 @@ from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.spec import ModelSpec, resolved
 from tpspec.topology.checkpoint import read_config
-from tpspec.topology.head_files import layer_fields, layer_of, layer_shape
+from tpspec.topology.head_files import is_third, layer_fields, layer_of, layer_shape, other_width
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def _form(config: dict[str, Any], files: HeadFiles, target: ModelShape, where: s
         return _third(config, layer, target, where)
     if layer is config.get("model"):
         return _wrapped(config, layer, where)
-    says_so = "draft_vocab_size" in layer or "Eagle3" in str(layer.get("architectures"))
-    if says_so or "layers.0.hidden_norm.weight" in files:
+    if is_third(config, layer, files.shapes):
         return _third(layer, layer, target, where)
     return Form(layer, third=False, taps=(FINAL,), fc_bias=layer.get("bias", True))
 
@@ -140,8 +139,7 @@ class _Loader:
         form, parts = self.form, self.parts
         spec, files = parts.spec, parts.files
         if not form.third and spec.hidden != parts.target.hidden:
-            wanted = parts.target.hidden
-            raise UserError(f"{files.folder}: hidden_size is {spec.hidden}; should be the target's {wanted}")
+            raise other_width(files.folder, spec.hidden, parts.target.hidden)
         made = Head(
             taps=form.taps,
             project=self._projection() if form.third else as_it_is,

@@ -14,7 +14,7 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.sizes import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 MOST_LAYERS = 4  # of a head's own
@@ -73,6 +73,30 @@ def layer_of(config: dict[str, Any], where: str) -> dict[str, Any]:
         other = "; a whole model drafts by source model" if is_whole else ""
         raise UserError(f"{where}: num_hidden_layers is {num_layers}; heads of 1 layer are supported{other}")
     return layer
+
+
+def is_third(config: Mapping[str, Any], layer: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a head is EAGLE-3's, by its config, the layer's section of that, and its tensors' names; else it is that
+    of EAGLE-1 or 2, which are alike."""
+    if layer is config.get("model"):  # as vLLM once wanted EAGLE-1
+        return False
+    says_so = "draft_vocab_size" in layer or "Eagle3" in str(layer.get("architectures"))
+    is_of_speculators = config.get("speculators_model_type") is not None
+    return is_of_speculators or says_so or any(name.endswith("hidden_norm.weight") for name in names)
+
+
+def check_eagle(folder: Path, hidden: int) -> None:
+    """UserError where a head is no layer that EAGLE knows, or as wide as its target, of that hidden size, where it has
+    to be; of weights in torch's files, where nobody looks, loading tells."""
+    config, names = read_config(folder), tensor_shapes(folder)
+    layer, own = layer_of(config, f"{folder}/config.json"), layer_shape(folder).hidden
+    if names and own != hidden and not is_third(config, layer, names):
+        raise other_width(folder, own, hidden)
+
+
+def other_width(folder: Path, own: int, hidden: int) -> UserError:
+    """What there is to say where a head is not as wide as its target."""
+    return UserError(f"{folder}: hidden_size is {own}; should be the target's {hidden}")
 
 
 def layer_fields(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tpspec.topology.assistants import check_assistant
 from tpspec.topology.caches import draft_states, each_state, num_states
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
-from tpspec.topology.head_files import check_layer, is_assistant
+from tpspec.topology.head_files import check_eagle, check_layer, is_assistant
 from tpspec.topology.held import Memory, drafter_memory, shard_memory
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
@@ -74,6 +74,8 @@ def _drafter_memory(topology: Topology) -> Memory:
             return Memory()
         if is_assistant(head):
             check_assistant(target, head)
+        elif "eagle" in draft.sources:
+            check_eagle(head, target.hidden)
     elif draft.has_own_layer:
         if (folder := local(topology.target.model)) is not None:
             check_layer(folder, target.num_layers)
