@@ -213,8 +213,11 @@ def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
 
 def prompts(options: argparse.Namespace) -> dict[str, Any]:
     from tpspec.model.batch import Carried, Span
+    from tpspec.topology.shape import ModelShape
 
-    num_slots, each = max(BEHIND) + MANY_ROWS, MANY_ROWS // MANY_TEXTS
+    most = ModelShape.of(at(options.model, options.to)).max_positions or max(BEHIND) + MANY_ROWS
+    behind = [start for start in BEHIND if start + MANY_ROWS <= most]
+    num_slots, each = max(behind) + MANY_ROWS, MANY_ROWS // MANY_TEXTS
     texts = {"draft.source": "ngram", "draft.tokens": each - 1, "serve.max_running": MANY_TEXTS}
     decoder = open_engine(options, **{"cache.tokens": num_slots}, **texts).engine.target.decoder
     runner, tokens = decoder._runner, tuple(range(5, 5 + MANY_ROWS))
@@ -226,7 +229,7 @@ def prompts(options: argparse.Namespace) -> dict[str, Any]:
         num_logits = 1 if num_rows == MANY_ROWS else num_rows  # a prompt's last row, or what verifies drafts
         return Span(text, start, tokens[:num_rows], ((first, start + num_rows),), num_logits, carried=state)
 
-    works = {f"{MANY_ROWS} rows behind {start}": [span(0, 0, start, MANY_ROWS)] for start in BEHIND}
+    works = {f"{MANY_ROWS} rows behind {start}": [span(0, 0, start, MANY_ROWS)] for start in behind}
     room = num_slots // MANY_TEXTS
     works[f"{MANY_TEXTS} texts of {each} rows"] = [
         span(text, text * room, room - each, each) for text in range(MANY_TEXTS)
