@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from tests.processes import lives
 from tests.worlds import serve, topology
 from tpspec.comm.messages import Stats
 from tpspec.generate import Answer
+from tpspec.model import graphs, runner
 from tpspec.request import Delta, Request
 
 # A rank that hangs, and takes no notice of torchrun's first signal.
@@ -187,3 +189,39 @@ def test_memory_is_told_beside_what_a_start_asks_for(script: ModuleType, tmp_pat
         assert found["GiB allocated at most"] == card.most_held / 2**30 == weights.nbytes / 2**30
     assert 0 < found["of it for rounds"] < found["GiB asked for"]
     assert found["GiB of CUDA, kernels and graphs"] == pytest.approx(4, abs=0.1)  # the emulated card says so
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, which the script asks itself")
+def test_rounds_of_many_texts_are_timed_recorded_and_launched(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And chunks of prompts launched alone; nothing behind more tokens than the model has positions for. Stands against
+    a ratio of a replay to itself."""
+    pytest.importorskip("triton")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    folder = tiny("smollm2", tmp_path / "model", max_position_embeddings=128, **sizes)
+    for name, value in (("MANY_ROWS", 96), ("MANY_TEXTS", 12), ("BEHIND", (0, 100)), ("at", lambda *of: folder)):
+        monkeypatch.setattr(script, name, value)
+    for room in (graphs, runner):
+        monkeypatch.setattr(room, "ROW_COUNTS", (1,))  # the interpreter takes its time
+    with emulated_card() as card:
+
+        def counted(ways: dict[int, Callable[[], object]], **_: int) -> dict[int, float]:
+            replays = {}
+            for name, work in ways.items():
+                before = card.replays
+                work()
+                replays[name] = 1.0 + card.replays - before
+            return replays
+
+        monkeypatch.setattr(script, "in_turns", counted)
+        found = script.prompts(Namespace(model="model", to=tmp_path, device="cuda"))
+    assert found == {
+        "FlashInfer attends": False,
+        "96 rows behind 0, rows/s": 96,
+        "96 rows behind 0, to torch's steps": 1,
+        "12 texts of 8 rows, rows/s": 48,
+        "12 texts of 8 rows, to torch's steps": 2,
+        "12 texts of 8 rows, recorded to launched": 2,
+    }
