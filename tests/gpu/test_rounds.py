@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,10 @@ IDS = tuple(torch.randint(3, 263, (90,), generator=torch.Generator().manual_seed
 
 
 @pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
-@pytest.mark.parametrize("num_asks", [1, 4, 16])
-@pytest.mark.parametrize("kind", ["smollm2", "qwen3_5"])
+@pytest.mark.parametrize(("kind", "num_asks"), [*product(["smollm2", "qwen3_5"], [1, 4, 16]), ("qwen3_moe", 16)])
 def test_texts_are_those_of_plain_rounds(kind: str, num_asks: int, tree: str, tmp_path: Path) -> None:
-    """The law on a card, in float32, of models that draft for themselves; sixteen texts are more rows than a recording
-    has. Stands against a recording that replays another round's rows, or takes drafts into a state."""
+    """The law on a card, in float32, of models that draft for themselves; the 96 rows of sixteen texts are a
+    replay, too. Stands against a recording that replays another round's rows, or takes drafts into a state."""
     folder = tiny(kind, tmp_path)
     plain = serve(topology(folder, device="cuda"), CROWD[:num_asks], device=CUDA)
     draft = {"source": "model", "model": str(folder), "tokens": 5, "tree": tree}

@@ -73,7 +73,8 @@ def variants(
     }
     sinks = {"sinks_at": "*fp32"}
     attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | cache | partial | TABLE | sinks
-    attended = {"fold": 4, "cuts": 1, "cap": 50.0 if small else 0.0, "windowed": True, "sinks": True, "small": small}
+    attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
+    attended |= {"cap": 0.0 if dim == USUAL_DIM else 50.0}  # as Gemma 2's wide heads have it
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},
@@ -107,9 +108,9 @@ def variants(
         *([] if small else coded(x, capability) + mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
-           {"columns": tile.columns, "has_biases": False, "tile_rows": tile.rows, "tile_outputs": tile.outputs,
+           {"columns": tile.columns, "has_biases": biased, "tile_rows": tile.rows, "tile_outputs": tile.outputs,
             "num_stages": tile.stages, "num_warps": tile.warps})
-          for tile in TILES if not small and x == "*bf16"),
+          for tile, biased in product(TILES, (False, True)) if not small and x == "*bf16"),
     ]  # fmt: skip
 
 
@@ -260,6 +261,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 "adds": len(re.findall(r"\badd\.(?:rn\.)?f32", made.asm["ptx"])),
                 "at_once": constants.get("at_once"),
             }
+            told |= {"biased": constants.get("has_biases", False)}
             told |= {"stages": options.get("num_stages")}
             told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
             told |= {"waits": constants.get("overlaps"), "waits_first": waits_first(made.asm["ptx"])}

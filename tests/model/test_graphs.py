@@ -26,7 +26,7 @@ from tpspec.model.embedding import Embedding
 from tpspec.model.graphs import Forward, Graphs
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Request, Sampling
-from tpspec.topology.working import ROW_COUNTS, WIDE_COUNTS, wide_counts
+from tpspec.topology.working import ROW_COUNTS, WIDE_COUNTS, most_verified, wide_counts
 
 pytest.importorskip("triton")
 from tpspec.model.card_steps import CardSteps, Tiling
@@ -129,6 +129,16 @@ class Doubling:
         self.graphs.close()
 
 
+# Rows that twelve texts verify, by the keys of a topology.
+VERIFIED: list[tuple[int, dict[str, Any]]] = [
+    (12, {"draft": {"source": "none"}}),
+    (12 * 8, {"draft": {"source": "ngram"}}),
+    (12 * 4, {"draft": {"source": "ngram", "tokens": 3}}),
+    (200, {"draft": {"source": "ngram", "tokens": 64}, "engine": {"max_rows": 200}}),
+    (0, {"draft": {"source": "ngram"}, "deterministic": True}),
+]
+
+
 def span(num_rows: int, num_logits: int | None = None) -> list[Span]:
     return [Span(0, 0, (0,) * num_rows, ((0, num_rows),), num_rows if num_logits is None else num_logits)]
 
@@ -164,6 +174,8 @@ def test_rounds_of_more_rows_are_replays_where_most_of_them_have_logits() -> Non
     goes through the head, and recordings that no round of a topology could take."""
     assert [wide_counts(most) for most in (0, 64, 65, 96, 97)] == [(), (), (96,), (96,), (96, 128)]
     assert wide_counts(10_000) == WIDE_COUNTS
+    for rows, keys in VERIFIED:
+        assert most_verified(topology(Path("nowhere"), serve={"max_running": 12}, **keys)) == rows
     few, wide = Doubling(), Doubling(wide_counts(97))
     assert [few.graphs.fits(span(rows, 0), rows) for rows in (64, 65)] == [True, False]
     assert [wide.graphs.fits(span(100, some), 100) for some in (100, 50, 49)] == [True, True, False]

@@ -175,21 +175,21 @@ def sorted_tiles(chosen_TK: Tensor, count: int) -> Tiles:
 
 
 def sorted_by_torch(chosen_TK: Tensor, count: int) -> Tiles:
-    """The reference, and for many rows, of which none may be padding."""
-    chosen_P = chosen_TK.flatten().long()
+    """The reference, and for many rows. Those of no expert stand behind all others, in a tile that is left out."""
+    chosen_P = torch.where(chosen_TK < 0, count, chosen_TK).flatten().long()
     num_pairs, device = len(chosen_P), chosen_P.device
     num_tiles = most_tiles(num_pairs, count)
     sorted_P, pairs_P = chosen_P.sort(stable=True)
-    counts_N = torch.zeros(count, dtype=torch.int64, device=device).scatter_add_(0, chosen_P, torch.ones_like(chosen_P))
+    counts_N = chosen_P.new_zeros(count + 1).scatter_add_(0, chosen_P, torch.ones_like(chosen_P))
     tiles_N = (counts_N + TILE_ROWS - 1) // TILE_ROWS
     first_tile_N, first_pair_N = tiles_N.cumsum(0) - tiles_N, counts_N.cumsum(0) - counts_N
     rank_P = torch.arange(num_pairs, device=device) - first_pair_N[sorted_P]
-    tile_P = first_tile_N[sorted_P] + rank_P // TILE_ROWS
-    expert_L = torch.full((num_tiles,), -1, dtype=torch.int32, device=device)
-    pairs_X = torch.full((num_tiles * TILE_ROWS,), -1, dtype=torch.int32, device=device)
+    tile_P = torch.where(sorted_P < count, first_tile_N[sorted_P] + rank_P // TILE_ROWS, num_tiles)
+    expert_L = torch.full((num_tiles + 1,), -1, dtype=torch.int32, device=device)
+    pairs_X = torch.full(((num_tiles + 1) * TILE_ROWS,), -1, dtype=torch.int32, device=device)
     expert_L.scatter_(0, tile_P, sorted_P.int())
     pairs_X.scatter_(0, tile_P * TILE_ROWS + rank_P % TILE_ROWS, pairs_P.int())
-    return Tiles(expert_L, pairs_X.view(num_tiles, TILE_ROWS))
+    return Tiles(expert_L[:num_tiles], pairs_X.view(-1, TILE_ROWS)[:num_tiles])
 
 
 @triton.jit  # type: ignore[untyped-decorator]

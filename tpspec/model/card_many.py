@@ -1,4 +1,4 @@
-"""The steps of steps.py for more rows than are recorded, on a card: chunks of prompts, and rounds of many texts.
+"""The steps of steps.py for rows that are not recorded, on a card: chunks of prompts, and rounds of very many rows.
 
 Kernels are those of few rows (card_rows.py): no keys are gathered, no mask is made, and texts however many are one
 launch. Tiles are as large as there is room for, so that a row's bits depend on the rows beside it, as those of torch's

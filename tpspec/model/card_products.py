@@ -89,11 +89,11 @@ class CodedLinear:
         self._fills_products = matrix.grid.group * matrix.bits >= LEAST_COLUMNS * 8
         self._tiles = [tiles[0] for tiles in CODED_TILES.values()]
         if self._has_tensor_cores and self._fills_products:
-            # In one kind of 16 bits a row takes as long as in the other.
+            # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
             self._tiles = chosen(
                 CODED_TILES, self._few, num_inputs=matrix.grid.width, num_bytes=codes_OY.nbytes,
                 of=(self._num_outputs, matrix.bits, matrix.grid.group, made.scales_OG.dtype, made.zeros_OG is not None),
-                device=device, dtype=torch.bfloat16,
+                device=device, dtype=torch.float16 if made.scales_OG.dtype == torch.float16 else torch.bfloat16,
             )  # fmt: skip
 
     def __call__(self, x_TI: Tensor) -> Tensor:

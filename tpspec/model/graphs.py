@@ -1,4 +1,4 @@
-"""Forwards of few rows, recorded once for each of some row counts, and replayed: no launch but the replay's stands
+"""Forwards of some rows, recorded once for each of some row counts, and replayed: no launch but the replay's stands
 between the host and the card, which fetches what changes from where the host has written it. A round takes the least
 recorded count that holds its rows; the rest is padding.
 
@@ -124,6 +124,10 @@ class Graphs:
         other = copy(self)
         other._recordings = {}
         return other
+
+    @property
+    def most_rows(self) -> int:
+        return self._row_counts[-1]
 
     def holds(self, num_rows: int, num_logits: int) -> bool:
         """Whether such rows are worth a replay, which makes logits of all: few are, more where most have some."""

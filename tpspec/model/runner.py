@@ -84,24 +84,26 @@ class Runner:
                     self._graphs.append(self._recordings(wide, recorder, counts))
 
     def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
-        """From now on few rows take these steps, which are the same launches for every forward of as many rows."""
+        """From now on few rows take these steps, which are the same launches for every forward of as many rows, and no
+        others are recorded."""
         self.few, self._graphs = steps, [self._recordings(steps, recorder, ROW_COUNTS)]
 
     def beside(self, *, recorded: bool) -> Runner:
-        """Of another forward, which never runs while one of these does. recorded: where these are."""
+        """Of another forward, which never runs while one of these does. recorded: where these are, of few rows."""
         other = copy(self)
-        other._graphs = [graphs.beside() for graphs in self._graphs if recorded]
+        other._graphs = [graphs.beside() for graphs in self._graphs[:1] if recorded]
         return other
 
     def is_replay(self, num_rows: int, num_logits: int) -> bool:
-        """Whether so many rows, of which so many have logits, are a replay, unless their keys are too scattered."""
+        """Whether so many rows, of which so many have logits, are a replay; unless their keys are too scattered, or one
+        text has very many."""
         return any(graphs.holds(num_rows, num_logits) for graphs in self._graphs)
 
     @property
     def most_prepared(self) -> int:
         """Rows of what `prepare` runs, at most."""
         rehearsed: tuple[int, ...] = () if self.many is None else self.many.rehearsed
-        return max((ROW_COUNTS[-1], *rehearsed))
+        return max((ROW_COUNTS[-1], *rehearsed, *(graphs.most_rows for graphs in self._graphs)))
 
     def agree(self, everywhere: Callable[[bool], bool]) -> None:
         """Ranks may have unlike cards, and run the same collectives: rows take steps made for them on all or none.

@@ -29,6 +29,7 @@ from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT, num_positions, num_state
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
+from tpspec.topology.working import most_verified
 from tpspec.verify import rule
 from tpspec.verify.allowed import Constraint
 from tpspec.verify.noise import CounterNoise
@@ -173,7 +174,7 @@ def _decoder(
     return loader.decoder(
         comm, target_slots(topology), fixed_rows=fixed_rows, small_cache=small_cache,
         num_recent=recent_slots(topology, shape), num_states=num_running, num_kept=num_kept, ledger=ledger,
-        num_positions=num_positions(shape, target_slots(topology)), most_verified=topology.most_verified,
+        num_positions=num_positions(shape, target_slots(topology)), most_verified=most_verified(topology),
         progress=progress,
     )  # fmt: skip
 

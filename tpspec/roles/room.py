@@ -14,7 +14,7 @@ from tpspec.roles.fit import found_drafter
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.checkpoint import find
 from tpspec.topology.config import USUAL_TOKENS
-from tpspec.topology.held import drafter_memory, shard_memory
+from tpspec.topology.held import MOST_TAPS, drafter_memory, shard_memory
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES
@@ -31,7 +31,6 @@ GRAIN = 1024  # tokens
 # Of a card's memory, for what NCCL, graphs and the allocator of a rank take besides; and for the same, and CUDA itself,
 # of a drafter in a process of its own, which is not there yet. Estimated.
 LEFT, LEAST_LEFT, PROCESS = 0.04, 1 << 30, 1 << 30
-MOST_TAPS = 3  # layers whose rows a head goes on from
 HOST_SHARE = 0.5  # of the host's free memory; there for those rows of what others may begin with
 
 

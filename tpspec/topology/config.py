@@ -45,7 +45,6 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["int8", "int4"]
 Role = Literal["target", "drafter"]
 USUAL_TOKENS = 8192  # that a cache holds
-USUAL_DRAFT = 7  # tokens at most, where a draft is as long as pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,16 +277,6 @@ class Topology(Section):
     def cache_dtype(self) -> str:
         """What the target's keys and values are held in."""
         return self.cache.dtype or self.target.dtype
-
-    @property
-    def most_verified(self) -> int:
-        """Rows of a round that verifies for as many texts as may run, of drafts as long as they usually are at most; 0
-        where all rounds have as many."""
-        if self.deterministic:
-            return 0
-        drafts = USUAL_DRAFT if self.draft.tokens == "auto" else self.draft.tokens
-        rows = 1 if self.draft.source == "none" else 1 + drafts
-        return min(self.engine.max_rows, rows * self.serve.max_running)
 
     def role_of(self, rank: int) -> Role:
         if rank in self.target.ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import prod
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config, tensor_shapes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_LAYERS = 4  # of a head's own
+MOST_HEADS = 5  # that Medusa has
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # as config.json calls small models that are heads
 # What a head's layer is where its config does not say.
 LAYER: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 1}
@@ -28,18 +30,38 @@ OUTPUT = re.compile(r"\blm_heads?\.|^(medusa_head\.)?\d+\.\d+\.weight$")  # of E
 HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
 
-def head_bytes(folder: Path, target: ModelShape, dtype: str) -> int:
+def head_bytes(folder: Path, target: ModelShape, dtype: str, *, is_eagle: bool) -> int:
     """Of a head's weights where it runs: its table of embeddings stays on the host, and a head without an output of its
     own brings the target's once more, whole."""
-    size, output = sum(path.stat().st_size for path in head_files(folder)), target.vocab * target.hidden
-    shapes, output_bytes = tensor_shapes(folder), output * DTYPE_BYTES[dtype]
+    shapes, output = tensor_shapes(folder), target.vocab * target.hidden
     if is_assistant(folder):
-        return size
-    if not shapes:  # nobody looks into torch's files here: one that is smaller than an output, or a table, has none
-        return size + output_bytes * (size < output_bytes)
+        return sum(path.stat().st_size for path in head_files(folder))
+    if not shapes:
+        return _pickled_bytes(folder, output, target.hidden, DTYPE_BYTES[dtype], is_eagle=is_eagle)
     own = {name: shape for name, shape in shapes.items() if name.startswith(IN_MODEL)} or shapes
     held = sum(prod(shape) for name, shape in own.items() if not name.endswith("embed_tokens.weight"))
-    return held * DTYPE_BYTES[dtype] + output_bytes * (not any(map(OUTPUT.search, own)))
+    return DTYPE_BYTES[dtype] * (held + output * (not any(map(OUTPUT.search, own))))
+
+
+def _pickled_bytes(folder: Path, output: int, hidden: int, number: int, *, is_eagle: bool) -> int:
+    """The same where weights are in torch's files, which nobody looks into here but for how large their parts are."""
+    num_layers = read_config(folder).get("num_hidden_layers")
+    if isinstance(num_layers, int) and num_layers > MOST_LAYERS:  # heads inside a whole model's
+        return MOST_HEADS * (output + hidden**2) * number
+    parts = [size for path in head_files(folder) for size in _part_sizes(path)]
+    if not is_eagle:
+        return sum(parts)
+    num_outputs = sum(size in (2 * output, 4 * output) for size in parts)  # or tables, which are as large
+    return sum(parts) + (1 - num_outputs) * output * number
+
+
+def _part_sizes(path: Path) -> list[int]:
+    """What torch.save writes is an archive of the numbers of tensors."""
+    try:
+        with ZipFile(path) as file:
+            return [part.file_size for part in file.infolist()]
+    except BadZipFile:
+        return [path.stat().st_size]
 
 
 def is_assistant(folder: Path) -> bool:

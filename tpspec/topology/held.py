@@ -12,7 +12,7 @@ from tpspec.topology.caches import draft_cache, draft_slots, head_cache, layer_c
 from tpspec.topology.head_files import head_bytes, is_assistant, layer_shape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import last_layer, layer_bytes, weight_bytes
-from tpspec.topology.working import ROW_COUNTS, fixed_bytes, recorded_bytes, working_bytes
+from tpspec.topology.working import ROW_COUNTS, fixed_bytes, most_verified, recorded_bytes, working_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Topology
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
+
+
+MOST_TAPS = 3  # layers whose rows a head goes on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,11 @@ def shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
     target = topology.target
     held = weight_bytes(shape, shard, target.dtype, target.quantize)
     num_slots = target_slots(topology)
-    max_rows, most_verified = topology.engine.max_rows, topology.most_verified
-    rounds = working_bytes(shape, shard, target.dtype, num_slots, max_rows, most_verified)
-    if any(kind.thins for kind in topology.draft.kinds):  # which is recorded, too
+    max_rows, num_verified, kinds = topology.engine.max_rows, most_verified(topology), topology.draft.kinds
+    rounds = working_bytes(shape, shard, target.dtype, num_slots, max_rows, num_verified)
+    if any(kind.behind or kind.loads == "head" for kind in kinds):
+        rounds += recorded_bytes(MOST_TAPS * shape.hidden, target.dtype, num_verified)
+    if any(kind.thins for kind in kinds):  # which is recorded, too, of few rows
         rounds += recorded_bytes(len(shard.vocab), target.dtype)
     if topology.deterministic:
         rounds += fixed_bytes(shape, shard, target.dtype, num_slots, topology.engine.fixed_rows)
@@ -66,9 +71,10 @@ def drafter_memory(topology: Topology, target: ModelShape, own: ModelShape | Non
         kept = draft_cache(topology, own, whole, dtype)
         return Memory(weight_bytes(own, whole, dtype, quantize), kept, rounds(own))
     if head is not None:
-        one_layer = "eagle" in topology.draft.sources and not is_assistant(head)
+        is_eagle = "eagle" in topology.draft.sources
+        one_layer = is_eagle and not is_assistant(head)
         taken = rounds(layer_shape(head)) if one_layer else recorded_bytes(target.vocab, dtype)
-        return Memory(head_bytes(head, target, dtype), head_cache(topology, target, head), taken)
+        return Memory(head_bytes(head, target, dtype, is_eagle=is_eagle), head_cache(topology, target, head), taken)
     if topology.draft.has_own_layer:
         layer = last_layer(target)
         return Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, layer), rounds(layer))

@@ -14,6 +14,7 @@ from tpspec.topology.shards import by_heads
 from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
 
 if TYPE_CHECKING:
+    from tpspec.topology.config import Topology
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
@@ -24,6 +25,7 @@ BLOCK_BYTES = 24  # three integers
 SPLITS = 8  # of the keys of rows that are few; of more rows they are fewer
 DRAWN_BYTES = 12  # of a logit that is drawn from: in float32, and in float64 where sums are told
 SCORE_BYTES = 14  # of a score, as softmax makes odds of it, and what is seen
+USUAL_ROWS = 8  # that a text verifies at most, where a draft is as long as pays
 STEPS = 2  # of few rows, and of many; each has tables of its own, as those of wide recordings have
 
 
@@ -35,16 +37,29 @@ def most_blocks(num_slots: int) -> int:
     return min(2 * num_slots, max(SCATTERED_BLOCKS, num_slots // 4))
 
 
-def wide_counts(most_verified: int) -> tuple[int, ...]:
+def most_verified(topology: Topology) -> int:
+    """Rows of a round that verifies drafts for as many texts as may run; 0 where all rounds have as many rows. What is
+    longer than usual, or than a text's rows of a recording, does without one."""
+    if topology.deterministic:
+        return 0
+    draft, rows = topology.draft, USUAL_ROWS
+    if draft.source == "none":
+        rows = 1
+    elif draft.tokens != "auto":
+        rows = min(1 + draft.tokens, ROW_COUNTS[-1])
+    return min(topology.engine.max_rows, rows * topology.serve.max_running)
+
+
+def wide_counts(num_verified: int) -> tuple[int, ...]:
     """Rows of more recordings, where a round may verify so many."""
-    if most_verified <= ROW_COUNTS[-1]:
+    if num_verified <= ROW_COUNTS[-1]:
         return ()
-    return WIDE_COUNTS[: bisect_left(WIDE_COUNTS, most_verified) + 1]
+    return WIDE_COUNTS[: bisect_left(WIDE_COUNTS, num_verified) + 1]
 
 
-def recorded_bytes(num_ids: int, dtype: str, most_verified: int = 0) -> int:
-    """Of logits of so many ids, which recordings keep."""
-    return sum(ROW_COUNTS + wide_counts(most_verified)) * DTYPE_BYTES[dtype] * num_ids
+def recorded_bytes(num_each: int, dtype: str, num_verified: int = 0) -> int:
+    """Of what recordings keep, logits say, so many numbers a row."""
+    return sum(ROW_COUNTS + wide_counts(num_verified)) * DTYPE_BYTES[dtype] * num_each
 
 
 def fixed_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, fixed_rows: int) -> int:
@@ -57,16 +72,16 @@ def fixed_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, fix
 
 
 def working_bytes(
-    shape: ModelShape, shard: Shard, dtype: str, num_slots: int, max_rows: int, most_verified: int = 0
+    shape: ModelShape, shard: Shard, dtype: str, num_slots: int, max_rows: int, num_verified: int = 0
 ) -> int:
     """Of a shard whose cache has so many slots, in rounds of as many rows, which verify so many of them."""
-    rows, wide = max(max_rows, ROW_COUNTS[-1]), wide_counts(most_verified)
-    logits = recorded_bytes(1, dtype, most_verified) + rows * (DTYPE_BYTES[dtype] + DRAWN_BYTES)
+    rows, wide = max(max_rows, ROW_COUNTS[-1]), wide_counts(num_verified)
+    logits = recorded_bytes(1, dtype, num_verified) + rows * (DTYPE_BYTES[dtype] + DRAWN_BYTES)
     turned = 2 * DTYPE_BYTES[dtype] * num_positions(shape, num_slots)
     layers = [(one.shape.head_dim, bool(one.shape.num_windowed)) for one in by_heads(shape, shard)]
     tables = (STEPS + bool(wide)) * BLOCK_BYTES * most_blocks(num_slots) * (1 + (shape.window is not None))
     ropes = sum(head_dim * turned * (1 + windowed) for head_dim, windowed in layers)
-    made = (rows + max(wide, default=0)) * _row_bytes(shape, shard, dtype)  # recordings have memory of their own
+    made = (rows + max(wide, default=ROW_COUNTS[-1])) * _row_bytes(shape, shard, dtype)  # recordings have their own
     return logits * len(shard.vocab) + tables + ropes + made
 
 
