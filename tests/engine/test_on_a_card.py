@@ -222,6 +222,34 @@ def test_rounds_that_verify_for_many_texts_are_replays(
     assert max(launched) <= 3  # of prompts
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_whichever_tiles_are_the_fastest_a_text_is_the_same(
+    quantize: str | None, folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of products and of a gate in the kernel of its product, which a round then does not launch. In 16 bits: of
+    float32 products are torch's."""
+    from tpspec.model import card_coded, card_products
+
+    told, kernels = [], []
+    for place in (0, -1):
+        for room in (card_coded, card_products):
+            monkeypatch.setattr(
+                room, "chosen", lambda candidates, *of, place=place: [tiles[place] for tiles in candidates.values()]
+            )
+        target = {"model": str(folder), "dtype": "bfloat16", "quantize": quantize}
+        with emulated_card():
+            made = topology(folder, device="cuda", target=target, draft={"source": "ngram", "tokens": 2})
+            built = build_engine(made, OneRank(), CUDA)
+            built.own.prepare()
+            assert isinstance(built.own.target, ShardedTarget)
+            (graphs_of,) = built.own.target.decoder._runner._graphs
+            kernels += [recording.kernels for recording in graphs_of._recorder._graphs]
+            told.append(serve(made, requests([Sampling()] * 2), device=CUDA).texts())
+    assert told[0] == told[1]
+    assert {"gate" in names for names in kernels[: len(kernels) // 2]} == {True}
+    assert {"gate" in names for names in kernels[len(kernels) // 2 :]} == {False}
+
+
 def test_drafts_of_a_part_of_the_layers_are_recorded_of_few_rows_alone(folder: Path) -> None:
     """They are a row a text; stands against logits for many, in memory that nobody has counted."""
     (whole,) = split(ModelShape.of(folder), (1.0,))

@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from tpspec.comm import peer_kernel
 from tpspec.model import (
+    card_coded,
     card_delta,
     card_experts,
     card_many,
@@ -36,9 +37,12 @@ from tpspec.verify import card_noise
 TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
-TILES, CODED_TILES = (
-    list(dict.fromkeys(chain.from_iterable(tiles.values()))) for tiles in (card_tiles.TILES, card_tiles.CODED_TILES)
+TILES, CODED_TILES, GATED_TILES, GATED_CODED_TILES = (
+    [tile for tile in dict.fromkeys(chain.from_iterable(tiles.values())) if tile is not None]
+    for tiles in (card_tiles.TILES, card_tiles.CODED_TILES, card_tiles.GATED_TILES, card_tiles.GATED_CODED_TILES)
 )
+# Tiles, biases and gates of products in 16 bits.
+PLAIN = [*product(TILES, (False, True), ("",)), *product(GATED_TILES, (True,), ("gelu",))]
 
 
 def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
@@ -109,12 +113,12 @@ def variants(
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": tile.columns, "has_biases": biased, "tile_rows": tile.rows, "tile_outputs": tile.outputs,
-            "num_stages": tile.stages, "num_warps": tile.warps})
-          for tile, biased in product(TILES, (False, True)) if not small and x == "*bf16"),
+            "gate": gate, "num_stages": tile.stages, "num_warps": tile.warps})
+          for tile, biased, gate in PLAIN if not small and x == "*bf16"),
     ]  # fmt: skip
 
 
-AT_ONCE, USUAL_GROUP = (card_products.FEWER_GROUPS, card_products.GROUPS), 128
+AT_ONCE, USUAL_GROUP = (card_coded.FEWER_GROUPS, card_coded.GROUPS), 128
 # (bits, group, type of scales, zeros): as we quantize, and as others may.
 CODES = (
     (8, USUAL_GROUP, "*bf16", False),
@@ -128,18 +132,19 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
     on_tensor_cores, made = capability >= 80 and x != "*fp32", []
     sizes = {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
     few = {"tile_rows": card_tiles.TILE_ROWS, "tile_outputs": card_tiles.TILE_OUTPUTS}
-    many = {"tile_rows": card_products.MANY_ROWS, "tile_outputs": card_products.MANY_OUTPUTS}
+    many = {"tile_rows": card_coded.MANY_ROWS, "tile_outputs": card_coded.MANY_OUTPUTS}
     for rows, (bits, group, scales, has_zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i8" if bits == 8 else "*u8"}
         of = {"group": group, "bits": bits, "has_zeros": has_zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
-        made.append((card_products._coded, types, of | tile))
+        made.append((card_coded._coded, types, of | tile))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
-            made.append((card_products._few_coded, types, of | of_tile))
+            kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
+            made += [(card_coded._few_coded, types, of | of_tile | {"gate": gate}) for gate in kinds]
     return made
 
 
@@ -240,10 +245,10 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
             if kernel is card_experts._tile_product:
                 options = {"num_stages": card_experts.STAGES[constants["tile_outputs"]]}
-            if kernel in (card_products._few_rows, card_products._few_coded):
+            if kernel in (card_products._few_rows, card_coded._few_coded):
                 options = {name: constants.pop(name) for name in ("num_stages", "num_warps")}
-            if kernel is card_products._coded:
-                options = {"num_warps": 8 if constants["tile_rows"] == card_products.MANY_ROWS else 4}
+            if kernel is card_coded._coded:
+                options = {"num_warps": 8 if constants["tile_rows"] == card_coded.MANY_ROWS else 4}
             if kernel is card_rows.attend:
                 cut = tiling if constants["recorded"] else many
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}
@@ -261,7 +266,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 "adds": len(re.findall(r"\badd\.(?:rn\.)?f32", made.asm["ptx"])),
                 "at_once": constants.get("at_once"),
             }
-            told |= {"biased": constants.get("has_biases", False)}
+            told |= {"biased": constants.get("has_biases", False), "gate": constants.get("gate", "")}
             told |= {"stages": options.get("num_stages")}
             told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
             told |= {"waits": constants.get("overlaps"), "waits_first": waits_first(made.asm["ptx"])}

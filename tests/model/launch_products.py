@@ -10,7 +10,7 @@ import torch
 from triton.runtime import driver
 
 from tests.compiling_card import Absent
-from tpspec.model import card_products, card_tiles
+from tpspec.model import card_coded, card_products, card_tiles
 
 SIZE, tile = 4096, card_tiles.USUAL
 
@@ -20,18 +20,18 @@ for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
     of_few = card_products._few_rows.warmup(
         x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=tile.columns, has_biases=False, tile_rows=tile.rows,
-        tile_outputs=tile.outputs, overlaps=True, launch_pdl=True, grid=(1, 1), num_stages=tile.stages,
+        tile_outputs=tile.outputs, gate="", overlaps=True, launch_pdl=True, grid=(1, 1), num_stages=tile.stages,
         num_warps=tile.warps,
     )  # fmt: skip
     of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
-    of_few_codes = card_products._few_coded.warmup(
-        *given, at_once=card_products.GROUPS, inline_ptx=True, tile_rows=card_tiles.TILE_ROWS,
-        tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=card_products.GROUPS,
+    of_few_codes = card_coded._few_coded.warmup(
+        *given, gate="", at_once=card_coded.GROUPS, inline_ptx=True, tile_rows=card_tiles.TILE_ROWS,
+        tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=card_coded.GROUPS,
         **of_codes,
     )  # fmt: skip
-    of_many = card_products._coded.warmup(
-        *given, tile_rows=card_products.MANY_ROWS, tile_outputs=card_products.MANY_OUTPUTS,
+    of_many = card_coded._coded.warmup(
+        *given, tile_rows=card_coded.MANY_ROWS, tile_outputs=card_coded.MANY_OUTPUTS,
         together=card_tiles.TILE_OUTPUTS, num_warps=8, **of_codes,
     )  # fmt: skip
     sys.stdout.write(f"{of_few.hash} {of_few_codes.hash} {of_many.hash}\n")

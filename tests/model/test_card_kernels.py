@@ -16,7 +16,7 @@ import torch
 from scripts.serving import environment
 
 pytest.importorskip("triton")
-from tpspec.model import card_experts, card_products, card_tiles
+from tpspec.model import card_coded, card_experts, card_tiles
 
 HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
@@ -88,18 +88,18 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     """Those of few rows, on tensor cores: in whatever tiles, a row's sum grows in the registers of its products (with
     codes, that of a group, and then the groups' in one order)."""
     num_cards = sum("*bf16" in case for case in CASES)
-    large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_products.MANY_ROWS]
+    large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_coded.MANY_ROWS]
     assert len(large) == 8 * num_cards
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "_few_coded"))
-    assert len(plain) == 2 * 12 * num_cards
-    assert len(coded) == 48 * num_cards
+    assert len(plain) == (2 * 12 + 4) * num_cards
+    assert len(coded) == (48 + 12) * num_cards
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]
         assert one["stack"] <= (0 if is_usual else 2 * MOST_STACK)
         each = one["tile_rows"] * one["outputs"] // card_tiles.TILE_OUTPUTS  # of a thread's sums
-        if not one["biased"]:
+        if not one["biased"] and not one["gate"]:
             assert one["adds"] == (0 if one["at_once"] is None else each * one["at_once"] // 4)
     usual = [one for one in coded if one["stages"] == card_tiles.USUAL_CODED.stages]
     assert all(min(one["places"]) > 1 for one in usual)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tpspec.cache.store import Kept, KVStore
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
+from tpspec.model.steps import Gate, Heads, Shape, Sight, TorchSteps
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
-from tpspec.model import card_products
-from tpspec.model.card_products import CodedLinear, FewRowsLinear, has_tensor_cores
-from tpspec.model.card_tiles import CODED_TILES, TILES
+from tpspec.model import card_coded
+from tpspec.model.card_coded import CodedLinear
+from tpspec.model.card_products import FewRowsLinear, GatedProduct, has_tensor_cores
+from tpspec.model.card_tiles import CODED_TILES, GATED_TILES, TILES
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,17 +54,44 @@ def test_a_row_becomes_the_same_in_whatever_tiles(num_rows: int, monkeypatch: py
     """Of as many rows as tiles are tried for, less one, and 70 outputs, which fill no tiles; on a card to the last
     bit. Stands against columns that are added in another order, and rows or outputs that a tile leaves out."""
     processors(monkeypatch, 20)
-    monkeypatch.setattr(card_products, "has_tensor_cores", lambda device: True)
+    monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
     noise = torch.Generator().manual_seed(0)
     x, weight = (
         torch.randn(size, 384, generator=noise).to(DEVICE, torch.float16) for size in (max(1, num_rows - 1), 70)
     )
     plain, coded = FewRowsLinear(weight, None), [CodedLinear(Rounded(weight, bits, GRID), None) for bits in (8, 4)]
-    ways = [[plain._few(x, tile) for tile in TILES[num_rows]]]
-    ways += [[one._few(x, tile) for tile in CODED_TILES[num_rows]] for one in coded]
+    ways = [[plain.few(x, tile) for tile in TILES[num_rows]]]
+    ways += [[one.few(x, tile) for tile in CODED_TILES[num_rows]] for one in coded]
     for usual, *others in ways:
         for other in others:
             assert (other - usual).abs().max() <= NEAR * usual.abs().max()
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu", "clamped"])
+@pytest.mark.parametrize("num_rows", GATED_TILES)
+def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(
+    num_rows: int, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 35 channels and what they gate, which begin in the middle of a tile; with biases and without. Stands against
+    what is gated by another channel, and numbers that are not rounded where two kernels would leave them."""
+    processors(monkeypatch, 20)
+    monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
+    noise = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*size, generator=noise).to(DEVICE, torch.float16)
+                       for size in ((max(1, num_rows - 1), 384), (70, 384), (70,)))  # fmt: skip
+    shape = Shape(frozenset({Sight(Heads((0,), 64), None)}), torch.float16, DEVICE, 1.0, gate)
+    apart = TorchSteps(shape, (), KVStore({0: Kept(1, 64)}, 64, torch.float16, DEVICE), None).gate
+    weight *= 0.1
+    ways: list[GatedProduct[Any]] = [FewRowsLinear(weight, None), FewRowsLinear(weight, bias)]
+    ways += [CodedLinear(Rounded(weight, bits, GRID), None) for bits in (8, 4)]
+    for product in ways:
+        expected = apart(product(x))
+        for tile in product.gated_tiles[num_rows]:
+            made = expected if tile is None else product.few(x, tile, gate)
+            assert made.shape == (len(x), 35)
+            assert (made - expected).abs().max() <= 2**-8 * expected.abs().max()
+    biased = CodedLinear(Rounded(weight, 8, GRID), bias)
+    assert torch.equal(biased.gated(x, gate, apart), apart(biased(x)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter leaves products to the host's library")
@@ -84,7 +114,7 @@ def test_codes_are_what_their_weights_are_however_many_groups_are_read_at_once(
     """Stands against outputs that no program has, or two have, of 70, which fill no tiles; and groups beyond the last:
     three are no multiple of two, or four."""
     processors(monkeypatch, num_processors)
-    monkeypatch.setattr(card_products, "has_tensor_cores", lambda device: on_tensor_cores)
+    monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: on_tensor_cores)
     noise = torch.Generator().manual_seed(0)
     grid, read = grid_of(range(320, 630), 640)
     assert grid.num_groups == 3
@@ -100,7 +130,7 @@ def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch
     """Stands against rows or outputs beyond the first tile: 130 and 150 fill no number of them. In 16 bits, for which
     alone there are such tiles."""
     processors(monkeypatch, 20)
-    monkeypatch.setattr(card_products, "has_tensor_cores", lambda device: True)
+    monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
     noise = torch.Generator().manual_seed(0)
     grid, read = grid_of(range(320, 570), 576)
     matrix = Rounded(torch.randn(150, len(read), generator=noise).to(DEVICE), bits, grid)
@@ -118,7 +148,7 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
     four bits have, and against what each group reads added up where nothing can be cut into groups. In 16 bits groups
     are added side by side."""
     processors(monkeypatch, 20)
-    monkeypatch.setattr(card_products, "has_tensor_cores", lambda device: True)
+    monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
     noise = torch.Generator().manual_seed(0)
     low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
     codes = torch.randint(low, high, (70, 512), generator=noise).to(kind)
@@ -144,7 +174,7 @@ def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Litera
 
 
 @pytest.mark.parametrize(
-    ("dtype", "words"), [(torch.bfloat16, card_products.BFLOAT16), (torch.float16, card_products.FLOAT16)], ids=str
+    ("dtype", "words"), [(torch.bfloat16, card_coded.BFLOAT16), (torch.float16, card_coded.FLOAT16)], ids=str
 )
 def test_words_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, words: tuple[str, int, int, int]) -> None:
     """Exactly, all sixteen. Stands against a constant of the other kind of float: the interpreter takes none."""

@@ -42,15 +42,8 @@ class Trial:
 
     def chosen(self, *, num_bytes: int = 1 << 30, of: str = "a matrix", rows: tuple[int, ...] = (1,)) -> list[str]:
         tiles = ["usual", *(tile for tile in self.took_ms if tile != "usual")]
-        return card_tiles.chosen(
-            dict.fromkeys(rows, tiles),
-            self.product,
-            num_inputs=32,
-            num_bytes=num_bytes,
-            of=of,
-            device=CPU,
-            dtype=torch.float32,
-        )
+        trial = card_tiles.Trial(of, 32, num_bytes, CPU, torch.float32)
+        return card_tiles.chosen(dict.fromkeys(rows, tiles), self.product, trial)
 
 
 def test_the_fastest_is_taken_and_tried_once_for_all_matrices_alike(monkeypatch: pytest.MonkeyPatch) -> None:

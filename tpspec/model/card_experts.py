@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_products import group_product, num_processors, paired
+from tpspec.model.card_coded import group_product, num_processors, paired
 from tpspec.model.card_tiles import TILE_ROWS
 from tpspec.model.experts import LEAST
 from tpspec.model.linear import PlainLinear

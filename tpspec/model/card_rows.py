@@ -32,6 +32,19 @@ _HALF_EVEN = tl.constexpr(12582912.0)  # 1.5 * 2^23: added and taken away, it ro
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def gated(x: tl.tensor, up: tl.tensor, kind: tl.constexpr) -> tl.tensor:
+    """act(x) * up, in float32. See rows.inc for kinds of act."""
+    z = x
+    if kind == "gelu":
+        z = 1.5957691216 * (x + 0.044715 * x * x * x)
+    elif kind == "clamped":
+        x = tl.where(x > 7.0, 7.0, x)  # what is no number stays none
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1
+        z = 1.702 * x
+    return x / (1 + tl.exp(-z)) * up
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def gate(
     gate_up_at: tl.tensor,
     out_at: tl.tensor,
@@ -40,21 +53,14 @@ def gate(
     kind: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """act(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row. See rows.inc for kinds of act."""
+    """act(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row."""
     begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < width
     x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
-    z = x
-    if kind == "gelu":
-        z = 1.5957691216 * (x + 0.044715 * x * x * x)
-    elif kind == "clamped":
-        x = tl.where(x > 7.0, 7.0, x)  # what is no number stays none
-        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1
-        z = 1.702 * x
-    y = x / (1 + tl.exp(-z)) * up
+    y = gated(x, up, kind)
     tl.store(out_at + row * width + columns, y.to(out_at.dtype.element_ty), mask=real)
 
 

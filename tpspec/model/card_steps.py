@@ -20,6 +20,7 @@ import triton
 from tpspec.model import card_rows as kernels
 from tpspec.model.card_norms import add_norm
 from tpspec.model.card_overlap import IN_TURN, overlap
+from tpspec.model.card_products import GatedProduct
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells, KVStore
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Span
+    from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
 
@@ -261,6 +263,11 @@ class CardSteps:
             gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH, kind=self._shape.gate, **self._overlap
         )
         return out_TC
+
+    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
+        if isinstance(gate_up, GatedProduct):
+            return gate_up.gated(x_TD, self._shape.gate, self.gate)
+        return self.gate(gate_up(x_TD))
 
     def slots(self, num_rows: int) -> Tensor:
         table = next(iter(self._tables.values()))

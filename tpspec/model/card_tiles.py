@@ -1,5 +1,5 @@
-"""Which tiles a product of few rows is cut into on a card: of some the fastest, tried as the first matrix of a shape is
-loaded.
+"""Which tiles a product of few rows is cut into on a card, and whether a gate is part of it: of some ways the fastest,
+tried as the first matrix of a shape is loaded, or the first rows come.
 
 It is another one for other cards (by how much a program may hold of a matrix, and how many run at once), matrices and
 rows: where tiles have 16 rows, 64 of them have the matrix go from the card's cache to its programs four times. All that
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from triton.errors import TritonError
 from triton.testing import do_bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -76,41 +77,48 @@ CODED_TILES = {
     64: (USUAL_CODED, CodedTile(32, 16, 3), CodedTile(32, 32, 2)),
 }
 ROWS = [*TILES]
+# Of an MLP's gate and what it gates by one kernel, which reads twice as much a program; None: by two.
+NARROW_GATED = None, Tile(16, 16, 128, 5, 2), Tile(16, 16, 256, 3, 4), Tile(16, 32, 128, 3, 4)
+GATED_TILES = dict.fromkeys((1, 16), NARROW_GATED) | dict.fromkeys((32, 64), (None, Tile(32, 16, 128, 4, 2)))
+NARROW_GATED_CODED = None, CodedTile(16, 16, 3), CodedTile(16, 32, 2)
+GATED_CODED_TILES = dict.fromkeys((1, 16), NARROW_GATED_CODED) | dict.fromkeys((32, 64), (None, CodedTile(32, 16, 2)))
 
 Cut = TypeVar("Cut", bound="Hashable")  # a Tile, say
-_chosen: dict[Hashable, list[int]] = {}  # places among the candidates
+_chosen: dict[Trial, list[int]] = {}  # places among the candidates
+
+
+class Trial(NamedTuple):
+    """Of products by a matrix of so many bytes, of rows of so many inputs. of: what else their time depends on."""
+
+    of: Hashable
+    num_inputs: int
+    num_bytes: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def beside(self, what: Hashable) -> Trial:
+        """Another, of the same matrix."""
+        return self._replace(of=(self.of, what))
 
 
 def chosen(
-    candidates: Mapping[int, Sequence[Cut]],
-    product: Callable[[Tensor, Cut], Tensor],
-    *,
-    num_inputs: int,
-    num_bytes: int,
-    of: Hashable,
-    device: torch.device,
-    dtype: torch.dtype,
+    candidates: Mapping[int, Sequence[Cut]], product: Callable[[Tensor, Cut], Tensor], trial: Trial
 ) -> list[Cut]:
     """One for each number of rows among the candidates, which so many and fewer take. Those that stand first are the
-    usual ones.
-
-    product: of x [T, num_inputs] in that dtype, in such tiles, by a matrix of so many bytes. of: what else its time
-    depends on; of the same no trial is made again.
-    """
-    usual = [tiles[0] for tiles in candidates.values()]
-    if num_bytes < LEAST_BYTES or knobs.runtime.interpret or os.environ.get(SWITCH, "on") == "off":
-        return usual
-    key = of, num_inputs, device, dtype
-    if key not in _chosen:
-        noise = torch.Generator().manual_seed(0)
-        x_TI = torch.randn(max(candidates), num_inputs, generator=noise).to(device, dtype)
-        try:
-            found = [_fastest(product, x_TI[:num_rows], tiles, of) for num_rows, tiles in candidates.items()]
-        except torch.OutOfMemoryError:
-            log.warning("products %s are made in the usual tiles: there is no memory left to try others", of)
-            found = [0] * len(candidates)
-        _chosen[key] = found
-    return [tiles[found] for tiles, found in zip(candidates.values(), _chosen[key], strict=True)]
+    usual ones. product: of x [T, num_inputs], in such tiles. Of trials that are alike one is made."""
+    if trial in _chosen:
+        return [tiles[found] for tiles, found in zip(candidates.values(), _chosen[trial], strict=True)]
+    if trial.num_bytes < LEAST_BYTES or knobs.runtime.interpret or os.environ.get(SWITCH, "on") == "off":
+        return [tiles[0] for tiles in candidates.values()]
+    noise = torch.Generator().manual_seed(0)
+    x_TI = torch.randn(max(candidates), trial.num_inputs, generator=noise).to(trial.device, trial.dtype)
+    try:
+        found = [_fastest(product, x_TI[:num_rows], tiles, trial.of) for num_rows, tiles in candidates.items()]
+    except torch.OutOfMemoryError:
+        log.warning("products %s are made in the usual tiles: there is no memory left to try others", trial.of)
+        found = [0] * len(candidates)
+    _chosen[trial] = found
+    return chosen(candidates, product, trial)
 
 
 def _fastest(product: Callable[[Tensor, Cut], Tensor], x_TI: Tensor, tiles: Sequence[Cut], of: Hashable) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
+    from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape
 
@@ -190,6 +191,9 @@ class CompiledSteps:
             gated[channels] = gate_up_TC.new_empty(num_rows, channels)
         self._gate(gate_up_TC.data_ptr(), gated[channels].data_ptr(), num_rows, channels)
         return gated[channels]
+
+    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
+        return self.gate(gate_up(x_TD))
 
     def slots(self, num_rows: int) -> None:
         return None

@@ -123,7 +123,7 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
         # Triton comes with torch for cards only.
-        from tpspec.model.card_products import CodedLinear
+        from tpspec.model.card_coded import CodedLinear
 
         return CodedLinear(matrix, bias_O)
     if device.type == "cpu" and (loaded := compiled_products()) is not None:

@@ -30,4 +30,4 @@ class GatedMlp:
     down: Linear
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        return self.down(steps.gate(self.gate_up(x_TD)))
+        return self.down(steps.gated(self.gate_up, x_TD))

@@ -1,6 +1,6 @@
 """Weights of 8 or 4 bits, and the product with them in torch: what each kind computes, and how plain ones are rounded.
 
-It is the reference of products.py and card_products.py, and what runs on a CPU where products.c was not built. Must not
+It is the reference of products.py and card_coded.py, and what runs on a CPU where products.c was not built. Must not
 know shards or checkpoints.
 
 Shapes: O outputs, I inputs of this shard, W columns of the groups it touches, G groups, X columns of a group; T rows.

@@ -200,6 +200,9 @@ class Steps(Protocol):
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]."""
 
+    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
+        """The same of what that product makes of rows: [T, D] -> [T, C]."""
+
     def slots(self, num_rows: int) -> Tensor | None:
         """Of the round's rows, on a card that knows them alone, below 0 where a row is padding; else None."""
 
@@ -345,6 +348,9 @@ class TorchSteps:
             gate_TC = gate_TC.clamp(max=MOST)
             return gate_TC * torch.sigmoid(GAIN * gate_TC) * (up_TC.clamp(-MOST, MOST) + 1)
         return (F.silu(gate_TC) if self._shape.gate == "silu" else F.gelu(gate_TC, approximate="tanh")) * up_TC
+
+    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
+        return self.gate(gate_up(x_TD))
 
     def slots(self, num_rows: int) -> None:
         return None
