@@ -228,14 +228,15 @@ def test_whichever_tiles_are_the_fastest_a_text_is_the_same(
 ) -> None:
     """Of products and of a gate in the kernel of its product, which a round then does not launch. In 16 bits: of
     float32 products are torch's."""
-    from tpspec.model import card_coded, card_products
+    from tpspec.model import card_products
 
     told, kernels = [], []
     for place in (0, -1):
-        for room in (card_coded, card_products):
-            monkeypatch.setattr(
-                room, "chosen", lambda candidates, *of, place=place: [tiles[place] for tiles in candidates.values()]
-            )
+        monkeypatch.setattr(
+            card_products,
+            "chosen",
+            lambda candidates, *of, place=place: [tiles[place] for tiles in candidates.values()],
+        )
         target = {"model": str(folder), "dtype": "bfloat16", "quantize": quantize}
         with emulated_card():
             made = topology(folder, device="cuda", target=target, draft={"source": "ngram", "tokens": 2})

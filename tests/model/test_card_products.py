@@ -18,7 +18,7 @@ from tpspec.topology.groups import Grid, grid_of
 pytest.importorskip("triton")
 from tpspec.model import card_coded
 from tpspec.model.card_coded import CodedLinear
-from tpspec.model.card_products import FewRowsLinear, GatedProduct, has_tensor_cores
+from tpspec.model.card_products import FewRowsLinear, TriedProduct, has_tensor_cores
 from tpspec.model.card_tiles import CODED_TILES, GATED_TILES, TILES
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -82,7 +82,7 @@ def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(
     shape = Shape(frozenset({Sight(Heads((0,), 64), None)}), torch.float16, DEVICE, 1.0, gate)
     apart = TorchSteps(shape, (), KVStore({0: Kept(1, 64)}, 64, torch.float16, DEVICE), None).gate
     weight *= 0.1
-    ways: list[GatedProduct[Any]] = [FewRowsLinear(weight, None), FewRowsLinear(weight, bias)]
+    ways: list[TriedProduct[Any]] = [FewRowsLinear(weight, None), FewRowsLinear(weight, bias)]
     ways += [CodedLinear(Rounded(weight, bits, GRID), None) for bits in (8, 4)]
     for product in ways:
         expected = apart(product(x))

@@ -7,7 +7,6 @@ tiles of outputs, S outputs of one.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,17 +16,15 @@ import triton.language as tl
 from triton import knobs
 
 from tpspec.model.card_overlap import begin, overlap
-from tpspec.model.card_products import GatedProduct, as_kept, has_tensor_cores
+from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
 from tpspec.model.card_tiles import (
     CODED_TILES,
     GATED_CODED_TILES,
-    ROWS,
     TILE_OUTPUTS,
     TILE_ROWS,
     CodedTile,
     Trial,
-    chosen,
 )
 from tpspec.model.quantized import joined, spread
 
@@ -43,17 +40,14 @@ LEAST_COLUMNS = 32  # of codes of 8 bits, or pairs of 4, that such a product tak
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 
 
-class CodedLinear(GatedProduct[CodedTile]):
+class CodedLinear(TriedProduct[CodedTile]):
     """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32. A weight is never made. Those
     of a tile of outputs lie together, as they are read: codes [N, G, S, B], scales and zeros [N, G, S]."""
-
-    gated_tiles = GATED_CODED_TILES
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
         codes_OY = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
-        self.may_gate = bias_O is None  # which is added behind a product
         self._codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
         self._scales_NGS = _in_tiles(made.scales_OG)
         self._zeros_NGS = None if made.zeros_OG is None else _in_tiles(made.zeros_OG)
@@ -68,15 +62,13 @@ class CodedLinear(GatedProduct[CodedTile]):
         half = torch.float16 if made.scales_OG.dtype == torch.float16 else torch.bfloat16
         of = self._num_outputs, matrix.bits, matrix.grid.group, made.scales_OG.dtype, made.zeros_OG is not None
         has_kernel = self._has_tensor_cores and self._fills_products
-        self.tries = Trial(of, matrix.grid.inputs, codes_OY.nbytes if has_kernel else 0, device, half)
-        self._tiles = chosen(CODED_TILES, self.few, self.tries)
+        trial = Trial(of, matrix.grid.inputs, codes_OY.nbytes if has_kernel else 0, device, half)
+        super().__init__(trial, CODED_TILES, GATED_CODED_TILES if bias_O is None else {})  # which is added behind
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        num_rows = len(x_TI)
-        if not num_rows:  # none of which logits are wanted
+        if not len(x_TI):  # none of which logits are wanted
             return x_TI.new_empty(0, self._num_outputs)
-        are_few = self.takes(x_TI)
-        y_TO = self.few(x_TI, self._tiles[bisect_left(ROWS, num_rows)]) if are_few else self._one_by_one(x_TI)
+        y_TO = self.usual(x_TI) if self.takes(x_TI) else self._one_by_one(x_TI)
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
     def takes(self, x_TI: Tensor) -> bool:

@@ -28,13 +28,20 @@ TENSOR_CORES = (8, 0)  # compute capability that Triton asks for; below it there
 ALIGNED = 16  # numbers, at which rows of a matrix begin: what Triton needs to know for loads of 16 bytes
 
 
-class GatedProduct(ABC, Generic[Cut]):
+class TriedProduct(ABC, Generic[Cut]):
     """Of few rows by a kernel of ours, in tiles of which some are tried; where its outputs are those of an MLP's gate
-    and then, as many, those that are gated, one kernel may do both."""
+    and then, as many, what is gated, one kernel may do both.
 
-    tries: Trial
-    gated_tiles: Mapping[int, Sequence[Cut | None]]
-    may_gate = True
+    gated_tiles: of such a kernel, None for two; none at all where there is no such kernel. Whoever inherits is made
+    before this is, for `few` is tried.
+    """
+
+    def __init__(
+        self, trial: Trial, tiles: Mapping[int, Sequence[Cut]], gated_tiles: Mapping[int, Sequence[Cut | None]]
+    ) -> None:
+        self._trial, self.gated_tiles = trial, gated_tiles
+        self._tiles = chosen(tiles, self.few, trial)
+        self._gated_by = dict[str, list[Cut | None]]()
 
     @abstractmethod
     def __call__(self, x_TI: Tensor) -> Tensor: ...
@@ -47,40 +54,40 @@ class GatedProduct(ABC, Generic[Cut]):
     def few(self, x_TI: Tensor, tile: Cut, gate: str = "") -> Tensor:
         """[T, I] -> [T, O]; [T, O / 2] where there is a gate, of that kind."""
 
+    def usual(self, x_TI: Tensor) -> Tensor:
+        """The same of few rows, without a gate, in the tiles that were found."""
+        return self.few(x_TI, self._tiles[bisect_left(ROWS, len(x_TI))])
+
     def gated(self, x_TI: Tensor, gate: str, then: Callable[[Tensor], Tensor]) -> Tensor:
         """act(gate) * up, as `then` makes it of both; tried beside that as the first rows come."""
-        if not self.may_gate or not self.takes(x_TI):
-            return then(self(x_TI))
 
         def way(x_TI: Tensor, tile: Cut | None) -> Tensor:
             return then(self(x_TI)) if tile is None else self.few(x_TI, tile, gate)
 
-        tiles = chosen(self.gated_tiles, way, self.tries.beside(gate))
-        return way(x_TI, tiles[bisect_left(ROWS, len(x_TI))])
+        if not self.gated_tiles or not self.takes(x_TI):
+            return way(x_TI, None)
+        if gate not in self._gated_by:
+            self._gated_by[gate] = chosen(self.gated_tiles, way, self._trial.beside(gate))
+        return way(x_TI, self._gated_by[gate][bisect_left(ROWS, len(x_TI))])
 
 
-class FewRowsLinear(GatedProduct[Tile]):
+class FewRowsLinear(TriedProduct[Tile]):
     """A matrix of 16 bits. Of as many rows as a recorded round may have the kernel is ours, so that what a row becomes
     does not depend, by a single bit, on how many stand beside it: verified drafts are what plain decoding computes.
     torch's kernels, which more rows take, are others for other row counts, and add in another order."""
-
-    gated_tiles = GATED_TILES
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         missing = -weight_OI.shape[1] % ALIGNED
         self._weight_OI = F.pad(weight_OI, (0, missing)) if missing else weight_OI.contiguous()
         self._bias_O, self._overlap = bias_O, overlap(weight_OI.device)
-        self.tries = Trial(
-            (weight_OI.shape[0], bias_O is not None), weight_OI.shape[1], weight_OI.nbytes, weight_OI.device,
-            weight_OI.dtype,
-        )  # fmt: skip
-        self._tiles = chosen(TILES, self.few, self.tries)
+        of, num_inputs = (len(weight_OI), bias_O is not None), weight_OI.shape[1]
+        trial = Trial(of, num_inputs, weight_OI.nbytes, weight_OI.device, weight_OI.dtype)
+        super().__init__(trial, TILES, GATED_TILES)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        num_rows, num_inputs = x_TI.shape
-        if not self.takes(x_TI):
-            return F.linear(x_TI, self._weight_OI[:, :num_inputs], self._bias_O)
-        return self.few(x_TI, self._tiles[bisect_left(ROWS, num_rows)])
+        if self.takes(x_TI):
+            return self.usual(x_TI)
+        return F.linear(x_TI, self._weight_OI[:, : x_TI.shape[1]], self._bias_O)
 
     def takes(self, x_TI: Tensor) -> bool:
         return 0 < len(x_TI) <= MOST_ROWS

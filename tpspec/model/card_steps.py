@@ -20,7 +20,7 @@ import triton
 from tpspec.model import card_rows as kernels
 from tpspec.model.card_norms import add_norm
 from tpspec.model.card_overlap import IN_TURN, overlap
-from tpspec.model.card_products import GatedProduct
+from tpspec.model.card_products import TriedProduct
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
@@ -265,7 +265,7 @@ class CardSteps:
         return out_TC
 
     def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
-        if isinstance(gate_up, GatedProduct):
+        if isinstance(gate_up, TriedProduct):
             return gate_up.gated(x_TD, self._shape.gate, self.gate)
         return self.gate(gate_up(x_TD))
 
