@@ -29,7 +29,8 @@ runs in a process of its own, one after the other, and is told of as soon as it 
   gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of the time of
                 the steps that its verified drafts took a round does not take longer than a plain one
 
-Beside them stands which tiles products are made in (tpspec/model/card_tiles.py), and by how much they are faster.
+Beside them stands which tiles products are made in, and which a gate is part of (tpspec/model/card_tiles.py), and by
+how much they are faster for that.
 
 On a machine without a card `--device cpu --model smollm2-135m` tries the script, not the card.
 """

@@ -68,7 +68,7 @@ class CodedLinear(TriedProduct[CodedTile]):
     def __call__(self, x_TI: Tensor) -> Tensor:
         if not len(x_TI):  # none of which logits are wanted
             return x_TI.new_empty(0, self._num_outputs)
-        y_TO = self.usual(x_TI) if self.takes(x_TI) else self._one_by_one(x_TI)
+        y_TO = self.in_tiles(x_TI) if self.takes(x_TI) else self._one_by_one(x_TI)
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
     def takes(self, x_TI: Tensor) -> bool:

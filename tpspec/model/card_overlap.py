@@ -53,9 +53,9 @@ def begin(overlaps: tl.constexpr) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def begin_with(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
-    """The same; while it waits, the first numbers of these rows, which are as many numbers apart and nobody writes,
-    come into the card's cache."""
+def fetch(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
+    """Before that: the first numbers of these rows, which are as many numbers apart and nobody writes, come into the
+    card's cache meanwhile."""
     if overlaps:
         line = tl.arange(0, _LINES) * (_LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8))
         lines_at = rows_at[:, None] + tl.minimum(line, stride - 1)[None, :]
@@ -67,4 +67,3 @@ def begin_with(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
             is_pure=False,
             pack=1,
         )
-    begin(overlaps)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from tpspec.model.card_overlap import begin_with, overlap
+from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_rows import MOST_ROWS, gated
 from tpspec.model.card_tiles import GATED_TILES, ROWS, TILES, Cut, Tile, Trial, chosen
 
@@ -54,7 +54,7 @@ class TriedProduct(ABC, Generic[Cut]):
     def few(self, x_TI: Tensor, tile: Cut, gate: str = "") -> Tensor:
         """[T, I] -> [T, O]; [T, O / 2] where there is a gate, of that kind."""
 
-    def usual(self, x_TI: Tensor) -> Tensor:
+    def in_tiles(self, x_TI: Tensor) -> Tensor:
         """The same of few rows, without a gate, in the tiles that were found."""
         return self.few(x_TI, self._tiles[bisect_left(ROWS, len(x_TI))])
 
@@ -86,7 +86,7 @@ class FewRowsLinear(TriedProduct[Tile]):
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         if self.takes(x_TI):
-            return self.usual(x_TI)
+            return self.in_tiles(x_TI)
         return F.linear(x_TI, self._weight_OI[:, : x_TI.shape[1]], self._bias_O)
 
     def takes(self, x_TI: Tensor) -> bool:
@@ -140,7 +140,11 @@ def _few_rows(
     real_rows, real_outputs = rows < num_rows, outputs < num_outputs
     from_x = x_at + rows[:, None] * num_inputs
     from_weights = weights_at + outputs[None, :].to(tl.int64) * stride
-    begin_with(weights_at + tl.minimum(outputs, num_outputs - 1).to(tl.int64) * stride, stride, overlaps)
+    fetched = tl.minimum(outputs, num_outputs - 1)
+    fetch(weights_at + fetched.to(tl.int64) * stride, stride, overlaps)
+    if gate != "":
+        fetch(weights_at + (num_outputs + fetched).to(tl.int64) * stride, stride, overlaps)
+    begin(overlaps)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     if gate != "":
         from_ups = weights_at + (num_outputs + outputs)[None, :].to(tl.int64) * stride

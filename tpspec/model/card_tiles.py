@@ -136,6 +136,6 @@ def _fastest(product: Callable[[Tensor, Cut], Tensor], x_TI: Tensor, tiles: Sequ
         took_ms[place] = do_bench(lambda: product(x_TI, tile), WARM_UP_MS, MEASURED_MS, return_mode="median")  # noqa: B023
     best = min(took_ms, key=took_ms.__getitem__)
     found = best if took_ms[best] < WORTH * took_ms[0] else 0
-    share = took_ms[found] / took_ms[0]
-    log.info("products %s of %d rows: %s, %.2f of the usual one's time", of, len(x_TI), tiles[found], share)
+    way, share = tiles[found] or "one kernel after the other", took_ms[found] / took_ms[0]
+    log.info("products %s of %d rows: %s, %.2f of the usual way's time", of, len(x_TI), way, share)
     return found
