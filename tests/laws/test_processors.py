@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given
@@ -31,6 +33,30 @@ def test_repetition_divides_what_is_positive_and_multiplies_what_is_not() -> Non
 
 def test_frequency_and_presence_count_output_and_not_the_prompt() -> None:
     assert scores(Sampling(frequency_penalty=0.5, presence_penalty=0.25)) == [2.0, -2.25, 0.5, 4.0]
+
+
+@given(
+    prompt=st.lists(st.integers(0, 39), max_size=60),
+    output=st.lists(st.integers(0, 39), max_size=60),
+    paths=st.lists(st.lists(st.integers(0, 39), max_size=3), min_size=1, max_size=3),
+    start=st.integers(0, 30),
+)
+def test_whatever_occurs_is_penalized_as_often_as_it_does(
+    prompt: list[int], output: list[int], paths: list[list[int]], start: int
+) -> None:
+    """Of ids from some on; few tokens are sorted, and of many is counted each id. Stands against ids of
+    another shard, and drafts of another row."""
+    wanted = Sampling(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
+    draws = [Draw((*prompt, *output), len(prompt), wanted, tuple(path)) for path in paths]
+    logits = torch.ones(len(paths), 40 - start)
+    made = process(RowLogits(logits, vocab=40, start=start), draws)
+    for path, row in zip(paths, made.tolist(), strict=True):
+        times = Counter([*output, *path])
+        due = [
+            (0.5 if times[token] or token in prompt else 1) - 0.5 * times[token] - 0.25 * (times[token] > 0)
+            for token in range(start, start + len(row))
+        ]
+        assert row == due
 
 
 def test_drafts_before_the_row_are_output() -> None:
