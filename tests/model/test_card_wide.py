@@ -9,12 +9,11 @@ import torch
 
 from tests.checkpoints import tiny
 from tests.model.test_card_many import BEHIND, IDS, KINDS, MANY, pair
-from tests.model.test_card_steps import CAPABILITY, NUMBER_BYTES
+from tests.model.test_card_steps import tiling
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 
 pytest.importorskip("triton")
-from tpspec.model import card_steps
 from tpspec.model.card_wide import MOST_SPLITS, WideSteps
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -23,11 +22,7 @@ MOST_ROWS = 96
 
 def wide_pair(folder: Path, wanted: int = MANY) -> tuple[Decoder, Decoder, WideSteps]:
     torchs, cards = pair(folder, (1.0, 0.7))
-    tilings = {}
-    for heads in cards.shape.heads:
-        made = card_steps.Tiling.of(heads.dim, NUMBER_BYTES, CAPABILITY)
-        assert made is not None, "no card has room for such heads"
-        tilings[heads] = made
+    tilings = {heads: tiling(heads.dim, None) for heads in cards.shape.heads}
     wide = WideSteps(cards.shape, cards.ropes, cards.store, tilings, MOST_ROWS, wanted, cards.states)
     cards._runner.many = wide  # type: ignore[assignment]
     return torchs, cards, wide

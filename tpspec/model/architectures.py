@@ -117,7 +117,7 @@ ARCHITECTURES = {
         GEMMA2,
         qk_norm=True,
         scores_capped=False,
-        apart={"attn_logit_softcapping": (), "use_bidirectional_attention": ()},
+        apart={**GEMMA2.apart, "attn_logit_softcapping": ()},
     ),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
+from tpspec.model.linear import capped
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def stable(
     """Two products and a float32 softmax; the same bits for a row at any length, given one R and whole key blocks."""
     scores_GRS = torch.bmm(q_GRE, k_GSE.transpose(1, 2)).float() * scale
     if cap is not None:
-        scores_GRS = scores_GRS.div_(cap).tanh_().mul_(cap)
+        capped(scores_GRS, cap)
     if mask_RS is not None:
         scores_GRS += mask_RS
     odds_GRS = torch.softmax(scores_GRS, -1)

@@ -57,12 +57,11 @@ class CodedLinear(TriedProduct[CodedTile]):
         self._of_codes = {
             "group": matrix.grid.group, "bits": matrix.bits, "has_zeros": made.zeros_OG is not None, **overlap(device)
         }  # fmt: skip
-        self._fills_products = matrix.grid.group * matrix.bits >= LEAST_COLUMNS * 8
+        self._has_kernel = self._has_tensor_cores and matrix.grid.group * matrix.bits >= LEAST_COLUMNS * 8
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
         half = torch.float16 if made.scales_OG.dtype == torch.float16 else torch.bfloat16
         of = self._num_outputs, matrix.bits, matrix.grid.group, made.scales_OG.dtype, made.zeros_OG is not None
-        has_kernel = self._has_tensor_cores and self._fills_products
-        trial = Trial(of, matrix.grid.inputs, codes_OY.nbytes if has_kernel else 0, device, half)
+        trial = Trial(of, matrix.grid.inputs, codes_OY.nbytes if self._has_kernel else 0, device, half)
         super().__init__(trial, CODED_TILES, GATED_CODED_TILES if bias_O is None else {})  # which is added behind
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -72,8 +71,7 @@ class CodedLinear(TriedProduct[CodedTile]):
         return y_TO if self._bias_O is None else y_TO + self._bias_O
 
     def takes(self, x_TI: Tensor) -> bool:
-        has_kernel = self._has_tensor_cores and self._fills_products and x_TI.itemsize == 2
-        return has_kernel and 0 < len(x_TI) <= MOST_ROWS
+        return self._has_kernel and x_TI.itemsize == 2 and 0 < len(x_TI) <= MOST_ROWS
 
     # Of both kernels tiles of rows come first: those that read the same codes do so together.
 

@@ -15,7 +15,7 @@ import triton
 
 from tpspec.model.card_flash import Flash, flash, has_kernels
 from tpspec.model.card_rows import MOST_ROWS
-from tpspec.model.card_steps import CardSteps, Tiling, tilings_of, wanted_programs
+from tpspec.model.card_steps import CardSteps, Tiling, splits_of, tilings_of, wanted_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,11 +69,9 @@ class ManySteps(CardSteps):
             self._flash = made if everywhere(made is not None) else None
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
-        """Whether their trees have few rows, and their keys are not too scattered."""
-        if self._states is not None and not self._states.fits(spans):
-            return False
+        """Whether their trees have few rows, and there is room for what is said of them."""
         trees = (len(span.tokens) - span.num_chained() for span in spans)
-        return all(rows <= MOST_ROWS for rows in trees) and all(table.fits(spans) for table in self._tables.values())
+        return all(rows <= MOST_ROWS for rows in trees) and self._has_room(spans)
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> None:
         if num_rows > self._most_rows:
@@ -95,8 +93,7 @@ class ManySteps(CardSteps):
     def _shares(self, table: Table, folds: Folds, num_rows: int) -> tuple[int, int]:
         if not table.num_tiles:  # all is padding
             return num_rows, num_rows if num_rows <= MOST_SPLITS else 1
-        wanted = triton.cdiv(self._wanted, table.num_tiles * (len(folds.firsts) - 1))
-        return table.num_tiles, min(MOST_SPLITS, triton.next_power_of_2(max(1, wanted)))
+        return table.num_tiles, splits_of(table.num_tiles * (len(folds.firsts) - 1), self._wanted, MOST_SPLITS)
 
     def _num_spans(self, num_rows: int) -> int:
         assert self._states is not None, "who asks has some"

@@ -159,10 +159,8 @@ class CardSteps:
         self._make_room(self.usual_rows)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
-        """Whether the rows are few, and their keys not too scattered."""
-        if self._states is not None and not self._states.fits(spans):
-            return False
-        return num_rows <= MOST_ROWS and all(table.fits(spans) for table in self._tables.values())
+        """Whether the rows are few, and there is room for what is said of them."""
+        return num_rows <= MOST_ROWS and self._has_room(spans)
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
         self.put(spans, num_rows)
@@ -286,6 +284,12 @@ class CardSteps:
         """At most. Whatever they are."""
         return num_rows
 
+    def _has_room(self, spans: Sequence[Span]) -> bool:
+        """Whether their keys are not too scattered, and what their texts have kept of states is not too much."""
+        if self._states is not None and not self._states.fits(spans):
+            return False
+        return all(table.fits(spans) for table in self._tables.values())
+
     def _make_room(self, most_rows: int) -> None:
         """For the integers of rounds of so many rows."""
         self._most_rows, device = most_rows, self._shape.device
@@ -343,8 +347,7 @@ def card_steps(
         return None
     tilings: dict[Heads, Tiling] = {}
     for heads, tiling in cut.items():
-        splits = triton.next_power_of_2(triton.cdiv(wanted_programs(shape.device), heads.num_kv))
-        tilings[heads] = replace(tiling, splits=min(MOST_SPLITS, splits))
+        tilings[heads] = replace(tiling, splits=splits_of(heads.num_kv, wanted_programs(shape.device), MOST_SPLITS))
     return CardSteps(shape, ropes, store, tilings, states)
 
 
@@ -356,6 +359,12 @@ def tilings_of(
     made = {heads: cut(heads.dim, shape.dtype.itemsize, capability) for heads in shape.heads}
     tilings = {heads: tiling for heads, tiling in made.items() if tiling is not None}
     return tilings if len(tilings) == len(made) else None
+
+
+def splits_of(num_programs: int, wanted: int, most: int) -> int:
+    """Of the keys of so many programs, that there be as many as are wanted; a power of two."""
+    splits: int = triton.next_power_of_2(max(1, triton.cdiv(wanted, num_programs)))
+    return min(most, splits)
 
 
 def wanted_programs(device: torch.device) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import triton
 
 from tpspec.model.card_rows import MOST_ROWS
-from tpspec.model.card_steps import CardSteps, Tiling, tilings_of, wanted_programs
+from tpspec.model.card_steps import CardSteps, Tiling, splits_of, tilings_of, wanted_programs
+from tpspec.topology.working import USUAL_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Heads, Shape
 
-USUAL_TEXT = 8  # rows that a text has
 MOST_SPLITS = 8  # of a text's keys
 
 
@@ -46,15 +46,14 @@ class WideSteps(CardSteps):
         super().__init__(shape, ropes, store, tilings, states)
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
-        """Whether the rows are no more than these, their trees have few, and their keys are not too scattered."""
-        if num_rows > self._most_rows or (self._states is not None and not self._states.fits(spans)):
-            return False
+        """Whether the rows are no more than these, those of each text few, and there is room for what is said of
+        them."""
         are_few = all(len(span.tokens) <= MOST_ROWS for span in spans)  # whose trees are, too
-        return are_few and all(table.fits(spans) for table in self._tables.values())
+        return num_rows <= self._most_rows and are_few and self._has_room(spans)
 
     def _shares(self, table: Table, folds: Folds, num_rows: int) -> tuple[int, int]:
-        programs = triton.cdiv(num_rows, USUAL_TEXT) * (len(folds.firsts) - 1)
-        return num_rows, min(MOST_SPLITS, triton.next_power_of_2(triton.cdiv(self._wanted, programs)))
+        num_texts = triton.cdiv(num_rows, USUAL_ROWS)
+        return num_rows, splits_of(num_texts * (len(folds.firsts) - 1), self._wanted, MOST_SPLITS)
 
 
 def wide_steps(

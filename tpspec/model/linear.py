@@ -70,14 +70,19 @@ class Scattered:
         return self._product(x_TI.new_zeros(x_TI.shape[0], self._width).index_copy_(1, self._places_I, x_TI))
 
 
+def capped(y: Tensor, cap: float) -> Tensor:
+    """cap tanh(y / cap), in place: as Gemma's logits and scores are (arXiv 2408.00118, 2)."""
+    return y.div_(cap).tanh_().mul_(cap)
+
+
 class Capped:
-    """A product whose results y become cap tanh(y / cap), as Gemma's logits do (arXiv 2408.00118, 2)."""
+    """A product whose results are capped."""
 
     def __init__(self, product: Linear, cap: float) -> None:
         self._product, self._cap = product, cap
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self._product(x_TI).div_(self._cap).tanh_().mul_(self._cap)
+        return capped(self._product(x_TI), self._cap)
 
 
 class Stacked:
