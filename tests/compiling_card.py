@@ -30,7 +30,12 @@ from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
 PROPERTIES = SimpleNamespace(
-    name="a card to compile for", multi_processor_count=132, total_memory=80 << 30, uuid="none", is_integrated=0
+    name="a card to compile for",
+    multi_processor_count=132,
+    total_memory=80 << 30,
+    uuid="none",
+    is_integrated=0,
+    L2_cache_size=50 << 20,
 )
 MEMORY = (78 << 30, 80 << 30)
 
@@ -99,7 +104,7 @@ def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
             stack.enter_context(patch.object(emulated_card, name, value))
         stack.enter_context(patch.object(JITFunction, "run", launch))
         stack.enter_context(patch.object(Card, "run", zeros))
-        stack.enter_context(patch.object(card_tiles, "do_bench", return_value=1.0))
+        stack.enter_context(patch.object(card_tiles, "seconds", lambda works, device: [1.0] * len(works)))
         stack.enter_context(emulated_card.emulated_card())
         yield names
 

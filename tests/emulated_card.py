@@ -33,7 +33,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 CARD = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 PROPERTIES = SimpleNamespace(
-    name="an emulated card", multi_processor_count=2, total_memory=24 << 30, uuid="emulated", is_integrated=0
+    name="an emulated card",
+    multi_processor_count=2,
+    total_memory=24 << 30,
+    uuid="emulated",
+    is_integrated=0,
+    L2_cache_size=50 << 20,
 )
 CAPABILITY = (8, 6)
 MEMORY = (20 << 30, 24 << 30)

@@ -104,15 +104,16 @@ CASES += [(kind, torch.float16) for kind in IN_HALVES if not kind.startswith("ge
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 def test_recorded_rows_are_what_torch_makes_of_them(kind: str, small: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     """Logits have a spread of 2. In 16 bits, where each of the two rounds in its own way, ours are as near to float32
-    as torch's, in the mean of some texts."""
+    as torch's, in the mean of some texts. What is exact is the host's: a card that tests share has enough to do."""
     (whole,) = split(ModelShape.of(tiny(kind, tmp_path)), (1.0,))
+    num_texts = 1 if dtype == torch.float32 else NUM_TEXTS
 
-    def made(dtype: torch.dtype, compiled: bool) -> torch.Tensor:
-        loader = Loader.open(tmp_path, whole, dtype, CUDA)
+    def made(dtype: torch.dtype, compiled: bool, device: torch.device = CUDA) -> torch.Tensor:
+        loader = Loader.open(tmp_path, whole, dtype, device)
         decoder = loader.decoder(OneRank(), 512, compiled=compiled, small_cache=small, num_states=2)
-        return torch.cat([tree_and_chain(decoder, seed) for seed in range(NUM_TEXTS)])
+        return torch.cat([tree_and_chain(decoder, seed).cpu() for seed in range(num_texts)])
 
-    exact = made(torch.float32, False)
+    exact = made(torch.float32, False, torch.device("cpu"))
     if dtype == torch.float32:
         assert (made(dtype, True) - exact).abs().max() < (0.3 if small else 2e-3)
         return

@@ -45,6 +45,20 @@ def test_the_winner_is_that_of_the_cpu(seed: int, num_ids: int, start: int, spre
     assert ids_T.tolist() == due_ids_T.tolist()
 
 
+@pytest.mark.parametrize("num_ids", [1, OF_PROGRAM, 3 * OF_PROGRAM - 5])
+def test_the_largest_is_the_first_of_those_alike(num_ids: int) -> None:
+    """As at temperature 0. Stands against noise where there should be none, and another of two ids that are as good,
+    of which one rank draws the one, and one the other."""
+    scores_TV = torch.randn(3, num_ids, generator=torch.Generator().manual_seed(0)).round()
+    value_T, column_T = (told.cpu() for told in best(scores_TV.to(DEVICE), None, 0))
+    due_T = scores_TV.amax(1)
+    assert torch.equal(value_T, due_T)
+    assert column_T.tolist() == [row.index(due) for row, due in zip(scores_TV.tolist(), due_T.tolist(), strict=True)]
+    scores_TV[1, num_ids // 2] = torch.nan
+    value_T, _ = best(scores_TV.to(DEVICE), None, 0)
+    assert value_T.isnan().tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("num_programs", [1, 3])
 def test_rows_that_cannot_be_drawn_from_say_so(num_programs: int) -> None:
     """A NaN anywhere, nothing at all, and an infinity; beside a row as it should be. Stands against a largest number

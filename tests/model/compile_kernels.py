@@ -135,7 +135,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
     many = {"tile_rows": card_coded.MANY_ROWS, "tile_outputs": card_coded.MANY_OUTPUTS}
     for rows, (bits, group, scales, has_zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
-        types |= {"codes_at": "*i8" if bits == 8 else "*u8"}
+        types |= {"codes_at": "*i16"}
         of = {"group": group, "bits": bits, "has_zeros": has_zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_coded._coded, types, of | tile))
@@ -197,8 +197,9 @@ def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
 def noise() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     of_programs = {"values_at": "*fp32", "ids_at": "*i64"}
     return [
-        (card_noise._best_of_blocks, of_programs | {"scores_at": "*fp32", "keys_at": "*i64", "num_ids": "i32",
-                                                    "start": "i32", "first": "i32"}, {"blocks": card_noise.BLOCKS}),
+        *((card_noise._best_of_blocks, of_programs | {"scores_at": "*fp32", "keys_at": "*i64", "num_ids": "i32",
+                                                      "start": "i32", "first": "i32"},
+           {"blocks": card_noise.BLOCKS, "noisy": noisy}) for noisy in (False, True)),
         (card_noise._best_of_programs, of_programs | {"value_at": "*fp32", "id_at": "*i64", "num_programs": "i32"},
          {"wide": card_noise.USUAL_PROGRAMS}),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from tpspec.model import card_coded, card_products, card_tiles
 SIZE, tile = 4096, card_tiles.USUAL
 
 driver.set_active(Absent((9, 0)))
-weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int8))
+weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int16))
 for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
     of_few = card_products._few_rows.warmup(

@@ -53,7 +53,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_few = products_are_added_alike(made)
     others = [one for one in made if one["kernel"] not in ("attend", "_coded", "_few_coded", "_few_rows")]
-    assert len(others) == 44 * len(CASES) + 6 * len(HEADS)
+    assert len(others) == 45 * len(CASES) + 6 * len(HEADS)
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
     attend = [one for one in made if one["kernel"] == "attend" and one["rows"] != "*fp32"]
@@ -93,11 +93,13 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "_few_coded"))
     assert len(plain) == (2 * 12 + 4) * num_cards
-    assert len(coded) == (48 + 12) * num_cards
+    assert len(coded) == (56 + 12) * num_cards
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]
-        assert one["stack"] <= (0 if is_usual else 2 * MOST_STACK)
+        # With codes ptxas would rather keep two numbers in memory, for a gate, than have more registers.
+        most = 2 * MOST_STACK if not is_usual else 8 if one["kernel"] == "_few_coded" and one["gate"] else 0
+        assert one["stack"] <= most
         each = one["tile_rows"] * one["outputs"] // card_tiles.TILE_OUTPUTS  # of a thread's sums
         if not one["biased"] and not one["gate"]:
             assert one["adds"] == (0 if one["at_once"] is None else each * one["at_once"] // 4)

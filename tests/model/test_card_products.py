@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,11 +95,11 @@ def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(num_rows: int, gate: str, m
 def test_what_a_trial_finds_is_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of products and of gates, each for themselves. Stands against a place among the one's tiles that is taken for one
     among the other's."""
-    found, times = [], (0.9**turn for turn in count())
+    found = []
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     monkeypatch.setattr(card_tiles, "LEAST_BYTES", 0)
     monkeypatch.setattr(card_tiles, "_chosen", {})
-    monkeypatch.setattr(card_tiles, "do_bench", lambda *of, **how: next(times))  # the last is the fastest
+    monkeypatch.setattr(card_tiles, "seconds", lambda works, device: [0.9**i for i in range(len(works))])  # the last
     monkeypatch.setattr(torch, "equal", lambda one, other: True)  # the interpreter adds in another order
     few = FewRowsLinear.few
 
@@ -202,15 +200,18 @@ def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Litera
     assert all(torch.equal(product(x[:count]), whole[:count]) for count in (1, 2, 6, 7, 16, 33))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "words"), [(torch.bfloat16, card_coded.BFLOAT16), (torch.float16, card_coded.FLOAT16)], ids=str
-)
-def test_words_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, words: tuple[str, int, int, int]) -> None:
-    """Exactly, all sixteen. Stands against a constant of the other kind of float: the interpreter takes none."""
-    _, above, one, less = words
-    codes = torch.arange(16, dtype=torch.int16)
-    factor, added = torch.from_numpy(np.array([one, less], np.uint32).view(np.int16)[::2].copy()).view(dtype)
-    assert torch.equal((codes | (above & 255) << 8).view(dtype) * factor + added, (codes - 8).to(dtype))
+@pytest.mark.parametrize(("dtype", "bits"), card_coded.FLOATS, ids=str)
+def test_words_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, bits: int) -> None:
+    """Exactly, all of them. Stands against a constant of the other kind of float: the interpreter takes none."""
+    how, codes = card_coded.FLOATS[dtype, bits], torch.arange(2**bits, dtype=torch.int32)
+    low = {name: getattr(how, name) & 0xFFFF for name in ("mask", "power", "one", "less", "sign")}
+    put = codes & low["mask"]
+    power = put | low["power"] if how.how == 0xEA else put ^ low["power"]
+    less = codes & low["sign"] | low["less"]
+    factor = torch.full_like(codes, low["one"])
+    made, by, added = (x.to(torch.int16).view(dtype) for x in (power, factor, less))
+    due = codes - 8 if bits == 4 else codes.to(torch.int8)
+    assert torch.equal(made * by + added, due.to(dtype))
 
 
 def test_tensor_cores_are_left_to_cards_that_have_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,11 @@ def seconds_in_graph(send: Callable[[Tensor], Tensor], x_E: Tensor, rounds: int)
         for _ in range(CALLS):
             send(x_E)
     graph.replay()
-    return median(_replayed(graph) for _ in range(rounds)) / CALLS
+    return median(replay_s(graph) for _ in range(rounds)) / CALLS
 
 
-def _replayed(graph: torch.cuda.CUDAGraph) -> float:
+def replay_s(graph: torch.cuda.CUDAGraph) -> float:
+    """Of a replay, on this card."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     graph.replay()

@@ -7,7 +7,7 @@ tiles of outputs, S outputs of one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Of codes: groups that are read at a time, each by a warp of its own, where programs are few and where they are many
 # for each processor of the card.
 GROUPS, FEWER_GROUPS, MANY_TILES = 4, 2, 4
-LEAST_COLUMNS = 32  # of codes of 8 bits, or pairs of 4, that such a product takes at a time
+LEAST_INPUTS = 16  # that a product takes at a time
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 
 
@@ -45,8 +45,12 @@ class CodedLinear(TriedProduct[CodedTile]):
     of a tile of outputs lie together, as they are read: codes [N, G, S, B], scales and zeros [N, G, S]."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
-        made = joined([part for _, part in matrix.blocks(1)])
-        codes_OY = made.codes_OW if matrix.bits == 8 else paired(made.codes_OW, matrix.grid.group)
+        made, group = joined([part for _, part in matrix.blocks(1)]), matrix.grid.group
+        codes_OY, in_a_word = made.codes_OW, 16 // matrix.bits
+        if group >= in_a_word * LEAST_INPUTS:
+            codes_OY = in_words(codes_OY, in_a_word, group)
+        elif matrix.bits == 4:
+            codes_OY = paired(codes_OY, group)
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
         self._codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
         self._scales_NGS = _in_tiles(made.scales_OG)
@@ -55,9 +59,9 @@ class CodedLinear(TriedProduct[CodedTile]):
         self._at_once = FEWER_GROUPS if len(self._codes_NGSB) >= MANY_TILES * num_processors(device) else GROUPS
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
-            "group": matrix.grid.group, "bits": matrix.bits, "has_zeros": made.zeros_OG is not None, **overlap(device)
+            "group": group, "bits": matrix.bits, "has_zeros": made.zeros_OG is not None, **overlap(device)
         }  # fmt: skip
-        self._has_kernel = self._has_tensor_cores and matrix.grid.group * matrix.bits >= LEAST_COLUMNS * 8
+        self._has_kernel = self._has_tensor_cores and codes_OY.dtype == torch.int16
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
         half = torch.float16 if made.scales_OG.dtype == torch.float16 else torch.bfloat16
         of = self._num_outputs, matrix.bits, matrix.grid.group, made.scales_OG.dtype, made.zeros_OG is not None
@@ -112,6 +116,15 @@ def paired(codes_OW: Tensor, group: int) -> Tensor:
     return (low_OGH | high_OGH << 4).flatten(1)
 
 
+def in_words(codes_OW: Tensor, count: int, group: int) -> Tensor:
+    """[O, W / count] of int16: so many codes in a word, one of each half or quarter of their group. A product takes one
+    of these after the other, with its rows; of words two lie in a register, and a mask makes two floats of them."""
+    parts_OGPX = codes_OW.view(torch.uint8).view(len(codes_OW), -1, count, group // count)
+    if count == 4:
+        parts_OGPX = parts_OGPX[:, :, ::2] | parts_OGPX[:, :, 1::2] << 4
+    return parts_OGPX.transpose(2, 3).contiguous().view(torch.int16).flatten(1)
+
+
 def _in_tiles(x_OGX: Tensor) -> Tensor:
     """[O, G, ...] -> [N, G, S, ...]; nothing where there are no outputs."""
     if missing := -len(x_OGX) % TILE_OUTPUTS:
@@ -130,7 +143,17 @@ def group_product(
 ) -> tl.tensor:
     """Of rows [R, 1] and outputs [1, O], by where their group begins: products [R, O] without scales, and what the rows
     sum up to, [R]."""
-    if bits == 4:
+    if from_codes.dtype.element_ty == tl.int16:
+        parts: tl.constexpr = 16 // bits
+        columns = tl.arange(0, group // parts)
+        words = tl.load(from_codes + columns[:, None], mask=real_outputs[None, :], other=0)
+        part = tl.zeros((real_rows.shape[0], real_outputs.shape[0]), tl.float32)
+        total = tl.zeros((real_rows.shape[0],), tl.float32)
+        for index in tl.static_range(parts):
+            x = tl.load(from_x + (index * (group // parts) + columns)[None, :], mask=real_rows[:, None], other=0.0)
+            part = tl.dot(x, _codes(words, index, bits).to(x.dtype), part, input_precision="ieee")
+            total += tl.sum(x.to(tl.float32), 1)
+    elif bits == 4:
         half = tl.arange(0, group // 2)
         first = tl.load(from_x + half[None, :], mask=real_rows[:, None], other=0.0)
         last = tl.load(from_x + (group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0)
@@ -147,88 +170,101 @@ def group_product(
     return part, total
 
 
-def _nibbles(dtype: str, above: int, one: int, less: int, shift: int) -> str:
-    """Of four bytes, of each four bits as a float of 16, less 8: they are put below what makes a float of 2 to some
-    power and them, and so much is taken from it again, two at a time. PTX."""
-    return f"""{{
-        .reg .b32 four, one, less;
-        shr.b32 four, $2, {shift};
-        and.b32 four, four, 0x0f0f0f0f;
-        prmt.b32 $0, four, {above:#x}, 0x4140;
-        prmt.b32 $1, four, {above:#x}, 0x4342;
-        mov.b32 one, {one:#x};
-        mov.b32 less, {less:#x};
-        fma.rn.{dtype}x2 $0, $0, one, less;
-        fma.rn.{dtype}x2 $1, $1, one, less;
-    }}"""
+@triton.jit  # type: ignore[untyped-decorator]
+def _codes(words: tl.tensor, index: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
+    """int8: of 8 bits, or of 4, less 8; one of each word."""
+    if bits == 8:
+        return (words >> 8 * index).to(tl.int8)
+    return ((words >> 4 * index) & 15).to(tl.int8) - 8
 
 
-BFLOAT16, FLOAT16 = ("bf16", 0x43434343, 0x3F803F80, 0xC308C308), ("f16", 0x64646464, 0x3C003C00, 0xE408E408)
-_BFLOAT16_ONE, _FLOAT16_ONE = (
-    tl.constexpr(f"mov.b32 $0, {one:#x}; mov.b32 $1, {one:#x};") for _, _, one, _ in (BFLOAT16, FLOAT16)
+class Floats(NamedTuple):
+    """How two codes of a register of words, an `and` and an `or` (or `xor`) away from floats of 16 bits, become these:
+    they are put below a power of two, of which so much is taken again that they are left. Of bfloat16, which has no
+    room for 8 bits there, the highest bit decides how much that is. All for both at once; PTX."""
+
+    dtype: str
+    mask: int
+    power: int
+    how: int  # of lop3: 0xea is (a & b) | c, and 0x6a is (a & b) ^ c
+    one: int
+    less: int
+    sign: int = 0
+
+    def ptx(self, shift: int) -> str:
+        signed = f"lop3.b32 less, bits, {self.sign:#x}, {self.less:#x}, 0xea;"
+        return f"""{{
+            .reg .b32 bits, one, less;
+            shr.b32 bits, $1, {shift};
+            {signed if self.sign else f"mov.b32 less, {self.less:#x};"}
+            lop3.b32 bits, bits, {self.mask:#x}, {self.power:#x}, {self.how:#x};
+            mov.b32 one, {self.one:#x};
+            fma.rn.{self.dtype}x2 $0, bits, one, less;
+        }}"""
+
+
+FLOATS = {
+    (torch.bfloat16, 4): Floats("bf16", 0x000F000F, 0x43004300, 0xEA, 0x3F803F80, 0xC308C308),
+    (torch.float16, 4): Floats("f16", 0x000F000F, 0x64006400, 0xEA, 0x3C003C00, 0xE408E408),
+    (torch.bfloat16, 8): Floats("bf16", 0x007F007F, 0x43004300, 0xEA, 0x3F803F80, 0xC300C300, sign=0x00800080),
+    (torch.float16, 8): Floats("f16", 0x00FF00FF, 0x64806480, 0x6A, 0x3C003C00, 0xE480E480),
+}
+_BFLOAT16_4, _FLOAT16_4, _BFLOAT16_8, _FLOAT16_8 = (
+    tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, bits))) for (_, bits), how in FLOATS.items()
 )
-_BFLOAT16_LOW, _BFLOAT16_HIGH = (tl.constexpr(_nibbles(*BFLOAT16, shift)) for shift in (0, 4))
-_FLOAT16_LOW, _FLOAT16_HIGH = (tl.constexpr(_nibbles(*FLOAT16, shift)) for shift in (0, 4))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _four_bits(both: tl.tensor, like: tl.tensor, is_high: tl.constexpr, inline_ptx: tl.constexpr) -> tl.tensor:
-    """Codes, less 8, of the low or the high halves of bytes."""
+def _floats(
+    words: tl.tensor, like: tl.tensor, index: tl.constexpr, bits: tl.constexpr, inline_ptx: tl.constexpr
+) -> tl.tensor:
+    """The same codes, as the floats that they are."""
     if not inline_ptx:
-        return (((both >> 4) if is_high else (both & 15)).to(tl.int8) - 8).to(like.dtype)
-    bfloat16: tl.constexpr = _BFLOAT16_HIGH if is_high else _BFLOAT16_LOW
-    float16: tl.constexpr = _FLOAT16_HIGH if is_high else _FLOAT16_LOW
+        return _codes(words, index, bits).to(like.dtype)
+    bfloat16: tl.constexpr = _BFLOAT16_8[index] if bits == 8 else _BFLOAT16_4[index]
+    float16: tl.constexpr = _FLOAT16_8[index] if bits == 8 else _FLOAT16_4[index]
     ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
-    return tl.inline_asm_elementwise(ptx, "=r,=r,r", [both], dtype=like.dtype, is_pure=True, pack=4)
+    return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _ones(codes: tl.tensor, like: tl.tensor, inline_ptx: tl.constexpr) -> tl.tensor:
-    """As if they were made of codes, so that a product takes its other side as that with codes does, which is then read
-    once."""
-    if not inline_ptx:
-        return tl.full(codes.shape, 1.0, like.dtype)
-    ptx: tl.constexpr = _BFLOAT16_ONE if like.dtype == tl.bfloat16 else _FLOAT16_ONE
-    return tl.inline_asm_elementwise(ptx, "=r,=r,r", [codes], dtype=like.dtype, is_pure=True, pack=4)
+def _numbers(numbers_at: tl.tensor, at: tl.tensor, real: tl.tensor, are_there: tl.constexpr) -> tl.tensor:
+    """Scales or zeros, as they are kept; nothing where there are none."""
+    if not are_there:
+        return tl.zeros(at.shape, numbers_at.dtype.element_ty)
+    return tl.load(numbers_at + at, mask=real, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_groups(
     sums: tl.tensor,
     x: tl.tensor,
+    second: tl.tensor,
+    third: tl.tensor,
     last: tl.tensor,
-    codes_at: tl.tensor,
-    scales_at: tl.tensor,
-    zeros_at: tl.tensor,
-    first_at: tl.tensor,
-    index: tl.tensor,
+    from_codes: tl.tensor,
     real: tl.tensor,
-    column: tl.tensor,
-    size: tl.constexpr,
+    scales: tl.tensor,
+    zeros: tl.tensor,
     bits: tl.constexpr,
     has_zeros: tl.constexpr,
-    together: tl.constexpr,
     inline_ptx: tl.constexpr,
 ) -> tl.tensor:
-    """Sums [N, R, O] of N groups at once go on by rows x [N, R, columns], and `last` beside them where pairs are read:
-    of outputs whose scales are `first_at` [O], in groups `index` [N], of both of which those are real [N, O]."""
-    of_scales = first_at[None, :] + index[:, None] * together
-    from_codes = codes_at + of_scales[:, None, :] * size + column[None, :, None]
-    codes = tl.load(from_codes, mask=real[:, None, :], other=0)
-    scales = tl.load(scales_at + of_scales, mask=real, other=0.0).to(tl.float32)
-    if bits == 8:
-        part = tl.dot(x, codes.to(x.dtype))
-    else:
-        part = tl.dot(x, _four_bits(codes, x, False, inline_ptx))
-        part = tl.dot(last, _four_bits(codes, x, True, inline_ptx), part)
-    sums += part * scales[:, None, :]
+    """Sums [N, R, O] of N groups at once go on by rows [N, R, columns] of each half or quarter of a group, and outputs
+    whose words are at `from_codes` [N, columns, O], of which those are real [N, O]."""
+    words = tl.load(from_codes, mask=real[:, None, :], other=0)
+    part = tl.dot(x, _floats(words, x, 0, bits, inline_ptx))
+    part = tl.dot(second, _floats(words, x, 1, bits, inline_ptx), part)
+    if bits == 4:
+        part = tl.dot(third, _floats(words, x, 2, bits, inline_ptx), part)
+        part = tl.dot(last, _floats(words, x, 3, bits, inline_ptx), part)
+    sums += part * scales.to(tl.float32)[:, None, :]
     if has_zeros:
-        ones = _ones(codes, x, inline_ptx)
-        total = tl.dot(x, ones)  # of each row, as often as there are outputs
+        ones = tl.full(words.shape, 1.0, x.dtype)
+        total = tl.dot(second, ones, tl.dot(x, ones))  # of each row, as often as there are outputs
         if bits == 4:
-            total = tl.dot(last, ones, total)
-        zeros = tl.load(zeros_at + of_scales, mask=real, other=0.0).to(tl.float32)
-        sums += total * zeros[:, None, :]
+            total = tl.dot(last, ones, tl.dot(third, ones, total))
+        sums += total * zeros.to(tl.float32)[:, None, :]
     return sums
 
 
@@ -259,33 +295,49 @@ def _few_coded(
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     own, real_rows, real_outputs = tl.arange(0, at_once), rows < num_rows, outputs < num_outputs
-    size: tl.constexpr = group * bits // 8  # of a group's codes
-    columns: tl.constexpr = group if bits == 8 else group // 2  # that are read at a time
+    columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
     column = tl.arange(0, columns)
     first_at = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
     from_x = x_at + rows[None, :, None].to(tl.int64) * (num_groups * group) + column[None, None, :]
+    at, real = first_at[None, :] + own[:, None] * together, (own < num_groups)[:, None] & real_outputs[None, :]
     sums = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
+    # A group's scales are as few bytes as no copy in the background takes: they are fetched a turn ahead.
+    scales, zeros = _numbers(scales_at, at, real, True), _numbers(zeros_at, at, real, has_zeros)
     if gate != "":
         more = num_outputs + outputs
         more_at = (more // together).to(tl.int64) * (num_groups * together) + more % together
+        apart = (more_at - first_at)[None, :]
         ups = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
+        more_scales, more_zeros = (
+            _numbers(scales_at, at + apart, real, True), _numbers(zeros_at, at + apart, real, has_zeros)
+        )  # fmt: skip
     for first in range(0, num_groups, at_once):
         index = first + own
-        real = (index < num_groups)[:, None] & real_outputs[None, :]
-        real_x = (index < num_groups)[:, None, None] & real_rows[None, :, None]
-        x = tl.load(from_x + index[:, None, None] * group, mask=real_x, other=0.0)
-        last = x
+        is_group, next_at = index < num_groups, at + at_once * together
+        next_real = (index + at_once < num_groups)[:, None] & real_outputs[None, :]
+        next_scales = _numbers(scales_at, next_at, next_real, True)
+        next_zeros = _numbers(zeros_at, next_at, next_real, has_zeros)
+        real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, :, None]
+        from_group = from_x + index[:, None, None] * group
+        x = tl.load(from_group, mask=real_x, other=0.0)
+        second = tl.load(from_group + columns, mask=real_x, other=0.0)
+        third, last = second, second
         if bits == 4:
-            last = tl.load(from_x + index[:, None, None] * group + columns, mask=real_x, other=0.0)
+            third = tl.load(from_group + 2 * columns, mask=real_x, other=0.0)
+            last = tl.load(from_group + 3 * columns, mask=real_x, other=0.0)
+        from_codes = codes_at + at[:, None, :] * columns + column[None, :, None]
         sums = _of_groups(
-            sums, x, last, codes_at, scales_at, zeros_at, first_at, index, real, column, size, bits, has_zeros,
-            together, inline_ptx,
+            sums, x, second, third, last, from_codes, real, scales, zeros, bits, has_zeros, inline_ptx
         )  # fmt: skip
         if gate != "":
+            next_more_scales = _numbers(scales_at, next_at + apart, next_real, True)
+            next_more_zeros = _numbers(zeros_at, next_at + apart, next_real, has_zeros)
+            from_codes += (apart * columns)[:, None, :]
             ups = _of_groups(
-                ups, x, last, codes_at, scales_at, zeros_at, more_at, index, real, column, size, bits, has_zeros,
-                together, inline_ptx,
+                ups, x, second, third, last, from_codes, real, more_scales, more_zeros, bits, has_zeros, inline_ptx
             )  # fmt: skip
+            more_scales, more_zeros = next_more_scales, next_more_zeros
+        at, scales, zeros = next_at, next_scales, next_zeros
     made = tl.sum(sums, 0)
     if gate != "":
         made = gated(as_kept(made, y_at), as_kept(tl.sum(ups, 0), y_at), gate)
@@ -317,7 +369,7 @@ def _coded(
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     real_outputs, real_rows = outputs < num_outputs, rows < num_rows
-    size: tl.constexpr = group * bits // 8
+    size: tl.constexpr = group * bits // codes_at.dtype.element_ty.primitive_bitwidth
     first = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
     from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)

@@ -12,12 +12,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Hashable
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from triton import knobs
 from triton.errors import TritonError
-from triton.testing import do_bench
+
+from tpspec.capture import captured
+from tpspec.comm.replay_time import replay_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +32,8 @@ log = logging.getLogger(__name__)
 
 SWITCH = "TPSPEC_TILES"  # variable: "off" where the usual ones should be taken
 LEAST_BYTES = 4 << 20  # of a matrix: one that is smaller takes little longer than its launch
-WARM_UP_MS, MEASURED_MS = 2, 8  # of each; before every call what the card's cache holds is replaced
+CALLS, REPLAYS = 4, 5  # of each, in a recording: as in rounds no launch stands between kernels
+FLUSHED = 2  # times what the card's cache holds is read before each call
 WORTH = 0.97  # of the usual one's time: by less they differ by chance
 
 TILE_ROWS, TILE_OUTPUTS = 16, 16  # of the usual ones; fewer rows than 16 no tensor core takes
@@ -69,7 +74,7 @@ class CodedTile(NamedTuple):
 
 USUAL_CODED = CodedTile(TILE_ROWS, TILE_OUTPUTS, 3)
 NARROW_CODED = (USUAL_CODED, CodedTile(16, 16, 2), CodedTile(16, 16, 5), CodedTile(16, 32, 2), CodedTile(16, 32, 3),
-                CodedTile(16, 64, 2))  # fmt: skip
+                CodedTile(16, 64, 2), CodedTile(16, 64, 3))  # fmt: skip
 CODED_TILES = {
     1: NARROW_CODED,
     16: NARROW_CODED,
@@ -80,7 +85,7 @@ ROWS = [*TILES]
 # Of an MLP's gate and what it gates by one kernel, which reads twice as much a program; None: by two.
 NARROW_GATED = None, Tile(16, 16, 128, 5, 2), Tile(16, 16, 256, 3, 4), Tile(16, 32, 128, 3, 4)
 GATED_TILES = dict.fromkeys((1, 16), NARROW_GATED) | dict.fromkeys((32, 64), (None, Tile(32, 16, 128, 4, 2)))
-NARROW_GATED_CODED = None, CodedTile(16, 16, 3), CodedTile(16, 32, 2)
+NARROW_GATED_CODED = None, CodedTile(16, 16, 3), CodedTile(16, 32, 2), CodedTile(16, 32, 3)
 GATED_CODED_TILES = dict.fromkeys((1, 16), NARROW_GATED_CODED) | dict.fromkeys((32, 64), (None, CodedTile(32, 16, 2)))
 
 Cut = TypeVar("Cut", bound="Hashable")  # a Tile, say
@@ -113,7 +118,10 @@ def chosen(
     noise = torch.Generator().manual_seed(0)
     x_TI = torch.randn(max(candidates), trial.num_inputs, generator=noise).to(trial.device, trial.dtype)
     try:
-        found = [_fastest(product, x_TI[:num_rows], tiles, trial.of) for num_rows, tiles in candidates.items()]
+        found = [
+            _fastest(product, x_TI[: (fewer + most + 1) // 2], tiles, trial.of)  # neither the fewest nor the most
+            for (fewer, most), tiles in zip(pairwise([0, *candidates]), candidates.values(), strict=True)
+        ]
     except torch.OutOfMemoryError:
         log.warning("products %s are made in the usual tiles: there is no memory left to try others", trial.of)
         found = [0] * len(candidates)
@@ -123,19 +131,39 @@ def chosen(
 
 def _fastest(product: Callable[[Tensor, Cut], Tensor], x_TI: Tensor, tiles: Sequence[Cut], of: Hashable) -> int:
     """Its place among them."""
-    expected, took_ms = product(x_TI, tiles[0]), dict[int, float]()
-    for place, tile in enumerate(tiles):
+    expected, sound = product(x_TI, tiles[0]), [0]
+    for place, tile in enumerate(tiles[1:], 1):
         try:
-            is_other = place > 0 and not torch.equal(product(x_TI, tile), expected)
+            is_other = not torch.equal(product(x_TI, tile), expected)
         except TritonError as error:  # it shares more than this card has, say
             log.info("products %s are not made in %s: %s", of, tile, error)
             continue
         if is_other:
             log.warning("products %s are not made in %s, by which their last bits are others", of, tile)
-            continue
-        took_ms[place] = do_bench(lambda: product(x_TI, tile), WARM_UP_MS, MEASURED_MS, return_mode="median")  # noqa: B023
-    best = min(took_ms, key=took_ms.__getitem__)
-    found = best if took_ms[best] < WORTH * took_ms[0] else 0
-    way, share = tiles[found] or "one kernel after the other", took_ms[found] / took_ms[0]
+        else:
+            sound.append(place)
+    works = [partial(product, x_TI, tiles[place]) for place in sound]
+    took_s = dict(zip(sound, seconds(works, x_TI.device), strict=True))
+    best = min(took_s, key=took_s.__getitem__)
+    found = best if took_s[best] < WORTH * took_s[0] else 0
+    way, share = tiles[found] or "one kernel after the other", took_s[found] / took_s[0]
     log.info("products %s of %d rows: %s, %.2f of the usual way's time", of, len(x_TI), way, share)
     return found
+
+
+def seconds(works: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """Of a call of each in a recording, where no launch stands between kernels, while the card's cache holds nothing of
+    what it reads."""
+    flushed = FLUSHED * torch.cuda.get_device_properties(device).L2_cache_size
+    others = torch.zeros(flushed // 8, dtype=torch.int64, device=device)
+
+    def behind_others(work: Callable[[], object]) -> float:
+        graph = torch.cuda.CUDAGraph()
+        with captured(graph):
+            for _ in range(CALLS):
+                others.sum()  # what is written instead would leave the cache while the work runs
+                work()
+        return min(replay_s(graph) for _ in range(REPLAYS)) / CALLS
+
+    without = behind_others(lambda: None)
+    return [behind_others(work) - without for work in works]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
@@ -26,17 +27,18 @@ _SHARE = tl.constexpr(1 / LENGTH)
 _NONE = tl.constexpr(1 << 62)  # more than any id
 
 
-def best(scores_TV: Tensor, keys_3T: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """`Noise.best` of float32 scores by the keys of their rows, int64 [3, T, 1]."""
+def best(scores_TV: Tensor, keys_3T: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+    """`Noise.best` of float32 scores by the keys of their rows, int64 [3, T, 1]; None: without noise, the largest."""
     num_rows, num_ids = scores_TV.shape
     first = start // LENGTH
     num_programs = triton.cdiv((start + num_ids - 1) // LENGTH + 1 - first, BLOCKS)
     values_TP = scores_TV.new_empty(num_rows, num_programs)
-    ids_TP = keys_3T.new_empty(num_rows, num_programs)
+    ids_TP = scores_TV.new_empty(num_rows, num_programs, dtype=torch.int64)
     value_T, id_T = values_TP.new_empty(num_rows), ids_TP.new_empty(num_rows)
     _best_of_blocks[(num_rows, num_programs)](
-        scores_TV.contiguous(), keys_3T, values_TP, ids_TP, num_ids, start, first, blocks=BLOCKS
-    )
+        scores_TV.contiguous(), ids_TP if keys_3T is None else keys_3T, values_TP, ids_TP, num_ids, start, first,
+        blocks=BLOCKS, noisy=keys_3T is not None,
+    )  # fmt: skip
     wide = max(USUAL_PROGRAMS, triton.next_power_of_2(num_programs))
     _best_of_programs[(num_rows,)](values_TP, ids_TP, value_T, id_T, num_programs, wide=wide)
     return value_T, id_T
@@ -75,24 +77,26 @@ def _best_of_blocks(
     start: int,
     first: int,
     blocks: tl.constexpr,
+    noisy: tl.constexpr,
 ) -> None:
     """Of some blocks of a row: values [T, P] and ids [T, P] from scores [T, V] of the ids from `start` on, the first of
-    which is in block `first`, and keys [3, T]."""
+    which is in block `first`, and keys [3, T]; or the largest score itself."""
     row, program, num_rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     block = (first + program * blocks + tl.arange(0, blocks)).to(tl.int64)[:, None]
     within = tl.arange(0, _LENGTH).to(tl.int64)[None, :]
     ids = block * _LENGTH + within
     columns = ids - start
     real = (columns >= 0) & (columns < num_ids)
-    scores = tl.load(scores_at + row.to(tl.int64) * num_ids + columns, mask=real, other=-float("inf")).to(tl.float64)
-    least_key = tl.load(keys_at + row).to(tl.uint64, bitcast=True)
-    place_key = tl.load(keys_at + num_rows + row).to(tl.uint64, bitcast=True)
-    each_key = tl.load(keys_at + 2 * num_rows + row).to(tl.uint64, bitcast=True)
-    least = _exponential(_word(least_key, block.to(tl.uint64))) * _SHARE
-    place = (_word(place_key, block.to(tl.uint64)) >> 58).to(tl.int64)
-    own = _exponential(_word(each_key, ids.to(tl.uint64)))
-    noise = -tl.log(least + tl.where(within != place, own, 0.0))
-    perturbed = (scores + noise).to(tl.float32)
+    perturbed = tl.load(scores_at + row.to(tl.int64) * num_ids + columns, mask=real, other=-float("inf"))
+    if noisy:
+        least_key = tl.load(keys_at + row).to(tl.uint64, bitcast=True)
+        place_key = tl.load(keys_at + num_rows + row).to(tl.uint64, bitcast=True)
+        each_key = tl.load(keys_at + 2 * num_rows + row).to(tl.uint64, bitcast=True)
+        least = _exponential(_word(least_key, block.to(tl.uint64))) * _SHARE
+        place = (_word(place_key, block.to(tl.uint64)) >> 58).to(tl.int64)
+        own = _exponential(_word(each_key, ids.to(tl.uint64)))
+        noise = -tl.log(least + tl.where(within != place, own, 0.0))
+        perturbed = (perturbed.to(tl.float64) + noise).to(tl.float32)
     # What is not real has lost already, but in a row of nothing it would tie.
     value, winner = _winner(tl.ravel(perturbed), tl.ravel(tl.where(real, ids, _NONE)))
     at = row * tl.num_programs(1) + program

@@ -82,7 +82,7 @@ def tell_winners(
     cold = [i for i, draw in enumerate(draws) if draw.sampling.temperature == 0]
     if not warm:
         value, column = largest(scores_TV)
-        return value, (column + start).int()
+        return value, (column + start if start else column).int()
     seeds = [draws[i].sampling.seed for i in warm]
     positions = [draws[i].position for i in warm]
     if not cold:
