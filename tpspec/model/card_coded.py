@@ -373,15 +373,19 @@ def _coded(
     first = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
     from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
+    scales = _numbers(scales_at, first, real_outputs, True)
+    zeros = _numbers(zeros_at, first, real_outputs, has_zeros)
     for index in range(num_groups):
         at = first + index * together
+        is_next = real_outputs & (index + 1 < num_groups)
+        next_scales = _numbers(scales_at, at + together, is_next, True)
+        next_zeros = _numbers(zeros_at, at + together, is_next, has_zeros)
         part, total = group_product(
             from_x + index * group, codes_at + at[None, :] * size, real_rows, real_outputs, group, bits
         )
-        scales = tl.load(scales_at + at, mask=real_outputs, other=0.0).to(tl.float32)
-        sums += part * scales[None, :]
+        sums += part * scales.to(tl.float32)[None, :]
         if has_zeros:
-            zeros = tl.load(zeros_at + at, mask=real_outputs, other=0.0).to(tl.float32)
-            sums += total[:, None] * zeros[None, :]
+            sums += total[:, None] * zeros.to(tl.float32)[None, :]
+        scales, zeros = next_scales, next_zeros
     to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
     tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])
