@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _keys
 
 pytest.importorskip("triton")
+from tests.emulated_card import emulated_card
+from tpspec.verify import card_noise
 from tpspec.verify.card_noise import BLOCKS, best
 
 HAS_CARD = torch.cuda.is_available()
@@ -43,6 +47,16 @@ def test_the_winner_is_that_of_the_cpu(seed: int, num_ids: int, start: int, spre
     due_T, due_ids_T = CounterNoise().best(scores_TV, seeds, range(2), stream, start)
     torch.testing.assert_close(value_T, due_T, rtol=LEAST_ERROR, atol=LEAST_ERROR)
     assert ids_T.tolist() == due_ids_T.tolist()
+
+
+@pytest.mark.skipif(HAS_CARD or shutil.which("c++") is None, reason="of an emulated card, for which there is c++")
+def test_both_ways_to_a_winner_are_there_before_the_first_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a first text at temperature 0, or at another, that waits for a compiler."""
+    tried, draw = list[bool](), card_noise.best
+    monkeypatch.setattr(card_noise, "best", lambda *given: tried.append(given[1] is None) or draw(*given))
+    with emulated_card():
+        CounterNoise().prepare(torch.device("cuda"))
+    assert sorted(tried) == [False, True]
 
 
 @pytest.mark.parametrize("num_ids", [1, OF_PROGRAM, 3 * OF_PROGRAM - 5])

@@ -139,6 +139,8 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
         of = {"group": group, "bits": bits, "has_zeros": has_zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_coded._coded, types, of | tile))
+        if bits == 4 and has_zeros:  # of groups that words are too long for
+            made.append((card_coded._coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}

@@ -89,11 +89,11 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     codes, that of a group, and then the groups' in one order)."""
     num_cards = sum("*bf16" in case for case in CASES)
     large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_coded.MANY_ROWS]
-    assert len(large) == 8 * num_cards
+    assert len(large) == 10 * num_cards
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "_few_coded"))
     assert len(plain) == (2 * 12 + 4) * num_cards
-    assert len(coded) == (56 + 12) * num_cards
+    assert len(coded) == (52 + 16) * num_cards
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
 from tpspec.topology.groups import Grid, grid_of
@@ -167,9 +170,10 @@ def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("has_zeros", [False, True])
 def test_groups_with_zeros_and_without_and_no_row_at_all(
-    has_zeros: bool, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
+    has_zeros: bool, group: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No row is what a head has of a chunk of a prompt of which no logits are wanted. Stands against zeros that only
     four bits have, and against what each group reads added up where nothing can be cut into groups. In 16 bits groups
@@ -179,8 +183,8 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
     noise = torch.Generator().manual_seed(0)
     low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
     codes = torch.randint(low, high, (70, 512), generator=noise).to(kind)
-    scales, zeros = (torch.rand(70, 4, generator=noise) + 0.5 for _ in "sz")
-    matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(DEVICE), Grid(128, 0, 512))
+    scales, zeros = (torch.rand(70, 512 // group, generator=noise) + 0.5 for _ in "sz")
+    matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(DEVICE), Grid(group, 0, 512))
     product = CodedLinear(matrix, None)
     assert product(torch.zeros(0, 512, device=DEVICE)).shape == (0, 70)
     for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9)):
@@ -201,17 +205,46 @@ def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Litera
 
 
 @pytest.mark.parametrize(("dtype", "bits"), card_coded.FLOATS, ids=str)
-def test_words_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, bits: int) -> None:
-    """Exactly, all of them. Stands against a constant of the other kind of float: the interpreter takes none."""
-    how, codes = card_coded.FLOATS[dtype, bits], torch.arange(2**bits, dtype=torch.int32)
-    low = {name: getattr(how, name) & 0xFFFF for name in ("mask", "power", "one", "less", "sign")}
-    put = codes & low["mask"]
-    power = put | low["power"] if how.how == 0xEA else put ^ low["power"]
-    less = codes & low["sign"] | low["less"]
-    factor = torch.full_like(codes, low["one"])
-    made, by, added = (x.to(torch.int16).view(dtype) for x in (power, factor, less))
-    due = codes - 8 if bits == 4 else codes.to(torch.int8)
-    assert torch.equal(made * by + added, due.to(dtype))
+def test_the_instructions_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, bits: int) -> None:
+    """Exactly, of all codes, of both words of a register. The interpreter takes none: stands against a constant of the
+    other kind of float, a code that is another's, and what is right of every second word only."""
+    name, in_a_word = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}[dtype], 16 // bits
+    codes = torch.arange(2**bits).repeat(8)[torch.randperm(8 * 2**bits, generator=torch.Generator().manual_seed(0))]
+    codes = codes.to(torch.uint8) if bits == 4 else codes.to(torch.uint8).view(torch.int8)
+    words = card_coded.in_words(codes.view(1, -1), in_a_word, 64).numpy().view(np.uint32).ravel()
+    given = getattr(card_coded, f"_{name}_{bits}").value
+    assert len(given) == in_a_word
+    for part, ptx in enumerate(given):
+        made = torch.from_numpy(floats_by(getattr(ptx, "value", ptx), words, dtype))
+        due = codes.view(-1, in_a_word, 64 // in_a_word)[:, part].flatten().double()
+        assert torch.equal(made, due - 8 * (bits == 4))
+
+
+def floats_by(ptx: str, words: NDArray[np.uint32], dtype: torch.dtype) -> NDArray[np.float64]:
+    """What PTX of a few instructions makes of each register: two floats, the lower half first."""
+    registers = {"$1": words}
+
+    def number(name: str) -> NDArray[np.uint32]:
+        return registers[name] if name in registers else np.full_like(words, int(name, 0))
+
+    for line in filter(None, map(str.strip, ptx.strip().strip("{}").split(";"))):
+        instruction, *names = re.split(r",?\s+", line)
+        if instruction == ".reg":
+            continue
+        given = [number(name) for name in names[1:]]
+        if instruction == "mov.b32":
+            (registers[names[0]],) = given
+        elif instruction == "shr.b32":
+            registers[names[0]] = given[0] >> given[1]
+        elif instruction == "lop3.b32":
+            first, second, third = (np.unpackbits(one.view(np.uint8)) for one in given[:3])
+            chosen = first << 2 | second << 1 | third
+            registers[names[0]] = np.packbits(int(names[4], 0) >> chosen.astype(int) & 1).view(np.uint32)
+        else:
+            assert instruction == f"fma.rn.{'bf' if dtype == torch.bfloat16 else 'f'}16x2"
+            factor, by, added = (torch.from_numpy(one.view(np.int16).copy()).view(dtype).double() for one in given)
+            return (factor * by + added).numpy()
+    raise AssertionError("nothing is made")
 
 
 def test_tensor_cores_are_left_to_cards_that_have_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triton import knobs
 from triton.runtime.errors import OutOfResources
 
-from tests.emulated_card import emulated_card
+from tests import emulated_card
 from tpspec.model import card_tiles
 
 CPU = torch.device("cpu")
@@ -100,7 +100,7 @@ def test_without_memory_for_a_trial_the_usual_ones_are_taken(
     trial = Trial({"usual": 1.0, "fast": 0.1}, monkeypatch)
 
     def out_of_memory(*given: Any, **named: Any) -> float:
-        raise torch.OutOfMemoryError
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(card_tiles, "seconds", out_of_memory)
     with caplog.at_level(logging.WARNING):
@@ -108,12 +108,23 @@ def test_without_memory_for_a_trial_the_usual_ones_are_taken(
     assert len(caplog.records) == 1
 
 
-def test_a_trial_is_timed_as_it_stands_in_a_round() -> None:
-    """In recordings, on an emulated card. Stands against the launches of two kernels, which take longer than both and
-    had a gate that is part of its product seem the quicker one; and against what is read for the cache's sake, which is
-    no part of it."""
-    with emulated_card() as card:
-        x = torch.ones(1024, 1024, device="cuda")
-        nothing, product = card_tiles.seconds([lambda: None, lambda: x @ x], x.device)
-        assert card.replays == 3 * card_tiles.REPLAYS
-        assert nothing < product / 2
+def test_a_trial_is_timed_as_it_stands_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In recordings, on an emulated card, where a replay takes as long as it has operations. Stands against launches,
+    which take longer than two kernels and had a gate that is part of its product seem the quicker one; against what is
+    read for the cache's sake, which is no part of it; and less than no time, of a card that others use."""
+    monkeypatch.setattr(emulated_card.PROPERTIES, "L2_cache_size", 1 << 12)
+    monkeypatch.setattr(card_tiles, "replay_s", lambda graph: float(len(graph.work)))
+    with emulated_card.emulated_card():
+        x = torch.ones(4, 4, device="cuda")
+        one, two, nothing = card_tiles.seconds([lambda: x @ x, lambda: x @ x @ x, lambda: None], x.device)
+    assert (one, two) == (1, 2)
+    assert nothing == card_tiles.LEAST_S
+
+
+def test_rows_are_compared_all_and_timed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a tile of 64 rows whose last ones have other bits than those beside which they stand alone, and
+    against tiles that suit the most rows they are for, and seldom come."""
+    trial, rows = Trial({"usual": 1.0, "fast": 0.5}, monkeypatch), list[int]()
+    monkeypatch.setattr(trial, "product", lambda x_TI, tile: rows.append(len(x_TI)) or Trial.product(trial, x_TI, tile))
+    assert trial.chosen(rows=(1, 16, 64)) == ["fast"] * 3
+    assert rows == [1] * 4 + [16] * 2 + [9] * 2 + [64] * 2 + [40] * 2

@@ -1,4 +1,4 @@
-"""What an all-reduce costs inside a CUDA graph, where no launch stands between it and its neighbours. Cards only."""
+"""What work costs inside a CUDA graph, where no launch stands between it and its neighbours. Cards only."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def replay_s(graph: torch.cuda.CUDAGraph) -> float:
     begin.record()
     graph.replay()
     end.record()
-    torch.cuda.synchronize()
+    end.synchronize()
     return float(begin.elapsed_time(end)) / 1000

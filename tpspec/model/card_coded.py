@@ -1,8 +1,8 @@
 """Products with codes of 8 and 4 bits on a CUDA card, by kernels of ours, in Triton; quantized.py has the reference.
 Must not know what a matrix is of. Imported on cards only.
 
-Shapes: I inputs, O outputs, W columns of the groups the shard touches, G groups, B bytes of a group's codes; T rows; N
-tiles of outputs, S outputs of one.
+Shapes: I inputs, O outputs, W columns of the groups the shard touches, G groups, B words (or bytes) of a group's codes;
+T rows; N tiles of outputs, S outputs of one.
 """
 
 from __future__ import annotations
@@ -45,27 +45,19 @@ class CodedLinear(TriedProduct[CodedTile]):
     of a tile of outputs lie together, as they are read: codes [N, G, S, B], scales and zeros [N, G, S]."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
-        made, group = joined([part for _, part in matrix.blocks(1)]), matrix.grid.group
-        codes_OY, in_a_word = made.codes_OW, 16 // matrix.bits
-        if group >= in_a_word * LEAST_INPUTS:
-            codes_OY = in_words(codes_OY, in_a_word, group)
-        elif matrix.bits == 4:
-            codes_OY = paired(codes_OY, group)
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
-        self._codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
-        self._scales_NGS = _in_tiles(made.scales_OG)
-        self._zeros_NGS = None if made.zeros_OG is None else _in_tiles(made.zeros_OG)
-        device = codes_OY.device
+        self._codes_NGSB, self._scales_NGS, self._zeros_NGS = _as_read(matrix)
+        device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
         self._at_once = FEWER_GROUPS if len(self._codes_NGSB) >= MANY_TILES * num_processors(device) else GROUPS
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
-            "group": group, "bits": matrix.bits, "has_zeros": made.zeros_OG is not None, **overlap(device)
+            "group": matrix.grid.group, "bits": matrix.bits, "has_zeros": self._zeros_NGS is not None, **overlap(device)
         }  # fmt: skip
-        self._has_kernel = self._has_tensor_cores and codes_OY.dtype == torch.int16
+        self._has_kernel = self._has_tensor_cores and self._codes_NGSB.dtype == torch.int16
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
-        half = torch.float16 if made.scales_OG.dtype == torch.float16 else torch.bfloat16
-        of = self._num_outputs, matrix.bits, matrix.grid.group, made.scales_OG.dtype, made.zeros_OG is not None
-        trial = Trial(of, matrix.grid.inputs, codes_OY.nbytes if self._has_kernel else 0, device, half)
+        half = torch.float16 if scales_dtype == torch.float16 else torch.bfloat16
+        of = self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, self._zeros_NGS is not None
+        trial = Trial(of, matrix.grid.inputs, self._codes_NGSB.nbytes if self._has_kernel else 0, device, half)
         super().__init__(trial, CODED_TILES, GATED_CODED_TILES if bias_O is None else {})  # which is added behind
 
     def __call__(self, x_TI: Tensor) -> Tensor:
@@ -107,6 +99,19 @@ class CodedLinear(TriedProduct[CodedTile]):
 def num_processors(device: torch.device) -> int:
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
+
+
+def _as_read(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Its codes, scales and zeros, in tiles."""
+    made, group, in_a_word = joined([part for _, part in matrix.blocks(1)]), matrix.grid.group, 16 // matrix.bits
+    codes_OY, scales_OG, zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
+    del made  # or its codes would be there beside their words and their tiles
+    if group >= in_a_word * LEAST_INPUTS:
+        codes_OY = in_words(codes_OY, in_a_word, group)
+    elif matrix.bits == 4:
+        codes_OY = paired(codes_OY, group)
+    codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
+    return codes_NGSB, _in_tiles(scales_OG), None if zeros_OG is None else _in_tiles(zeros_OG)
 
 
 def paired(codes_OW: Tensor, group: int) -> Tensor:

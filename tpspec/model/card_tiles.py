@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 SWITCH = "TPSPEC_TILES"  # variable: "off" where the usual ones should be taken
 LEAST_BYTES = 4 << 20  # of a matrix: one that is smaller takes little longer than its launch
-CALLS, REPLAYS = 4, 5  # of each, in a recording: as in rounds no launch stands between kernels
+CALLS, REPLAYS = 8, 8  # in a recording, and of each recording; the first replay tells how fast a cold card is
 FLUSHED = 2  # times what the card's cache holds is read before each call
+LEAST_S = 1e-9  # that work takes: less is what other processes took of the card meanwhile
 WORTH = 0.97  # of the usual one's time: by less they differ by chance
 
 TILE_ROWS, TILE_OUTPUTS = 16, 16  # of the usual ones; fewer rows than 16 no tensor core takes
@@ -50,8 +51,8 @@ class Tile(NamedTuple):
     warps: int
 
 
-# On an H200 this reads the matrices of an 8B at 83% of its copy rate, and at 88% overlapped; four warps and 128
-# columns, at 77%. In a program the rows are read beside the matrix: as many numbers as of its outputs.
+# On an H200 this reads the matrices of an 8B at 71 (the smallest) to 97% of its copy rate. In a program the rows are
+# read beside the matrix: as many numbers as of its outputs.
 USUAL = Tile(TILE_ROWS, TILE_OUTPUTS, 256, 5, 2)
 NARROW = (USUAL, Tile(16, 16, 128, 4, 4), Tile(16, 16, 128, 6, 2), Tile(16, 16, 512, 3, 4), Tile(16, 32, 128, 5, 2),
           Tile(16, 32, 256, 3, 4))  # fmt: skip
@@ -119,18 +120,22 @@ def chosen(
     x_TI = torch.randn(max(candidates), trial.num_inputs, generator=noise).to(trial.device, trial.dtype)
     try:
         found = [
-            _fastest(product, x_TI[: (fewer + most + 1) // 2], tiles, trial.of)  # neither the fewest nor the most
+            _fastest(product, x_TI[:most], (fewer + most + 1) // 2, tiles, trial.of)
             for (fewer, most), tiles in zip(pairwise([0, *candidates]), candidates.values(), strict=True)
         ]
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if "out of memory" not in str(error):  # so say torch, and CUDA itself
+            raise
         log.warning("products %s are made in the usual tiles: there is no memory left to try others", trial.of)
         found = [0] * len(candidates)
     _chosen[trial] = found
     return chosen(candidates, product, trial)
 
 
-def _fastest(product: Callable[[Tensor, Cut], Tensor], x_TI: Tensor, tiles: Sequence[Cut], of: Hashable) -> int:
-    """Its place among them."""
+def _fastest(
+    product: Callable[[Tensor, Cut], Tensor], x_TI: Tensor, usual: int, tiles: Sequence[Cut], of: Hashable
+) -> int:
+    """Its place among them. usual: of the rows, those that are timed: neither the fewest nor the most."""
     expected, sound = product(x_TI, tiles[0]), [0]
     for place, tile in enumerate(tiles[1:], 1):
         try:
@@ -142,28 +147,30 @@ def _fastest(product: Callable[[Tensor, Cut], Tensor], x_TI: Tensor, tiles: Sequ
             log.warning("products %s are not made in %s, by which their last bits are others", of, tile)
         else:
             sound.append(place)
-    works = [partial(product, x_TI, tiles[place]) for place in sound]
+    works = [partial(product, x_TI[:usual], tiles[place]) for place in sound]
     took_s = dict(zip(sound, seconds(works, x_TI.device), strict=True))
     best = min(took_s, key=took_s.__getitem__)
     found = best if took_s[best] < WORTH * took_s[0] else 0
     way, share = tiles[found] or "one kernel after the other", took_s[found] / took_s[0]
-    log.info("products %s of %d rows: %s, %.2f of the usual way's time", of, len(x_TI), way, share)
+    log.info("products %s of up to %d rows: %s, %.2f of the usual way's time", of, len(x_TI), way, share)
     return found
 
 
 def seconds(works: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Of a call of each in a recording, where no launch stands between kernels, while the card's cache holds nothing of
-    what it reads."""
+    """Of a call of each: in recordings, where no launch stands between kernels as none does in a round, while the
+    card's cache holds nothing of what it reads. (What is read in front of it does not let it begin before the end.)"""
     flushed = FLUSHED * torch.cuda.get_device_properties(device).L2_cache_size
     others = torch.zeros(flushed // 8, dtype=torch.int64, device=device)
 
-    def behind_others(work: Callable[[], object]) -> float:
+    def recorded(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with captured(graph):
             for _ in range(CALLS):
                 others.sum()  # what is written instead would leave the cache while the work runs
                 work()
-        return min(replay_s(graph) for _ in range(REPLAYS)) / CALLS
+        return graph
 
-    without = behind_others(lambda: None)
-    return [behind_others(work) - without for work in works]
+    graphs = [recorded(work) for work in (lambda: None, *works)]
+    in_turn = [[replay_s(graph) for graph in graphs] for _ in range(REPLAYS)]
+    without, *took = (min(times) / CALLS for times in zip(*in_turn[1:], strict=True))
+    return [max(LEAST_S, with_work - without) for with_work in took]

@@ -2,7 +2,7 @@
 
 On a CPU torch finds the largest of a row of a vocabulary in a tenth of the time that it takes to say where it stands.
 So first the largest of each part of a row is found, then where it stands in the few parts that matter. Short rows do
-as well without. On a card torch takes 27 us for a row of 128,000, and a kernel of ours 5 (an H200, in a round).
+as well without. On a card torch takes 27 us for a row of 128,000, and two kernels of ours 5 (an H200, in a round).
 
 Shapes: T rows, V columns, C of them.
 """
@@ -22,7 +22,8 @@ NUM_HEAPED = 32  # numbers of a heap, which stand far apart
 
 
 def largest(x_TV: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest number of each row and its column, the first where several are: [T] each. NaN is larger than all."""
+    """The largest number of each row and its column, the first where several are: [T] each. NaN is larger than all;
+    where it stands a card does not say."""
     num_columns = x_TV.shape[1]
     if x_TV.is_cuda and x_TV.dtype == torch.float32:
         from tpspec.verify import card_noise  # Triton comes with torch for cards only

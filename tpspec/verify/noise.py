@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tpspec.staged import sent
+from tpspec.verify.largest import largest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,9 @@ class CounterNoise:
 
     def prepare(self, device: torch.device) -> None:
         """What would otherwise make the first draw slow: a card compiles."""
-        self.best(torch.zeros(1, 1, device=device), [0], [0], Stream.target, 0)
+        scores_TV = torch.zeros(1, 1, device=device)
+        self.best(scores_TV, [0], [0], Stream.target, 0)
+        largest(scores_TV)  # at temperature 0
 
     def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
         """Gumbel noise of any ids, float64, the shape of ids: the plain reference of `best`."""
