@@ -30,12 +30,8 @@ from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
 PROPERTIES = SimpleNamespace(
-    name="a card to compile for",
-    multi_processor_count=132,
-    total_memory=80 << 30,
-    uuid="none",
-    is_integrated=0,
-    L2_cache_size=50 << 20,
+    **vars(emulated_card.PROPERTIES)
+    | {"name": "a card to compile for", "multi_processor_count": 132, "total_memory": 80 << 30}
 )
 MEMORY = (78 << 30, 80 << 30)
 

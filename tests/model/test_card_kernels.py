@@ -97,9 +97,7 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]
-        # With codes ptxas would rather keep two numbers in memory, for a gate, than have more registers.
-        most = 2 * MOST_STACK if not is_usual else 8 if one["kernel"] == "_few_coded" and one["gate"] else 0
-        assert one["stack"] <= most
+        assert one["stack"] <= (0 if is_usual else 2 * MOST_STACK)
         each = one["tile_rows"] * one["outputs"] // card_tiles.TILE_OUTPUTS  # of a thread's sums
         if not one["biased"] and not one["gate"]:
             assert one["adds"] == (0 if one["at_once"] is None else each * one["at_once"] // 4)

@@ -20,12 +20,19 @@ def seconds_in_graph(send: Callable[[Tensor], Tensor], x_E: Tensor, rounds: int)
     with torch.cuda.stream(side):  # a communicator sets itself up at its first call, which cannot be captured
         send(x_E.clone())
     torch.cuda.current_stream().wait_stream(side)
-    x_E, graph = x_E.clone(), torch.cuda.CUDAGraph()
-    with captured(graph):
-        for _ in range(CALLS):
-            send(x_E)
+    x_E = x_E.clone()
+    graph = recorded(lambda: send(x_E), CALLS)
     graph.replay()
     return median(replay_s(graph) for _ in range(rounds)) / CALLS
+
+
+def recorded(work: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+    """So many calls of it, one after the other; it has been called before."""
+    graph = torch.cuda.CUDAGraph()
+    with captured(graph):
+        for _ in range(calls):
+            work()
+    return graph
 
 
 def replay_s(graph: torch.cuda.CUDAGraph) -> float:

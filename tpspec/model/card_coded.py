@@ -302,7 +302,7 @@ def _few_coded(
     own, real_rows, real_outputs = tl.arange(0, at_once), rows < num_rows, outputs < num_outputs
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
     column = tl.arange(0, columns)
-    first_at = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
+    first_at = outputs // together * (num_groups * together) + outputs % together  # of scales, which 32 bits count
     from_x = x_at + rows[None, :, None].to(tl.int64) * (num_groups * group) + column[None, None, :]
     at, real = first_at[None, :] + own[:, None] * together, (own < num_groups)[:, None] & real_outputs[None, :]
     sums = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
@@ -310,7 +310,7 @@ def _few_coded(
     scales, zeros = _numbers(scales_at, at, real, True), _numbers(zeros_at, at, real, has_zeros)
     if gate != "":
         more = num_outputs + outputs
-        more_at = (more // together).to(tl.int64) * (num_groups * together) + more % together
+        more_at = more // together * (num_groups * together) + more % together
         apart = (more_at - first_at)[None, :]
         ups = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
         more_scales, more_zeros = (
@@ -330,14 +330,14 @@ def _few_coded(
         if bits == 4:
             third = tl.load(from_group + 2 * columns, mask=real_x, other=0.0)
             last = tl.load(from_group + 3 * columns, mask=real_x, other=0.0)
-        from_codes = codes_at + at[:, None, :] * columns + column[None, :, None]
+        from_codes = codes_at + at.to(tl.int64)[:, None, :] * columns + column[None, :, None]
         sums = _of_groups(
             sums, x, second, third, last, from_codes, real, scales, zeros, bits, has_zeros, inline_ptx
         )  # fmt: skip
         if gate != "":
             next_more_scales = _numbers(scales_at, next_at + apart, next_real, True)
             next_more_zeros = _numbers(zeros_at, next_at + apart, next_real, has_zeros)
-            from_codes += (apart * columns)[:, None, :]
+            from_codes += apart.to(tl.int64)[:, None, :] * columns
             ups = _of_groups(
                 ups, x, second, third, last, from_codes, real, more_scales, more_zeros, bits, has_zeros, inline_ptx
             )  # fmt: skip

@@ -20,8 +20,7 @@ import torch
 from triton import knobs
 from triton.errors import TritonError
 
-from tpspec.capture import captured
-from tpspec.comm.replay_time import replay_s
+from tpspec.comm.replay_time import recorded, replay_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -162,15 +161,11 @@ def seconds(works: Sequence[Callable[[], object]], device: torch.device) -> list
     flushed = FLUSHED * torch.cuda.get_device_properties(device).L2_cache_size
     others = torch.zeros(flushed // 8, dtype=torch.int64, device=device)
 
-    def recorded(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with captured(graph):
-            for _ in range(CALLS):
-                others.sum()  # what is written instead would leave the cache while the work runs
-                work()
-        return graph
+    def behind_others(work: Callable[[], object]) -> None:
+        others.sum()  # what is written instead would leave the cache while the work runs
+        work()
 
-    graphs = [recorded(work) for work in (lambda: None, *works)]
+    graphs = [recorded(partial(behind_others, work), CALLS) for work in (lambda: None, *works)]
     in_turn = [[replay_s(graph) for graph in graphs] for _ in range(REPLAYS)]
     without, *took = (min(times) / CALLS for times in zip(*in_turn[1:], strict=True))
     return [max(LEAST_S, with_work - without) for with_work in took]
