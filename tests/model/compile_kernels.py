@@ -224,10 +224,23 @@ def sums(ttgir: str) -> list[str]:
     return sorted(layouts[name] for name in reduced)
 
 
-def waits_first(ptx: str) -> bool:
-    """For the kernels before, and then reads or writes."""
-    before, waits, _ = ptx.partition("griddepcontrol.wait;")
-    return bool(waits) and not re.search(r"\b(ld|st|atom|red)(\.volatile)?\.global|cp\.async", before)
+def read_before(ttir: str) -> list[str] | None:
+    """Arguments that a kernel reads at before it waits for the kernels in front of it; None where it does not wait.
+    What is written then is told as a read at "?"."""
+    before, waits, _ = ttir.partition("griddepcontrol.wait")
+    if not waits:
+        return None
+    origins, read = dict[str, set[str]](), set[str]()
+    for made, operation, rest in re.findall(r"^ *(?:(%\w+) = )?([\w.]+) (.*)", before, re.MULTILINE):
+        operands = re.findall(r"%\w+", rest)
+        if operation == "tt.func":
+            origins |= {name: {name[1:]} for name in re.findall(r"(%\w+): !tt.ptr", rest)}
+        elif operation in ("tt.load", "tt.store") or "atomic" in operation:
+            read |= origins[operands[0]] if operation == "tt.load" else {"?"}
+        elif made and "!tt.ptr" in rest:
+            pointers = operands[:1] if operation == "tt.addptr" else operands
+            origins[made] = set().union(*(origins.get(operand, set()) for operand in pointers))
+    return sorted(read)
 
 
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
@@ -272,7 +285,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"biased": constants.get("has_biases", False), "gate": constants.get("gate", "")}
             told |= {"stages": options.get("num_stages")}
             told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
-            told |= {"waits": constants.get("overlaps"), "waits_first": waits_first(made.asm["ptx"])}
+            told |= {"waits": constants.get("overlaps"), "read_before": read_before(made.asm["ttir"])}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

@@ -7,7 +7,7 @@ T rows; N tiles of outputs, S outputs of one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.model.card_overlap import begin, overlap
+from tpspec.model.card_floats import codes_of, floats_of
+from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
 from tpspec.model.card_tiles import (
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
 # for each processor of the card.
 GROUPS, FEWER_GROUPS, MANY_TILES = 4, 2, 4
 LEAST_INPUTS = 16  # that a product takes at a time
+CODE_LINES, SCALE_LINES = 64, 8  # of a tile: what two turns take of 4 bits, and of scales 4,096 columns
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
+
+_CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
 
 
 class CodedLinear(TriedProduct[CodedTile]):
@@ -156,7 +160,7 @@ def group_product(
         total = tl.zeros((real_rows.shape[0],), tl.float32)
         for index in tl.static_range(parts):
             x = tl.load(from_x + (index * (group // parts) + columns)[None, :], mask=real_rows[:, None], other=0.0)
-            part = tl.dot(x, _codes(words, index, bits).to(x.dtype), part, input_precision="ieee")
+            part = tl.dot(x, codes_of(words, index, bits).to(x.dtype), part, input_precision="ieee")
             total += tl.sum(x.to(tl.float32), 1)
     elif bits == 4:
         half = tl.arange(0, group // 2)
@@ -176,68 +180,31 @@ def group_product(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _codes(words: tl.tensor, index: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
-    """int8: of 8 bits, or of 4, less 8; one of each word."""
-    if bits == 8:
-        return (words >> 8 * index).to(tl.int8)
-    return ((words >> 4 * index) & 15).to(tl.int8) - 8
-
-
-class Floats(NamedTuple):
-    """How two codes of a register of words, an `and` and an `or` (or `xor`) away from floats of 16 bits, become these:
-    they are put below a power of two, of which so much is taken again that they are left. Of bfloat16, which has no
-    room for 8 bits there, the highest bit decides how much that is. All for both at once; PTX."""
-
-    dtype: str
-    mask: int
-    power: int
-    how: int  # of lop3: 0xea is (a & b) | c, and 0x6a is (a & b) ^ c
-    one: int
-    less: int
-    sign: int = 0
-
-    def ptx(self, shift: int) -> str:
-        signed = f"lop3.b32 less, bits, {self.sign:#x}, {self.less:#x}, 0xea;"
-        return f"""{{
-            .reg .b32 bits, one, less;
-            shr.b32 bits, $1, {shift};
-            {signed if self.sign else f"mov.b32 less, {self.less:#x};"}
-            lop3.b32 bits, bits, {self.mask:#x}, {self.power:#x}, {self.how:#x};
-            mov.b32 one, {self.one:#x};
-            fma.rn.{self.dtype}x2 $0, bits, one, less;
-        }}"""
-
-
-FLOATS = {
-    (torch.bfloat16, 4): Floats("bf16", 0x000F000F, 0x43004300, 0xEA, 0x3F803F80, 0xC308C308),
-    (torch.float16, 4): Floats("f16", 0x000F000F, 0x64006400, 0xEA, 0x3C003C00, 0xE408E408),
-    (torch.bfloat16, 8): Floats("bf16", 0x007F007F, 0x43004300, 0xEA, 0x3F803F80, 0xC300C300, sign=0x00800080),
-    (torch.float16, 8): Floats("f16", 0x00FF00FF, 0x64806480, 0x6A, 0x3C003C00, 0xE480E480),
-}
-_BFLOAT16_4, _FLOAT16_4, _BFLOAT16_8, _FLOAT16_8 = (
-    tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, bits))) for (_, bits), how in FLOATS.items()
-)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _floats(
-    words: tl.tensor, like: tl.tensor, index: tl.constexpr, bits: tl.constexpr, inline_ptx: tl.constexpr
-) -> tl.tensor:
-    """The same codes, as the floats that they are."""
-    if not inline_ptx:
-        return _codes(words, index, bits).to(like.dtype)
-    bfloat16: tl.constexpr = _BFLOAT16_8[index] if bits == 8 else _BFLOAT16_4[index]
-    float16: tl.constexpr = _FLOAT16_8[index] if bits == 8 else _FLOAT16_4[index]
-    ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
-    return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _numbers(numbers_at: tl.tensor, at: tl.tensor, real: tl.tensor, are_there: tl.constexpr) -> tl.tensor:
     """Scales or zeros, as they are kept; nothing where there are none."""
     if not are_there:
         return tl.zeros(at.shape, numbers_at.dtype.element_ty)
     return tl.load(numbers_at + at, mask=real, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _fetch_tiles(
+    output: tl.tensor,
+    num_outputs: int,
+    codes_at: tl.tensor,
+    scales_at: tl.tensor,
+    size: tl.tensor,
+    columns: tl.constexpr,
+    tiles: tl.constexpr,
+    together: tl.constexpr,
+    overlaps: tl.constexpr,
+) -> None:
+    """The first codes and scales of so many tiles, this output's and those behind it, as far as there are any. A tile
+    has `size` scales, and words for each."""
+    tile = tl.minimum(output + tl.arange(0, tiles) * together, num_outputs - 1) // together
+    begin_at = tile.to(tl.int64) * size
+    fetch(codes_at + begin_at * columns, size * columns, _CODE_LINES, overlaps)
+    fetch(scales_at + begin_at, size, _SCALE_LINES, overlaps)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -258,11 +225,11 @@ def _of_groups(
     """Sums [N, R, O] of N groups at once go on by rows [N, R, columns] of each half or quarter of a group, and outputs
     whose words are at `from_codes` [N, columns, O], of which those are real [N, O]."""
     words = tl.load(from_codes, mask=real[:, None, :], other=0)
-    part = tl.dot(x, _floats(words, x, 0, bits, inline_ptx))
-    part = tl.dot(second, _floats(words, x, 1, bits, inline_ptx), part)
+    part = tl.dot(x, floats_of(words, x, 0, bits, inline_ptx))
+    part = tl.dot(second, floats_of(words, x, 1, bits, inline_ptx), part)
     if bits == 4:
-        part = tl.dot(third, _floats(words, x, 2, bits, inline_ptx), part)
-        part = tl.dot(last, _floats(words, x, 3, bits, inline_ptx), part)
+        part = tl.dot(third, floats_of(words, x, 2, bits, inline_ptx), part)
+        part = tl.dot(last, floats_of(words, x, 3, bits, inline_ptx), part)
     sums += part * scales.to(tl.float32)[:, None, :]
     if has_zeros:
         ones = tl.full(words.shape, 1.0, x.dtype)
@@ -296,9 +263,9 @@ def _few_coded(
 ) -> None:
     """A tile of y [T, O] from x [T, W]. Of some groups at once each has a warp and sums of its own, which are added at
     the end: the same for any number of rows. Outputs lie `together` by so many. gate: as of card_products.py."""
-    begin(overlaps)
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    first_output = tl.program_id(1) * tile_outputs
+    outputs = first_output + tl.arange(0, tile_outputs)
     own, real_rows, real_outputs = tl.arange(0, at_once), rows < num_rows, outputs < num_outputs
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
     column = tl.arange(0, columns)
@@ -306,16 +273,23 @@ def _few_coded(
     from_x = x_at + rows[None, :, None].to(tl.int64) * (num_groups * group) + column[None, None, :]
     at, real = first_at[None, :] + own[:, None] * together, (own < num_groups)[:, None] & real_outputs[None, :]
     sums = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
+    tiles: tl.constexpr = tile_outputs // together
+    size, count = num_groups * together, num_outputs if gate == "" else 2 * num_outputs
+    _fetch_tiles(first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps)
     # A group's scales are as few bytes as no copy in the background takes: they are fetched a turn ahead.
     scales, zeros = _numbers(scales_at, at, real, True), _numbers(zeros_at, at, real, has_zeros)
     if gate != "":
         more = num_outputs + outputs
         more_at = more // together * (num_groups * together) + more % together
         apart = (more_at - first_at)[None, :]
+        _fetch_tiles(
+            num_outputs + first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps
+        )  # fmt: skip
         ups = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
         more_scales, more_zeros = (
             _numbers(scales_at, at + apart, real, True), _numbers(zeros_at, at + apart, real, has_zeros)
         )  # fmt: skip
+    begin(overlaps)
     for first in range(0, num_groups, at_once):
         index = first + own
         is_group, next_at = index < num_groups, at + at_once * together

@@ -281,10 +281,11 @@ def gated(
     overlaps: tl.constexpr,
 ) -> None:
     """RMSNorm of each head's answer times silu of its gate; all [T, H, V]. Programs: T x H."""
-    begin(overlaps)
     columns = tl.arange(0, wide)
+    weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
+    begin(overlaps)
     at = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * dim + columns
     x = tl.load(answers_at + at, mask=columns < dim, other=0.0)
-    normed = rms_normed(x, weight_at, eps, columns, dim).to(x.dtype).to(tl.float32)
+    normed = rms_normed(x, weight, eps, dim).to(x.dtype).to(tl.float32)
     gate = tl.load(gate_at + at, mask=columns < dim, other=0.0).to(tl.float32)
     tl.store(out_at + at, (normed * (gate / (1 + tl.exp(-gate)))).to(out_at.dtype.element_ty), mask=columns < dim)

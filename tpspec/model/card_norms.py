@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tpspec.model.card_overlap import begin
+from tpspec.model.card_overlap import begin, fetch_row
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,18 +33,22 @@ def add_norm(
 ) -> None:
     """x [T, D] += delta, or its RMSNorm, then *= scale, and out the RMSNorm of what x was rounded to. A program a
     row."""
-    begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, wide)
     real = columns < dim
+    weight = tl.load(weight_at + columns, mask=real, other=0.0)
+    if norms_delta:
+        delta_weight = tl.load(delta_weight_at + columns, mask=real, other=0.0)
+    fetch_row(x_at + row * dim, dim, wide, overlaps)
+    begin(overlaps)
     x = tl.load(x_at + row * dim + columns, mask=real, other=0.0)
     if adds:
         delta = tl.load(delta_at + row * dim + columns, mask=real, other=0.0)
         if norms_delta:
-            delta = rms_normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
+            delta = rms_normed(delta, delta_weight, delta_eps, dim).to(delta.dtype)
         x = sum_of(x, delta, scale, scales)
         tl.store(x_at + row * dim + columns, x, mask=real)
-    normed = rms_normed(x, weight_at, eps, columns, dim)
+    normed = rms_normed(x, weight, eps, dim)
     tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
 
 
@@ -58,8 +62,7 @@ def sum_of(x: tl.tensor, delta: tl.tensor, scale: float, scales: tl.constexpr) -
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def rms_normed(x: tl.tensor, weight_at: tl.tensor, eps: float, columns: tl.tensor, dim: tl.constexpr) -> tl.tensor:
+def rms_normed(x: tl.tensor, weight: tl.tensor, eps: float, dim: tl.constexpr) -> tl.tensor:
     """Of a whole row, which is 0 beyond its numbers; float32."""
     x = x.to(tl.float32)
-    weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
     return x * tl.rsqrt(tl.sum(x * x) / dim + eps) * weight

@@ -2,8 +2,9 @@
 
 What a kernel can do without what is computed before it, its start and the fetching of weights, it does meanwhile. All
 that take part wait before they read or write anything else: as one that waits ends after all in front of it, so does
-what waits for it. CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization". In Triton, imported
-on cards only.
+what waits for it. Weights of small kernels, and a round's table, were last read so long ago that they come from memory,
+which takes as long as the rest of such a kernel: they are read before it waits. CUDA C++ programming guide,
+"Programmatic Dependent Launch and Synchronization". In Triton, imported on cards only.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 OVERLAP_FROM = (9, 0)  # compute capability
 SWITCH = "TPSPEC_OVERLAP"  # variable: "off" where kernels should begin when the last has ended
 LINE_BYTES = 128  # that a card fetches at once
-LINES = 8  # of a row of weights: what a card reads in the time of a small kernel, for programs of a whole card
 
-_LINE_BYTES, _LINES = tl.constexpr(LINE_BYTES), tl.constexpr(LINES)
+_LINE_BYTES = tl.constexpr(LINE_BYTES)
 
 
 class Overlap(TypedDict):
@@ -53,17 +53,31 @@ def begin(overlaps: tl.constexpr) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def fetch(rows_at: tl.tensor, stride: int, overlaps: tl.constexpr) -> None:
+def fetch(rows_at: tl.tensor, stride: int, lines: tl.constexpr, overlaps: tl.constexpr) -> None:
     """Before that: the first numbers of these rows, which are as many numbers apart and nobody writes, come into the
-    card's cache meanwhile."""
+    card's cache meanwhile. lines: of a row; a power of two."""
     if overlaps:
-        line = tl.arange(0, _LINES) * (_LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8))
-        lines_at = rows_at[:, None] + tl.minimum(line, stride - 1)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [lines_at.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        line = tl.arange(0, lines) * (_LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8))
+        _fetch_lines(rows_at[:, None] + tl.minimum(line, stride - 1)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fetch_row(row_at: tl.tensor, size: tl.constexpr, wide: tl.constexpr, overlaps: tl.constexpr) -> None:
+    """The same of all numbers of one row; `wide`: the next power of two. Who writes some meanwhile does so in that
+    cache, too."""
+    if overlaps:
+        each: tl.constexpr = _LINE_BYTES // (row_at.dtype.element_ty.primitive_bitwidth // 8)
+        line = tl.arange(0, (wide + each - 1) // each) * each
+        _fetch_lines(row_at + tl.minimum(line, size - 1))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _fetch_lines(lines_at: tl.tensor) -> None:
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [lines_at.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TENSOR_CORES = (8, 0)  # compute capability that Triton asks for; below it there is no bfloat16
+LINES = 8  # of a row of weights: what a card reads in the time of a small kernel, for programs of a whole card
 ALIGNED = 16  # numbers, at which rows of a matrix begin: what Triton needs to know for loads of 16 bytes
+
+_LINES = tl.constexpr(LINES)
 
 
 class TriedProduct(ABC, Generic[Cut]):
@@ -141,9 +144,9 @@ def _few_rows(
     from_x = x_at + rows[:, None] * num_inputs
     from_weights = weights_at + outputs[None, :].to(tl.int64) * stride
     fetched = tl.minimum(outputs, num_outputs - 1)
-    fetch(weights_at + fetched.to(tl.int64) * stride, stride, overlaps)
+    fetch(weights_at + fetched.to(tl.int64) * stride, stride, _LINES, overlaps)
     if gate != "":
-        fetch(weights_at + (num_outputs + fetched).to(tl.int64) * stride, stride, overlaps)
+        fetch(weights_at + (num_outputs + fetched).to(tl.int64) * stride, stride, _LINES, overlaps)
     begin(overlaps)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     if gate != "":

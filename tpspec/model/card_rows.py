@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tpspec.model.card_overlap import begin
+from tpspec.model.card_overlap import begin, fetch_row
 
 # The table, int64: for each of so many rows four numbers (in columns), then six for each of as many tiles, then three
 # for each block of keys, as the names below say. A span's rows are a chain, which see all before them, and behind it a
@@ -120,27 +120,31 @@ def place(
     where keys and values are made of the same. grown: queries that are turned are multiplied by their position's gain,
     of gains [P]. small: the cache has codes and scales.
     """
-    begin(overlaps)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, wide)
     real = columns < dim
     line = tl.where(head < num_lines, head, head - num_kv_heads)
     head_at = qkv_at + (row * num_lines + line) * dim
     slot = tl.load(table_at + _SLOTS * most_rows + row)
+    if turned:
+        position = tl.load(table_at + _POSITIONS * most_rows + row)
+        cos = tl.load(cos_at + position * dim + columns, mask=real, other=0.0).to(tl.float32)
+        sin = tl.load(sin_at + position * dim + columns, mask=real, other=0.0).to(tl.float32)
+        if grown:
+            gain = tl.load(gains_at + position)
+    if normed:
+        fetch_row(tl.where(head < num_heads, q_weight_at, k_weight_at), dim, wide, overlaps)
+    begin(overlaps)
     if head < num_heads + num_kv_heads:
         weight_at = q_weight_at if head < num_heads else k_weight_at
         x = _head(head_at, weight_at, eps, columns, dim, wide, normed)
         if turned:
-            position = tl.load(table_at + _POSITIONS * most_rows + row)
             across = tl.where(columns < dim // 2, columns + dim // 2, columns - dim // 2)
             across = tl.where(real, across, columns)
-            other = _head(head_at, weight_at, eps, across, dim, wide, normed)
-            cos = tl.load(cos_at + position * dim + columns, mask=real, other=0.0).to(tl.float32)
-            sin = tl.load(sin_at + position * dim + columns, mask=real, other=0.0).to(tl.float32)
-            x = x * cos + other * sin
+            x = x * cos + _head(head_at, weight_at, eps, across, dim, wide, normed) * sin
         if head < num_heads:
             if turned and grown:
-                x *= tl.load(gains_at + position)
+                x *= gain
             to = q_at + (row * num_heads + head) * dim + columns
             tl.store(to, x.to(q_at.dtype.element_ty), mask=real)
         elif slot >= 0:
@@ -341,15 +345,16 @@ def join(
 ) -> None:
     """out [T, H, E] of the splits that had blocks; 0 for padding. Programs: T x H x pieces of E. sinks: there are some,
     [H], scores beside those of the keys."""
-    begin(overlaps)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns, split = tl.program_id(2) * wide + tl.arange(0, wide), tl.arange(0, splits)
     used = split < tl.load(table_at + _BLOCKS * most_rows + row)
+    if sinks:
+        sink = tl.load(sinks_at + head)
+    begin(overlaps)
     at = (row * num_heads + head) * splits + split
     tops = tl.load(tops_at + at, mask=used, other=-float("inf"))
     top = tl.max(tops, 0)
     if sinks:
-        sink = tl.load(sinks_at + head)
         top = tl.maximum(top, sink)
     weights = tl.where(used, tl.exp(tops - tl.where(top == -float("inf"), 0.0, top)), 0.0)
     mass = tl.sum(weights * tl.load(masses_at + at, mask=used, other=0.0), 0)

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tpspec.comm.peer_kernel import ROW_BYTES, meet, message, total_of
 from tpspec.model.card_norms import rms_normed, sum_of
+from tpspec.model.card_overlap import fetch_row
 
 _ROW_BYTES = tl.constexpr(ROW_BYTES)
 
@@ -48,12 +49,16 @@ def sum_add_norm(
     A program a row, each with a place of its own in every memory, whatever D is; see `exchange` for the rest. The next
     kernel begins when all ranks have come: it would fill the card, which another rank may compute on, while this waits.
     """
-    if overlaps:
-        gdc_wait()
     row = tl.program_id(0)
     columns = tl.arange(0, wide)
     real = columns < dim
     at = row * dim + columns
+    weight = tl.load(weight_at + columns, mask=real, other=0.0)
+    if norms_delta:
+        delta_weight = tl.load(delta_weight_at + columns, mask=real, other=0.0)
+    fetch_row(x_at + row * dim, dim, wide, overlaps)
+    if overlaps:
+        gdc_wait()
     places = row * (_ROW_BYTES // (partial_at.dtype.element_ty.primitive_bitwidth // 8)) + columns
     epoch = tl.load(epochs_at + row) + 1
     partial = tl.load(partial_at + at, mask=real, other=0.0)
@@ -65,9 +70,9 @@ def sum_add_norm(
     delta = total_of(partial_at, memories_at, places, real, epoch, leg, rank, size, wide).to(partial.dtype)
     tl.store(epochs_at + row, epoch)
     if norms_delta:
-        delta = rms_normed(delta, delta_weight_at, delta_eps, columns, dim).to(delta.dtype)
+        delta = rms_normed(delta, delta_weight, delta_eps, dim).to(delta.dtype)
     x = tl.load(x_at + at, mask=real, other=0.0)
     x = sum_of(x, delta, scale, scales)
     tl.store(x_at + at, x, mask=real)
-    normed = rms_normed(x, weight_at, eps, columns, dim)
+    normed = rms_normed(x, weight, eps, dim)
     tl.store(out_at + at, normed.to(out_at.dtype.element_ty), mask=real)

@@ -1,0 +1,68 @@
+"""How codes of 8 and 4 bits, of which some stand in a word, become numbers on a CUDA card, in Triton. Knows no matrix.
+Imported on cards only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def codes_of(words: tl.tensor, index: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
+    """int8: of 8 bits, or of 4, less 8; one of each word."""
+    if bits == 8:
+        return (words >> 8 * index).to(tl.int8)
+    return ((words >> 4 * index) & 15).to(tl.int8) - 8
+
+
+class Floats(NamedTuple):
+    """How two codes of a register of words, an `and` and an `or` (or `xor`) away from floats of 16 bits, become these:
+    they are put below a power of two, of which so much is taken again that they are left. Of bfloat16, which has no
+    room for 8 bits there, the highest bit decides how much that is. All for both at once; PTX."""
+
+    dtype: str
+    mask: int
+    power: int
+    how: int  # of lop3: 0xea is (a & b) | c, and 0x6a is (a & b) ^ c
+    one: int
+    less: int
+    sign: int = 0
+
+    def ptx(self, shift: int) -> str:
+        signed = f"lop3.b32 less, bits, {self.sign:#x}, {self.less:#x}, 0xea;"
+        return f"""{{
+            .reg .b32 bits, one, less;
+            shr.b32 bits, $1, {shift};
+            {signed if self.sign else f"mov.b32 less, {self.less:#x};"}
+            lop3.b32 bits, bits, {self.mask:#x}, {self.power:#x}, {self.how:#x};
+            mov.b32 one, {self.one:#x};
+            fma.rn.{self.dtype}x2 $0, bits, one, less;
+        }}"""
+
+
+FLOATS = {
+    (torch.bfloat16, 4): Floats("bf16", 0x000F000F, 0x43004300, 0xEA, 0x3F803F80, 0xC308C308),
+    (torch.float16, 4): Floats("f16", 0x000F000F, 0x64006400, 0xEA, 0x3C003C00, 0xE408E408),
+    (torch.bfloat16, 8): Floats("bf16", 0x007F007F, 0x43004300, 0xEA, 0x3F803F80, 0xC300C300, sign=0x00800080),
+    (torch.float16, 8): Floats("f16", 0x00FF00FF, 0x64806480, 0x6A, 0x3C003C00, 0xE480E480),
+}
+_BFLOAT16_4, _FLOAT16_4, _BFLOAT16_8, _FLOAT16_8 = (
+    tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, bits))) for (_, bits), how in FLOATS.items()
+)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def floats_of(
+    words: tl.tensor, like: tl.tensor, index: tl.constexpr, bits: tl.constexpr, inline_ptx: tl.constexpr
+) -> tl.tensor:
+    """The same codes, as the floats that they are."""
+    if not inline_ptx:
+        return codes_of(words, index, bits).to(like.dtype)
+    bfloat16: tl.constexpr = _BFLOAT16_8[index] if bits == 8 else _BFLOAT16_4[index]
+    float16: tl.constexpr = _FLOAT16_8[index] if bits == 8 else _FLOAT16_4[index]
+    ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
+    return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
