@@ -80,7 +80,7 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+        return not self.parents or self.parents == tuple(range(-1, len(self.tokens) - 1))
 
     def children(self, node: int) -> list[int]:
         """Nodes whose parent is `node` (ROOT for the root), in draw order."""

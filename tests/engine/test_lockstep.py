@@ -226,7 +226,7 @@ def tamper_with_digest(field: str) -> Callable[[int, Engine], None]:
 
         def altered(*args: object) -> None:
             account(*args)  # type: ignore[arg-type]
-            engine._digest[field] += 1
+            engine.digest[field] += 1
 
         engine._account = altered  # type: ignore[method-assign]
 

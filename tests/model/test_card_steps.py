@@ -170,3 +170,39 @@ def test_every_key_that_is_seen_is_in_one_block(
     ends = {place + count for _, count, place in blocks[:-1]}
     run_ends = {sum(counts[: run + 1]) for run in range(len(counts))}
     assert all(end % card_rows.KEYS == 0 or end in run_ends for end in ends)
+
+
+@given(
+    starts=st.lists(st.integers(1, 150), min_size=1, max_size=3),
+    rounds=st.lists(st.sampled_from(["row", "row", "row", "rows", "run", "fewer"]), min_size=1, max_size=12),
+    window=st.none() | st.integers(1, 100),
+)
+def test_a_table_that_goes_on_is_what_a_new_one_would_be(
+    starts: list[int], rounds: list[str], window: int | None
+) -> None:
+    """Rounds of one row a text, and of several, texts that go on in another run of slots, and texts that end. Stands
+    against a table that says where a row stood in the round before, or that a block has no more keys."""
+    device, texts = torch.device("cpu"), [[[1000 * text, start]] for text, start in enumerate(starts)]
+    table, went_on = card_tables.Table(4000, window, 4000, device), []
+    for kind in rounds:
+        if kind == "fewer" and len(texts) > 1:
+            texts.pop()
+        if kind == "run":
+            texts[0].append([3000 + 10 * len(texts[0]), 0])
+        num_rows = 2 if kind == "rows" else 1
+        for runs in texts:
+            runs[-1][1] += num_rows
+        spans = [
+            Span(seq, sum(count for _, count in runs) - num_rows, (5,) * num_rows, tuple(map(tuple, runs)), num_rows)
+            for seq, runs in enumerate(texts)
+        ]
+        fresh, seen = card_tables.Table(4000, window, 4000, device), [card_tables.Seen.by(span) for span in spans]
+        fresh.put(spans, seen, 4)
+        went_on.append(table.goes_on(spans))
+        if not went_on[-1]:
+            table.put(spans, seen, 4)
+        ends = fresh._words[fresh._tiles_at + card_rows.TILE_SIZE - 1 : fresh._blocks_at : card_rows.TILE_SIZE]
+        size = fresh._size(max(ends))
+        assert table._words[:size] == fresh._words[:size]
+    if window is None and rounds[:2] == ["row", "row"]:
+        assert went_on[1] is all((start + 1) % card_rows.KEYS for start in starts)

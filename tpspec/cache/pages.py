@@ -216,6 +216,9 @@ class PagePool:
 
     def runs(self, seq: int, num_tokens: int) -> Runs:
         """(first slot, count) pieces of positions [0, num_tokens), in order; nearly always one piece."""
+        owned = self._owned.get(seq, _NOTHING)
+        if len(owned.runs) == 1 and not owned.dropped and 0 < num_tokens <= owned.stop * self.page_size:
+            return ((owned.runs[0].first * self.page_size, num_tokens),)
         return self.pieces(seq, 0, num_tokens)
 
     def pieces(self, seq: int, start: int, stop: int) -> Runs:

@@ -36,7 +36,10 @@ LOOK_S = 0.02  # how often a follower looks whether a lead that says no more has
 
 
 class Channel(Protocol):
-    """One end of it on every target rank. All call `share` equally often."""
+    """One end of it on every target rank. All call `share` equally often. is_heard: whether others take what it is
+    given here."""
+
+    is_heard: bool
 
     def share(self, news: News | None) -> News:
         """The lead passes news and has it back at once; the others pass None and wait for it.
@@ -51,6 +54,8 @@ class Channel(Protocol):
 class OneRankChannel:
     """Nobody to tell."""
 
+    is_heard = False
+
     def share(self, news: News | None) -> News:
         return _given(news)
 
@@ -60,6 +65,8 @@ class OneRankChannel:
 
 class LeadThreadChannel:
     """The lead's end for ranks that are threads."""
+
+    is_heard = True
 
     def __init__(self, queues: Sequence[queue.SimpleQueue[News]]) -> None:
         self._queues = queues
@@ -75,6 +82,8 @@ class LeadThreadChannel:
 
 class FollowerThreadChannel:
     """A follower's end for ranks that are threads."""
+
+    is_heard = False
 
     def __init__(self, news: queue.SimpleQueue[News], timeout_s: float) -> None:
         self._news, self._timeout_s = news, timeout_s
@@ -97,6 +106,8 @@ def thread_channels(size: int, timeout_s: float = 60.0) -> list[Channel]:
 
 class LeadSocketChannel:
     """The lead's end: one socket for each follower. Encodes once a round."""
+
+    is_heard = True
 
     def __init__(self, num_followers: int, timeout_s: float) -> None:
         self._timeout_s = min(timeout_s, GONE_S)
@@ -143,6 +154,8 @@ class LeadSocketChannel:
 
 class FollowerSocketChannel:
     """A follower's end. spin_s: how long it looks for news before it sleeps."""
+
+    is_heard = False
 
     def __init__(self, where: str, timeout_s: float, lead_pid: int, spin_s: float = 0.0) -> None:
         self._timeout_s, self._lead_pid, self._spin_s = timeout_s, lead_pid, spin_s

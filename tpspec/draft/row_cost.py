@@ -16,8 +16,8 @@ class RowCost:
 
     def __init__(self) -> None:
         self.base_s = self.row_s = 0.0
-        # How many forwards, their rows, seconds, rows squared, rows times seconds; older ones fading.
-        self._sums = [0.0] * 5
+        # How many forwards, and sums over them, older ones fading.
+        self._count = self._rows = self._seconds = self._squares = self._products = 0.0
 
     def seconds(self, num_rows: int) -> float:
         return self.base_s + self.row_s * (num_rows - 1)
@@ -25,13 +25,12 @@ class RowCost:
     def add(self, num_rows: int, seconds: float) -> None:
         if self.base_s:
             seconds = min(seconds, OUTLIER * self.seconds(num_rows))
-        terms = (1, num_rows, seconds, num_rows**2, num_rows * seconds)
-        self._sums = [KEPT * before + term for before, term in zip(self._sums, terms, strict=True)]
-        self._fit()
-
-    def _fit(self) -> None:
-        count, rows, seconds, squares, products = self._sums
-        mean_rows, mean_s = rows / count, seconds / count
-        spread, together = squares - rows * mean_rows, products - rows * mean_s
+        self._count = KEPT * self._count + 1
+        self._rows = KEPT * self._rows + num_rows
+        self._seconds = KEPT * self._seconds + seconds
+        self._squares = KEPT * self._squares + num_rows**2
+        self._products = KEPT * self._products + num_rows * seconds
+        mean_rows, mean_s = self._rows / self._count, self._seconds / self._count
+        spread, together = self._squares - self._rows * mean_rows, self._products - self._rows * mean_s
         self.row_s = max(0.0, (together + ROW_WEIGHT * ROW_SHARE * mean_s) / (spread + ROW_WEIGHT))
         self.base_s = max(mean_s - self.row_s * (mean_rows - 1), ROW_SHARE * mean_s)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -115,6 +116,7 @@ class Engine:
         self._trees: dict[int, TokenTree] = {}
         self._held: tuple[int, ...] = ()
         self._digest: dict[str, int] = {}
+        self._undigested: Callable[[], dict[str, int]] | None = None
 
     def draw_from(self, supply: Supply) -> None:
         """Between two requests, on every rank before the same round."""
@@ -191,7 +193,10 @@ class Engine:
 
     @property
     def digest(self) -> dict[str, int]:
-        """Checksums of the last round, by field; equal on every rank unless one has diverged."""
+        """Checksums of the last round, by field; equal on every rank unless one has diverged. Made when asked for: who
+        is alone need not be."""
+        if self._undigested is not None:
+            self._digest, self._undigested = self._undigested(), None
         return self._digest
 
     def stats(self) -> Stats:
@@ -296,26 +301,31 @@ class Engine:
         self._num_tokens += sum(len(delta.tokens) for delta in deltas)
         self._num_drafted += sum(sum(delta.drafted) for delta in deltas)
         self._num_accepted += sum(sum(delta.accepted) for delta in deltas)
-        self._digest = {
-            "rows": _checksum(
-                [(span.seq, span.start, span.tokens, span.runs, span.recent, span.carried) for span in plan.spans]
-            ),
-            "states": _checksum([*plan.copies, *commit.copies]),
-            "verdicts": _checksum([(verdict.seq, verdict.path, verdict.tokens) for verdict in verdicts]),
-            "pages": self.pool.num_used,
-            "kept": self.scheduler.reuse.digest,
-            "drafts": _checksum([(seq, tree.tokens, tree.parents) for seq, tree in self._trees.items()]),
-        }
+        kept = {"pages": self.pool.num_used, "kept": self.scheduler.reuse.digest}  # which may change before it is asked
+        self._undigested = partial(_digest, plan, verdicts, commit, self._trees, kept)
 
     def _check(self, news: News) -> None:
         """News carries what the lead did last; a rank that did otherwise says so before it can hang in a collective."""
         for name, checksum in news.digest.items():
-            mine = self._digest.get(name)
+            mine = self.digest.get(name)
             if mine != checksum:
                 raise WorldFailure(
                     f"this rank diverged from the lead in its {name} (checksum {mine}, the lead's {checksum}) "
                     f"before round {news.round}; the world stops, since its ranks no longer compute the same text"
                 )
+
+
+def _digest(
+    plan: Plan, verdicts: Sequence[Verdict], commit: Commit, trees: Mapping[int, TokenTree], numbers: Mapping[str, int]
+) -> dict[str, int]:
+    spans = [(span.seq, span.start, span.tokens, span.runs, span.recent, span.carried) for span in plan.spans]
+    return {
+        "rows": _checksum(spans),
+        "states": _checksum([*plan.copies, *commit.copies]),
+        "verdicts": _checksum([(verdict.seq, verdict.path, verdict.tokens) for verdict in verdicts]),
+        "drafts": _checksum([(seq, tree.tokens, tree.parents) for seq, tree in trees.items()]),
+        **numbers,
+    }
 
 
 def _checksum(value: object) -> int:

@@ -235,6 +235,8 @@ class Scheduler:
         self, verifying: list[Sequence], trees: Mapping[int, TokenTree], num_rows: int
     ) -> tuple[list[Span], dict[int, TokenTree]]:
         """A span for each sequence, with at most num_rows tree nodes in all; and the trees as they were cut."""
+        if not trees:
+            return [self._span(seq, (seq.root,), NO_DRAFT) for seq in verifying], {}
         wanted = [NO_DRAFT if seq.is_doubtful else trees.get(seq.id, NO_DRAFT) for seq in verifying]
         useful = [tree.up_to_depth(seq.remaining - 1) for seq, tree in zip(verifying, wanted, strict=True)]
         shares = fair_shares([len(tree) for tree in useful], num_rows)

@@ -168,9 +168,10 @@ class CardSteps:
         self.sent()
 
     def put(self, spans: Sequence[Span], num_rows: int) -> None:
-        seen = [Seen.by(span) for span in spans]
-        for (heads, _), table in self._tables.items():
-            table.put(spans, seen, self._tile_rows(self._folds[heads], num_rows))
+        if others := [(heads, table) for (heads, _), table in self._tables.items() if not table.goes_on(spans)]:
+            seen = [Seen.by(span) for span in spans]
+            for heads, table in others:
+                table.put(spans, seen, self._tile_rows(self._folds[heads], num_rows))
         if self._states is not None:
             self._states.put(spans)
 

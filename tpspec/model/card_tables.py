@@ -71,6 +71,7 @@ class Table:
         begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
         self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
         self._shifted, self._num_puts = dict[int, tuple[memoryview, int]](), 0
+        self._plain: list[tuple[Span, int]] = []
 
     @property
     def there(self) -> Tensor:
@@ -81,6 +82,27 @@ class Table:
         held = (span.held(windowed=self._window is not None)[1] for span in spans)
         return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
 
+    def goes_on(self, spans: Sequence[Span]) -> bool:
+        """Whether each is one row of a text and follows the one that was put last: then all is. Most rounds without
+        drafts are such, in which four numbers a text change."""
+        if not self._plain or len(spans) != len(self._plain):
+            return False
+        for span, (last, _) in zip(spans, self._plain, strict=True):
+            *before, (slot, count) = last.runs
+            if len(span.tokens) != 1 or span.start != last.start + 1 or span.start % kernels.KEYS == 0:
+                return False
+            if span.runs != (*before, (slot, count + 1)):
+                return False
+        self._numbers.room()
+        words, tile_at = self._words, self._tiles_at + kernels.TILE_PLACE
+        for row, (_, keys_at) in enumerate(self._plain):
+            words[kernels.ROW_POSITION * self.most_rows + row] += 1
+            words[kernels.ROW_SLOT * self.most_rows + row] += 1
+            words[tile_at + kernels.TILE_SIZE * row] += 1
+            words[keys_at] += 1
+        self._plain = [(span, keys_at) for span, (_, keys_at) in zip(spans, self._plain, strict=True)]
+        return True
+
     def put(self, spans: Sequence[Span], seen: Sequence[Seen], tile_rows: int) -> None:
         """Rows behind the spans' are padding. seen: by each span. What `copy` leaves out goes to the card at once."""
         self._numbers.room()  # waits until it may be written
@@ -88,6 +110,7 @@ class Table:
         words, windowed = self._words, self._window is not None
         parts: tuple[list[int], ...] = [], [], [], [], []
         (rows, slots, bits, lengths, tiles), num_blocks = parts, 0
+        ends: list[int] = []
         for span, (positions, chained, own_bits) in zip(spans, seen, strict=True):
             count, first, begin = len(span.tokens), len(rows), num_blocks
             num_blocks += self._put_blocks(span, words[self._size(num_blocks) :])
@@ -101,12 +124,16 @@ class Table:
             rows += positions
             slots += span.own_slots(windowed=windowed)
             bits += own_bits
+            ends.append(num_blocks)
         words[: self._blocks_at] = self._padding
         for at, ints in zip(self._begins, parts, strict=True):
             words[at : at + len(ints)] = array("q", ints)
         self.num_tiles = len(tiles) // kernels.TILE_SIZE
         if (size := self._size(num_blocks)) > self._usual_size:
             self._numbers.copy(self._usual_size, size)
+        is_plain = self._window is None and len(rows) == len(spans) and size <= self._usual_size
+        keys_at = [self._size(end - 1) + 1 for end in ends] if is_plain else []
+        self._plain = [*zip(spans, keys_at, strict=True)] if is_plain else []
 
     def copy(self) -> None:
         self._numbers.copy(0, self._usual_size)

@@ -73,7 +73,7 @@ def lead_rounds(engine: Engine, channel: Channel, inbox: Inbox) -> int:
             if engine.is_idle or not engine.runs_ahead:
                 untold.give()
             gathered = engine.gather()
-            news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered)
+            news = _news(number, inbox.receive(wait=engine.is_idle), engine, gathered, is_heard=channel.is_heard)
             if news.stop is not None:
                 untold.give()
             channel.share(news)
@@ -97,8 +97,9 @@ def follow_rounds(engine: Engine, channel: Channel) -> int:
         engine.step()
 
 
-def _news(number: int, messages: Sequence[ToLead], engine: Engine, gathered: Gathered) -> News:
-    """A request that was cancelled before its first round is in neither list."""
+def _news(number: int, messages: Sequence[ToLead], engine: Engine, gathered: Gathered, *, is_heard: bool) -> News:
+    """A request that was cancelled before its first round is in neither list. is_heard: whether others compare digests
+    with theirs."""
     cancels = [message.id for message in messages if isinstance(message, Cancel)]
     requests = [message.request for message in messages if isinstance(message, Submit)]
     stops = [message.code for message in messages if isinstance(message, Stop)]
@@ -107,7 +108,7 @@ def _news(number: int, messages: Sequence[ToLead], engine: Engine, gathered: Gat
         requests=tuple(request for request in requests if request.id not in cancels),
         cancels=tuple(cancels),
         stop=stops[0] if stops else None,
-        digest=engine.digest,
+        digest=engine.digest if is_heard else {},
         costs=engine.meter.costs,
         trees=gathered.trees,
         held=gathered.held,
