@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.model.card_floats import codes_of, floats_of
+from tpspec.model.card_floats import codes_of, floats_of, zeros_of
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
@@ -231,12 +231,12 @@ def _of_groups(
         part = tl.dot(third, floats_of(words, x, 2, bits, inline_ptx), part)
         part = tl.dot(last, floats_of(words, x, 3, bits, inline_ptx), part)
     sums += part * scales.to(tl.float32)[:, None, :]
-    if has_zeros:
+    if has_zeros or bits == 4:
         ones = tl.full(words.shape, 1.0, x.dtype)
         total = tl.dot(second, ones, tl.dot(x, ones))  # of each row, as often as there are outputs
         if bits == 4:
             total = tl.dot(last, ones, tl.dot(third, ones, total))
-        sums += total * zeros.to(tl.float32)[:, None, :]
+        sums += total * zeros_of(scales, zeros, x, bits)[:, None, :]
     return sums
 
 

@@ -19,10 +19,31 @@ def codes_of(words: tl.tensor, index: tl.constexpr, bits: tl.constexpr) -> tl.te
     return ((words >> 4 * index) & 15).to(tl.int8) - 8
 
 
+class Raised(NamedTuple):
+    """How two codes of 4 bits of a register of words become floats of 16 bits, which are so much more than the codes:
+    they are put below a power of two, so many bits from its last. Sums over such floats are 32 bits wide, and what is
+    too much in them is taken from a group's, where a row's sum is known, not from each. PTX, for both at once."""
+
+    power: int  # twice
+    bits: int
+    more: int
+
+    def ptx(self, shift: int) -> str:
+        moves = (
+            f"shr.b32 bits, $1, {shift - self.bits};"
+            if shift >= self.bits
+            else f"shl.b32 bits, $1, {self.bits - shift};"
+        )
+        return f"""{{
+            .reg .b32 bits;
+            {moves}
+            lop3.b32 $0, bits, {0x000F000F << self.bits:#x}, {self.power:#x}, 0xea;
+        }}"""
+
+
 class Floats(NamedTuple):
-    """How two codes of a register of words, an `and` and an `or` (or `xor`) away from floats of 16 bits, become these:
-    they are put below a power of two, of which so much is taken again that they are left. Of bfloat16, which has no
-    room for 8 bits there, the highest bit decides how much that is. All for both at once; PTX."""
+    """The same of 8 bits, as they are: by an `and` and an `or` (or `xor`), and what is too much is taken again. Of
+    bfloat16, which has no room for 8 bits below a power of two, the highest bit decides how much that is."""
 
     dtype: str
     mask: int
@@ -31,6 +52,7 @@ class Floats(NamedTuple):
     one: int
     less: int
     sign: int = 0
+    more = 0
 
     def ptx(self, shift: int) -> str:
         signed = f"lop3.b32 less, bits, {self.sign:#x}, {self.less:#x}, 0xea;"
@@ -44,25 +66,34 @@ class Floats(NamedTuple):
         }}"""
 
 
-FLOATS = {
-    (torch.bfloat16, 4): Floats("bf16", 0x000F000F, 0x43004300, 0xEA, 0x3F803F80, 0xC308C308),
-    (torch.float16, 4): Floats("f16", 0x000F000F, 0x64006400, 0xEA, 0x3C003C00, 0xE408E408),
+FLOATS: dict[tuple[torch.dtype, int], Raised | Floats] = {
+    (torch.bfloat16, 4): Raised(0x43004300, 0, 128 + 8),
+    (torch.float16, 4): Raised(0x4C004C00, 6, 16 + 8),
     (torch.bfloat16, 8): Floats("bf16", 0x007F007F, 0x43004300, 0xEA, 0x3F803F80, 0xC300C300, sign=0x00800080),
     (torch.float16, 8): Floats("f16", 0x00FF00FF, 0x64806480, 0x6A, 0x3C003C00, 0xE480E480),
 }
 _BFLOAT16_4, _FLOAT16_4, _BFLOAT16_8, _FLOAT16_8 = (
     tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, bits))) for (_, bits), how in FLOATS.items()
 )
+_MORE_BFLOAT16, _MORE_FLOAT16 = (tl.constexpr(FLOATS[dtype, 4].more) for dtype in (torch.bfloat16, torch.float16))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def floats_of(
     words: tl.tensor, like: tl.tensor, index: tl.constexpr, bits: tl.constexpr, inline_ptx: tl.constexpr
 ) -> tl.tensor:
-    """The same codes, as the floats that they are."""
+    """The same codes, as floats; of 4 bits, more than they are by what `zeros_of` takes from their products."""
     if not inline_ptx:
-        return codes_of(words, index, bits).to(like.dtype)
+        more: tl.constexpr = _MORE_BFLOAT16 if like.dtype == tl.bfloat16 else _MORE_FLOAT16
+        return (codes_of(words, index, bits).to(tl.float32) + (more if bits == 4 else 0)).to(like.dtype)
     bfloat16: tl.constexpr = _BFLOAT16_8[index] if bits == 8 else _BFLOAT16_4[index]
     float16: tl.constexpr = _FLOAT16_8[index] if bits == 8 else _FLOAT16_4[index]
     ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
     return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def zeros_of(scales: tl.tensor, zeros: tl.tensor, like: tl.tensor, bits: tl.constexpr) -> tl.tensor:
+    """What a row's sum is multiplied by, beside the product of the row and those floats by scales; float32."""
+    more: tl.constexpr = _MORE_BFLOAT16 if like.dtype == tl.bfloat16 else _MORE_FLOAT16
+    return zeros.to(tl.float32) - (more if bits == 4 else 0) * scales.to(tl.float32)
