@@ -222,21 +222,21 @@ def _of_groups(
     has_zeros: tl.constexpr,
     inline_ptx: tl.constexpr,
 ) -> tl.tensor:
-    """Sums [N, R, O] of N groups at once go on by rows [N, R, columns] of each half or quarter of a group, and outputs
-    whose words are at `from_codes` [N, columns, O], of which those are real [N, O]."""
-    words = tl.load(from_codes, mask=real[:, None, :], other=0)
-    part = tl.dot(x, floats_of(words, x, 0, bits, inline_ptx))
-    part = tl.dot(second, floats_of(words, x, 1, bits, inline_ptx), part)
+    """Sums [N, O, R] of N groups at once go on by rows [N, columns, R] of each half or quarter of a group, and outputs
+    whose words are at `from_codes` [N, O, columns], of which those are real [N, O]."""
+    words = tl.load(from_codes, mask=real[:, :, None], other=0)
+    part = tl.dot(floats_of(words, x, 0, bits, inline_ptx), x)
+    part = tl.dot(floats_of(words, x, 1, bits, inline_ptx), second, part)
     if bits == 4:
-        part = tl.dot(third, floats_of(words, x, 2, bits, inline_ptx), part)
-        part = tl.dot(last, floats_of(words, x, 3, bits, inline_ptx), part)
-    sums += part * scales.to(tl.float32)[:, None, :]
+        part = tl.dot(floats_of(words, x, 2, bits, inline_ptx), third, part)
+        part = tl.dot(floats_of(words, x, 3, bits, inline_ptx), last, part)
+    sums += part * scales.to(tl.float32)[:, :, None]
     if has_zeros or bits == 4:
         ones = tl.full(words.shape, 1.0, x.dtype)
-        total = tl.dot(second, ones, tl.dot(x, ones))  # of each row, as often as there are outputs
+        total = tl.dot(ones, second, tl.dot(ones, x))  # of each row, as often as there are outputs
         if bits == 4:
-            total = tl.dot(last, ones, tl.dot(third, ones, total))
-        sums += total * zeros_of(scales, zeros, x, bits)[:, None, :]
+            total = tl.dot(ones, last, tl.dot(ones, third, total))
+        sums += total * zeros_of(scales, zeros, x, bits)[:, :, None]
     return sums
 
 
@@ -270,9 +270,9 @@ def _few_coded(
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
     column = tl.arange(0, columns)
     first_at = outputs // together * (num_groups * together) + outputs % together  # of scales, which 32 bits count
-    from_x = x_at + rows[None, :, None].to(tl.int64) * (num_groups * group) + column[None, None, :]
+    from_x = x_at + rows[None, None, :].to(tl.int64) * (num_groups * group) + column[None, :, None]
     at, real = first_at[None, :] + own[:, None] * together, (own < num_groups)[:, None] & real_outputs[None, :]
-    sums = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
+    sums = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     tiles: tl.constexpr = tile_outputs // together
     size, count = num_groups * together, num_outputs if gate == "" else 2 * num_outputs
     _fetch_tiles(first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps)
@@ -285,7 +285,7 @@ def _few_coded(
         _fetch_tiles(
             num_outputs + first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps
         )  # fmt: skip
-        ups = tl.zeros((at_once, tile_rows, tile_outputs), tl.float32)
+        ups = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
         more_scales, more_zeros = (
             _numbers(scales_at, at + apart, real, True), _numbers(zeros_at, at + apart, real, has_zeros)
         )  # fmt: skip
@@ -296,7 +296,7 @@ def _few_coded(
         next_real = (index + at_once < num_groups)[:, None] & real_outputs[None, :]
         next_scales = _numbers(scales_at, next_at, next_real, True)
         next_zeros = _numbers(zeros_at, next_at, next_real, has_zeros)
-        real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, :, None]
+        real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, None, :]
         from_group = from_x + index[:, None, None] * group
         x = tl.load(from_group, mask=real_x, other=0.0)
         second = tl.load(from_group + columns, mask=real_x, other=0.0)
@@ -304,14 +304,14 @@ def _few_coded(
         if bits == 4:
             third = tl.load(from_group + 2 * columns, mask=real_x, other=0.0)
             last = tl.load(from_group + 3 * columns, mask=real_x, other=0.0)
-        from_codes = codes_at + at.to(tl.int64)[:, None, :] * columns + column[None, :, None]
+        from_codes = codes_at + at.to(tl.int64)[:, :, None] * columns + column[None, None, :]
         sums = _of_groups(
             sums, x, second, third, last, from_codes, real, scales, zeros, bits, has_zeros, inline_ptx
         )  # fmt: skip
         if gate != "":
             next_more_scales = _numbers(scales_at, next_at + apart, next_real, True)
             next_more_zeros = _numbers(zeros_at, next_at + apart, next_real, has_zeros)
-            from_codes += apart.to(tl.int64)[:, None, :] * columns
+            from_codes += apart.to(tl.int64)[:, :, None] * columns
             ups = _of_groups(
                 ups, x, second, third, last, from_codes, real, more_scales, more_zeros, bits, has_zeros, inline_ptx
             )  # fmt: skip
@@ -320,8 +320,8 @@ def _few_coded(
     made = tl.sum(sums, 0)
     if gate != "":
         made = gated(as_kept(made, y_at), as_kept(tl.sum(ups, 0), y_at), gate)
-    to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
-    mask = real_rows[:, None] & real_outputs[None, :]
+    to = y_at + rows[None, :].to(tl.int64) * num_outputs + outputs[:, None]
+    mask = real_rows[None, :] & real_outputs[:, None]
     tl.store(to, made.to(y_at.dtype.element_ty), mask=mask)
 
 

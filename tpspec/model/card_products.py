@@ -17,7 +17,7 @@ import triton.language as tl
 
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_rows import MOST_ROWS, gated
-from tpspec.model.card_tiles import GATED_TILES, ROWS, TILES, Cut, Tile, Trial, chosen
+from tpspec.model.card_tiles import GATED_TILES, TILES, Cut, Tile, Trial, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,15 +35,15 @@ class TriedProduct(ABC, Generic[Cut]):
     """Of few rows by a kernel of ours, in tiles of which some are tried; where its outputs are those of an MLP's gate
     and then, as many, what is gated, one kernel may do both.
 
-    gated_tiles: of such a kernel, None for two; none at all where there is no such kernel. Whoever inherits is made
-    before this is, for `few` is tried.
+    tiles: of so many rows and fewer. gated_tiles: of such a kernel, None for two; none at all where there is no such
+    kernel. Whoever inherits is made before this is, for `few` is tried.
     """
 
     def __init__(
         self, trial: Trial, tiles: Mapping[int, Sequence[Cut]], gated_tiles: Mapping[int, Sequence[Cut | None]]
     ) -> None:
         self._trial, self.gated_tiles = trial, gated_tiles
-        self._tiles = chosen(tiles, self.few, trial)
+        self._tiles, self._rows = chosen(tiles, self.few, trial), [*tiles]
         self._gated_by = dict[str, list[Cut | None]]()
 
     @abstractmethod
@@ -59,7 +59,7 @@ class TriedProduct(ABC, Generic[Cut]):
 
     def in_tiles(self, x_TI: Tensor) -> Tensor:
         """The same of few rows, without a gate, in the tiles that were found."""
-        return self.few(x_TI, self._tiles[bisect_left(ROWS, len(x_TI))])
+        return self.few(x_TI, self._tiles[bisect_left(self._rows, len(x_TI))])
 
     def gated(self, x_TI: Tensor, gate: str, then: Callable[[Tensor], Tensor]) -> Tensor:
         """act(gate) * up, as `then` makes it of both; tried beside that as the first rows come."""
@@ -71,7 +71,7 @@ class TriedProduct(ABC, Generic[Cut]):
             return way(x_TI, None)
         if gate not in self._gated_by:
             self._gated_by[gate] = chosen(self.gated_tiles, way, self._trial.beside(gate))
-        return way(x_TI, self._gated_by[gate][bisect_left(ROWS, len(x_TI))])
+        return way(x_TI, self._gated_by[gate][bisect_left([*self.gated_tiles], len(x_TI))])
 
 
 class FewRowsLinear(TriedProduct[Tile]):

@@ -65,28 +65,31 @@ TILES = {
 
 class CodedTile(NamedTuple):
     """Of a program, for codes: rows and outputs, and what Triton calls stages. A group's rows are as many bytes as the
-    codes of 32 outputs, or 64 of 4 bits. What else there is decides on how sums are added."""
+    codes of 32 outputs, or 64 of 4 bits. What else there is decides on how sums are added. Outputs are what tensor
+    cores have 16 of, so that of rows there may be 8."""
 
     rows: int
     outputs: int
     stages: int
 
 
-USUAL_CODED = CodedTile(TILE_ROWS, TILE_OUTPUTS, 3)
-NARROW_CODED = (USUAL_CODED, CodedTile(16, 16, 2), CodedTile(16, 16, 5), CodedTile(16, 32, 2), CodedTile(16, 32, 3),
-                CodedTile(16, 64, 2), CodedTile(16, 64, 3))  # fmt: skip
+FEWEST_ROWS = 8
+USUAL_CODED = CodedTile(FEWEST_ROWS, TILE_OUTPUTS, 3)
 CODED_TILES = {
-    1: NARROW_CODED,
-    16: NARROW_CODED,
+    8: (USUAL_CODED, CodedTile(8, 16, 2), CodedTile(8, 16, 5), CodedTile(8, 32, 2), CodedTile(8, 32, 3),
+        CodedTile(8, 32, 5), CodedTile(8, 64, 2), CodedTile(8, 64, 3)),
+    16: (USUAL_CODED, CodedTile(16, 16, 2), CodedTile(16, 16, 3), CodedTile(16, 32, 2), CodedTile(16, 32, 3),
+         CodedTile(16, 64, 2)),
     32: (USUAL_CODED, CodedTile(32, 16, 2), CodedTile(32, 32, 2)),
     64: (USUAL_CODED, CodedTile(32, 16, 3), CodedTile(32, 32, 2)),
-}
-ROWS = [*TILES]
+}  # fmt: skip
 # Of an MLP's gate and what it gates by one kernel, which reads twice as much a program; None: by two.
 NARROW_GATED = None, Tile(16, 16, 128, 5, 2), Tile(16, 16, 256, 3, 4), Tile(16, 32, 128, 3, 4)
 GATED_TILES = dict.fromkeys((1, 16), NARROW_GATED) | dict.fromkeys((32, 64), (None, Tile(32, 16, 128, 4, 2)))
-NARROW_GATED_CODED = None, CodedTile(16, 16, 3), CodedTile(16, 32, 2), CodedTile(16, 32, 3)
-GATED_CODED_TILES = dict.fromkeys((1, 16), NARROW_GATED_CODED) | dict.fromkeys((32, 64), (None, CodedTile(32, 16, 2)))
+GATED_CODED_TILES = {
+    8: (None, CodedTile(8, 16, 2), CodedTile(8, 16, 3), CodedTile(8, 32, 2), CodedTile(8, 32, 3)),
+    16: (None, CodedTile(16, 16, 2), CodedTile(16, 32, 2)),
+} | dict.fromkeys((32, 64), (None, CodedTile(32, 16, 2)))
 
 Cut = TypeVar("Cut", bound="Hashable")  # a Tile, say
 _chosen: dict[Trial, list[int]] = {}  # places among the candidates
