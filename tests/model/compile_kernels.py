@@ -118,7 +118,7 @@ def variants(
     ]  # fmt: skip
 
 
-AT_ONCE, USUAL_GROUP = (card_coded.FEWER_GROUPS, card_coded.GROUPS), 128
+AT_ONCE, USUAL_GROUP = (*card_coded.GROUPS.values(),), 128
 # (bits, group, type of scales, zeros): as we quantize, and as others may.
 CODES = (
     (8, USUAL_GROUP, "*bf16", False),
@@ -143,6 +143,8 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
             made.append((card_coded._coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
+            if at_once == max(AT_ONCE) and capability < 90 and tile != card_tiles.USUAL_CODED:
+                continue  # such cards share less: what does not fit is not tried
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)

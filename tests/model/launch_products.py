@@ -12,7 +12,7 @@ from triton.runtime import driver
 from tests.compiling_card import Absent
 from tpspec.model import card_coded, card_products, card_tiles
 
-SIZE, tile = 4096, card_tiles.USUAL
+SIZE, AT_ONCE, tile = 4096, 4, card_tiles.USUAL
 
 driver.set_active(Absent((9, 0)))
 weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int16))
@@ -26,8 +26,8 @@ for num_rows in map(int, sys.argv[1:]):
     of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
     of_few_codes = card_coded._few_coded.warmup(
-        *given, gate="", at_once=card_coded.GROUPS, inline_ptx=True, tile_rows=card_tiles.TILE_ROWS,
-        tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=card_coded.GROUPS,
+        *given, gate="", at_once=AT_ONCE, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
+        tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=AT_ONCE,
         **of_codes,
     )  # fmt: skip
     of_many = card_coded._coded.warmup(

@@ -97,14 +97,14 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "_few_coded"))
     assert len(plain) == (2 * 12 + 4) * num_cards
-    assert len(coded) == (76 + 28) * num_cards
+    assert len(coded) == 2 * (38 + 14) * num_cards + 10 + 10 + 52
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]
         assert one["stack"] <= (0 if is_usual or one in coded else 2 * MOST_STACK)
         each = one["tile_rows"] * one["outputs"] // card_tiles.TILE_OUTPUTS  # of a thread's sums
         if not one["biased"] and not one["gate"]:
-            assert one["adds"] == (0 if one["at_once"] is None else each * one["at_once"] // 4)
+            assert one["adds"] == (0 if one["at_once"] is None else each * (one["at_once"].bit_length() - 1) // 2)
     usual = [one for one in coded if one["stages"] == card_tiles.USUAL_CODED.stages]
     assert all(min(one["places"]) > 1 for one in usual)
     return plain + coded

@@ -7,6 +7,7 @@ T rows; N tiles of outputs, S outputs of one.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
     from tpspec.model.quantized import Matrix
 
-# Of codes: groups that are read at a time, each by a warp of its own, where programs are few and where they are many
-# for each processor of the card.
-GROUPS, FEWER_GROUPS, MANY_TILES = 4, 2, 4
+# Groups that are read at a time, each by a warp of its own, where there are fewer than so many of the least tiles of
+# outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each.
+GROUPS = {2: 8, 4: 4, math.inf: 2}
 LEAST_INPUTS = 16  # that a product takes at a time
 CODE_LINES, SCALE_LINES = 64, 8  # of a tile: what two turns take of 4 bits, and of scales 4,096 columns
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
@@ -52,7 +53,8 @@ class CodedLinear(TriedProduct[CodedTile]):
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
         self._codes_NGSB, self._scales_NGS, self._zeros_NGS = _as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
-        self._at_once = FEWER_GROUPS if len(self._codes_NGSB) >= MANY_TILES * num_processors(device) else GROUPS
+        each = len(self._codes_NGSB) / num_processors(device)
+        self._at_once = next(groups for tiles, groups in GROUPS.items() if each < tiles)
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
             "group": matrix.grid.group, "bits": matrix.bits, "has_zeros": self._zeros_NGS is not None, **overlap(device)

@@ -21,22 +21,18 @@ def codes_of(words: tl.tensor, index: tl.constexpr, bits: tl.constexpr) -> tl.te
 
 class Raised(NamedTuple):
     """How two codes of 4 bits of a register of words become floats of 16 bits, which are so much more than the codes:
-    they are put below a power of two, so many bits from its last. Sums over such floats are 32 bits wide, and what is
-    too much in them is taken from a group's, where a row's sum is known, not from each. PTX, for both at once."""
+    they are put below a power of two, so many bits from its last. What is too much is taken from a group's product, of
+    32 bits, and not from each of them. PTX, for both at once."""
 
     power: int  # twice
     bits: int
     more: int
 
     def ptx(self, shift: int) -> str:
-        moves = (
-            f"shr.b32 bits, $1, {shift - self.bits};"
-            if shift >= self.bits
-            else f"shl.b32 bits, $1, {self.bits - shift};"
-        )
+        way = "shr" if shift >= self.bits else "shl"
         return f"""{{
             .reg .b32 bits;
-            {moves}
+            {way}.b32 bits, $1, {abs(shift - self.bits)};
             lop3.b32 $0, bits, {0x000F000F << self.bits:#x}, {self.power:#x}, 0xea;
         }}"""
 
@@ -52,7 +48,7 @@ class Floats(NamedTuple):
     one: int
     less: int
     sign: int = 0
-    more = 0
+    more: int = 0
 
     def ptx(self, shift: int) -> str:
         signed = f"lop3.b32 less, bits, {self.sign:#x}, {self.less:#x}, 0xea;"
