@@ -202,10 +202,10 @@ def test_rounds_that_verify_for_many_texts_are_replays(
     """Three texts of four rows each are more than the few of a recording here. Stands against a host that launches
     every kernel of a round once some users are served at a time (chunks of their prompts it does launch), and against
     padding that a mixture of so many rows sends to an expert, which torch sorts them by."""
-    from tpspec.model import card_experts
+    from tpspec.model import card_router
 
     folder = small(kind, tmp_path)
-    monkeypatch.setattr(card_experts, "MOST_SORTED", FEW)
+    monkeypatch.setattr(card_router, "MOST_SORTED", FEW)
     monkeypatch.setattr(runner, "wide_counts", lambda num_verified: (2 * FEW, 3 * FEW) if num_verified else ())
     asks, draft = requests([Sampling()] * 3), {"source": "model", "model": str(folder), "tokens": FEW - 1}
     launched: list[int] = []

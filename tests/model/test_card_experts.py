@@ -23,8 +23,10 @@ from tpspec.topology.experts import Experts
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
-from tpspec.model import card_experts
-from tpspec.model.card_experts import CardMixture, Stack, Tiles
+from tpspec.model import card_experts, card_router
+from tpspec.model.card_experts import CardMixture, Stack
+from tpspec.model.card_overlap import IN_TURN
+from tpspec.model.card_router import Tiles
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -145,7 +147,8 @@ def test_every_pair_is_in_one_tile_of_its_expert(data: st.DataObject) -> None:
     rows = row | st.just([-1] * chosen) if data.draw(st.booleans()) else row
     chosen_TK = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=40)), dtype=torch.int32, device=DEVICE)
     of_pair = [(pair, expert) for pair, expert in enumerate(chosen_TK.flatten().tolist()) if expert >= 0]
-    for tiles in (card_experts.sorted_tiles(chosen_TK, count), card_experts.sorted_by_torch(chosen_TK, count)):
+    by_a_kernel = card_router.sorted_tiles(chosen_TK, count, IN_TURN)
+    for tiles in (by_a_kernel, card_router.sorted_by_torch(chosen_TK, count)):
         placed = [(pair, expert) for expert, pairs in _filled(tiles) for pair in pairs]
         assert sorted(placed) == of_pair
         assert all(pairs for _, pairs in _filled(tiles))
