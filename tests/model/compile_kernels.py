@@ -137,6 +137,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
     for rows, (bits, group, scales, has_zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i16"}
+        few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "fan": "i32"}
         of = {"group": group, "bits": bits, "has_zeros": has_zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_coded._coded, types, of | tile))
@@ -149,7 +150,11 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
-            made += [(card_coded._few_coded, types, of | of_tile | {"gate": gate}) for gate in kinds]
+            made += [
+                (card_coded.few_coded, few_types, of | of_tile | {"gate": gate, "sorted_rows": 0}) for gate in kinds
+            ]
+            if tile == card_tiles.USUAL_CODED:  # of experts
+                made.append((card_coded.few_coded, few_types, of | of_tile | {"gate": "", "sorted_rows": 16}))
     return made
 
 
@@ -169,10 +174,10 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
           "tile_rows": card_tiles.TILE_ROWS}),
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
            {"bits": bits, "group": group, "are_floats": scales == "*i32", "has_zeros": scales == "*fp32",
-            "has_biases": scales == "*i32", "word": card_experts.WORD, "tile_rows": card_tiles.TILE_ROWS,
-            "tile_outputs": outputs})
+            "has_biases": scales == "*i32", "word": card_experts.WORD, "together": card_tiles.TILE_OUTPUTS,
+            "tile_rows": card_tiles.TILE_ROWS, "tile_outputs": outputs})
           for outputs in card_experts.STAGES
-          for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i8", "*bf16"),
+          for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i16", "*bf16"),
                                                (4, 32, "*u8", "*fp32"), (4, 32, "*u8", "*i32"))),
         (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
@@ -264,7 +269,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
             if kernel is card_experts._tile_product:
                 options = {"num_stages": card_experts.STAGES[constants["tile_outputs"]]}
-            if kernel in (card_products._few_rows, card_coded._few_coded):
+            if kernel in (card_products._few_rows, card_coded.few_coded):
                 options = {name: constants.pop(name) for name in ("num_stages", "num_warps")}
             if kernel is card_coded._coded:
                 options = {"num_warps": 8 if constants["tile_rows"] == card_coded.MANY_ROWS else 4}

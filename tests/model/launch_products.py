@@ -25,8 +25,8 @@ for num_rows in map(int, sys.argv[1:]):
     )  # fmt: skip
     of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
-    of_few_codes = card_coded._few_coded.warmup(
-        *given, gate="", at_once=AT_ONCE, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
+    of_few_codes = card_coded.few_coded.warmup(
+        *given, x, x, 1, gate="", sorted_rows=0, at_once=AT_ONCE, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
         tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=AT_ONCE,
         **of_codes,
     )  # fmt: skip

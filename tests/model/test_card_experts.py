@@ -39,7 +39,7 @@ STEPS = TorchSteps(*GIVEN)  # only their gate is called
 @pytest.fixture(autouse=True)
 def _some_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
-        found = SimpleNamespace(multi_processor_count=20)
+        found = SimpleNamespace(multi_processor_count=20, major=8, minor=6)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
 
 
@@ -96,6 +96,42 @@ def test_a_mixture_is_what_the_reference_makes_of_it(
         due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS).float()
         made_TD = CardMixture(router, experts)(x_TD, STEPS).float()
         assert (made_TD - due_TD).abs().max() <= ROUNDING[dtype] * due_TD.abs().max()
+
+
+@pytest.mark.parametrize("num_processors", [2, 20, 1000])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("num_rows", [1, 6, 50])
+def test_codes_of_experts_in_words_are_what_the_reference_makes_of_them(
+    num_rows: int, bits: Literal[8, 4], num_processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel of other products with codes, of rows of 16 bits, in tiles of eight rows and of sixteen; of 200
+    outputs, which fill no tile, and of two experts a row. Stands against another expert's codes or scales, rows of the
+    second half of a tile that are taken for the first's, and a row's place in what enters taken for that in what
+    leaves."""
+    if not torch.cuda.is_available():
+        found = SimpleNamespace(multi_processor_count=num_processors, major=8, minor=6)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    noise = torch.Generator().manual_seed(num_rows)
+
+    def product(num_outputs: int, num_inputs: int) -> Linear:
+        weight = (torch.randn(num_outputs, num_inputs, generator=noise) / num_inputs**0.5).to(DEVICE, torch.float16)
+        return rounded_linear(weight, None, bits, None, reference=True)
+
+    experts = [GatedMlp(product(2 * 128, 384), product(200, 128)) for _ in range(5)]
+    weight = (3 * torch.randn(5, 384, generator=noise) / 384**0.5).to(DEVICE)
+    router = Router(weight, Experts(5, 2, sums_to_one=True), None)
+    x_TD = torch.randn(num_rows, 384, generator=noise).to(DEVICE, torch.float16)
+    made = CardMixture(router, experts)
+    assert made._gate_up._has_kernel
+    chosen_TK, _ = router(x_TD)
+    tiles, num_pairs = card_router.sorted_tiles(chosen_TK.int(), 5, IN_TURN), 2 * num_rows
+    gated_PC = torch.randn(num_pairs, 128, generator=noise).to(DEVICE, torch.float16)
+    of_both = (made._gate_up, x_TD, "gate_up"), (made._down, gated_PC, "down")
+    for stack, x_XI, name in of_both:
+        found_PO, each = stack(x_XI, tiles, num_pairs), num_pairs // len(x_XI)
+        for pair, expert in enumerate(chosen_TK.flatten().tolist()):
+            due_O = getattr(experts[expert], name)(x_XI[pair // each][None])[0]
+            assert (found_PO[pair] - due_O).abs().max() <= 2**-8 * due_O.abs().max()
 
 
 @pytest.mark.parametrize("sums_to_one", [True, False])

@@ -55,7 +55,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_few = products_are_added_alike(made)
-    others = [one for one in made if one["kernel"] not in ("attend", "_coded", "_few_coded", "_few_rows")]
+    others = [one for one in made if one["kernel"] not in ("attend", "_coded", "few_coded", "_few_rows")]
     assert len(others) == 45 * len(CASES) + 6 * len(HEADS)
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
@@ -95,9 +95,9 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_coded.MANY_ROWS]
     assert len(large) == 10 * num_cards
     assert [one for one in large if one["stack"] > MOST_STACK] == []
-    plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "_few_coded"))
+    plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "few_coded"))
     assert len(plain) == (2 * 12 + 4) * num_cards
-    assert len(coded) == 2 * (38 + 14) * num_cards + 10 + 10 + 52
+    assert len(coded) == (2 * (38 + 14) + 3 * 8) * num_cards + 10 + 10 + 52
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]
@@ -125,5 +125,5 @@ def test_what_rounds_of_every_kind_of_model_ask_for_compiles(tmp_path: Path) -> 
     (Gemma 4 E2B) gave a pointer of another type in 16 bits, and Triton took none of it."""
     kernels = set(without_interpreter("compile_rounds.py", str(tmp_path), "9.0"))
     few = {"add_norm", "place", "attend", "join", "gate", "_few_rows"}
-    few |= {"_few_coded", "_coded"}  # with codes
+    few |= {"few_coded", "_coded"}  # with codes
     assert kernels == few | {"convolve", "take_in", "look_at", "gated"} | {"_choose", "_sort", "_tile_product", "_add"}

@@ -18,7 +18,7 @@ from tpspec.topology.groups import Grid, grid_of
 pytest.importorskip("triton")
 from triton import knobs
 
-from tpspec.model import card_coded, card_floats, card_rows, card_tiles
+from tpspec.model import card_coded, card_codes, card_rows, card_tiles
 from tpspec.model.card_coded import CodedLinear
 from tpspec.model.card_overlap import IN_TURN
 from tpspec.model.card_products import FewRowsLinear, TriedProduct, has_tensor_cores
@@ -204,20 +204,20 @@ def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Litera
     assert all(torch.equal(product(x[:count]), whole[:count]) for count in (1, 2, 6, 7, 16, 33))
 
 
-@pytest.mark.parametrize(("dtype", "bits"), card_floats.FLOATS, ids=str)
+@pytest.mark.parametrize(("dtype", "bits"), card_codes.FLOATS, ids=str)
 def test_the_instructions_that_a_card_is_given_make_floats_of_codes(dtype: torch.dtype, bits: int) -> None:
     """Exactly, of all codes, of both words of a register. The interpreter takes none: stands against a constant of the
     other kind of float, a code that is another's, and what is right of every second word only."""
     name, in_a_word = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}[dtype], 16 // bits
     codes = torch.arange(2**bits).repeat(8)[torch.randperm(8 * 2**bits, generator=torch.Generator().manual_seed(0))]
     codes = codes.to(torch.uint8) if bits == 4 else codes.to(torch.uint8).view(torch.int8)
-    words = card_coded.in_words(codes.view(1, -1), in_a_word, 64).numpy().view(np.uint32).ravel()
-    given = getattr(card_floats, f"_{name}_{bits}").value
+    words = card_codes.in_words(codes.view(1, -1), in_a_word, 64).numpy().view(np.uint32).ravel()
+    given = getattr(card_codes, f"_{name}_{bits}").value
     assert len(given) == in_a_word
     for part, ptx in enumerate(given):
         made = torch.from_numpy(floats_by(getattr(ptx, "value", ptx), words, dtype))
         due = codes.view(-1, in_a_word, 64 // in_a_word)[:, part].flatten().double()
-        assert torch.equal(made, due - 8 * (bits == 4) + card_floats.FLOATS[dtype, bits].more)
+        assert torch.equal(made, due - 8 * (bits == 4) + card_codes.FLOATS[dtype, bits].more)
 
 
 def floats_by(ptx: str, words: NDArray[np.uint32], dtype: torch.dtype) -> NDArray[np.float64]:

@@ -11,12 +11,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.model.card_floats import codes_of, floats_of, zeros_of
+from tpspec.model.card_codes import are_words, as_read, codes_of, floats_of, zeros_of
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
@@ -28,7 +27,7 @@ from tpspec.model.card_tiles import (
     CodedTile,
     Trial,
 )
-from tpspec.model.quantized import joined, spread
+from tpspec.model.quantized import spread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 # Groups that are read at a time, each by a warp of its own, where there are fewer than so many of the least tiles of
 # outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each.
 GROUPS = {2: 8, 4: 4, math.inf: 2}
-LEAST_INPUTS = 16  # that a product takes at a time
 CODE_LINES, SCALE_LINES = 64, 8  # of a tile: what two turns take of 4 bits, and of scales 4,096 columns
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 
@@ -51,15 +49,14 @@ class CodedLinear(TriedProduct[CodedTile]):
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
-        self._codes_NGSB, self._scales_NGS, self._zeros_NGS = _as_read(matrix)
+        self._codes_NGSB, self._scales_NGS, self._zeros_NGS = as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
-        each = len(self._codes_NGSB) / num_processors(device)
-        self._at_once = next(groups for tiles, groups in GROUPS.items() if each < tiles)
+        self._at_once = at_once(len(self._codes_NGSB), device)
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
             "group": matrix.grid.group, "bits": matrix.bits, "has_zeros": self._zeros_NGS is not None, **overlap(device)
         }  # fmt: skip
-        self._has_kernel = self._has_tensor_cores and self._codes_NGSB.dtype == torch.int16
+        self._has_kernel = self._has_tensor_cores and are_words(matrix)
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
         half = torch.float16 if scales_dtype == torch.float16 else torch.bfloat16
         of = self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, self._zeros_NGS is not None
@@ -79,10 +76,9 @@ class CodedLinear(TriedProduct[CodedTile]):
 
     def few(self, x_TI: Tensor, tile: CodedTile, gate: str = "") -> Tensor:
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs // 2 if gate else self._num_outputs)
-        _few_coded[(triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs))](
-            *self._given(x_TI, y_TO), gate=gate, at_once=self._at_once, inline_ptx=not knobs.runtime.interpret,
-            tile_rows=tile.rows, tile_outputs=tile.outputs, together=TILE_OUTPUTS, num_stages=tile.stages,
-            num_warps=self._at_once, **self._of_codes,
+        few_coded[(triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs))](
+            *self._given(x_TI, y_TO), x_TI, x_TI, 1, gate=gate, sorted_rows=0, **in_tile(tile, self._at_once),
+            **self._of_codes,
         )  # fmt: skip
         return y_TO
 
@@ -102,45 +98,22 @@ class CodedLinear(TriedProduct[CodedTile]):
         return x_TW, self._codes_NGSB, scales, zeros, y_TO, *y_TO.shape, self._grid.num_groups
 
 
+def in_tile(tile: CodedTile, groups: int) -> dict[str, Any]:
+    """Of `few_coded`."""
+    return {
+        "tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": TILE_OUTPUTS, "num_stages": tile.stages,
+        "at_once": groups, "num_warps": groups, "inline_ptx": not knobs.runtime.interpret,
+    }  # fmt: skip
+
+
+def at_once(num_tiles: int, device: torch.device) -> int:
+    """Groups, of so many of the least tiles of outputs."""
+    return next(groups for tiles, groups in GROUPS.items() if num_tiles < tiles * num_processors(device))
+
+
 def num_processors(device: torch.device) -> int:
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
-
-
-def _as_read(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Its codes, scales and zeros, in tiles."""
-    made, group, in_a_word = joined([part for _, part in matrix.blocks(1)]), matrix.grid.group, 16 // matrix.bits
-    codes_OY, scales_OG, zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
-    del made  # or its codes would be there beside their words and their tiles
-    if group >= in_a_word * LEAST_INPUTS:
-        codes_OY = in_words(codes_OY, in_a_word, group)
-    elif matrix.bits == 4:
-        codes_OY = paired(codes_OY, group)
-    codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
-    return codes_NGSB, _in_tiles(scales_OG), None if zeros_OG is None else _in_tiles(zeros_OG)
-
-
-def paired(codes_OW: Tensor, group: int) -> Tensor:
-    """[O, W / 2]: codes of 4 bits in pairs, one of each half of their group, so that the columns that a product reads
-    at a time are side by side."""
-    low_OGH, high_OGH = codes_OW.view(len(codes_OW), -1, 2, group // 2).unbind(2)
-    return (low_OGH | high_OGH << 4).flatten(1)
-
-
-def in_words(codes_OW: Tensor, count: int, group: int) -> Tensor:
-    """[O, W / count] of int16: so many codes in a word, one of each half or quarter of their group. A product takes one
-    of these after the other, with its rows; of words two lie in a register, and a mask makes two floats of them."""
-    parts_OGPX = codes_OW.view(torch.uint8).view(len(codes_OW), -1, count, group // count)
-    if count == 4:
-        parts_OGPX = parts_OGPX[:, :, ::2] | parts_OGPX[:, :, 1::2] << 4
-    return parts_OGPX.transpose(2, 3).contiguous().view(torch.int16).flatten(1)
-
-
-def _in_tiles(x_OGX: Tensor) -> Tensor:
-    """[O, G, ...] -> [N, G, S, ...]; nothing where there are no outputs."""
-    if missing := -len(x_OGX) % TILE_OUTPUTS:
-        x_OGX = F.pad(x_OGX, (0, 0) * (x_OGX.dim() - 1) + (0, missing))
-    return x_OGX.view(-1, TILE_OUTPUTS, *x_OGX.shape[1:]).transpose(1, 2).contiguous()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -243,7 +216,7 @@ def _of_groups(
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _few_coded(
+def few_coded(
     x_at: tl.tensor,
     codes_at: tl.tensor,
     scales_at: tl.tensor,
@@ -252,10 +225,14 @@ def _few_coded(
     num_rows: int,
     num_outputs: int,
     num_groups: int,
+    expert_at: tl.tensor,
+    pairs_at: tl.tensor,
+    fan: int,
     group: tl.constexpr,
     bits: tl.constexpr,
     has_zeros: tl.constexpr,
     gate: tl.constexpr,
+    sorted_rows: tl.constexpr,
     at_once: tl.constexpr,
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -264,20 +241,34 @@ def _few_coded(
     overlaps: tl.constexpr,
 ) -> None:
     """A tile of y [T, O] from x [T, W]. Of some groups at once each has a warp and sums of its own, which are added at
-    the end: the same for any number of rows. Outputs lie `together` by so many. gate: as of card_products.py."""
-    rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    the end: the same for any number of rows. Outputs lie `together` by so many. gate: as of card_products.py.
+
+    sorted_rows: of tiles of a mixture, whose matrices stand one behind the other, and of whose rows y [P, O] is made of
+    x [P / fan, W] (card_router.py); 0: of none.
+    """
     first_output = tl.program_id(1) * tile_outputs
+    rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    of_x, first = rows, 0
+    if sorted_rows > 0:
+        begin(overlaps)
+        tile = tl.program_id(0) * tile_rows // sorted_rows
+        rows = tl.load(pairs_at + rows)
+        if tl.max(rows, 0) < 0:
+            return
+        of_x, first = rows // fan, tl.load(expert_at + tile) * tl.cdiv(num_outputs, together)
     outputs = first_output + tl.arange(0, tile_outputs)
-    own, real_rows, real_outputs = tl.arange(0, at_once), rows < num_rows, outputs < num_outputs
+    own, real_rows, real_outputs = tl.arange(0, at_once), (rows >= 0) & (rows < num_rows), outputs < num_outputs
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
     column = tl.arange(0, columns)
-    first_at = outputs // together * (num_groups * together) + outputs % together  # of scales, which 32 bits count
-    from_x = x_at + rows[None, None, :].to(tl.int64) * (num_groups * group) + column[None, :, None]
+    # Of scales, which 32 bits count.
+    first_at = (first + outputs // together) * (num_groups * together) + outputs % together
+    from_x = x_at + of_x[None, None, :].to(tl.int64) * (num_groups * group) + column[None, :, None]
     at, real = first_at[None, :] + own[:, None] * together, (own < num_groups)[:, None] & real_outputs[None, :]
     sums = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     tiles: tl.constexpr = tile_outputs // together
     size, count = num_groups * together, num_outputs if gate == "" else 2 * num_outputs
-    _fetch_tiles(first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps)
+    if sorted_rows == 0:
+        _fetch_tiles(first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps)
     # A group's scales are as few bytes as no copy in the background takes: they are fetched a turn ahead.
     scales, zeros = _numbers(scales_at, at, real, True), _numbers(zeros_at, at, real, has_zeros)
     if gate != "":
@@ -291,9 +282,10 @@ def _few_coded(
         more_scales, more_zeros = (
             _numbers(scales_at, at + apart, real, True), _numbers(zeros_at, at + apart, real, has_zeros)
         )  # fmt: skip
-    begin(overlaps)
-    for first in range(0, num_groups, at_once):
-        index = first + own
+    if sorted_rows == 0:
+        begin(overlaps)
+    for group_at in range(0, num_groups, at_once):
+        index = group_at + own
         is_group, next_at = index < num_groups, at + at_once * together
         next_real = (index + at_once < num_groups)[:, None] & real_outputs[None, :]
         next_scales = _numbers(scales_at, next_at, next_real, True)

@@ -17,12 +17,14 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_coded import group_product, num_processors, paired
+from tpspec.model.card_coded import at_once, few_coded, group_product, in_tile, num_processors
+from tpspec.model.card_codes import are_words, as_read, paired
 from tpspec.model.card_overlap import begin, overlap
+from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles
-from tpspec.model.card_tiles import TILE_ROWS
+from tpspec.model.card_tiles import FEWEST_ROWS, TILE_OUTPUTS, TILE_ROWS, CodedTile
 from tpspec.model.linear import PlainLinear
-from tpspec.model.quantized import DequantizedLinear, spread, unpacked_nibbles
+from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, spread, unpacked_nibbles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Grid
 
 COLUMNS = 64  # of a plain matrix that are read at a time
-TILE_OUTPUTS, FEW_OUTPUTS = 32, 16  # of a program; few where more would leave processors idle
-STAGES = {TILE_OUTPUTS: 3, FEW_OUTPUTS: 5}  # with which small programs ask for as much at once
+MORE_OUTPUTS, FEW_OUTPUTS = 32, 16  # of a program; few where more would leave processors idle
+STAGES = {MORE_OUTPUTS: 3, FEW_OUTPUTS: 5}  # with which small programs ask for as much at once
 WORD = 4  # exponents in one: of codes that are floats, as many groups are read at a time
 ADDED = 1024  # numbers of a row that a program adds up
 
@@ -66,30 +68,35 @@ class CardMixture:
 
 
 class Stack:
-    """The same matrix of every expert, in one piece: plain [N, O, I], or codes [N, O, W], scales and zeros [N, O, G];
-    and biases [N, O]. Codes of 4 bits are in pairs, one of each half of their group. Raises UserError where they cannot
-    be one piece. num_chosen: experts of a row."""
+    """The same matrix of every expert, in one piece: plain [N, O, I], or codes as card_codes.py has those of each, or,
+    where they are floats, [N, O, W / 2] in pairs, one of each half of their group, and scales [N, O, G]; and biases
+    [N, O]. Raises UserError where they cannot be one piece. num_chosen: experts of a row."""
 
     def __init__(self, products: Sequence[Linear], num_chosen: int) -> None:
         self._grid: Grid | None = None
-        self._bits, self._are_floats = 16, False
+        self._bits, self._are_floats, self._num_scales, has_words = 16, False, 0, False
         plain = [one for one in products if isinstance(one, PlainLinear)]
         coded = [one for one in products if isinstance(one, DequantizedLinear)]
         zeros = [one.zeros_OG for one in coded if one.zeros_OG is not None]
         biases = [bias for bias in (*(one.bias_O for one in plain), *(one.bias_O for one in coded)) if bias is not None]
         layouts = {(one.bits, one.grid, one.scales_OG.dtype) for one in coded}
         if len(plain) == len(products):
-            self._weights = torch.stack([one.weight_OI for one in plain])
+            self._weights, self._num_outputs = torch.stack([one.weight_OI for one in plain]), len(plain[0].weight_OI)
             self._scales = self._zeros = self._weights  # never read
         elif len(coded) == len(products) and len(layouts) == 1 and len(zeros) in (0, len(products)):
             ((self._bits, self._grid, _),) = layouts
-            whole = [
-                one.codes if self._bits == 8 else paired(unpacked_nibbles(one.codes), self._grid.group) for one in coded
-            ]
-            self._weights = torch.stack(whole)
+            self._num_outputs, self._num_scales = coded[0].scales_OG.shape
             self._are_floats = coded[0].scales_OG.dtype == torch.uint8
-            scales = torch.stack([one.scales_OG for one in coded])
-            self._scales = _in_words(scales) if self._are_floats else scales
+            if self._are_floats:
+                self._weights = torch.stack([paired(unpacked_nibbles(one.codes), self._grid.group) for one in coded])
+                self._scales = _in_words(torch.stack([one.scales_OG for one in coded]))
+                self._num_scales = self._scales.shape[2]
+            else:
+                matrices = [_matrix(one) for one in coded]
+                has_words = are_words(matrices[0])
+                codes, scales, tiled_zeros = zip(*map(as_read, matrices), strict=True)
+                self._weights, self._scales = torch.stack(codes), torch.stack(scales)
+                zeros = [one for one in tiled_zeros if one is not None]
             self._zeros = torch.stack(zeros) if zeros else self._scales
         else:
             raise UserError(
@@ -98,23 +105,45 @@ class Stack:
             )
         self._biases = torch.stack(biases) if biases else self._weights
         self._has_zeros, self._has_biases = bool(zeros), bool(biases)
-        self._overlap = overlap(self._weights.device)
+        device = self._weights.device
+        self._overlap = overlap(device)
         # For a row alone: of others it would be another kernel, which may add in another order.
-        self._tile_outputs = tile_outputs(self._weights.shape[1] * num_chosen, self._weights.device)
+        self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
+        self._at_once = at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device)
+        self._has_kernel = has_words and not biases and has_tensor_cores(device)
 
     def __call__(self, x: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
         """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
+        num_outputs, num_tiles, at_a_time = self._num_outputs, len(tiles.expert_L), self._tile_outputs
+        y_PO = x.new_empty(num_pairs, num_outputs)
+        if self._grid is not None and self._has_kernel and x.itemsize == 2:
+            self._of_words(spread(x, self._grid).contiguous(), tiles, self._grid, y_PO)
+            return y_PO
         x_XW = x if self._grid is None else spread(x, self._grid)
         width, group = x_XW.shape[1], COLUMNS if self._grid is None else self._grid.group
-        num_outputs, num_tiles = self._weights.shape[1], len(tiles.expert_L)
-        y_PO, at_a_time = x.new_empty(num_pairs, num_outputs), self._tile_outputs
         _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
             x_XW.contiguous(), self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
-            y_PO, num_outputs, width, self._weights.shape[2], self._scales.shape[2], num_pairs // len(x), group=group,
+            y_PO, num_outputs, width, self._weights.shape[2], self._num_scales, num_pairs // len(x), group=group,
             bits=self._bits, are_floats=self._are_floats, has_zeros=self._has_zeros, has_biases=self._has_biases,
-            word=WORD, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time], **self._overlap,
+            word=WORD, together=TILE_OUTPUTS, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
+            **self._overlap,
         )  # fmt: skip
         return y_PO
+
+    def _of_words(self, x_XW: Tensor, tiles: Tiles, grid: Grid, y_PO: Tensor) -> None:
+        """By a kernel of products with codes; in the smallest tiles where an expert has few rows, in the mean."""
+        is_few = len(y_PO) <= FEWEST_ROWS * len(self._weights)
+        tile = CodedTile(FEWEST_ROWS if is_few else TILE_ROWS, self._tile_outputs, STAGES[MORE_OUTPUTS])
+        few_coded[(tiles.pairs_LR.numel() // tile.rows, triton.cdiv(y_PO.shape[1], tile.outputs))](
+            x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, grid.num_groups, tiles.expert_L,
+            tiles.pairs_LR, len(y_PO) // len(x_XW), group=grid.group, bits=self._bits, has_zeros=self._has_zeros,
+            gate="", sorted_rows=TILE_ROWS, **in_tile(tile, self._at_once), **self._overlap,
+        )  # fmt: skip
+
+
+def _matrix(product: DequantizedLinear) -> Ready:
+    codes_OW = product.codes if product.bits == 8 else unpacked_nibbles(product.codes)
+    return Ready(Quantized(codes_OW, product.scales_OG, product.zeros_OG), product.grid)
 
 
 def _in_words(exponents_NOG: Tensor) -> Tensor:
@@ -124,7 +153,7 @@ def _in_words(exponents_NOG: Tensor) -> Tensor:
 
 def tile_outputs(num_outputs: int, device: torch.device) -> int:
     """Of a program, so that a round of few rows gives every processor of the card one."""
-    return TILE_OUTPUTS if triton.cdiv(num_outputs, TILE_OUTPUTS) >= num_processors(device) else FEW_OUTPUTS
+    return MORE_OUTPUTS if triton.cdiv(num_outputs, MORE_OUTPUTS) >= num_processors(device) else FEW_OUTPUTS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -148,12 +177,13 @@ def _tile_product(
     has_zeros: tl.constexpr,
     has_biases: tl.constexpr,
     word: tl.constexpr,
+    together: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """Some outputs of a tile: y [P, O] from x [P / fan, W] and the matrix of the tile's expert, as Stack has it: of
-    rows of `row` numbers, or bytes of codes."""
+    """Some outputs of a tile: y [P, O] from x [P / fan, W] and the matrix of the tile's expert, as Stack has it: rows
+    of `row` numbers, or bytes, but for codes that lie `together`."""
     begin(overlaps)
     expert = tl.load(expert_at + tl.program_id(1)).to(tl.int64)
     if expert >= 0:
@@ -181,12 +211,14 @@ def _tile_product(
                 part = tl.dot(first, low.to(first.dtype), input_precision="ieee")
                 part += tl.dot(last, high.to(first.dtype), input_precision="ieee")
             elif bits < 16:
-                from_codes = weights_at + at[None, :] * row + index * (group * bits // 8)
+                size: tl.constexpr = group * bits // weights_at.dtype.element_ty.primitive_bitwidth
+                tile = expert * tl.cdiv(num_outputs, together) + outputs // together
+                at_scale = (tile * num_scales + index) * together + outputs % together
+                from_codes = weights_at + at_scale[None, :] * size
                 part, total = group_product(from_x + index * group, from_codes, real_rows, real_outputs, group, bits)
-                scales = tl.load(scales_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
-                part *= scales[None, :]
+                part *= tl.load(scales_at + at_scale, mask=real_outputs, other=0.0).to(tl.float32)[None, :]
                 if has_zeros:
-                    zeros = tl.load(zeros_at + at * num_scales + index, mask=real_outputs, other=0.0).to(tl.float32)
+                    zeros = tl.load(zeros_at + at_scale, mask=real_outputs, other=0.0).to(tl.float32)
                     part += total[:, None] * zeros[None, :]
             else:
                 columns = index * group + tl.arange(0, group)

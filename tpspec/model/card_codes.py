@@ -1,14 +1,69 @@
-"""How codes of 8 and 4 bits, of which some stand in a word, become numbers on a CUDA card, in Triton. Knows no matrix.
-Imported on cards only.
+"""Codes of 8 and 4 bits on a CUDA card: how they lie, and how, in Triton, they become numbers. quantized.py has the
+reference. Must not know what a matrix is of, nor what is made of it. Imported on cards only.
+
+Shapes: O outputs, W columns of the groups the shard touches, Y words or bytes of a row's codes, G groups, B of a
+group's; N tiles of outputs, S outputs of one.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
+
+from tpspec.model.card_tiles import TILE_OUTPUTS
+from tpspec.model.quantized import joined
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.model.quantized import Matrix
+
+LEAST_INPUTS = 16  # that a product takes at a time
+
+
+def are_words(matrix: Matrix) -> bool:
+    """Whether its codes are read in words of 16 bits: no columns are left over."""
+    return matrix.grid.group * matrix.bits >= 16 * LEAST_INPUTS
+
+
+def as_read(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Its codes, scales and zeros, in tiles."""
+    made, group = joined([part for _, part in matrix.blocks(1)]), matrix.grid.group
+    codes_OY, scales_OG, zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
+    del made  # or its codes would be there beside their words and their tiles
+    if are_words(matrix):
+        codes_OY = in_words(codes_OY, 16 // matrix.bits, group)
+    elif matrix.bits == 4:
+        codes_OY = paired(codes_OY, group)
+    codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
+    return codes_NGSB, _in_tiles(scales_OG), None if zeros_OG is None else _in_tiles(zeros_OG)
+
+
+def paired(codes_OW: Tensor, group: int) -> Tensor:
+    """[O, W / 2]: codes of 4 bits in pairs, one of each half of their group, so that the columns that a product reads
+    at a time are side by side."""
+    low_OGH, high_OGH = codes_OW.view(len(codes_OW), -1, 2, group // 2).unbind(2)
+    return (low_OGH | high_OGH << 4).flatten(1)
+
+
+def in_words(codes_OW: Tensor, count: int, group: int) -> Tensor:
+    """[O, W / count] of int16: so many codes in a word, one of each half or quarter of their group. A product takes one
+    of these after the other, with its rows; of words two lie in a register, and a mask makes two floats of them."""
+    parts_OGPX = codes_OW.view(torch.uint8).view(len(codes_OW), -1, count, group // count)
+    if count == 4:
+        parts_OGPX = parts_OGPX[:, :, ::2] | parts_OGPX[:, :, 1::2] << 4
+    return parts_OGPX.transpose(2, 3).contiguous().view(torch.int16).flatten(1)
+
+
+def _in_tiles(x_OGX: Tensor) -> Tensor:
+    """[O, G, ...] -> [N, G, S, ...]; nothing where there are no outputs."""
+    if missing := -len(x_OGX) % TILE_OUTPUTS:
+        x_OGX = F.pad(x_OGX, (0, 0) * (x_OGX.dim() - 1) + (0, missing))
+    return x_OGX.view(-1, TILE_OUTPUTS, *x_OGX.shape[1:]).transpose(1, 2).contiguous()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
