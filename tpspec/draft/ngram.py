@@ -136,8 +136,8 @@ class _Text:
         self._guess = 0, [], 0
 
     def _suffixes(self) -> list[tuple[int, ...]]:
-        size = len(self._tokens)
-        return [tuple(self._tokens[size - length :]) for length in self._grams if length <= size]
+        last = tuple(self._tokens[-self._grams[-1] :])
+        return [last[-length:] for length in self._grams if length <= len(last)]
 
     def _push(self, token: int) -> None:
         grams, end = self._suffixes(), len(self._tokens)

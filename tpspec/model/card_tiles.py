@@ -76,10 +76,9 @@ class CodedTile(NamedTuple):
 FEWEST_ROWS = 8
 USUAL_CODED = CodedTile(FEWEST_ROWS, TILE_OUTPUTS, 3)
 CODED_TILES = {
-    8: (USUAL_CODED, CodedTile(8, 16, 2), CodedTile(8, 16, 5), CodedTile(8, 32, 2), CodedTile(8, 32, 3),
-        CodedTile(8, 32, 5), CodedTile(8, 64, 2), CodedTile(8, 64, 3)),
-    16: (USUAL_CODED, CodedTile(16, 16, 2), CodedTile(16, 16, 3), CodedTile(16, 32, 2), CodedTile(16, 32, 3),
-         CodedTile(16, 64, 2)),
+    8: (USUAL_CODED, CodedTile(8, 16, 5), CodedTile(8, 32, 2), CodedTile(8, 32, 3), CodedTile(8, 64, 2),
+        CodedTile(8, 64, 3)),
+    16: (USUAL_CODED, CodedTile(16, 16, 3), CodedTile(16, 32, 2), CodedTile(16, 64, 2)),
     32: (USUAL_CODED, CodedTile(32, 16, 2), CodedTile(32, 32, 2)),
     64: (USUAL_CODED, CodedTile(32, 16, 3), CodedTile(32, 32, 2)),
 }  # fmt: skip
@@ -87,8 +86,8 @@ CODED_TILES = {
 NARROW_GATED = None, Tile(16, 16, 128, 5, 2), Tile(16, 16, 256, 3, 4), Tile(16, 32, 128, 3, 4)
 GATED_TILES = dict.fromkeys((1, 16), NARROW_GATED) | dict.fromkeys((32, 64), (None, Tile(32, 16, 128, 4, 2)))
 GATED_CODED_TILES = {
-    8: (None, CodedTile(8, 16, 2), CodedTile(8, 16, 3), CodedTile(8, 32, 2), CodedTile(8, 32, 3)),
-    16: (None, CodedTile(16, 16, 2), CodedTile(16, 32, 2)),
+    8: (None, USUAL_CODED, CodedTile(8, 32, 2), CodedTile(8, 32, 3)),
+    16: (None, CodedTile(16, 32, 2)),
 } | dict.fromkeys((32, 64), (None, CodedTile(32, 16, 2)))
 
 Cut = TypeVar("Cut", bound="Hashable")  # a Tile, say
