@@ -129,6 +129,9 @@ CODES = (
 )
 
 
+PLAIN_CODES = {"gate": "", "sorted_rows": 0, "are_floats": False, "has_biases": False}
+
+
 def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     on_tensor_cores, made = capability >= 80 and x != "*fp32", []
     sizes = {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
@@ -137,7 +140,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
     for rows, (bits, group, scales, has_zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i16"}
-        few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "fan": "i32"}
+        few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "biases_at": rows, "fan": "i32", "width": "i32"}
         of = {"group": group, "bits": bits, "has_zeros": has_zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_coded._coded, types, of | tile))
@@ -150,17 +153,20 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
-            made += [
-                (card_coded.few_coded, few_types, of | of_tile | {"gate": gate, "sorted_rows": 0}) for gate in kinds
-            ]
+            made += [(card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate}) for gate in kinds]
             if tile == card_tiles.USUAL_CODED:  # of experts
-                made.append((card_coded.few_coded, few_types, of | of_tile | {"gate": "", "sorted_rows": 16}))
+                made.append((card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"sorted_rows": 16}))
+            if tile == card_tiles.USUAL_CODED and bits == 4 and has_zeros:
+                floats = {"sorted_rows": 16, "are_floats": True, "has_biases": True, "has_zeros": False}
+                made.append(
+                    (card_coded.few_coded, few_types | {"scales_at": "*i32"}, of | of_tile | PLAIN_CODES | floats)
+                )
     return made
 
 
 def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     tiles = {"expert_at": "*i32", "pairs_at": "*i32"}
-    product = {"x_at": x, "zeros_at": x, "biases_at": x, "y_at": x, "num_outputs": "i32", "width": "i32", "row": "i32",
+    product = {"x_at": x, "zeros_at": x, "biases_at": x, "y_at": x, "num_outputs": "i32", "width": "i32",
                "num_scales": "i32", "fan": "i32"} | tiles  # fmt: skip
     return [
         *((card_router._choose, {"logits_at": "*fp32", "bias_at": "*fp32", "scales_at": "*fp32",
@@ -174,11 +180,11 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
           "tile_rows": card_tiles.TILE_ROWS}),
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
            {"bits": bits, "group": group, "are_floats": scales == "*i32", "has_zeros": scales == "*fp32",
-            "has_biases": scales == "*i32", "word": card_experts.WORD, "together": card_tiles.TILE_OUTPUTS,
+            "has_biases": scales == "*i32", "together": card_tiles.TILE_OUTPUTS,
             "tile_rows": card_tiles.TILE_ROWS, "tile_outputs": outputs})
           for outputs in card_experts.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i16", "*bf16"),
-                                               (4, 32, "*u8", "*fp32"), (4, 32, "*u8", "*i32"))),
+                                               (4, 32, "*u8", "*fp32"), (4, 128, "*i16", "*i32"))),
         (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
     ]  # fmt: skip

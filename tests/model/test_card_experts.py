@@ -71,6 +71,15 @@ def mixture(
     return Router(weight_ND, experts, bias_N), [mlp() for _ in range(count)]
 
 
+def of_floats(num_outputs: int, num_inputs: int, before: int, dtype: torch.dtype, noise: torch.Generator) -> Linear:
+    """As gpt-oss has them, with a bias."""
+    grid = Grid(32, before, num_inputs)
+    codes = torch.randint(0, 16, (num_outputs, grid.width), generator=noise).to(torch.uint8)
+    exponents = torch.randint(120, 126, (num_outputs, grid.num_groups), generator=noise).to(torch.uint8)
+    bias = torch.randn(num_outputs, generator=noise).to(DEVICE, dtype)
+    return DequantizedLinear(Ready(Quantized(codes, exponents, None).to(DEVICE), grid), bias)
+
+
 def rows(count: int) -> torch.Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
@@ -99,28 +108,31 @@ def test_a_mixture_is_what_the_reference_makes_of_it(
 
 
 @pytest.mark.parametrize("num_processors", [2, 20, 1000])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, "floats"])
 @pytest.mark.parametrize("num_rows", [1, 6, 50])
 def test_codes_of_experts_in_words_are_what_the_reference_makes_of_them(
-    num_rows: int, bits: Literal[8, 4], num_processors: int, monkeypatch: pytest.MonkeyPatch
+    num_rows: int, bits: Literal[8, 4, "floats"], num_processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the kernel of other products with codes, of rows of 16 bits, in tiles of eight rows and of sixteen; of 200
-    outputs, which fill no tile, and of two experts a row. Stands against another expert's codes or scales, rows of the
-    second half of a tile that are taken for the first's, and a row's place in what enters taken for that in what
-    leaves."""
+    outputs, which fill no tile, and of two experts a row; codes that are floats with biases, and in eleven groups, of
+    which four are read at a time. Stands against another expert's codes, scales or biases, rows of the second half of a
+    tile that are taken for the first's, and a row's place in what enters taken for that in what leaves."""
     if not torch.cuda.is_available():
         found = SimpleNamespace(multi_processor_count=num_processors, major=8, minor=6)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     noise = torch.Generator().manual_seed(num_rows)
 
     def product(num_outputs: int, num_inputs: int) -> Linear:
+        if bits == "floats":
+            return of_floats(num_outputs, num_inputs, 0, torch.float16, noise)
         weight = (torch.randn(num_outputs, num_inputs, generator=noise) / num_inputs**0.5).to(DEVICE, torch.float16)
         return rounded_linear(weight, None, bits, None, reference=True)
 
-    experts = [GatedMlp(product(2 * 128, 384), product(200, 128)) for _ in range(5)]
-    weight = (3 * torch.randn(5, 384, generator=noise) / 384**0.5).to(DEVICE)
+    num_inputs = 352 if bits == "floats" else 384
+    experts = [GatedMlp(product(2 * 128, num_inputs), product(200, 128)) for _ in range(5)]
+    weight = (3 * torch.randn(5, num_inputs, generator=noise) / num_inputs**0.5).to(DEVICE)
     router = Router(weight, Experts(5, 2, sums_to_one=True), None)
-    x_TD = torch.randn(num_rows, 384, generator=noise).to(DEVICE, torch.float16)
+    x_TD = torch.randn(num_rows, num_inputs, generator=noise).to(DEVICE, torch.float16)
     made = CardMixture(router, experts)
     assert made._gate_up._has_kernel
     chosen_TK, _ = router(x_TD)
@@ -156,14 +168,10 @@ def test_codes_that_are_floats_and_biases_are_what_the_reference_makes_of_them(
     groups that is not whole, a bias added once for each group, and one of a router left out of its choice."""
     noise = torch.Generator().manual_seed(num_rows)
 
-    def product(num_outputs: int, num_inputs: int, before: int) -> Linear:
-        grid = Grid(32, before, num_inputs)
-        codes = torch.randint(0, 16, (num_outputs, grid.width), generator=noise).to(torch.uint8)
-        exponents = torch.randint(120, 126, (num_outputs, grid.num_groups), generator=noise).to(torch.uint8)
-        bias = torch.randn(num_outputs, generator=noise).to(DEVICE, dtype)
-        return DequantizedLinear(Ready(Quantized(codes, exponents, None).to(DEVICE), grid), bias)
-
-    experts = [GatedMlp(product(2 * CHANNELS, HIDDEN, 0), product(HIDDEN, CHANNELS, 24)) for _ in range(7)]
+    experts = [
+        GatedMlp(of_floats(2 * CHANNELS, HIDDEN, 0, dtype, noise), of_floats(HIDDEN, CHANNELS, 24, dtype, noise))
+        for _ in range(7)
+    ]
     weight, bias = (3 * torch.randn(*size, generator=noise).to(DEVICE) for size in ((7, HIDDEN), (7,)))
     router = Router(weight / HIDDEN**0.5, Experts(7, 3, sums_to_one=True, biased=True), bias)
     x_TD = rows(num_rows).to(dtype)

@@ -97,7 +97,7 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "few_coded"))
     assert len(plain) == (2 * 12 + 4) * num_cards
-    assert len(coded) == (2 * (30 + 10) + 3 * 8) * num_cards + 10 + 10 + 40
+    assert len(coded) == (2 * (30 + 10) + 3 * 10) * num_cards + 10 + 10 + 40
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
+from tpspec.model.quantized import FLOATS, DequantizedLinear, Quantized, Ready, Rounded
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
@@ -218,6 +218,20 @@ def test_the_instructions_that_a_card_is_given_make_floats_of_codes(dtype: torch
         made = torch.from_numpy(floats_by(getattr(ptx, "value", ptx), words, dtype))
         due = codes.view(-1, in_a_word, 64 // in_a_word)[:, part].flatten().double()
         assert torch.equal(made, due - 8 * (bits == 4) + card_codes.FLOATS[dtype, bits].more)
+
+
+@pytest.mark.parametrize("dtype", card_codes.MINIFLOATS, ids=str)
+def test_the_instructions_that_a_card_is_given_make_floats_of_codes_that_are_floats(dtype: torch.dtype) -> None:
+    """The same: stands against a sign that is lost, a half that comes from a code of zero, and what is no number."""
+    name = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}[dtype]
+    codes = torch.arange(16).repeat(16)[torch.randperm(256, generator=torch.Generator().manual_seed(0))].to(torch.uint8)
+    words = card_codes.in_words(codes.view(1, -1), 4, 64).numpy().view(np.uint32).ravel()
+    given = getattr(card_codes, f"_MINI_{name}").value
+    for part, ptx in enumerate(given):
+        made = torch.from_numpy(floats_by(getattr(ptx, "value", ptx), words, dtype))
+        due = torch.tensor(FLOATS).double()[codes.view(-1, 4, 16)[:, part].flatten().long()]
+        assert torch.equal(made, due)
+    assert len(given) == 4
 
 
 def floats_by(ptx: str, words: NDArray[np.uint32], dtype: torch.dtype) -> NDArray[np.float64]:

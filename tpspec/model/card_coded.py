@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.model.card_codes import are_words, as_read, codes_of, floats_of, zeros_of
+from tpspec.model.card_codes import are_words, as_read, codes_of, floats_of, minifloats_of, power_of, zeros_of
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
@@ -77,8 +77,8 @@ class CodedLinear(TriedProduct[CodedTile]):
     def few(self, x_TI: Tensor, tile: CodedTile, gate: str = "") -> Tensor:
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs // 2 if gate else self._num_outputs)
         few_coded[(triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs))](
-            *self._given(x_TI, y_TO), x_TI, x_TI, 1, gate=gate, sorted_rows=0, **in_tile(tile, self._at_once),
-            **self._of_codes,
+            *self._given(x_TI, y_TO), x_TI, x_TI, x_TI, 1, self._grid.width, gate=gate, sorted_rows=0,
+            are_floats=False, has_biases=False, **in_tile(tile, self._at_once), **self._of_codes,
         )  # fmt: skip
         return y_TO
 
@@ -159,7 +159,7 @@ def _numbers(numbers_at: tl.tensor, at: tl.tensor, real: tl.tensor, are_there: t
     """Scales or zeros, as they are kept; nothing where there are none."""
     if not are_there:
         return tl.zeros(at.shape, numbers_at.dtype.element_ty)
-    return tl.load(numbers_at + at, mask=real, other=0.0)
+    return tl.load(numbers_at + at, mask=real, other=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -183,6 +183,16 @@ def _fetch_tiles(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _columns(
+    from_x: tl.tensor, real: tl.tensor, at: tl.tensor, behind: tl.constexpr, width: int, are_floats: tl.constexpr
+) -> tl.tensor:
+    """Of rows, so many columns behind those at `at`."""
+    if are_floats:
+        real = real & (at + behind < width)
+    return tl.load(from_x + behind, mask=real, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _of_groups(
     sums: tl.tensor,
     x: tl.tensor,
@@ -195,11 +205,18 @@ def _of_groups(
     zeros: tl.tensor,
     bits: tl.constexpr,
     has_zeros: tl.constexpr,
+    are_floats: tl.constexpr,
     inline_ptx: tl.constexpr,
 ) -> tl.tensor:
     """Sums [N, O, R] of N groups at once go on by rows [N, columns, R] of each half or quarter of a group, and outputs
     whose words are at `from_codes` [N, O, columns], of which those are real [N, O]."""
     words = tl.load(from_codes, mask=real[:, :, None], other=0)
+    if are_floats:
+        sums += tl.dot(minifloats_of(words, x, 0, inline_ptx), x) * power_of(scales, 0)[:, :, None]
+        sums += tl.dot(minifloats_of(words, x, 1, inline_ptx), second) * power_of(scales, 1)[:, :, None]
+        sums += tl.dot(minifloats_of(words, x, 2, inline_ptx), third) * power_of(scales, 2)[:, :, None]
+        sums += tl.dot(minifloats_of(words, x, 3, inline_ptx), last) * power_of(scales, 3)[:, :, None]
+        return sums
     part = tl.dot(floats_of(words, x, 0, bits, inline_ptx), x)
     part = tl.dot(floats_of(words, x, 1, bits, inline_ptx), second, part)
     if bits == 4:
@@ -227,12 +244,16 @@ def few_coded(
     num_groups: int,
     expert_at: tl.tensor,
     pairs_at: tl.tensor,
+    biases_at: tl.tensor,
     fan: int,
+    width: int,
     group: tl.constexpr,
     bits: tl.constexpr,
     has_zeros: tl.constexpr,
     gate: tl.constexpr,
     sorted_rows: tl.constexpr,
+    are_floats: tl.constexpr,
+    has_biases: tl.constexpr,
     at_once: tl.constexpr,
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -244,7 +265,8 @@ def few_coded(
     the end: the same for any number of rows. Outputs lie `together` by so many. gate: as of card_products.py.
 
     sorted_rows: of tiles of a mixture, whose matrices stand one behind the other, and of whose rows y [P, O] is made of
-    x [P / fan, W] (card_router.py); 0: of none.
+    x [P / fan, W] (card_router.py), with biases [O] behind each other, too; 0: of none. are_floats: codes are, and
+    scales words of exponents; the last group may then have fewer columns.
     """
     first_output = tl.program_id(1) * tile_outputs
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
@@ -255,14 +277,16 @@ def few_coded(
         rows = tl.load(pairs_at + rows)
         if tl.max(rows, 0) < 0:
             return
-        of_x, first = rows // fan, tl.load(expert_at + tile) * tl.cdiv(num_outputs, together)
+        expert = tl.load(expert_at + tile)
+        of_x, first = rows // fan, expert * tl.cdiv(num_outputs, together)
+        biases_at += expert * num_outputs
     outputs = first_output + tl.arange(0, tile_outputs)
     own, real_rows, real_outputs = tl.arange(0, at_once), (rows >= 0) & (rows < num_rows), outputs < num_outputs
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
     column = tl.arange(0, columns)
     # Of scales, which 32 bits count.
     first_at = (first + outputs // together) * (num_groups * together) + outputs % together
-    from_x = x_at + of_x[None, None, :].to(tl.int64) * (num_groups * group) + column[None, :, None]
+    from_x = x_at + of_x[None, None, :].to(tl.int64) * width + column[None, :, None]
     at, real = first_at[None, :] + own[:, None] * together, (own < num_groups)[:, None] & real_outputs[None, :]
     sums = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     tiles: tl.constexpr = tile_outputs // together
@@ -291,27 +315,30 @@ def few_coded(
         next_scales = _numbers(scales_at, next_at, next_real, True)
         next_zeros = _numbers(zeros_at, next_at, next_real, has_zeros)
         real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, None, :]
-        from_group = from_x + index[:, None, None] * group
-        x = tl.load(from_group, mask=real_x, other=0.0)
-        second = tl.load(from_group + columns, mask=real_x, other=0.0)
+        from_group, at_x = from_x + index[:, None, None] * group, index[:, None, None] * group + column[None, :, None]
+        x = _columns(from_group, real_x, at_x, 0, width, are_floats)
+        second = _columns(from_group, real_x, at_x, columns, width, are_floats)
         third, last = second, second
         if bits == 4:
-            third = tl.load(from_group + 2 * columns, mask=real_x, other=0.0)
-            last = tl.load(from_group + 3 * columns, mask=real_x, other=0.0)
+            third = _columns(from_group, real_x, at_x, 2 * columns, width, are_floats)
+            last = _columns(from_group, real_x, at_x, 3 * columns, width, are_floats)
         from_codes = codes_at + at.to(tl.int64)[:, :, None] * columns + column[None, None, :]
         sums = _of_groups(
-            sums, x, second, third, last, from_codes, real, scales, zeros, bits, has_zeros, inline_ptx
+            sums, x, second, third, last, from_codes, real, scales, zeros, bits, has_zeros, are_floats, inline_ptx
         )  # fmt: skip
         if gate != "":
             next_more_scales = _numbers(scales_at, next_at + apart, next_real, True)
             next_more_zeros = _numbers(zeros_at, next_at + apart, next_real, has_zeros)
             from_codes += apart.to(tl.int64)[:, :, None] * columns
             ups = _of_groups(
-                ups, x, second, third, last, from_codes, real, more_scales, more_zeros, bits, has_zeros, inline_ptx
+                ups, x, second, third, last, from_codes, real, more_scales, more_zeros, bits, has_zeros, are_floats,
+                inline_ptx,
             )  # fmt: skip
             more_scales, more_zeros = next_more_scales, next_more_zeros
         at, scales, zeros = next_at, next_scales, next_zeros
     made = tl.sum(sums, 0)
+    if has_biases:
+        made += tl.load(biases_at + outputs, mask=real_outputs, other=0.0).to(tl.float32)[:, None]
     if gate != "":
         made = gated(as_kept(made, y_at), as_kept(tl.sum(ups, 0), y_at), gate)
     to = y_at + rows[None, :].to(tl.int64) * num_outputs + outputs[:, None]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
 
 LEAST_INPUTS = 16  # that a product takes at a time
+EXPONENTS = 4  # of codes that are floats: groups that are read as one, whose exponents are a word
 
 
 def are_words(matrix: Matrix) -> bool:
@@ -41,6 +42,15 @@ def as_read(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor | None]:
         codes_OY = paired(codes_OY, group)
     codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
     return codes_NGSB, _in_tiles(scales_OG), None if zeros_OG is None else _in_tiles(zeros_OG)
+
+
+def floats_as_read(codes_OW: Tensor, exponents_OG: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of codes that are floats: a word has one of each of some groups, and the word of their exponents stands
+    where another's scale does. Groups that are missing are nothing."""
+    missing, group = -exponents_OG.shape[1] % EXPONENTS, codes_OW.shape[1] // exponents_OG.shape[1]
+    codes_OY = in_words(F.pad(codes_OW, (0, missing * group)), EXPONENTS, EXPONENTS * group)
+    words_OG = F.pad(exponents_OG, (0, missing)).contiguous().view(torch.int32)
+    return _in_tiles(codes_OY.view(*words_OG.shape, -1)), _in_tiles(words_OG)
 
 
 def paired(codes_OW: Tensor, group: int) -> Tensor:
@@ -127,6 +137,57 @@ _BFLOAT16_4, _FLOAT16_4, _BFLOAT16_8, _FLOAT16_8 = (
     tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, bits))) for (_, bits), how in FLOATS.items()
 )
 _MORE_BFLOAT16, _MORE_FLOAT16 = (tl.constexpr(FLOATS[dtype, 4].more) for dtype in (torch.bfloat16, torch.float16))
+
+
+class Minifloats(NamedTuple):
+    """How two codes that are floats of 4 bits become floats of 16: exponent and fraction are put where those of a small
+    one are, less than nothing and a product with a power of two makes them what they are. PTX, for both at once."""
+
+    dtype: str
+    mask: int
+    bits: int  # from the last
+    power: int  # twice
+
+    def ptx(self, shift: int) -> str:
+        way = "shr" if shift >= self.bits else "shl"
+        return f"""{{
+            .reg .b32 bits, sign, power, none;
+            {way}.b32 bits, $1, {abs(shift - self.bits)};
+            shl.b32 sign, $1, {12 - shift};
+            lop3.b32 bits, bits, {self.mask:#x}, 0, 0xea;
+            lop3.b32 bits, sign, 0x80008000, bits, 0xea;
+            mov.b32 power, {self.power:#x};
+            mov.b32 none, 0x80008000;
+            fma.rn.{self.dtype}x2 $0, bits, power, none;
+        }}"""
+
+
+MINIFLOATS = {
+    torch.bfloat16: Minifloats("bf16", 0x01C001C0, 6, 0x7E807E80),
+    torch.float16: Minifloats("f16", 0x0E000E00, 9, 0x74007400),
+}
+_MINI_BFLOAT16, _MINI_FLOAT16 = (
+    tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, 4))) for how in MINIFLOATS.values()
+)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def minifloats_of(words: tl.tensor, like: tl.tensor, index: tl.constexpr, inline_ptx: tl.constexpr) -> tl.tensor:
+    """What codes are that are floats, without their exponents: one of each word."""
+    if not inline_ptx:
+        code = (words >> 4 * index) & 15
+        bits = (code & 7).to(tl.uint16) << 9 | (code & 8).to(tl.uint16) << 12  # of a float16 2^14 times too small
+        return (bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0).to(like.dtype)
+    bfloat16: tl.constexpr = _MINI_BFLOAT16[index]
+    float16: tl.constexpr = _MINI_FLOAT16[index]
+    ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
+    return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def power_of(words: tl.tensor, index: tl.constexpr) -> tl.tensor:
+    """Two to one of the exponents of a word, as a float32 has it."""
+    return ((words >> 8 * index & 255) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

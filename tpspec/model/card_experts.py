@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
 from tpspec.model.card_coded import at_once, few_coded, group_product, in_tile, num_processors
-from tpspec.model.card_codes import are_words, as_read, paired
+from tpspec.model.card_codes import EXPONENTS, are_words, as_read, floats_as_read, minifloats_of, power_of
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 COLUMNS = 64  # of a plain matrix that are read at a time
 MORE_OUTPUTS, FEW_OUTPUTS = 32, 16  # of a program; few where more would leave processors idle
 STAGES = {MORE_OUTPUTS: 3, FEW_OUTPUTS: 5}  # with which small programs ask for as much at once
-WORD = 4  # exponents in one: of codes that are floats, as many groups are read at a time
 ADDED = 1024  # numbers of a row that a program adds up
 
 
@@ -68,9 +66,8 @@ class CardMixture:
 
 
 class Stack:
-    """The same matrix of every expert, in one piece: plain [N, O, I], or codes as card_codes.py has those of each, or,
-    where they are floats, [N, O, W / 2] in pairs, one of each half of their group, and scales [N, O, G]; and biases
-    [N, O]. Raises UserError where they cannot be one piece. num_chosen: experts of a row."""
+    """The same matrix of every expert, in one piece: plain [N, O, I], or codes as card_codes.py has those of each; and
+    biases [N, O]. Raises UserError where they cannot be one piece. num_chosen: experts of a row."""
 
     def __init__(self, products: Sequence[Linear], num_chosen: int) -> None:
         self._grid: Grid | None = None
@@ -88,15 +85,17 @@ class Stack:
             self._num_outputs, self._num_scales = coded[0].scales_OG.shape
             self._are_floats = coded[0].scales_OG.dtype == torch.uint8
             if self._are_floats:
-                self._weights = torch.stack([paired(unpacked_nibbles(one.codes), self._grid.group) for one in coded])
-                self._scales = _in_words(torch.stack([one.scales_OG for one in coded]))
-                self._num_scales = self._scales.shape[2]
+                has_words = True
+                codes, scales = zip(
+                    *(floats_as_read(unpacked_nibbles(one.codes), one.scales_OG) for one in coded), strict=True
+                )
+                self._num_scales = scales[0].shape[1]
             else:
                 matrices = [_matrix(one) for one in coded]
                 has_words = are_words(matrices[0])
                 codes, scales, tiled_zeros = zip(*map(as_read, matrices), strict=True)
-                self._weights, self._scales = torch.stack(codes), torch.stack(scales)
                 zeros = [one for one in tiled_zeros if one is not None]
+            self._weights, self._scales = torch.stack(codes), torch.stack(scales)
             self._zeros = torch.stack(zeros) if zeros else self._scales
         else:
             raise UserError(
@@ -110,45 +109,42 @@ class Stack:
         # For a row alone: of others it would be another kernel, which may add in another order.
         self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
         self._at_once = at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device)
-        self._has_kernel = has_words and not biases and has_tensor_cores(device)
+        self._has_kernel = has_words and has_tensor_cores(device)
+        # Groups of codes that are floats are read some at a time, as one.
+        self._group = COLUMNS if self._grid is None else self._grid.group * (EXPONENTS if self._are_floats else 1)
 
     def __call__(self, x: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
         """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
         num_outputs, num_tiles, at_a_time = self._num_outputs, len(tiles.expert_L), self._tile_outputs
         y_PO = x.new_empty(num_pairs, num_outputs)
-        if self._grid is not None and self._has_kernel and x.itemsize == 2:
-            self._of_words(spread(x, self._grid).contiguous(), tiles, self._grid, y_PO)
+        x_XW = (x if self._grid is None else spread(x, self._grid)).contiguous()
+        if self._has_kernel and x.itemsize == 2:
+            self._of_words(x_XW, tiles, y_PO)
             return y_PO
-        x_XW = x if self._grid is None else spread(x, self._grid)
-        width, group = x_XW.shape[1], COLUMNS if self._grid is None else self._grid.group
         _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
-            x_XW.contiguous(), self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
-            y_PO, num_outputs, width, self._weights.shape[2], self._num_scales, num_pairs // len(x), group=group,
+            x_XW, self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
+            y_PO, num_outputs, x_XW.shape[1], self._num_scales, num_pairs // len(x), group=self._group,
             bits=self._bits, are_floats=self._are_floats, has_zeros=self._has_zeros, has_biases=self._has_biases,
-            word=WORD, together=TILE_OUTPUTS, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
+            together=TILE_OUTPUTS, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
             **self._overlap,
         )  # fmt: skip
         return y_PO
 
-    def _of_words(self, x_XW: Tensor, tiles: Tiles, grid: Grid, y_PO: Tensor) -> None:
+    def _of_words(self, x_XW: Tensor, tiles: Tiles, y_PO: Tensor) -> None:
         """By a kernel of products with codes; in the smallest tiles where an expert has few rows, in the mean."""
         is_few = len(y_PO) <= FEWEST_ROWS * len(self._weights)
         tile = CodedTile(FEWEST_ROWS if is_few else TILE_ROWS, self._tile_outputs, STAGES[MORE_OUTPUTS])
         few_coded[(tiles.pairs_LR.numel() // tile.rows, triton.cdiv(y_PO.shape[1], tile.outputs))](
-            x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, grid.num_groups, tiles.expert_L,
-            tiles.pairs_LR, len(y_PO) // len(x_XW), group=grid.group, bits=self._bits, has_zeros=self._has_zeros,
-            gate="", sorted_rows=TILE_ROWS, **in_tile(tile, self._at_once), **self._overlap,
+            x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, self._num_scales, tiles.expert_L,
+            tiles.pairs_LR, self._biases, len(y_PO) // len(x_XW), x_XW.shape[1], group=self._group, bits=self._bits,
+            has_zeros=self._has_zeros, gate="", sorted_rows=TILE_ROWS, are_floats=self._are_floats,
+            has_biases=self._has_biases, **in_tile(tile, self._at_once), **self._overlap,
         )  # fmt: skip
 
 
 def _matrix(product: DequantizedLinear) -> Ready:
     codes_OW = product.codes if product.bits == 8 else unpacked_nibbles(product.codes)
     return Ready(Quantized(codes_OW, product.scales_OG, product.zeros_OG), product.grid)
-
-
-def _in_words(exponents_NOG: Tensor) -> Tensor:
-    """[N, O, G / 4] of int32, the first of four lowest."""
-    return F.pad(exponents_NOG, (0, -exponents_NOG.shape[2] % WORD)).view(torch.int32)
 
 
 def tile_outputs(num_outputs: int, device: torch.device) -> int:
@@ -168,7 +164,6 @@ def _tile_product(
     y_at: tl.tensor,
     num_outputs: int,
     width: int,
-    row: int,
     num_scales: int,
     fan: int,
     group: tl.constexpr,
@@ -176,14 +171,13 @@ def _tile_product(
     are_floats: tl.constexpr,
     has_zeros: tl.constexpr,
     has_biases: tl.constexpr,
-    word: tl.constexpr,
     together: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """Some outputs of a tile: y [P, O] from x [P / fan, W] and the matrix of the tile's expert, as Stack has it: rows
-    of `row` numbers, or bytes, but for codes that lie `together`."""
+    """Some outputs of a tile: y [P, O] from x [P / fan, W] and the matrix of the tile's expert, as Stack has it: codes
+    of outputs lie `together` by so many."""
     begin(overlaps)
     expert = tl.load(expert_at + tl.program_id(1)).to(tl.int64)
     if expert >= 0:
@@ -195,25 +189,22 @@ def _tile_product(
         sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
         num_blocks = num_scales if bits < 16 else tl.cdiv(width, group)
         for index in range(num_blocks):
+            tile = expert * tl.cdiv(num_outputs, together) + outputs // together
+            at_scale = (tile * num_scales + index) * together + outputs % together
             if are_floats:
-                pair = tl.arange(0, word * group // 2)
-                of_group, inside = pair // (group // 2), index * (word * group // 2) + pair < row
-                columns = index * word * group + of_group * group + pair % (group // 2)
-                real_columns = real_rows[:, None] & inside[None, :]
-                first = tl.load(from_x + columns[None, :], mask=real_columns, other=0.0)
-                last = tl.load(from_x + (columns + group // 2)[None, :], mask=real_columns, other=0.0)
-                real_codes = real_outputs[None, :] & inside[:, None]
-                from_codes = weights_at + at[None, :] * row + (index * (word * group // 2) + pair)[:, None]
-                both = tl.load(from_codes, mask=real_codes, other=0)
-                words = tl.load(scales_at + at * num_scales + index, mask=real_outputs, other=0)
-                exponents = words[None, :] >> (8 * of_group)[:, None] & 255
-                low, high = _floats(both & 15, exponents), _floats(both >> 4, exponents)
-                part = tl.dot(first, low.to(first.dtype), input_precision="ieee")
-                part += tl.dot(last, high.to(first.dtype), input_precision="ieee")
+                part = tl.zeros((tile_rows, tile_outputs), tl.float32)
+                columns, scales = tl.arange(0, group // 4), tl.load(scales_at + at_scale, mask=real_outputs, other=0)
+                from_codes = weights_at + at_scale[None, :] * (group // 4) + columns[:, None]
+                words = tl.load(from_codes, mask=real_outputs[None, :], other=0)
+                for quarter in tl.static_range(4):
+                    at_x = index * group + quarter * (group // 4) + columns
+                    real_columns = real_rows[:, None] & (at_x < width)[None, :]
+                    x = tl.load(from_x + at_x[None, :], mask=real_columns, other=0.0)
+                    numbers = minifloats_of(words, x, quarter, False)
+                    made = tl.dot(x, numbers, input_precision="ieee")
+                    part += made * power_of(scales, quarter)[None, :]
             elif bits < 16:
                 size: tl.constexpr = group * bits // weights_at.dtype.element_ty.primitive_bitwidth
-                tile = expert * tl.cdiv(num_outputs, together) + outputs // together
-                at_scale = (tile * num_scales + index) * together + outputs % together
                 from_codes = weights_at + at_scale[None, :] * size
                 part, total = group_product(from_x + index * group, from_codes, real_rows, real_outputs, group, bits)
                 part *= tl.load(scales_at + at_scale, mask=real_outputs, other=0.0).to(tl.float32)[None, :]
@@ -224,7 +215,7 @@ def _tile_product(
                 columns = index * group + tl.arange(0, group)
                 inside = columns < width
                 x = tl.load(from_x + columns[None, :], mask=real_rows[:, None] & inside[None, :], other=0.0)
-                from_weights = weights_at + at[None, :] * row + columns[:, None]
+                from_weights = weights_at + at[None, :] * width + columns[:, None]
                 weights = tl.load(from_weights, mask=real_outputs[None, :] & inside[:, None], other=0).to(x.dtype)
                 part = tl.dot(x, weights, input_precision="ieee")
             sums += part
@@ -232,15 +223,6 @@ def _tile_product(
             sums += tl.load(biases_at + at, mask=real_outputs, other=0.0).to(tl.float32)[None, :]
         to = y_at + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
         tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _floats(codes: tl.tensor, exponents: tl.tensor) -> tl.tensor:
-    """What codes and exponents stand for, float32: see quantized.py. A code's bits are those of a float16 2^14 times
-    too small; with three of them bfloat16 holds all that it makes."""
-    bits = (codes & 7).to(tl.uint16) << 9 | (codes & 8).to(tl.uint16) << 12
-    scales = (exponents << 23).to(tl.float32, bitcast=True)
-    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0 * scales
 
 
 @triton.jit  # type: ignore[untyped-decorator]
