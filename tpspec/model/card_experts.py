@@ -17,7 +17,7 @@ import triton.language as tl
 
 from tpspec.errors import UserError
 from tpspec.model.card_coded import at_once, few_coded, group_product, in_tile, num_processors
-from tpspec.model.card_codes import EXPONENTS, are_words, as_read, floats_as_read, minifloats_of, power_of
+from tpspec.model.card_codes import EXPONENTS, as_read, floats_as_read, minifloats_of, power_of
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles
@@ -71,45 +71,33 @@ class Stack:
 
     def __init__(self, products: Sequence[Linear], num_chosen: int) -> None:
         self._grid: Grid | None = None
-        self._bits, self._are_floats, self._num_scales, has_words = 16, False, 0, False
+        self._bits, self._are_floats, self._num_scales = 16, False, 0
         plain = [one for one in products if isinstance(one, PlainLinear)]
         coded = [one for one in products if isinstance(one, DequantizedLinear)]
-        zeros = [one.zeros_OG for one in coded if one.zeros_OG is not None]
+        with_zeros = [one for one in coded if one.zeros_OG is not None]
         biases = [bias for bias in (*(one.bias_O for one in plain), *(one.bias_O for one in coded)) if bias is not None]
         layouts = {(one.bits, one.grid, one.scales_OG.dtype) for one in coded}
         if len(plain) == len(products):
             self._weights, self._num_outputs = torch.stack([one.weight_OI for one in plain]), len(plain[0].weight_OI)
             self._scales = self._zeros = self._weights  # never read
-        elif len(coded) == len(products) and len(layouts) == 1 and len(zeros) in (0, len(products)):
-            ((self._bits, self._grid, _),) = layouts
-            self._num_outputs, self._num_scales = coded[0].scales_OG.shape
-            self._are_floats = coded[0].scales_OG.dtype == torch.uint8
-            if self._are_floats:
-                has_words = True
-                codes, scales = zip(
-                    *(floats_as_read(unpacked_nibbles(one.codes), one.scales_OG) for one in coded), strict=True
-                )
-                self._num_scales = scales[0].shape[1]
-            else:
-                matrices = [_matrix(one) for one in coded]
-                has_words = are_words(matrices[0])
-                codes, scales, tiled_zeros = zip(*map(as_read, matrices), strict=True)
-                zeros = [one for one in tiled_zeros if one is not None]
-            self._weights, self._scales = torch.stack(codes), torch.stack(scales)
-            self._zeros = torch.stack(zeros) if zeros else self._scales
+        elif len(coded) == len(products) and len(layouts) == 1 and len(with_zeros) in (0, len(products)):
+            ((self._bits, self._grid, kind),) = layouts
+            self._are_floats, self._num_outputs = kind == torch.uint8, len(coded[0].scales_OG)
+            self._weights, self._scales, zeros = _stacked(coded)
+            self._zeros, self._num_scales = self._scales if zeros is None else zeros, self._scales.shape[2]
         else:
             raise UserError(
                 "experts whose matrices are quantized in different ways, or with desc_act, run on CPUs only; should be "
                 "stored alike, their columns in order"
             )
         self._biases = torch.stack(biases) if biases else self._weights
-        self._has_zeros, self._has_biases = bool(zeros), bool(biases)
+        self._has_zeros, self._has_biases = bool(with_zeros), bool(biases)
         device = self._weights.device
         self._overlap = overlap(device)
         # For a row alone: of others it would be another kernel, which may add in another order.
         self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
         self._at_once = at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device)
-        self._has_kernel = has_words and has_tensor_cores(device)
+        self._has_kernel = self._weights.dtype == torch.int16 and has_tensor_cores(device)
         # Groups of codes that are floats are read some at a time, as one.
         self._group = COLUMNS if self._grid is None else self._grid.group * (EXPONENTS if self._are_floats else 1)
 
@@ -140,6 +128,15 @@ class Stack:
             has_zeros=self._has_zeros, gate="", sorted_rows=TILE_ROWS, are_floats=self._are_floats,
             has_biases=self._has_biases, **in_tile(tile, self._at_once), **self._overlap,
         )  # fmt: skip
+
+
+def _stacked(products: Sequence[DequantizedLinear]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes, scales, and zeros where they have some."""
+    if products[0].scales_OG.dtype == torch.uint8:
+        of_each = [floats_as_read(unpacked_nibbles(one.codes), one.scales_OG) for one in products]
+        return torch.stack([codes for codes, _ in of_each]), torch.stack([words for _, words in of_each]), None
+    codes, scales, zeros = zip(*(as_read(_matrix(one)) for one in products), strict=True)
+    return torch.stack(codes), torch.stack(scales), None if zeros[0] is None else torch.stack(zeros)
 
 
 def _matrix(product: DequantizedLinear) -> Ready:
