@@ -4,6 +4,8 @@ At every call of a function by a kernel it looks through all of Triton's languag
 has been replaced when the kernel was launched. Of every sum and product it asks whether it overflows, and does not look
 at the answer, which only its debugging does. And it makes the same table of types again for every tensor. Half of the
 time of tests of kernels.
+
+And it learns what bfloat16 is in a product, or made of an integer: it has them as integers, and takes those.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 
 def hurry() -> None:
@@ -29,6 +33,7 @@ def hurry() -> None:
 
     interpreter._get_np_dtype = found_once
     _look_once()
+    _learn_bfloat16()
 
 
 def _look_once() -> None:
@@ -55,3 +60,28 @@ def _look_once() -> None:
         return launch(*args, **kwargs)
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = replace_once, launch_anew
+
+
+def _learn_bfloat16() -> None:
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder, handle = type(interpreter.interpreter_builder), interpreter.TensorHandle
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def wide(x: Any) -> Any:
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def constant(self: Any, value: float) -> Any:
+        return handle((np.array([value], np.float32).view(np.uint32) >> 16).astype(np.uint16), tl.bfloat16)
+
+    def create_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        return dot(self, wide(a), wide(b), *more)
+
+    def cast_impl(self: Any, x: Any, kind: Any) -> Any:
+        makes = kind.scalar == tl.bfloat16 and x.dtype.scalar.is_int()
+        return cast(self, cast(self, x, tl.float32) if makes else x, kind)
+
+    builder.get_bf16, builder.create_dot, builder.cast_impl = constant, create_dot, cast_impl

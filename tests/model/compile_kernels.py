@@ -154,13 +154,24 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
             made += [(card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate}) for gate in kinds]
-            if tile == card_tiles.USUAL_CODED:  # of experts
-                made.append((card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"sorted_rows": 16}))
-            if tile == card_tiles.USUAL_CODED and bits == 4 and has_zeros:
-                floats = {"sorted_rows": 16, "are_floats": True, "has_biases": True, "has_zeros": False}
-                made.append(
-                    (card_coded.few_coded, few_types | {"scales_at": "*i32"}, of | of_tile | PLAIN_CODES | floats)
-                )
+    return made + (coded_experts(x) if on_tensor_cores else [])
+
+
+def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """In all tiles that are taken, none of which is tried."""
+    types = {"x_at": x, "codes_at": "*i16", "zeros_at": x, "y_at": x, "biases_at": x, "num_rows": "i32",
+             "num_outputs": "i32", "num_groups": "i32", "expert_at": "*i32", "pairs_at": "*i32", "fan": "i32",
+             "width": "i32"}  # fmt: skip
+    of, made = {"group": USUAL_GROUP, "gate": "", "sorted_rows": card_tiles.TILE_ROWS, "inline_ptx": True}, []
+    sides = product((card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), card_experts.STAGES)
+    for (rows, outputs), at_once in product(sides, AT_ONCE):
+        if at_once == max(AT_ONCE) and outputs != card_experts.FEW_OUTPUTS:
+            continue
+        tile = {"tile_rows": rows, "tile_outputs": outputs, "together": card_tiles.TILE_OUTPUTS, "at_once": at_once}
+        tile |= {"num_stages": card_experts.STAGES[card_experts.MORE_OUTPUTS], "num_warps": at_once}
+        for bits, scales, has_zeros in ((8, x, False), (4, x, True), (4, "*i32", False)):
+            kind = {"bits": bits, "has_zeros": has_zeros, "are_floats": scales != x, "has_biases": scales != x}
+            made.append((card_coded.few_coded, types | {"scales_at": scales}, of | tile | kind))
     return made
 
 

@@ -187,7 +187,7 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
     matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(DEVICE), Grid(group, 0, 512))
     product = CodedLinear(matrix, None)
     assert product(torch.zeros(0, 512, device=DEVICE)).shape == (0, 70)
-    for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9)):
+    for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)):
         x = torch.randn(2, 512, generator=noise).to(DEVICE, dtype)
         expected = DequantizedLinear(matrix, None)(x)
         assert (product(x) - expected).abs().max() <= near * expected.abs().max()

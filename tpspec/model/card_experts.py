@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_coded import at_once, few_coded, group_product, in_tile, num_processors
+from tpspec.model.card_coded import GROUPS, at_once, few_coded, group_product, in_tile, num_processors
 from tpspec.model.card_codes import EXPONENTS, as_read, floats_as_read, minifloats_of, power_of
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
@@ -95,8 +95,9 @@ class Stack:
         device = self._weights.device
         self._overlap = overlap(device)
         # For a row alone: of others it would be another kernel, which may add in another order.
-        self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
         self._at_once = at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device)
+        most = MORE_OUTPUTS if self._at_once < max(GROUPS.values()) else FEW_OUTPUTS  # or small cards have no room
+        self._tile_outputs = min(most, tile_outputs(self._num_outputs * num_chosen, device))
         self._has_kernel = self._weights.dtype == torch.int16 and has_tensor_cores(device)
         # Groups of codes that are floats are read some at a time, as one.
         self._group = COLUMNS if self._grid is None else self._grid.group * (EXPONENTS if self._are_floats else 1)
@@ -132,16 +133,24 @@ class Stack:
 
 def _stacked(products: Sequence[DequantizedLinear]) -> tuple[Tensor, Tensor, Tensor | None]:
     """Codes, scales, and zeros where they have some."""
-    if products[0].scales_OG.dtype == torch.uint8:
-        of_each = [floats_as_read(unpacked_nibbles(one.codes), one.scales_OG) for one in products]
-        return torch.stack([codes for codes, _ in of_each]), torch.stack([words for _, words in of_each]), None
-    codes, scales, zeros = zip(*(as_read(_matrix(one)) for one in products), strict=True)
-    return torch.stack(codes), torch.stack(scales), None if zeros[0] is None else torch.stack(zeros)
+    first = _read(products[0])
+    stacks = [None if part is None else part.new_empty(len(products), *part.shape) for part in first]
+    for number, product in enumerate(products):  # one after the other: a layer's are much of a card's memory
+        for stack, part in zip(stacks, _read(product), strict=True):
+            if stack is not None and part is not None:
+                stack[number] = part
+    codes, scales, zeros = stacks
+    assert codes is not None, "a matrix has codes"
+    assert scales is not None, "and scales"
+    return codes, scales, zeros
 
 
-def _matrix(product: DequantizedLinear) -> Ready:
+def _read(product: DequantizedLinear) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As card_codes.py has them."""
     codes_OW = product.codes if product.bits == 8 else unpacked_nibbles(product.codes)
-    return Ready(Quantized(codes_OW, product.scales_OG, product.zeros_OG), product.grid)
+    if product.scales_OG.dtype == torch.uint8:
+        return *floats_as_read(codes_OW, product.scales_OG), None
+    return as_read(Ready(Quantized(codes_OW, product.scales_OG, product.zeros_OG), product.grid))
 
 
 def tile_outputs(num_outputs: int, device: torch.device) -> int:

@@ -1,10 +1,10 @@
 """Kernels that begin before the one in front has ended (programmatic dependent launch, from compute capability 9.0 on).
 
-What a kernel can do without what is computed before it, its start and the fetching of weights, it does meanwhile. All
-that take part wait before they read or write anything else: as one that waits ends after all in front of it, so does
-what waits for it. Weights of small kernels, and a round's table, were last read so long ago that they come from memory,
-which takes as long as the rest of such a kernel: they are read before it waits. CUDA C++ programming guide,
-"Programmatic Dependent Launch and Synchronization". In Triton, imported on cards only.
+What a kernel can do without what is computed before it, it does meanwhile: it starts, fetches weights, and reads those
+of small kernels and the round's table, which were last read so long ago that they come from memory. All that take part
+wait before they write, and before they read what a kernel writes: as one that waits ends after all in front of it, so
+does what waits for it. CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization". In Triton,
+imported on cards only.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def overlap(device: torch.device) -> Overlap:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def begin(overlaps: tl.constexpr) -> None:
-    """Goes on when all kernels before this one have ended; then the next may begin. Before all else. Were the next let
-    in any earlier, it would take the room of what runs, and its programs stand crowded where some was left: products
-    took twice their time."""
+    """Goes on when all kernels before this one have ended; then the next may begin. Were that let in any earlier, it
+    would take the room of what runs, and its programs stand crowded where some was left: products took twice their
+    time."""
     if overlaps:
         gdc_wait()
         gdc_launch_dependents()

@@ -107,6 +107,7 @@ class Table:
         """Rows behind the spans' are padding. seen: by each span. What `copy` leaves out goes to the card at once."""
         self._numbers.room()  # waits until it may be written
         self._num_puts += 1
+        self._plain = []
         words, windowed = self._words, self._window is not None
         parts: tuple[list[int], ...] = [], [], [], [], []
         (rows, slots, bits, lengths, tiles), num_blocks = parts, 0
@@ -131,9 +132,8 @@ class Table:
         self.num_tiles = len(tiles) // kernels.TILE_SIZE
         if (size := self._size(num_blocks)) > self._usual_size:
             self._numbers.copy(self._usual_size, size)
-        is_plain = self._window is None and len(rows) == len(spans) and size <= self._usual_size
-        keys_at = [self._size(end - 1) + 1 for end in ends] if is_plain else []
-        self._plain = [*zip(spans, keys_at, strict=True)] if is_plain else []
+        if self._window is None and size <= self._usual_size and all(len(span.tokens) == 1 for span in spans):
+            self._plain = [(span, self._size(end - 1) + 1) for span, end in zip(spans, ends, strict=True)]
 
     def copy(self) -> None:
         self._numbers.copy(0, self._usual_size)

@@ -36,7 +36,7 @@ FLUSHED = 2  # times what the card's cache holds is read before each call
 LEAST_S = 1e-9  # that work takes: less is what other processes took of the card meanwhile
 WORTH = 0.97  # of the usual one's time: by less they differ by chance
 
-TILE_ROWS, TILE_OUTPUTS = 16, 16  # of the usual ones; fewer rows than 16 no tensor core takes
+TILE_ROWS, TILE_OUTPUTS = 16, 16  # of the usual ones; fewer no tensor core takes of what stands first in a product
 
 
 class Tile(NamedTuple):
@@ -64,9 +64,9 @@ TILES = {
 
 
 class CodedTile(NamedTuple):
-    """Of a program, for codes: rows and outputs, and what Triton calls stages. A group's rows are as many bytes as the
-    codes of 32 outputs, or 64 of 4 bits. What else there is decides on how sums are added. Outputs are what tensor
-    cores have 16 of, so that of rows there may be 8."""
+    """Of a program, for codes: rows and outputs, and what Triton calls stages. Eight rows of a group are as many bytes
+    as the codes of 16 outputs, or 32 of 4 bits. What else there is decides on how sums are added. Outputs are what
+    tensor cores have 16 of, so that of rows there may be 8."""
 
     rows: int
     outputs: int

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MIDDLE = 8  # the code of four bits that zeros are given for
 FLOATS = [sign * number for sign in (1, -1) for number in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]  # of codes that are such
+LEAST_SCALE = 2.0**-64
 AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside them in float32
 
 
@@ -158,9 +159,10 @@ def _four(weight_OGX: Tensor) -> Quantized:
 
 
 def _usable(scales_OG: Tensor) -> Tensor:
-    """A group of equal weights has no scale; any will do. What is not finite stays, for codes cannot say so."""
+    """A group of equal weights has no scale; one by which a product's rounding is nothing will do. What is not finite
+    stays, for codes cannot say so."""
     scales_OG = scales_OG.bfloat16()
-    return torch.where(scales_OG == 0, 1, scales_OG)
+    return torch.where(scales_OG == 0, LEAST_SCALE, scales_OG)
 
 
 def spread(x_TI: Tensor, grid: Grid) -> Tensor:
