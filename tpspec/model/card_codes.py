@@ -140,8 +140,9 @@ _MORE_BFLOAT16, _MORE_FLOAT16 = (tl.constexpr(FLOATS[dtype, 4].more) for dtype i
 
 
 class Minifloats(NamedTuple):
-    """How two codes that are floats of 4 bits become floats of 16: exponent and fraction are put where those of a small
-    one are, less than nothing and a product with a power of two makes them what they are. PTX, for both at once."""
+    """How two codes that are floats of 4 bits become floats of 16: exponent and fraction are put where such have theirs,
+    whose exponents begin far lower, and a product with a power of two makes them what they are. PTX, for both at
+    once."""
 
     dtype: str
     mask: int
@@ -186,7 +187,7 @@ def minifloats_of(words: tl.tensor, like: tl.tensor, index: tl.constexpr, inline
 
 @triton.jit  # type: ignore[untyped-decorator]
 def power_of(words: tl.tensor, index: tl.constexpr) -> tl.tensor:
-    """Two to one of the exponents of a word, as a float32 has it."""
+    """The power of two that one of a word's exponents stands for, as a float32 has it."""
     return ((words >> 8 * index & 255) << 23).to(tl.float32, bitcast=True)
 
 

@@ -23,7 +23,7 @@ MOST_ROWS = 64  # of a recorded round; of a tree
 ROW_POSITION, ROW_SLOT, ROW_SEES, ROW_BLOCKS = range(4)  # slot -1: padding
 ROW_SIZE = 4
 TILE_SIZE = 6  # first row of the span's tree, how far behind it the tile's begin, rows, the tree's place, blocks' range
-TILE_PLACE = 3
+TILE_PLACE = 3  # of these, the tree's place
 BLOCK_SIZE = 3  # first slot, keys, place of the first key
 KEYS = 64  # of a block at most
 
