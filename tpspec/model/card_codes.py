@@ -140,9 +140,8 @@ _MORE_BFLOAT16, _MORE_FLOAT16 = (tl.constexpr(FLOATS[dtype, 4].more) for dtype i
 
 
 class Minifloats(NamedTuple):
-    """How two codes that are floats of 4 bits become floats of 16: exponent and fraction are put where such have theirs,
-    whose exponents begin far lower, and a product with a power of two makes them what they are. PTX, for both at
-    once."""
+    """How two codes that are floats of 4 bits become floats of 16: exponent and fraction are put where those have
+    theirs, which begin far lower, and a product with a power of two makes them what they are. PTX, for both at once."""
 
     dtype: str
     mask: int
