@@ -79,12 +79,9 @@ class Span(msgspec.Struct, frozen=True):
 
     def own_slots(self, *, windowed: bool = False) -> list[int]:
         """Slot of every row, in layers with or without a window: those of the last len(tokens) positions."""
-        missing, runs = len(self.tokens), self.held(windowed=windowed)[1]
-        if runs and runs[-1][1] >= missing:
-            end = sum(runs[-1])
-            return list(range(end - missing, end))
         slots: list[int] = []
-        for first, count in reversed(runs):
+        missing = len(self.tokens)
+        for first, count in reversed(self.held(windowed=windowed)[1]):
             taken = min(count, missing)
             slots = [*range(first + count - taken, first + count), *slots]
             missing -= taken

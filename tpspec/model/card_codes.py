@@ -172,16 +172,20 @@ _MINI_BFLOAT16, _MINI_FLOAT16 = (
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _by_ptx(words: tl.tensor, like: tl.tensor, bfloat16: tl.constexpr, float16: tl.constexpr) -> tl.tensor:
+    """Of each word a float, by what makes two of a register's."""
+    ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
+    return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def minifloats_of(words: tl.tensor, like: tl.tensor, index: tl.constexpr, inline_ptx: tl.constexpr) -> tl.tensor:
     """What codes are that are floats, without their exponents: one of each word."""
     if not inline_ptx:
         code = (words >> 4 * index) & 15
         bits = (code & 7).to(tl.uint16) << 9 | (code & 8).to(tl.uint16) << 12  # of a float16 2^14 times too small
         return (bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0).to(like.dtype)
-    bfloat16: tl.constexpr = _MINI_BFLOAT16[index]
-    float16: tl.constexpr = _MINI_FLOAT16[index]
-    ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
-    return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
+    return _by_ptx(words, like, _MINI_BFLOAT16[index], _MINI_FLOAT16[index])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -200,8 +204,7 @@ def floats_of(
         return (codes_of(words, index, bits).to(tl.float32) + (more if bits == 4 else 0)).to(like.dtype)
     bfloat16: tl.constexpr = _BFLOAT16_8[index] if bits == 8 else _BFLOAT16_4[index]
     float16: tl.constexpr = _FLOAT16_8[index] if bits == 8 else _FLOAT16_4[index]
-    ptx: tl.constexpr = bfloat16 if like.dtype == tl.bfloat16 else float16
-    return tl.inline_asm_elementwise(ptx, "=r,r", [words], dtype=like.dtype, is_pure=True, pack=2)
+    return _by_ptx(words, like, bfloat16, float16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

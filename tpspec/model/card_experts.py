@@ -83,8 +83,8 @@ class Stack:
         elif len(coded) == len(products) and len(layouts) == 1 and len(with_zeros) in (0, len(products)):
             ((self._bits, self._grid, kind),) = layouts
             self._are_floats, self._num_outputs = kind == torch.uint8, len(coded[0].scales_OG)
-            self._weights, self._scales, zeros = _stacked(coded)
-            self._zeros, self._num_scales = self._scales if zeros is None else zeros, self._scales.shape[2]
+            self._weights, self._scales, *zeros = _stacked(coded)
+            self._zeros, self._num_scales = zeros[0] if zeros else self._scales, self._scales.shape[2]
         else:
             raise UserError(
                 "experts whose matrices are quantized in different ways, or with desc_act, run on CPUs only; should be "
@@ -131,18 +131,15 @@ class Stack:
         )  # fmt: skip
 
 
-def _stacked(products: Sequence[DequantizedLinear]) -> tuple[Tensor, Tensor, Tensor | None]:
+def _stacked(products: Sequence[DequantizedLinear]) -> list[Tensor]:
     """Codes, scales, and zeros where they have some."""
-    first = _read(products[0])
-    stacks = [None if part is None else part.new_empty(len(products), *part.shape) for part in first]
+    stacks: list[Tensor] = []
     for number, product in enumerate(products):  # one after the other: a layer's are much of a card's memory
-        for stack, part in zip(stacks, _read(product), strict=True):
-            if stack is not None and part is not None:
-                stack[number] = part
-    codes, scales, zeros = stacks
-    assert codes is not None, "a matrix has codes"
-    assert scales is not None, "and scales"
-    return codes, scales, zeros
+        parts = [part for part in _read(product) if part is not None]
+        stacks = stacks or [part.new_empty(len(products), *part.shape) for part in parts]
+        for stack, part in zip(stacks, parts, strict=True):
+            stack[number] = part
+    return stacks
 
 
 def _read(product: DequantizedLinear) -> tuple[Tensor, Tensor, Tensor | None]:

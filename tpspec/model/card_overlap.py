@@ -58,26 +58,20 @@ def fetch(rows_at: tl.tensor, stride: int, lines: tl.constexpr, overlaps: tl.con
     card's cache meanwhile. lines: of a row; a power of two."""
     if overlaps:
         line = tl.arange(0, lines) * (_LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8))
-        _fetch_lines(rows_at[:, None] + tl.minimum(line, stride - 1)[None, :])
+        lines_at = rows_at[:, None] + tl.minimum(line, stride - 1)[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [lines_at.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fetch_row(row_at: tl.tensor, size: tl.constexpr, wide: tl.constexpr, overlaps: tl.constexpr) -> None:
     """The same of all numbers of one row; `wide`: the next power of two. Who writes some meanwhile does so in that
     cache, too."""
-    if overlaps:
-        each: tl.constexpr = _LINE_BYTES // (row_at.dtype.element_ty.primitive_bitwidth // 8)
-        line = tl.arange(0, (wide + each - 1) // each) * each
-        _fetch_lines(row_at + tl.minimum(line, size - 1))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _fetch_lines(lines_at: tl.tensor) -> None:
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [lines_at.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    each: tl.constexpr = _LINE_BYTES // (row_at.dtype.element_ty.primitive_bitwidth // 8)
+    fetch(row_at + tl.zeros((1,), tl.int32), size, (wide + each - 1) // each, overlaps)
