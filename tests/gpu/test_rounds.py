@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import warnings
@@ -31,7 +32,7 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_overlap
+from tpspec.model import card_norms, card_overlap, card_products, card_rows
 from tpspec.model.card_flash import Flash
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
@@ -185,6 +186,25 @@ def test_kernels_that_overlap_compute_what_they_do_in_turn(
         spans = [Span(0, 64 + at, IDS[at : at + 1 + at % 4], ((0, 65 + at + at % 4),), 1 + at % 4) for at in range(40)]
         told.append([x.clone() for span in spans for x in _all_of(decoder.tapped([span], taps))])
     assert all(torch.equal(*both) for both in zip(*told, strict=True))
+
+
+def test_all_kernels_divide_a_processors_memory_alike(tmp_path: Path) -> None:
+    """As the driver tells of those that a round of one row takes. Stands against a product that begins only when small
+    kernels have left the processors, which their memory is divided anew for."""
+    if not card_overlap.overlap(CUDA)["overlaps"]:
+        pytest.skip("kernels of this card begin when the last has ended")
+    (whole,) = split(ModelShape.of(tiny("smollm2", tmp_path)), (1.0,))
+    decoder = Loader.open(tmp_path, whole, torch.bfloat16, CUDA).decoder(OneRank(), 512)
+    decoder.forward([Span(0, 0, IDS[:1], ((0, 1),), 1)])
+    kernels = [card_norms.add_norm, card_rows.place, card_rows.attend, card_rows.join, card_products._few_rows]
+    for kernel in kernels:
+        made = list(kernel.device_caches[torch.cuda.current_device()][0].values())
+        assert made
+        for one in made:
+            share, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
+            asked = card_overlap.SHARED_MEMORY_CARVEOUT, ctypes.c_void_p(one.function)
+            assert driver.cuFuncGetAttribute(ctypes.byref(share), *asked) == 0
+            assert share.value == card_overlap.ALL_SHARED
 
 
 def _all_of(made: Forward) -> list[torch.Tensor]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Groups that are read at a time, each by a warp of its own, where there are fewer than so many of the least tiles of
 # outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each.
 GROUPS = {2: 8, 4: 4, math.inf: 2}
-CODE_LINES, SCALE_LINES = 64, 8  # of a tile: what two turns take of 4 bits, and of scales 4,096 columns
+CODE_LINES, SCALE_LINES = 64, 32  # of a tile: what one turn takes of 4 bits, or four; scales of 16,384 columns
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 
 _CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
@@ -168,18 +168,22 @@ def _fetch_tiles(
     num_outputs: int,
     codes_at: tl.tensor,
     scales_at: tl.tensor,
+    zeros_at: tl.tensor,
     size: tl.tensor,
     columns: tl.constexpr,
     tiles: tl.constexpr,
     together: tl.constexpr,
+    has_zeros: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """The first codes and scales of so many tiles, this output's and those behind it, as far as there are any. A tile
-    has `size` scales, and words for each."""
+    """The first codes, the scales and zeros of so many tiles, this output's and those behind it, as far as there are
+    any. A tile has `size` scales, and words for each."""
     tile = tl.minimum(output + tl.arange(0, tiles) * together, num_outputs - 1) // together
     begin_at = tile.to(tl.int64) * size
     fetch(codes_at + begin_at * columns, size * columns, _CODE_LINES, overlaps)
     fetch(scales_at + begin_at, size, _SCALE_LINES, overlaps)
+    if has_zeros:
+        fetch(zeros_at + begin_at, size, _SCALE_LINES, overlaps)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -292,7 +296,9 @@ def few_coded(
     tiles: tl.constexpr = tile_outputs // together
     size, count = num_groups * together, num_outputs if gate == "" else 2 * num_outputs
     if sorted_rows == 0:
-        _fetch_tiles(first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps)
+        _fetch_tiles(
+            first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together, has_zeros, overlaps
+        )  # fmt: skip
     # A group's scales are as few bytes as no copy in the background takes: they are fetched a turn ahead.
     scales, zeros = _numbers(scales_at, at, real, True), _numbers(zeros_at, at, real, has_zeros)
     if gate != "":
@@ -300,7 +306,8 @@ def few_coded(
         more_at = more // together * (num_groups * together) + more % together
         apart = (more_at - first_at)[None, :]
         _fetch_tiles(
-            num_outputs + first_output, count, codes_at, scales_at, size, columns, tiles, together, overlaps
+            num_outputs + first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together, has_zeros,
+            overlaps,
         )  # fmt: skip
         ups = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
         more_scales, more_zeros = (

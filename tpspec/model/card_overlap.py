@@ -5,21 +5,33 @@ of small kernels and the round's table, which were last read so long ago that th
 wait before they write, and before they read what a kernel writes: as one that waits ends after all in front of it, so
 does what waits for it. CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization". In Triton,
 imported on cards only.
+
+A processor divides its memory between a cache and what programs share, and does so anew only when nothing runs on it:
+where small kernels, which share little, left it otherwise than products want it, these did not begin before those had
+ended, and then crowded on the processors that were free. So all our kernels ask for the same.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
-from typing import TypedDict
+from functools import cache
+from typing import Any, TypedDict
 
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 OVERLAP_FROM = (9, 0)  # compute capability
 SWITCH = "TPSPEC_OVERLAP"  # variable: "off" where kernels should begin when the last has ended
 LINE_BYTES = 128  # that a card fetches at once
+# Of the CUDA driver: an attribute of a kernel, and its value, in percent (cuFuncSetAttribute).
+SHARED_MEMORY_CARVEOUT, ALL_SHARED = 9, 100
+
+log = logging.getLogger(__name__)
 
 _LINE_BYTES = tl.constexpr(LINE_BYTES)
 
@@ -39,7 +51,19 @@ def overlap(device: torch.device) -> Overlap:
     is_off = os.environ.get(SWITCH, "on") == "off"
     if is_off or device.type != "cuda" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
         return IN_TURN
+    knobs.runtime.kernel_load_end_hook.add(_shares_all)  # once
     return {"overlaps": True, "launch_pdl": True}
+
+
+def _shares_all(module: Any, kernel: int, name: str, *_: object) -> None:
+    """Of what Triton has loaded: on its processors all memory that can be is shared, as products ask for."""
+    if told := _driver().cuFuncSetAttribute(ctypes.c_void_p(kernel), SHARED_MEMORY_CARVEOUT, ALL_SHARED):
+        log.warning("%s divides a processor's memory in its own way, which takes time: CUDA error %d", name, told)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
