@@ -148,8 +148,6 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
             made.append((card_coded._coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
-            if at_once == max(AT_ONCE) and capability < 90 and tile != card_tiles.USUAL_CODED:
-                continue  # such cards share less: what does not fit is not tried
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
@@ -165,8 +163,6 @@ def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     of, made = {"group": USUAL_GROUP, "gate": "", "sorted_rows": card_tiles.TILE_ROWS, "inline_ptx": True}, []
     sides = product((card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), card_experts.STAGES)
     for (rows, outputs), at_once in product(sides, AT_ONCE):
-        if at_once == max(AT_ONCE) and outputs != card_experts.FEW_OUTPUTS:
-            continue
         tile = {"tile_rows": rows, "tile_outputs": outputs, "together": card_tiles.TILE_OUTPUTS, "at_once": at_once}
         tile |= {"num_stages": card_experts.STAGES[card_experts.MORE_OUTPUTS], "num_warps": at_once}
         for bits, scales, has_zeros in ((8, x, False), (4, x, True), (4, "*i32", False)):

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +103,7 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "few_coded"))
     assert len(plain) == (2 * 12 + 4) * num_cards
-    assert Counter(one["capability"] for one in coded) == {
-        86: 112 * (num_cards - 1),
-        90: 138,
-    }  # which has room for more
+    assert len(coded) == 96 * num_cards
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
 
 # Groups that are read at a time, each by a warp of its own, where there are fewer than so many of the least tiles of
-# outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each.
-GROUPS = {2: 8, 4: 4, math.inf: 2}
+# outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each. (Eight warps,
+# which do the same at a time, took as long as four, or longer.)
+GROUPS = {4: 4, math.inf: 2}
 CODE_LINES, SCALE_LINES = 64, 32  # of a tile: what one turn takes of 4 bits, or four; scales of 16,384 columns
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 

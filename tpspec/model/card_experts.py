@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_coded import GROUPS, at_once, few_coded, group_product, in_tile, num_processors
+from tpspec.model.card_coded import at_once, few_coded, group_product, in_tile, num_processors
 from tpspec.model.card_codes import EXPONENTS, as_read, floats_as_read, minifloats_of, power_of
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
@@ -96,8 +96,7 @@ class Stack:
         self._overlap = overlap(device)
         # For a row alone: of others it would be another kernel, which may add in another order.
         self._at_once = at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device)
-        most = MORE_OUTPUTS if self._at_once < max(GROUPS.values()) else FEW_OUTPUTS  # or small cards have no room
-        self._tile_outputs = min(most, tile_outputs(self._num_outputs * num_chosen, device))
+        self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
         self._has_kernel = self._weights.dtype == torch.int16 and has_tensor_cores(device)
         # Groups of codes that are floats are read some at a time, as one.
         self._group = COLUMNS if self._grid is None else self._grid.group * (EXPONENTS if self._are_floats else 1)
