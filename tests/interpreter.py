@@ -20,6 +20,8 @@ import numpy as np
 
 def hurry() -> None:
     """From now on."""
+    # The first launch imports it, perhaps of a test that says that there is no interpreter: then that fails.
+    import triton.experimental.gluon  # noqa: F401
     from triton.runtime import interpreter
 
     builder: Any = interpreter.interpreter_builder

@@ -120,12 +120,12 @@ def variants(
 
 
 AT_ONCE, USUAL_GROUP = (*card_coded.GROUPS.values(),), 128
-# (bits, group, type of scales, zeros): as we quantize, and as others may.
+# (bits, group, type of scales, how zeros are kept): as we quantize, and as others may.
 CODES = (
-    (8, USUAL_GROUP, "*bf16", False),
-    (4, USUAL_GROUP, "*bf16", True),
-    (8, 32, "*fp32", True),
-    (4, 64, "*fp32", False),
+    (8, USUAL_GROUP, "*bf16", ""),
+    (4, USUAL_GROUP, "*i32", "bf16"),
+    (8, 32, "*fp32", "apart"),
+    (4, 64, "*i32", "fp16"),
 )
 
 
@@ -137,19 +137,20 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
     sizes = {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
     few = {"tile_rows": card_tiles.TILE_ROWS, "tile_outputs": card_tiles.TILE_OUTPUTS}
     many = {"tile_rows": card_coded.MANY_ROWS, "tile_outputs": card_coded.MANY_OUTPUTS}
-    for rows, (bits, group, scales, has_zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
+    for rows, (bits, group, scales, zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i16"}
         few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "biases_at": rows, "fan": "i32", "width": "i32"}
-        of = {"group": group, "bits": bits, "has_zeros": has_zeros}
+        of = {"group": group, "bits": bits, "kept_zeros": zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_coded._coded, types, of | tile))
-        if bits == 4 and has_zeros:  # of groups that words are too long for
+        if zeros == "bf16":  # of groups that words are too long for
             made.append((card_coded._coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
+            of_tile |= {"stages": tile.stages}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
             made += [(card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate}) for gate in kinds]
     return made + (coded_experts(x) if on_tensor_cores else [])
@@ -164,9 +165,11 @@ def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     sides = product((card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), card_experts.STAGES)
     for (rows, outputs), at_once in product(sides, AT_ONCE):
         tile = {"tile_rows": rows, "tile_outputs": outputs, "together": card_tiles.TILE_OUTPUTS, "at_once": at_once}
-        tile |= {"num_stages": card_experts.STAGES[card_experts.MORE_OUTPUTS], "num_warps": at_once}
-        for bits, scales, has_zeros in ((8, x, False), (4, x, True), (4, "*i32", False)):
-            kind = {"bits": bits, "has_zeros": has_zeros, "are_floats": scales != x, "has_biases": scales != x}
+        stages = card_experts.STAGES[card_experts.MORE_OUTPUTS]
+        tile |= {"stages": stages, "num_stages": stages, "num_warps": at_once}
+        for bits, scales, zeros in ((8, x, ""), (4, "*i32", x[1:]), (4, "*i32", "")):
+            are_floats = bits == 4 and not zeros
+            kind = {"bits": bits, "kept_zeros": zeros, "are_floats": are_floats, "has_biases": are_floats}
             made.append((card_coded.few_coded, types | {"scales_at": scales}, of | tile | kind))
     return made
 
@@ -186,7 +189,8 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
          {"wide": card_router.MOST_SORTED, "wide_tiles": 256, "at_once": card_router.AT_ONCE,
           "tile_rows": card_tiles.TILE_ROWS}),
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
-           {"bits": bits, "group": group, "are_floats": scales == "*i32", "has_zeros": scales == "*fp32",
+           {"bits": bits, "group": group, "are_floats": scales == "*i32",
+            "kept_zeros": "apart" if scales == "*fp32" else "",
             "has_biases": scales == "*i32", "together": card_tiles.TILE_OUTPUTS,
             "tile_rows": card_tiles.TILE_ROWS, "tile_outputs": outputs})
           for outputs in card_experts.STAGES

@@ -23,11 +23,11 @@ for num_rows in map(int, sys.argv[1:]):
         tile_outputs=tile.outputs, gate="", overlaps=True, launch_pdl=True, grid=(1, 1), num_stages=tile.stages,
         num_warps=tile.warps,
     )  # fmt: skip
-    of_codes: Any = {"group": 128, "bits": 8, "has_zeros": False, "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
+    of_codes: Any = {"group": 128, "bits": 8, "kept_zeros": "", "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
     of_few_codes = card_coded.few_coded.warmup(
         *given, x, x, x, 1, SIZE, gate="", sorted_rows=0, are_floats=False, has_biases=False,
-        at_once=AT_ONCE, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
+        at_once=AT_ONCE, stages=tile.stages, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
         tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=AT_ONCE,
         **of_codes,
     )  # fmt: skip

@@ -15,7 +15,16 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.model.card_codes import are_words, as_read, codes_of, floats_of, minifloats_of, power_of, zeros_of
+from tpspec.model.card_codes import (
+    are_words,
+    as_read,
+    codes_of,
+    floats_of,
+    minifloats_of,
+    numbers_of,
+    power_of,
+    zeros_of,
+)
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
@@ -38,7 +47,7 @@ if TYPE_CHECKING:
 # outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each. (Eight warps,
 # which do the same at a time, took as long as four, or longer.)
 GROUPS = {4: 4, math.inf: 2}
-CODE_LINES, SCALE_LINES = 64, 32  # of a tile: what one turn takes of 4 bits, or four; scales of 16,384 columns
+CODE_LINES, SCALE_LINES = 64, 32  # of a tile: 8 KB of codes; scales of 16,384 columns
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 
 _CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
@@ -46,21 +55,21 @@ _CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
 
 class CodedLinear(TriedProduct[CodedTile]):
     """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32. A weight is never made. Those
-    of a tile of outputs lie together, as they are read: codes [N, G, S, B], scales and zeros [N, G, S]."""
+    of a tile of outputs lie together, as they are read (card_codes.py)."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
-        self._codes_NGSB, self._scales_NGS, self._zeros_NGS = as_read(matrix)
+        self._codes_NGSB, self._scales_NGS, self._zeros_NGS, zeros = as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
         self._at_once = at_once(len(self._codes_NGSB), device)
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
-            "group": matrix.grid.group, "bits": matrix.bits, "has_zeros": self._zeros_NGS is not None, **overlap(device)
+            "group": matrix.grid.group, "bits": matrix.bits, "kept_zeros": zeros, **overlap(device)
         }  # fmt: skip
         self._has_kernel = self._has_tensor_cores and are_words(matrix)
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
-        half = torch.float16 if scales_dtype == torch.float16 else torch.bfloat16
-        of = self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, self._zeros_NGS is not None
+        half = torch.float16 if scales_dtype == torch.float16 or zeros == "fp16" else torch.bfloat16
+        of = self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, zeros
         trial = Trial(of, matrix.grid.inputs, self._codes_NGSB.nbytes if self._has_kernel else 0, device, half)
         super().__init__(trial, CODED_TILES, GATED_CODED_TILES if bias_O is None else {})  # which is added behind
 
@@ -103,7 +112,7 @@ def in_tile(tile: CodedTile, groups: int) -> dict[str, Any]:
     """Of `few_coded`."""
     return {
         "tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": TILE_OUTPUTS, "num_stages": tile.stages,
-        "at_once": groups, "num_warps": groups, "inline_ptx": not knobs.runtime.interpret,
+        "at_once": groups, "num_warps": groups, "stages": tile.stages, "inline_ptx": not knobs.runtime.interpret,
     }  # fmt: skip
 
 
@@ -156,14 +165,6 @@ def group_product(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _numbers(numbers_at: tl.tensor, at: tl.tensor, real: tl.tensor, are_there: tl.constexpr) -> tl.tensor:
-    """Scales or zeros, as they are kept; nothing where there are none."""
-    if not are_there:
-        return tl.zeros(at.shape, numbers_at.dtype.element_ty)
-    return tl.load(numbers_at + at, mask=real, other=0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _fetch_tiles(
     output: tl.tensor,
     num_outputs: int,
@@ -174,7 +175,7 @@ def _fetch_tiles(
     columns: tl.constexpr,
     tiles: tl.constexpr,
     together: tl.constexpr,
-    has_zeros: tl.constexpr,
+    kept_zeros: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """The first codes, the scales and zeros of so many tiles, this output's and those behind it, as far as there are
@@ -183,7 +184,7 @@ def _fetch_tiles(
     begin_at = tile.to(tl.int64) * size
     fetch(codes_at + begin_at * columns, size * columns, _CODE_LINES, overlaps)
     fetch(scales_at + begin_at, size, _SCALE_LINES, overlaps)
-    if has_zeros:
+    if kept_zeros == "apart":
         fetch(zeros_at + begin_at, size, _SCALE_LINES, overlaps)
 
 
@@ -206,29 +207,32 @@ def _of_groups(
     last: tl.tensor,
     from_codes: tl.tensor,
     real: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
+    scales_at: tl.tensor,
+    zeros_at: tl.tensor,
+    at: tl.tensor,
     bits: tl.constexpr,
-    has_zeros: tl.constexpr,
+    kept_zeros: tl.constexpr,
     are_floats: tl.constexpr,
     inline_ptx: tl.constexpr,
 ) -> tl.tensor:
     """Sums [N, O, R] of N groups at once go on by rows [N, columns, R] of each half or quarter of a group, and outputs
-    whose words are at `from_codes` [N, O, columns], of which those are real [N, O]."""
+    whose words are at `from_codes` [N, O, columns], and scales at `at` [N, O], which of those are real [N, O]."""
     words = tl.load(from_codes, mask=real[:, :, None], other=0)
     if are_floats:
+        scales = tl.load(scales_at + at, mask=real, other=0)
         sums += tl.dot(minifloats_of(words, x, 0, inline_ptx), x) * power_of(scales, 0)[:, :, None]
         sums += tl.dot(minifloats_of(words, x, 1, inline_ptx), second) * power_of(scales, 1)[:, :, None]
         sums += tl.dot(minifloats_of(words, x, 2, inline_ptx), third) * power_of(scales, 2)[:, :, None]
         sums += tl.dot(minifloats_of(words, x, 3, inline_ptx), last) * power_of(scales, 3)[:, :, None]
         return sums
+    scales, zeros = numbers_of(scales_at, zeros_at, at, real, kept_zeros)
     part = tl.dot(floats_of(words, x, 0, bits, inline_ptx), x)
     part = tl.dot(floats_of(words, x, 1, bits, inline_ptx), second, part)
     if bits == 4:
         part = tl.dot(floats_of(words, x, 2, bits, inline_ptx), third, part)
         part = tl.dot(floats_of(words, x, 3, bits, inline_ptx), last, part)
-    sums += part * scales.to(tl.float32)[:, :, None]
-    if has_zeros or bits == 4:
+    sums += part * scales[:, :, None]
+    if kept_zeros != "" or bits == 4:
         ones = tl.full(words.shape, 1.0, x.dtype)
         total = tl.dot(ones, second, tl.dot(ones, x))  # of each row, as often as there are outputs
         if bits == 4:
@@ -254,12 +258,13 @@ def few_coded(
     width: int,
     group: tl.constexpr,
     bits: tl.constexpr,
-    has_zeros: tl.constexpr,
+    kept_zeros: tl.constexpr,
     gate: tl.constexpr,
     sorted_rows: tl.constexpr,
     are_floats: tl.constexpr,
     has_biases: tl.constexpr,
     at_once: tl.constexpr,
+    stages: tl.constexpr,
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
@@ -292,36 +297,28 @@ def few_coded(
     # Of scales, which 32 bits count.
     first_at = (first + outputs // together) * (num_groups * together) + outputs % together
     from_x = x_at + of_x[None, None, :].to(tl.int64) * width + column[None, :, None]
-    at, real = first_at[None, :] + own[:, None] * together, (own < num_groups)[:, None] & real_outputs[None, :]
+    at = first_at[None, :] + own[:, None] * together
     sums = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     tiles: tl.constexpr = tile_outputs // together
     size, count = num_groups * together, num_outputs if gate == "" else 2 * num_outputs
     if sorted_rows == 0:
         _fetch_tiles(
-            first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together, has_zeros, overlaps
+            first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together, kept_zeros, overlaps
         )  # fmt: skip
-    # A group's scales are as few bytes as no copy in the background takes: they are fetched a turn ahead.
-    scales, zeros = _numbers(scales_at, at, real, True), _numbers(zeros_at, at, real, has_zeros)
     if gate != "":
         more = num_outputs + outputs
         more_at = more // together * (num_groups * together) + more % together
         apart = (more_at - first_at)[None, :]
         _fetch_tiles(
-            num_outputs + first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together, has_zeros,
-            overlaps,
+            num_outputs + first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together,
+            kept_zeros, overlaps,
         )  # fmt: skip
         ups = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
-        more_scales, more_zeros = (
-            _numbers(scales_at, at + apart, real, True), _numbers(zeros_at, at + apart, real, has_zeros)
-        )  # fmt: skip
     if sorted_rows == 0:
         begin(overlaps)
-    for group_at in range(0, num_groups, at_once):
+    for group_at in tl.range(0, num_groups, at_once, num_stages=stages):  # scales, too, are copied in the background
         index = group_at + own
-        is_group, next_at = index < num_groups, at + at_once * together
-        next_real = (index + at_once < num_groups)[:, None] & real_outputs[None, :]
-        next_scales = _numbers(scales_at, next_at, next_real, True)
-        next_zeros = _numbers(zeros_at, next_at, next_real, has_zeros)
+        is_group = index < num_groups
         real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, None, :]
         from_group, at_x = from_x + index[:, None, None] * group, index[:, None, None] * group + column[None, :, None]
         x = _columns(from_group, real_x, at_x, 0, width, are_floats)
@@ -332,18 +329,16 @@ def few_coded(
             last = _columns(from_group, real_x, at_x, 3 * columns, width, are_floats)
         from_codes = codes_at + at.to(tl.int64)[:, :, None] * columns + column[None, None, :]
         sums = _of_groups(
-            sums, x, second, third, last, from_codes, real, scales, zeros, bits, has_zeros, are_floats, inline_ptx
+            sums, x, second, third, last, from_codes, real, scales_at, zeros_at, at, bits, kept_zeros, are_floats,
+            inline_ptx,
         )  # fmt: skip
         if gate != "":
-            next_more_scales = _numbers(scales_at, next_at + apart, next_real, True)
-            next_more_zeros = _numbers(zeros_at, next_at + apart, next_real, has_zeros)
             from_codes += apart.to(tl.int64)[:, :, None] * columns
             ups = _of_groups(
-                ups, x, second, third, last, from_codes, real, more_scales, more_zeros, bits, has_zeros, are_floats,
-                inline_ptx,
+                ups, x, second, third, last, from_codes, real, scales_at, zeros_at, at + apart, bits, kept_zeros,
+                are_floats, inline_ptx,
             )  # fmt: skip
-            more_scales, more_zeros = next_more_scales, next_more_zeros
-        at, scales, zeros = next_at, next_scales, next_zeros
+        at += at_once * together
     made = tl.sum(sums, 0)
     if has_biases:
         made += tl.load(biases_at + outputs, mask=real_outputs, other=0.0).to(tl.float32)[:, None]
@@ -366,7 +361,7 @@ def _coded(
     num_groups: int,
     group: tl.constexpr,
     bits: tl.constexpr,
-    has_zeros: tl.constexpr,
+    kept_zeros: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
     together: tl.constexpr,
@@ -381,19 +376,14 @@ def _coded(
     first = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
     from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
-    scales = _numbers(scales_at, first, real_outputs, True)
-    zeros = _numbers(zeros_at, first, real_outputs, has_zeros)
     for index in range(num_groups):
         at = first + index * together
-        is_next = real_outputs & (index + 1 < num_groups)
-        next_scales = _numbers(scales_at, at + together, is_next, True)
-        next_zeros = _numbers(zeros_at, at + together, is_next, has_zeros)
+        scales, zeros = numbers_of(scales_at, zeros_at, at, real_outputs, kept_zeros)
         part, total = group_product(
             from_x + index * group, codes_at + at[None, :] * size, real_rows, real_outputs, group, bits
         )
-        sums += part * scales.to(tl.float32)[None, :]
-        if has_zeros:
-            sums += total[:, None] * zeros.to(tl.float32)[None, :]
-        scales, zeros = next_scales, next_zeros
+        sums += part * scales[None, :]
+        if kept_zeros != "":
+            sums += total[:, None] * zeros[None, :]
     to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
     tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])

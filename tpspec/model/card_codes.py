@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
 
 LEAST_INPUTS = 16  # that a product takes at a time
+HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}  # of a word, by what Triton calls them
 EXPONENTS = 4  # of codes that are floats: groups that are read as one, whose exponents are a word
 
 
@@ -31,26 +32,42 @@ def are_words(matrix: Matrix) -> bool:
     return matrix.grid.group * matrix.bits >= 16 * LEAST_INPUTS
 
 
-def as_read(matrix: Matrix) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Its codes, scales and zeros, in tiles."""
+class Read(NamedTuple):
+    """A matrix in tiles: codes [N, G, S, B], scales and zeros [N, G, S].
+
+    kept_zeros: how. "apart"; or, where zeros and scales are numbers of so many bits, "bf16" or "fp16": in a word with
+    the group's scale, which is its upper half; or "", for there are none.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    kept_zeros: str = ""
+
+
+def as_read(matrix: Matrix) -> Read:
     made, group = joined([part for _, part in matrix.blocks(1)]), matrix.grid.group
     codes_OY, scales_OG, zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
     del made  # or its codes would be there beside their words and their tiles
+    kept_zeros = "" if zeros_OG is None else "apart"
+    if zeros_OG is not None and zeros_OG.dtype == scales_OG.dtype and scales_OG.dtype in HALVES:
+        kept_zeros = HALVES[scales_OG.dtype]
+        scales_OG, zeros_OG = torch.stack([zeros_OG, scales_OG], 2).view(torch.int32)[:, :, 0], None
     if are_words(matrix):
         codes_OY = in_words(codes_OY, 16 // matrix.bits, group)
     elif matrix.bits == 4:
         codes_OY = paired(codes_OY, group)
     codes_NGSB = _in_tiles(codes_OY.view(len(codes_OY), matrix.grid.num_groups, -1))
-    return codes_NGSB, _in_tiles(scales_OG), None if zeros_OG is None else _in_tiles(zeros_OG)
+    return Read(codes_NGSB, _in_tiles(scales_OG), None if zeros_OG is None else _in_tiles(zeros_OG), kept_zeros)
 
 
-def floats_as_read(codes_OW: Tensor, exponents_OG: Tensor) -> tuple[Tensor, Tensor]:
+def floats_as_read(codes_OW: Tensor, exponents_OG: Tensor) -> Read:
     """The same of codes that are floats: a word has one of each of some groups, and the word of their exponents stands
     where another's scale does. Groups that are missing are nothing."""
     missing, group = -exponents_OG.shape[1] % EXPONENTS, codes_OW.shape[1] // exponents_OG.shape[1]
     codes_OY = in_words(F.pad(codes_OW, (0, missing * group)), EXPONENTS, EXPONENTS * group)
     words_OG = F.pad(exponents_OG, (0, missing)).contiguous().view(torch.int32)
-    return _in_tiles(codes_OY.view(*words_OG.shape, -1)), _in_tiles(words_OG)
+    return Read(_in_tiles(codes_OY.view(*words_OG.shape, -1)), _in_tiles(words_OG))
 
 
 def paired(codes_OW: Tensor, group: int) -> Tensor:
@@ -209,6 +226,22 @@ def floats_of(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def zeros_of(scales: tl.tensor, zeros: tl.tensor, like: tl.tensor, bits: tl.constexpr) -> tl.tensor:
-    """What a row's sum is multiplied by, beside the product of the row and those floats by scales; float32."""
+    """What a row's sum is multiplied by, beside the product of the row and those floats by scales."""
     more: tl.constexpr = _MORE_BFLOAT16 if like.dtype == tl.bfloat16 else _MORE_FLOAT16
-    return zeros.to(tl.float32) - (more if bits == 4 else 0) * scales.to(tl.float32)
+    return zeros - (more if bits == 4 else 0) * scales
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def numbers_of(
+    scales_at: tl.tensor, zeros_at: tl.tensor, at: tl.tensor, real: tl.tensor, zeros: tl.constexpr
+) -> tl.tensor:
+    """Scales and zeros of groups, float32; nothing where there are none. zeros: see Read.kept_zeros."""
+    scales = tl.load(scales_at + at, mask=real, other=0)
+    if zeros == "bf16":
+        return (scales & -65536).to(tl.float32, bitcast=True), (scales << 16).to(tl.float32, bitcast=True)
+    if zeros == "fp16":
+        last, first = (scales >> 16).to(tl.int16), scales.to(tl.int16)
+        return last.to(tl.float16, bitcast=True).to(tl.float32), first.to(tl.float16, bitcast=True).to(tl.float32)
+    if zeros == "apart":
+        return scales.to(tl.float32), tl.load(zeros_at + at, mask=real, other=0).to(tl.float32)
+    return scales.to(tl.float32), tl.zeros(at.shape, tl.float32)

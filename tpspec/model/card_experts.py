@@ -17,7 +17,7 @@ import triton.language as tl
 
 from tpspec.errors import UserError
 from tpspec.model.card_coded import at_once, few_coded, group_product, in_tile, num_processors
-from tpspec.model.card_codes import EXPONENTS, as_read, floats_as_read, minifloats_of, power_of
+from tpspec.model.card_codes import EXPONENTS, Read, as_read, floats_as_read, minifloats_of, numbers_of, power_of
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles
@@ -71,7 +71,7 @@ class Stack:
 
     def __init__(self, products: Sequence[Linear], num_chosen: int) -> None:
         self._grid: Grid | None = None
-        self._bits, self._are_floats, self._num_scales = 16, False, 0
+        self._bits, self._are_floats, self._num_scales, self._kept_zeros = 16, False, 0, ""
         plain = [one for one in products if isinstance(one, PlainLinear)]
         coded = [one for one in products if isinstance(one, DequantizedLinear)]
         with_zeros = [one for one in coded if one.zeros_OG is not None]
@@ -83,16 +83,15 @@ class Stack:
         elif len(coded) == len(products) and len(layouts) == 1 and len(with_zeros) in (0, len(products)):
             ((self._bits, self._grid, kind),) = layouts
             self._are_floats, self._num_outputs = kind == torch.uint8, len(coded[0].scales_OG)
-            self._weights, self._scales, *zeros = _stacked(coded)
-            self._zeros, self._num_scales = zeros[0] if zeros else self._scales, self._scales.shape[2]
+            self._weights, self._scales, zeros, self._kept_zeros = _stacked(coded)
+            self._zeros, self._num_scales = self._scales if zeros is None else zeros, self._scales.shape[2]
         else:
             raise UserError(
                 "experts whose matrices are quantized in different ways, or with desc_act, run on CPUs only; should be "
                 "stored alike, their columns in order"
             )
         self._biases = torch.stack(biases) if biases else self._weights
-        self._has_zeros, self._has_biases = bool(with_zeros), bool(biases)
-        device = self._weights.device
+        self._has_biases, device = bool(biases), self._weights.device
         self._overlap = overlap(device)
         # For a row alone: of others it would be another kernel, which may add in another order.
         self._at_once = at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device)
@@ -112,7 +111,7 @@ class Stack:
         _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
             x_XW, self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
             y_PO, num_outputs, x_XW.shape[1], self._num_scales, num_pairs // len(x), group=self._group,
-            bits=self._bits, are_floats=self._are_floats, has_zeros=self._has_zeros, has_biases=self._has_biases,
+            bits=self._bits, are_floats=self._are_floats, kept_zeros=self._kept_zeros, has_biases=self._has_biases,
             together=TILE_OUTPUTS, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
             **self._overlap,
         )  # fmt: skip
@@ -125,27 +124,28 @@ class Stack:
         few_coded[(tiles.pairs_LR.numel() // tile.rows, triton.cdiv(y_PO.shape[1], tile.outputs))](
             x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, self._num_scales, tiles.expert_L,
             tiles.pairs_LR, self._biases, len(y_PO) // len(x_XW), x_XW.shape[1], group=self._group, bits=self._bits,
-            has_zeros=self._has_zeros, gate="", sorted_rows=TILE_ROWS, are_floats=self._are_floats,
+            kept_zeros=self._kept_zeros, gate="", sorted_rows=TILE_ROWS, are_floats=self._are_floats,
             has_biases=self._has_biases, **in_tile(tile, self._at_once), **self._overlap,
         )  # fmt: skip
 
 
-def _stacked(products: Sequence[DequantizedLinear]) -> list[Tensor]:
-    """Codes, scales, and zeros where they have some."""
+def _stacked(products: Sequence[DequantizedLinear]) -> Read:
+    """All of them, one behind the other."""
     stacks: list[Tensor] = []
     for number, product in enumerate(products):  # one after the other: a layer's are much of a card's memory
-        parts = [part for part in _read(product) if part is not None]
-        stacks = stacks or [part.new_empty(len(products), *part.shape) for part in parts]
-        for stack, part in zip(stacks, parts, strict=True):
+        *parts, kept_zeros = _read(product)
+        made = [part for part in parts if isinstance(part, torch.Tensor)]
+        stacks = stacks or [part.new_empty(len(products), *part.shape) for part in made]
+        for stack, part in zip(stacks, made, strict=True):
             stack[number] = part
-    return stacks
+    codes, scales, *zeros = stacks
+    return Read(codes, scales, zeros[0] if zeros else None, kept_zeros)
 
 
-def _read(product: DequantizedLinear) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As card_codes.py has them."""
+def _read(product: DequantizedLinear) -> Read:
     codes_OW = product.codes if product.bits == 8 else unpacked_nibbles(product.codes)
     if product.scales_OG.dtype == torch.uint8:
-        return *floats_as_read(codes_OW, product.scales_OG), None
+        return floats_as_read(codes_OW, product.scales_OG)
     return as_read(Ready(Quantized(codes_OW, product.scales_OG, product.zeros_OG), product.grid))
 
 
@@ -171,7 +171,7 @@ def _tile_product(
     group: tl.constexpr,
     bits: tl.constexpr,
     are_floats: tl.constexpr,
-    has_zeros: tl.constexpr,
+    kept_zeros: tl.constexpr,
     has_biases: tl.constexpr,
     together: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -209,9 +209,9 @@ def _tile_product(
                 size: tl.constexpr = group * bits // weights_at.dtype.element_ty.primitive_bitwidth
                 from_codes = weights_at + at_scale[None, :] * size
                 part, total = group_product(from_x + index * group, from_codes, real_rows, real_outputs, group, bits)
-                part *= tl.load(scales_at + at_scale, mask=real_outputs, other=0.0).to(tl.float32)[None, :]
-                if has_zeros:
-                    zeros = tl.load(zeros_at + at_scale, mask=real_outputs, other=0.0).to(tl.float32)
+                scales, zeros = numbers_of(scales_at, zeros_at, at_scale, real_outputs, kept_zeros)
+                part *= scales[None, :]
+                if kept_zeros != "":
                     part += total[:, None] * zeros[None, :]
             else:
                 columns = index * group + tl.arange(0, group)
