@@ -27,7 +27,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
                 shape that says anything
   gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of the time of
-                the steps that its verified drafts took a round does not take longer than a plain one
+                the steps that its verified drafts took a round does not take longer than one that verifies as many, of
+                nobody's time (n-gram drafts, which are right, too). Three processes share the card: unless CUDA's
+                multi-process service runs (nvidia-cuda-mps-control -d), they take turns, and nothing is hidden
 
 Beside them stands which tiles products are made in, and which a gate is part of (tpspec/model/card_tiles.py), and by
 how much they are faster for that.
@@ -431,23 +433,24 @@ def shared(options: argparse.Namespace) -> dict[str, Any]:
 
 def gaps(options: argparse.Namespace) -> dict[str, Any]:
     link = {"link.table": "rtx3090x8_2socket_stock", "link.emulate": "true", "target.ranks": "[0, 1]"}
-    keys = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.placement": "{gaps: 0}",
-            "draft.tokens": DRAFTS, "pipeline.policy": "fan_out"}  # fmt: skip
+    model = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.placement": "{gaps: 0}",
+             "draft.tokens": DRAFTS, "pipeline.policy": "fan_out"}  # fmt: skip
+    sources = {"draft.source": "none"}, {"draft.source": "ngram", "draft.tokens": DRAFTS}, model
     # The second answer counts: after it there is nothing left to be set up.
     words = ["--prompt", "a b c", "--prompt", "a b c", "--max-tokens", "64", "--ignore-eos", "--json"]
-    plain, told = (
-        json.loads(launch(options, 2, [*sets(link | draft), *words])[-1]) for draft in ({"draft.source": "none"}, keys)
-    )
-    plain_s, round_s = seconds_a_round(plain), seconds_a_round(told)
+    plain, free, told = (json.loads(launch(options, 2, [*sets(link | draft), *words])[-1]) for draft in sources)
+    plain_s, free_s, round_s = (seconds_a_round(one) for one in (plain, free, told))
     options.model = options.draft
     drafts = told["drafted"] / (told["rounds"] - 1)  # that came in time
     drafting_s = drafts * decoded(open_engine(options).engine, 64)
     return {
         "plain round, ms": 1e3 * plain_s,
+        "round with n-gram drafts, ms": 1e3 * free_s,
         "round with drafts, ms": 1e3 * round_s,
+        "n-gram drafts of a round": free["drafted"] / (free["rounds"] - 1),
         "drafts of a round": drafts,
         "drafting alone, ms": 1e3 * drafting_s,
-        "drafting hidden in waits": 1 - max(0.0, round_s - plain_s) / drafting_s if drafting_s else None,
+        "drafting hidden in waits": 1 - max(0.0, round_s - free_s) / drafting_s if drafting_s else None,
     }
 
 

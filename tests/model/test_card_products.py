@@ -171,19 +171,22 @@ def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "has_zeros"),
+    [(torch.float32, False), (torch.float32, True), (torch.float16, True), (torch.bfloat16, True)],
+)
 def test_groups_with_zeros_and_without_and_no_row_at_all(
-    has_zeros: bool, group: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
+    kind: torch.dtype, has_zeros: bool, group: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No row is what a head has of a chunk of a prompt of which no logits are wanted. Stands against zeros that only
-    four bits have, and against what each group reads added up where nothing can be cut into groups. In 16 bits groups
-    are added side by side."""
+    four bits have, a zero that is taken for its scale where both are one word, and against what each group reads added
+    up where nothing can be cut into groups. In 16 bits groups are added side by side."""
     processors(monkeypatch, 20)
     monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
     noise = torch.Generator().manual_seed(0)
-    low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
-    codes = torch.randint(low, high, (70, 512), generator=noise).to(kind)
-    scales, zeros = (torch.rand(70, 512 // group, generator=noise) + 0.5 for _ in "sz")
+    low, high, codes_kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
+    codes = torch.randint(low, high, (70, 512), generator=noise).to(codes_kind)
+    scales, zeros = ((torch.rand(70, 512 // group, generator=noise) - more).to(kind) for more in (-0.5, 1.0))
     matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(DEVICE), Grid(group, 0, 512))
     product = CodedLinear(matrix, None)
     assert product(torch.zeros(0, 512, device=DEVICE)).shape == (0, 70)
