@@ -4,13 +4,14 @@ what follows from it may fail.
 
 Triton keeps what it compiled (TRITON_CACHE_DIR), where a process on a card finds it, by the same Triton and sources: as
 a plugin of pytest (`-p tests.compiling_card`, scripts/test-gpu) this is for machines on which a card is at hand for
-minutes. Needs no card, and Triton without its interpreter.
+minutes. Tests fail, then, for nothing is computed; what Triton's compiler did not take is told, and the exit code is
+another than that of tests that fail. Needs no card, and Triton without its interpreter.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from triton.backends.compiler import GPUTarget
+from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -29,6 +31,7 @@ from tests.emulated_card import ROOM, Card, OnCard
 from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
+NOT_COMPILED, EXIT_CODE = "not compiled", 6  # a property of reports, which come from workers; pytest's own are less
 PROPERTIES = SimpleNamespace(
     **vars(emulated_card.PROPERTIES)
     | {"name": "a card to compile for", "multi_processor_count": 132, "total_memory": 80 << 30}
@@ -116,3 +119,32 @@ def _for_all_tests(major: int, minor: int) -> ExitStack:
     names = stack.enter_context(compiling_card((major, minor)))
     stack.callback(lambda: names and print(f"{len(names)} kernels are compiled for {major}.{minor}"))  # noqa: T201
     return stack
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, CompilationError):
+        error: BaseException = call.excinfo.value
+        while error.__cause__ is not None:  # where a function was called, in the lines of its caller
+            error = error.__cause__
+        report.user_properties.append((NOT_COMPILED, f"{type(error).__name__}: {error}"))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for name, why in _not_compiled(terminalreporter):
+        terminalreporter.write_line(f"{name} was not compiled: {why}", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _not_compiled(reporter):
+        session.exitstatus = EXIT_CODE
+
+
+def _not_compiled(reporter: Any) -> list[tuple[str, str]]:
+    """Tests, and what the compiler said."""
+    failed = reporter.stats.get("failed", [])
+    return [(one.nodeid, why) for one in failed for name, why in one.user_properties if name == NOT_COMPILED]

@@ -202,7 +202,9 @@ def minifloats_of(words: tl.tensor, like: tl.tensor, index: tl.constexpr, inline
         code = (words >> 4 * index) & 15
         bits = (code & 7).to(tl.uint16) << 9 | (code & 8).to(tl.uint16) << 12  # of a float16 2^14 times too small
         return (bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0).to(like.dtype)
-    return _by_ptx(words, like, _MINI_BFLOAT16[index], _MINI_FLOAT16[index])
+    bfloat16: tl.constexpr = _MINI_BFLOAT16[index]  # given as they are here, they would be no constants by Triton 3.6
+    float16: tl.constexpr = _MINI_FLOAT16[index]
+    return _by_ptx(words, like, bfloat16, float16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
