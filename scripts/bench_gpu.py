@@ -28,8 +28,8 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 shape that says anything
   gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of the time of
                 the steps that its verified drafts took a round does not take longer than one that verifies as many, of
-                nobody's time (n-gram drafts, which are right, too). Three processes share the card: unless CUDA's
-                multi-process service runs (nvidia-cuda-mps-control -d), they take turns, and nothing is hidden
+                nobody's time (n-gram drafts, which are right, too). Three processes share the card: they take turns,
+                and nothing is hidden, unless CUDA's multi-process service runs (--mps starts one for them)
 
 Beside them stands which tiles products are made in, and which a gate is part of (tpspec/model/card_tiles.py), and by
 how much they are faster for that.
@@ -45,6 +45,7 @@ import importlib
 import json
 import logging
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -52,6 +53,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
@@ -74,6 +76,7 @@ MANY_ROWS, MANY_TEXTS, BEHIND = 256, 32, (0, 1024, 8192)  # of rounds that read 
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16, 64)
 SLOW = "collectives go through gloo"
+MPS = "nvidia-cuda-mps-control"
 SAYS = "bench_gpu: "
 GOALS = {
     "share of the copy bandwidth": "0.85",
@@ -137,7 +140,7 @@ def section(name: str, options: argparse.Namespace, folder: Path, limit: float) 
         return {"failed": ["no time was left for it (--within)"]}
     command = [sys.executable, __file__, "--worker", name, "--to", str(folder), "--device", options.device]
     command += ["--model", options.model, "--draft", options.draft, "--mixture", options.mixture]
-    command += ["--tokens", str(options.tokens)]
+    command += ["--tokens", str(options.tokens), *(["--mps"] if options.mps else [])]
     print(f"{name} ...", file=sys.stderr, flush=True)
     worker = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -438,7 +441,8 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
     sources = {"draft.source": "none"}, {"draft.source": "ngram", "draft.tokens": DRAFTS}, model
     # The second answer counts: after it there is nothing left to be set up.
     words = ["--prompt", "a b c", "--prompt", "a b c", "--max-tokens", "64", "--ignore-eos", "--json"]
-    plain, free, told = (json.loads(launch(options, 2, [*sets(link | draft), *words])[-1]) for draft in sources)
+    with side_by_side() if options.mps else nullcontext():
+        plain, free, told = (json.loads(launch(options, 2, [*sets(link | draft), *words])[-1]) for draft in sources)
     plain_s, free_s, round_s = (seconds_a_round(one) for one in (plain, free, told))
     options.model = options.draft
     drafts = told["drafted"] / (told["rounds"] - 1)  # that came in time
@@ -452,6 +456,24 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
         "drafting alone, ms": 1e3 * drafting_s,
         "drafting hidden in waits": 1 - max(0.0, round_s - free_s) / drafting_s if drafting_s else None,
     }
+
+
+@contextmanager
+def side_by_side() -> Iterator[None]:
+    """Processes that are started meanwhile share the card at one time, by a multi-process service of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        for place in places.values():
+            Path(place).mkdir()
+        with patch.dict(os.environ, places):
+            try:
+                subprocess.run([MPS, "-d"], check=True, timeout=20)
+            except (OSError, subprocess.SubprocessError) as error:
+                sys.exit(f"bench_gpu: {MPS} does not start here: {error}; should be left out (--mps)")
+            try:
+                yield
+            finally:
+                subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=20)
 
 
 def seconds_a_round(told: dict[str, Any]) -> float:
@@ -615,6 +637,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", type=float, default=400.0, help="seconds that a section may take, its model's writing too"
     )
+    parser.add_argument("--mps", action="store_true", help="of gaps: ranks and drafter share the card at one time")
     parser.add_argument("--within", type=float, default=math.inf, help="seconds that all of them may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--worker", choices=list(WORKERS), help=argparse.SUPPRESS)
