@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -158,8 +159,27 @@ def test_a_section_tells_what_it_found_or_what_went_wrong(
     fake = tmp_path / "worker.py"
     fake.write_text(worker)
     monkeypatch.setattr(script, "__file__", str(fake))
-    options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4)
+    options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4, mps=False)
     assert script.section("decode", options, tmp_path, limit) == found
+
+
+def test_a_service_for_many_processes_ends_with_them(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against one that is left behind, on a machine that is others', too, or that no rank finds."""
+    service, told = tmp_path / script.MPS, tmp_path / "told"
+    service.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY" "$@" >> {told}\n[ "$1" = -d ] || cat >> {told}\n')
+    service.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with script.side_by_side():
+        place = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+        assert Path(place).is_dir()
+        assert told.read_text() == f"{place} -d\n"
+    assert told.read_text() == f"{place} -d\n{place}\nquit\n"
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    service.unlink()
+    with pytest.raises(SystemExit, match=r"does not start here.*should be left out"), script.side_by_side():
+        pass
 
 
 def test_kernels_are_told_by_what_they_stand_between(monkeypatch: pytest.MonkeyPatch) -> None:
