@@ -8,11 +8,11 @@ The model is a random checkpoint of a known shape (tpspec/topology/models.yaml),
 runs in a process of its own, one after the other, and is told of as soon as it ends:
 
   decode        plain rounds of one stream: tokens/s; weight and cache bytes of a round over its time, against the
-                card's own copy bandwidth; a round's time on the host beside the card's; waits of the host a round;
-                rounds of 2 to 64 rows against rounds of one; rounds at a temperature against greedy ones; where kernels
-                begin before the one in front has ended, rounds of such against rounds of kernels in turn; which
-                kernels take the time: from the end of the one before to its own, between which two it stands; and
-                memory: what a start asks for, and what is taken
+                card's own copy bandwidth; a round's time on the host beside the card's, and what the host does in it;
+                waits of the host a round; rounds of 2 to 64 rows against rounds of one; rounds at a temperature against
+                greedy ones; where kernels begin before the one in front has ended, rounds of such against rounds of
+                kernels in turn; which kernels take the time: from the end of the one before to its own, between which
+                two it stands; and memory: what a start asks for, and what is taken
   mixture       the same of a mixture of experts (some of its layers), whose rounds read what their rows are sent to:
                 beside each row count, what it reads if every expert is as likely as any other
   prompts       rounds of many rows, of a prompt behind few tokens and behind many, and of many texts that verify
@@ -55,7 +55,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import count, cycle
+from itertools import count, cycle, pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -78,6 +78,13 @@ PRODUCT_ROWS = (1, 6, 16, 64)
 SLOW = "collectives go through gloo"
 MPS = "nvidia-cuda-mps-control"
 SAYS = "bench_gpu: "
+HOST_PARTS = (
+    "host, us: before a launch",
+    "host, us: the launch",
+    "host, us: behind it",
+    "host, us: until the verdict is judged",
+    "host, us: behind the verdict",
+)
 GOALS = {
     "share of the copy bandwidth": "0.85",
     "host beside the card, us a round": "150",
@@ -181,6 +188,7 @@ def decode(options: argparse.Namespace) -> dict[str, Any]:
     found |= {"a round at temperature 0.8 to 0": found["tokens/s"] * warm_s}
     found |= {"waits of the host a round": waits(engine) if options.device == "cuda" else None} | taken
     if options.device == "cuda":
+        found |= host_parts(engine, options.tokens)
         forward, again = rounds_of(engine.target.decoder, 1, PROMPT + options.tokens // 2)
         forward()
         found |= kernel_times(again)
@@ -537,6 +545,41 @@ def waits(engine: Any) -> float:
             next(turns)
         torch.cuda.set_sync_debug_mode("default")
     return sum("called a synchronizing CUDA operation" in str(one.message) for one in told) / num_rounds
+
+
+def host_parts(engine: Any, num_tokens: int) -> dict[str, float]:
+    """What the host does in a plain round of replays, in us, medians. A card computes beside what follows its launch;
+    how long a launch takes to begin, and a verdict to be read, is in none."""
+    from tpspec.model.graphs import Graphs
+
+    marks: list[float] = []
+
+    def marked(work: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
+        def marking(*given: Any) -> Any:
+            if before:
+                marks.append(time.perf_counter())
+            made = work(*given)
+            if not before:
+                marks.append(time.perf_counter())
+            return made
+
+        return marking
+
+    found: list[list[float]] = []
+    with (
+        patch.object(Graphs, "_put", marked(Graphs._put, before=False)),
+        patch.object(Graphs, "_sent", marked(Graphs._sent, before=True)),
+        patch.object(engine.target, "logits", marked(engine.target.logits, before=False)),
+        patch.object(engine.rule, "judge", marked(engine.rule.judge, before=False)),
+    ):
+        for took_s in rounds(engine, WARM_UP + num_tokens):
+            ended = time.perf_counter()
+            if len(marks) == len(HOST_PARTS) - 1:
+                found.append([after - before for before, after in pairwise([ended - took_s, *marks, ended])])
+            marks.clear()
+    return {
+        name: 1e6 * statistics.median(times) for name, times in zip(HOST_PARTS, zip(*found, strict=True), strict=True)
+    }
 
 
 def rounds(engine: Any, num_tokens: int, temperature: float = 0.0) -> Iterator[float]:

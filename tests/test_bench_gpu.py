@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -245,3 +245,35 @@ def test_rounds_of_many_texts_are_timed_recorded_and_launched(
         "12 texts of 8 rows, to torch's steps": 2,
         "12 texts of 8 rows, recorded to launched": 2,
     }
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, which the script asks itself")
+def test_what_the_host_does_in_a_round_is_told_in_the_order_of_the_round(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against parts that leave some of a round out, or have some of it twice; and against rounds that read
+    prompts, which have others."""
+    pytest.importorskip("triton")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    folder, took_s = tiny("smollm2", tmp_path / "model", **sizes), list[float]()
+    monkeypatch.setattr(script, "at", lambda *of: folder)
+    monkeypatch.setattr(script, "prompt", lambda: tuple(range(5, 75)))
+    monkeypatch.setattr(script, "WARM_UP", 0)
+    for room in (graphs, runner):
+        monkeypatch.setattr(room, "ROW_COUNTS", (1,))  # the interpreter takes its time
+    rounds = script.rounds
+
+    def noted(*of: Any) -> Iterator[float]:
+        for took in rounds(*of):
+            took_s.append(took)
+            yield took
+
+    monkeypatch.setattr(script, "rounds", noted)
+    with emulated_card():
+        engine = script.open_engine(Namespace(model="model", to=tmp_path, device="cuda")).engine
+        found = script.host_parts(engine, 2)
+    assert list(found) == list(script.HOST_PARTS)
+    assert all(us > 0 for us in found.values())
+    _, of_one_row = took_s
+    assert sum(found.values()) == pytest.approx(1e6 * of_one_row, rel=1e-3)
