@@ -43,10 +43,17 @@ class Trial:
             raise OutOfResources(200, 100, "shared memory")
         return x_TI.sum(1) + (tile == "others")
 
-    def chosen(self, *, num_bytes: int = 1 << 30, of: str = "a matrix", rows: tuple[int, ...] = (1,)) -> list[str]:
+    def chosen(
+        self,
+        *,
+        num_bytes: int = 1 << 30,
+        of: str = "a matrix",
+        rows: tuple[int, ...] = (1,),
+        worth: float = card_tiles.WORTH,
+    ) -> list[str]:
         tiles = ["usual", *(tile for tile in self.took_s if tile != "usual")]
         trial = card_tiles.Trial(of, 32, num_bytes, CPU, torch.float32)
-        return card_tiles.chosen(dict.fromkeys(rows, tiles), self.product, trial)
+        return card_tiles.chosen(dict.fromkeys(rows, tiles), self.product, trial, worth)
 
 
 def test_the_fastest_is_taken_and_tried_once_for_all_matrices_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +78,10 @@ def test_what_gives_other_bits_or_does_not_fit_is_not_taken(
 
 
 def test_a_difference_by_chance_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands against another choice at every start, for nothing."""
+    """Stands against another choice at every start, for nothing; a gate must be faster by more."""
     assert Trial({"usual": 1.0, "fast": 0.99}, monkeypatch).chosen() == ["usual"]
+    assert Trial({"usual": 1.0, "fast": 0.97}, monkeypatch).chosen() == ["fast"]
+    assert Trial({"usual": 1.0, "fast": 0.97}, monkeypatch).chosen(worth=card_tiles.GATE_WORTH) == ["usual"]
 
 
 def test_matrices_that_are_not_finite_are_products_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

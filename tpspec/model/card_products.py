@@ -17,7 +17,7 @@ import triton.language as tl
 
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_rows import MOST_ROWS, gated
-from tpspec.model.card_tiles import GATED_TILES, TILES, Cut, Tile, Trial, chosen
+from tpspec.model.card_tiles import GATE_WORTH, GATED_TILES, TILES, Cut, Tile, Trial, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ class TriedProduct(ABC, Generic[Cut]):
         if not self.gated_tiles or not self.takes(x_TI):
             return way(x_TI, None)
         if gate not in self._gated_by:
-            self._gated_by[gate] = chosen(self.gated_tiles, way, self._trial.beside(gate))
+            self._gated_by[gate] = chosen(self.gated_tiles, way, self._trial.beside(gate), GATE_WORTH)
         return way(x_TI, self._gated_by[gate][bisect_left([*self.gated_tiles], len(x_TI))])
 
 
