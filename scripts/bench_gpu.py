@@ -27,9 +27,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
                 shape that says anything
   gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of the time of
-                the steps that its verified drafts took a round does not take longer than one that verifies as many, of
-                nobody's time (n-gram drafts, which are right, too). Three processes share the card: they take turns,
-                and nothing is hidden, unless CUDA's multi-process service runs (--mps starts one for them)
+                the steps that its verified drafts took a round does not take longer than one with n-gram drafts, which
+                are right, too, take no time, and are about as many (told). Three processes share the card: they take
+                turns, and nothing is hidden, unless CUDA's multi-process service runs (--mps starts one for them)
 
 Beside them stands which tiles products are made in, and which a gate is part of (tpspec/model/card_tiles.py), and by
 how much they are faster for that.

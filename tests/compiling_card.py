@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from triton.backends.compiler import GPUTarget
-from triton.compiler.errors import CompilationError
+from triton.errors import TritonError
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -37,6 +37,9 @@ PROPERTIES = SimpleNamespace(
     | {"name": "a card to compile for", "multi_processor_count": 132, "total_memory": 80 << 30}
 )
 MEMORY = (78 << 30, 80 << 30)
+
+
+refused: list[str] = []  # by Triton's compiler, since the last report
 
 
 class Address:
@@ -80,7 +83,11 @@ def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
         given, named = tree_map(lambda x: Address(x) if isinstance(x, OnCard) else x, (args, kwargs))
         assert not any(isinstance(x, torch.Tensor) for x in [*given, *named.values()]), "it cannot be accessed"
         with _disable_current_modes():
-            made = launched(kernel, *given, grid=grid, warmup=True, **named)
+            try:
+                made = launched(kernel, *given, grid=grid, warmup=True, **named)
+            except (TritonError, RuntimeError) as error:  # of its own compiler; of a pass, or what makes machine code
+                refused.append(_innermost(error))
+                raise
         if made.hash not in found:
             found[made.hash] = kernel.__name__
             names.append(kernel.__name__)
@@ -121,14 +128,18 @@ def _for_all_tests(major: int, minor: int) -> ExitStack:
     return stack
 
 
+def _innermost(error: BaseException) -> str:
+    """A function that was called, not the lines of its caller."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.excinfo is not None and isinstance(call.excinfo.value, CompilationError):
-        error: BaseException = call.excinfo.value
-        while error.__cause__ is not None:  # where a function was called, in the lines of its caller
-            error = error.__cause__
-        report.user_properties.append((NOT_COMPILED, f"{type(error).__name__}: {error}"))
+    report.user_properties += [(NOT_COMPILED, why) for why in refused]  # also where a test goes on without the kernel
+    refused.clear()
     return report
 
 
@@ -146,5 +157,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _not_compiled(reporter: Any) -> list[tuple[str, str]]:
     """Tests, and what the compiler said."""
-    failed = reporter.stats.get("failed", [])
-    return [(one.nodeid, why) for one in failed for name, why in one.user_properties if name == NOT_COMPILED]
+    reports = [one for kind in reporter.stats.values() for one in kind if isinstance(one, pytest.TestReport)]
+    return [(one.nodeid, why) for one in reports for name, why in one.user_properties if name == NOT_COMPILED]

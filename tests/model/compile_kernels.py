@@ -123,9 +123,9 @@ AT_ONCE, USUAL_GROUP = (*card_coded.GROUPS.values(),), 128
 # (bits, group, type of scales, how zeros are kept): as we quantize, and as others may.
 CODES = (
     (8, USUAL_GROUP, "*bf16", ""),
-    (4, USUAL_GROUP, "*i32", "bf16"),
+    (4, USUAL_GROUP, "*i32", "beside"),
     (8, 32, "*fp32", "apart"),
-    (4, 64, "*i32", "fp16"),
+    (4, 64, "*fp32", ""),
 )
 
 
@@ -144,7 +144,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
         of = {"group": group, "bits": bits, "kept_zeros": zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_coded._coded, types, of | tile))
-        if zeros == "bf16":  # of groups that words are too long for
+        if zeros == "beside":  # of groups that words are too long for
             made.append((card_coded._coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
@@ -167,7 +167,7 @@ def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         tile = {"tile_rows": rows, "tile_outputs": outputs, "together": card_tiles.TILE_OUTPUTS, "at_once": at_once}
         stages = card_experts.STAGES[card_experts.MORE_OUTPUTS]
         tile |= {"stages": stages, "num_stages": stages, "num_warps": at_once}
-        for bits, scales, zeros in ((8, x, ""), (4, "*i32", x[1:]), (4, "*i32", "")):
+        for bits, scales, zeros in ((8, x, ""), (4, "*i32", "beside"), (4, "*i32", "")):
             are_floats = bits == 4 and not zeros
             kind = {"bits": bits, "kept_zeros": zeros, "are_floats": are_floats, "has_biases": are_floats}
             made.append((card_coded.few_coded, types | {"scales_at": scales}, of | tile | kind))
@@ -249,6 +249,12 @@ def sums(ttgir: str) -> list[str]:
     return sorted(layouts[name] for name in reduced)
 
 
+def loads(ttgir: str) -> int:
+    """In loops: what is not copied in the background, and waited for in the turn that asks for it."""
+    loops = re.finditer(r"^( *)(?:%\S+ = )?scf\.for .*?^\1}", ttgir, re.MULTILINE | re.DOTALL)
+    return sum(len(re.findall(r"= tt\.load ", loop.group())) for loop in loops)
+
+
 def read_before(ttir: str) -> list[str] | None:
     """Arguments that a kernel reads at before it waits for the kernels in front of it; None where it does not wait.
     What is written then is told as a read at "?"."""
@@ -310,6 +316,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"biased": constants.get("has_biases", False), "gate": constants.get("gate", "")}
             told |= {"stages": options.get("num_stages")}
             told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
+            told |= {"loads": loads(made.asm["ttgir"]), "scales": types.get("scales_at")}
             told |= {"waits": constants.get("overlaps"), "read_before": read_before(made.asm["ttir"])}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 

@@ -47,13 +47,15 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     """Stands against what the interpreter lets pass (a name of Python's in an annotation, a type that changes in a
     loop), tiles that a small card has no room for, sums that do not fit into registers (of heads of 576, a thread kept
     6520 bytes in memory; of 128, on old cards, 8304), smaller programs that ask for less of their matrix at once, and
-    weights that are read number by number. And, since a row's bits would depend on how many stand beside it: against
-    tiles of many rows, in 16 bits and where there are tensor cores, whose products are other instructions than those of
-    few, or whose keys are added in another order (as 64 rows were of heads of 64); and against a norm that adds in
-    another order where the sum over cards is in its kernel, which has few rows only; and against a draft that is added
-    to a state otherwise when it is looked at than when it is taken in. And against kernels that begin
-    before the one in front has ended, and read what that has not written yet; and tiles of many rows whose threads have
-    no whole rows, and tell each other of every block, or whose next keys are fetched when they are needed.
+    weights that are read number by number, or scales that are waited for in the turn that asks for them (those of 16
+    bits are, alone: no copy in the background is so small). And, since a row's bits would depend on how many stand
+    beside it: against tiles of many rows, in 16 bits and where there are tensor cores, whose products are other
+    instructions than those of few, or whose keys are added in another order (as 64 rows were of heads of 64); and
+    against a norm that adds in another order where the sum over cards is in its kernel, which has few rows only; and
+    against a draft that is added to a state otherwise when it is looked at than when it is taken in. And against
+    kernels that begin before the one in front has ended, and read what that has not written yet; and tiles of many rows
+    whose threads have no whole rows, and tell each other of every block, or whose next keys are fetched when they are
+    needed.
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_few = products_are_added_alike(made)
@@ -113,6 +115,7 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
         each = one["tile_rows"] * one["outputs"] // card_tiles.TILE_OUTPUTS  # of a thread's sums
         if not one["biased"] and not one["gate"]:
             assert one["adds"] == (0 if one["at_once"] is None else each * (one["at_once"].bit_length() - 1) // 2)
+    assert [one for one in coded if one["scales"] in ("*i32", "*fp32") and one["loads"]] == []
     usual = [one for one in coded if one["stages"] == card_tiles.USUAL_CODED.stages]
     assert all(min(one["places"]) > 1 for one in usual)
     return plain + coded

@@ -172,22 +172,33 @@ def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize(
-    ("kind", "has_zeros"),
-    [(torch.float32, False), (torch.float32, True), (torch.float16, True), (torch.bfloat16, True)],
+    "kinds",
+    [
+        (torch.float32, None),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float16),
+    ],
+    ids=str,
 )
 def test_groups_with_zeros_and_without_and_no_row_at_all(
-    kind: torch.dtype, has_zeros: bool, group: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
+    kinds: tuple[torch.dtype, torch.dtype | None], group: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No row is what a head has of a chunk of a prompt of which no logits are wanted. Stands against zeros that only
-    four bits have, a zero that is taken for its scale where both are one word, and against what each group reads added
+    four bits have, a zero that is taken for its scale where both are one word, or is
+    one with a scale of another kind, and against what each group reads added
     up where nothing can be cut into groups. In 16 bits groups are added side by side."""
     processors(monkeypatch, 20)
     monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
     noise = torch.Generator().manual_seed(0)
     low, high, codes_kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
     codes = torch.randint(low, high, (70, 512), generator=noise).to(codes_kind)
-    scales, zeros = ((torch.rand(70, 512 // group, generator=noise) - more).to(kind) for more in (-0.5, 1.0))
-    matrix = Ready(Quantized(codes, scales, zeros if has_zeros else None).to(DEVICE), Grid(group, 0, 512))
+    scales, zeros = (
+        None if kind is None else (torch.rand(70, 512 // group, generator=noise) - more).to(kind)
+        for kind, more in zip(kinds, (-0.5, 1.0), strict=True)
+    )
+    assert scales is not None
+    matrix = Ready(Quantized(codes, scales, zeros).to(DEVICE), Grid(group, 0, 512))
     product = CodedLinear(matrix, None)
     assert product(torch.zeros(0, 512, device=DEVICE)).shape == (0, 70)
     for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each. (Eight warps,
 # which do the same at a time, took as long as four, or longer.)
 GROUPS = {4: 4, math.inf: 2}
-CODE_LINES, SCALE_LINES = 64, 32  # of a tile: 8 KB of codes; scales of 16,384 columns
+CODE_LINES, SCALE_LINES = 64, 64  # of a tile: 8 KB of codes; scales, in words, of 16,384 columns
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 
 _CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
@@ -59,17 +59,17 @@ class CodedLinear(TriedProduct[CodedTile]):
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
-        self._codes_NGSB, self._scales_NGS, self._zeros_NGS, zeros = as_read(matrix)
+        self._codes_NGSB, self._scales_NGS, self._zeros_NGS, kept_zeros = as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
         self._at_once = at_once(len(self._codes_NGSB), device)
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
-            "group": matrix.grid.group, "bits": matrix.bits, "kept_zeros": zeros, **overlap(device)
+            "group": matrix.grid.group, "bits": matrix.bits, "kept_zeros": kept_zeros, **overlap(device)
         }  # fmt: skip
         self._has_kernel = self._has_tensor_cores and are_words(matrix)
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
-        half = torch.float16 if scales_dtype == torch.float16 or zeros == "fp16" else torch.bfloat16
-        of = self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, zeros
+        half = torch.float16 if scales_dtype == torch.float16 else torch.bfloat16
+        of = self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, kept_zeros
         trial = Trial(of, matrix.grid.inputs, self._codes_NGSB.nbytes if self._has_kernel else 0, device, half)
         super().__init__(trial, CODED_TILES, GATED_CODED_TILES if bias_O is None else {})  # which is added behind
 
@@ -178,7 +178,7 @@ def _fetch_tiles(
     kept_zeros: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """The first codes, the scales and zeros of so many tiles, this output's and those behind it, as far as there are
+    """The first codes, scales and zeros of so many tiles, this output's and those behind it, as far as there are
     any. A tile has `size` scales, and words for each."""
     tile = tl.minimum(output + tl.arange(0, tiles) * together, num_outputs - 1) // together
     begin_at = tile.to(tl.int64) * size
@@ -316,7 +316,7 @@ def few_coded(
         ups = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     if sorted_rows == 0:
         begin(overlaps)
-    for group_at in tl.range(0, num_groups, at_once, num_stages=stages):  # scales, too, are copied in the background
+    for group_at in tl.range(0, num_groups, at_once, num_stages=stages):  # what has 32 bits is copied in the background
         index = group_at + own
         is_group = index < num_groups
         real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, None, :]

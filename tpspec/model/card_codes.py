@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
 
 LEAST_INPUTS = 16  # that a product takes at a time
-HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}  # of a word, by what Triton calls them
 EXPONENTS = 4  # of codes that are floats: groups that are read as one, whose exponents are a word
 
 
@@ -35,8 +34,8 @@ def are_words(matrix: Matrix) -> bool:
 class Read(NamedTuple):
     """A matrix in tiles: codes [N, G, S, B], scales and zeros [N, G, S].
 
-    kept_zeros: how. "apart"; or, where zeros and scales are numbers of so many bits, "bf16" or "fp16": in a word with
-    the group's scale, which is its upper half; or "", for there are none.
+    kept_zeros: how. "apart"; or, where both are bfloat16, as we quantize, "beside" the group's scale, which is the
+    upper half of a word of both; or "", for there are none.
     """
 
     codes: Tensor
@@ -50,8 +49,8 @@ def as_read(matrix: Matrix) -> Read:
     codes_OY, scales_OG, zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
     del made  # or its codes would be there beside their words and their tiles
     kept_zeros = "" if zeros_OG is None else "apart"
-    if zeros_OG is not None and zeros_OG.dtype == scales_OG.dtype and scales_OG.dtype in HALVES:
-        kept_zeros = HALVES[scales_OG.dtype]
+    if zeros_OG is not None and zeros_OG.dtype == scales_OG.dtype == torch.bfloat16:
+        kept_zeros = "beside"
         scales_OG, zeros_OG = torch.stack([zeros_OG, scales_OG], 2).view(torch.int32)[:, :, 0], None
     if are_words(matrix):
         codes_OY = in_words(codes_OY, 16 // matrix.bits, group)
@@ -235,15 +234,12 @@ def zeros_of(scales: tl.tensor, zeros: tl.tensor, like: tl.tensor, bits: tl.cons
 
 @triton.jit  # type: ignore[untyped-decorator]
 def numbers_of(
-    scales_at: tl.tensor, zeros_at: tl.tensor, at: tl.tensor, real: tl.tensor, zeros: tl.constexpr
+    scales_at: tl.tensor, zeros_at: tl.tensor, at: tl.tensor, real: tl.tensor, kept_zeros: tl.constexpr
 ) -> tl.tensor:
-    """Scales and zeros of groups, float32; nothing where there are none. zeros: see Read.kept_zeros."""
+    """Scales and zeros of groups, float32; nothing where there are none. kept_zeros: as `Read` has it."""
     scales = tl.load(scales_at + at, mask=real, other=0)
-    if zeros == "bf16":
+    if kept_zeros == "beside":
         return (scales & -65536).to(tl.float32, bitcast=True), (scales << 16).to(tl.float32, bitcast=True)
-    if zeros == "fp16":
-        last, first = (scales >> 16).to(tl.int16), scales.to(tl.int16)
-        return last.to(tl.float16, bitcast=True).to(tl.float32), first.to(tl.float16, bitcast=True).to(tl.float32)
-    if zeros == "apart":
+    if kept_zeros == "apart":
         return scales.to(tl.float32), tl.load(zeros_at + at, mask=real, other=0).to(tl.float32)
     return scales.to(tl.float32), tl.zeros(at.shape, tl.float32)

@@ -47,9 +47,12 @@ IN_TURN: Overlap = {"overlaps": False, "launch_pdl": False}
 
 
 def overlap(device: torch.device) -> Overlap:
-    """Of launches there; not where the environment says that none should."""
-    is_off = os.environ.get(SWITCH, "on") == "off"
-    if is_off or device.type != "cuda" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
+    """Of launches there; not where the environment says that none should. From now on what Triton loads divides a
+    processor's memory for that, or as the driver likes."""
+    if device.type != "cuda":
+        return IN_TURN
+    if os.environ.get(SWITCH, "on") == "off" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
+        knobs.runtime.kernel_load_end_hook.remove(_shares_all)  # where there is such
         return IN_TURN
     knobs.runtime.kernel_load_end_hook.add(_shares_all)  # once
     return {"overlaps": True, "launch_pdl": True}
