@@ -23,6 +23,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
                 of a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4
+  waiting       how late the host learns that a card is done, by how long it has waited: two numbers as a round fetches
+                its verdict (from the card by torch), by way of pinned memory and an event, and by asking that event
+                again and again
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
                 shape that says anything
@@ -72,6 +75,7 @@ ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 64)
 DRAFTS, SHARED_TOKENS = 4, 32
 MIXTURE_LAYERS = 4  # 6 GB of Qwen3-30B-A3B
 COPY_BYTES = 1 << 30
+COPIES, WAITS = (1, 2, 4, 8, 16), 15  # of so many bytes, which a card waits for; how often each
 MANY_ROWS, MANY_TEXTS, BEHIND = 256, 32, (0, 1024, 8192)  # of rounds that read prompts; tokens that are cached
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16, 64)
@@ -132,7 +136,7 @@ def write_models(name: str, options: argparse.Namespace) -> None:
         write(options.mixture, at(options.mixture, options.to), repeats=True, num_hidden_layers=MIXTURE_LAYERS)
     elif name == "shared":
         write(options.draft, anything(options.draft, options.to), repeats=False)
-    else:
+    elif name != "waiting":
         write(options.model, at(options.model, options.to), repeats=True)
     if name == "gaps":
         write(options.draft, at(options.draft, options.to), repeats=True)
@@ -393,6 +397,57 @@ def quantized(options: argparse.Namespace) -> dict[str, Any]:
         forget()
     base = found["bfloat16 tokens/s"]
     return found | {f"{kind} to bfloat16": found[f"{kind} tokens/s"] / base for kind in ("int8", "int4")}
+
+
+def waiting(options: argparse.Namespace) -> dict[str, Any]:
+    if options.device != "cuda":
+        return {}
+    number = torch.zeros(2, dtype=torch.int32, device="cuda")
+    here, told = torch.zeros(2, dtype=torch.int32, pin_memory=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def pinned() -> None:
+        here.copy_(number, non_blocking=True)
+        told.record()
+
+    def by_event() -> None:
+        pinned()
+        told.synchronize()
+
+    def asking() -> None:
+        pinned()
+        while not told.query():
+            pass
+
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target, found = torch.empty_like(source), {}
+    for copies in COPIES:
+        work = partial(times, copies, partial(target.copy_, source))
+        for name, way in {"by torch": number.cpu, "by an event": by_event, "by asking": asking}.items():
+            late_s, card_s = (
+                statistics.median(each) for each in zip(*(late(work, way) for _ in range(WAITS)), strict=True)
+            )
+            found[f"{name}, behind {1e3 * card_s:.1f} ms, us late"] = 1e6 * late_s
+    return found
+
+
+def times(count: int, work: Callable[[], object]) -> None:
+    for _ in range(count):
+        work()
+
+
+def late(work: Callable[[], object], way: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that a host waits for work longer than the card takes for it, which come second. Both begin at once."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")  # type: ignore[no-untyped-call]
+    synchronize()
+    started = time.perf_counter()
+    begin.record()
+    work()
+    end.record()
+    way()
+    waited_s = time.perf_counter() - started
+    synchronize()
+    card_s = begin.elapsed_time(end) / 1e3
+    return waited_s - card_s, card_s
 
 
 def transformers(options: argparse.Namespace) -> dict[str, Any]:
@@ -662,6 +717,7 @@ WORKERS = {
     "mixture": mixture,
     "products": products,
     "quantized": quantized,
+    "waiting": waiting,
     "transformers": transformers,
     "shared": shared,
     "gaps": gaps,

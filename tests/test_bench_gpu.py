@@ -277,3 +277,18 @@ def test_what_the_host_does_in_a_round_is_told_in_the_order_of_the_round(
     assert all(us > 0 for us in found.values())
     _, of_one_row = took_s
     assert sum(found.values()) == pytest.approx(1e6 * of_one_row, rel=1e-3)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, which the script asks itself")
+def test_how_late_a_host_is_told_is_measured_in_every_way(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a script that stumbles once a card is at hand, and a wait that has the card's time in it."""
+    for name, value in (("COPY_BYTES", 1 << 24), ("COPIES", (1, 4)), ("WAITS", 3)):
+        monkeypatch.setattr(script, name, value)
+    with emulated_card():
+        found = script.waiting(Namespace(device="cuda"))
+        _, card_s = script.late(lambda: time.sleep(0.02), lambda: None)
+        late_s, _ = script.late(lambda: None, lambda: time.sleep(0.02))
+    assert [name.split(",")[0] for name in found] == ["by torch", "by an event", "by asking"] * 2
+    assert card_s >= 0.02
+    assert 0.02 <= late_s < 0.1
