@@ -75,7 +75,7 @@ ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 64)
 DRAFTS, SHARED_TOKENS = 4, 32
 MIXTURE_LAYERS = 4  # 6 GB of Qwen3-30B-A3B
 COPY_BYTES = 1 << 30
-COPIES, WAITS = (1, 2, 4, 8, 16), 15  # of so many bytes, which a card waits for; how often each
+COPIES, WAITS = (1, 2, 4, 8, 16), 15  # of so many bytes, which a host waits for; how often each
 MANY_ROWS, MANY_TEXTS, BEHIND = 256, 32, (0, 1024, 8192)  # of rounds that read prompts; tokens that are cached
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16, 64)
@@ -603,8 +603,8 @@ def waits(engine: Any) -> float:
 
 
 def host_parts(engine: Any, num_tokens: int) -> dict[str, float]:
-    """What the host does in a plain round of replays, in us, medians. A card computes beside what follows its launch;
-    how long a launch takes to begin, and a verdict to be read, is in none."""
+    """What the host does in a plain round of replays, in us, medians. A card computes beside what is behind its launch,
+    and until the verdict is judged the host waits for it, most of the time."""
     from tpspec.model.graphs import Graphs
 
     marks: list[float] = []
@@ -633,7 +633,7 @@ def host_parts(engine: Any, num_tokens: int) -> dict[str, float]:
                 found.append([after - before for before, after in pairwise([ended - took_s, *marks, ended])])
             marks.clear()
     return {
-        name: 1e6 * statistics.median(times) for name, times in zip(HOST_PARTS, zip(*found, strict=True), strict=True)
+        name: 1e6 * statistics.median(took_s) for name, took_s in zip(HOST_PARTS, zip(*found, strict=True), strict=True)
     }
 
 
