@@ -27,7 +27,7 @@ for num_rows in map(int, sys.argv[1:]):
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
     of_few_codes = card_coded.few_coded.warmup(
         *given, x, x, x, 1, SIZE, gate="", sorted_rows=0, are_floats=False, has_biases=False,
-        at_once=AT_ONCE, stages=tile.stages, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
+        at_once=AT_ONCE, stages=card_tiles.USUAL_CODED.stages, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
         tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=AT_ONCE,
         **of_codes,
     )  # fmt: skip

@@ -185,9 +185,9 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
     kinds: tuple[torch.dtype, torch.dtype | None], group: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No row is what a head has of a chunk of a prompt of which no logits are wanted. Stands against zeros that only
-    four bits have, a zero that is taken for its scale where both are one word, or is
-    one with a scale of another kind, and against what each group reads added
-    up where nothing can be cut into groups. In 16 bits groups are added side by side."""
+    four bits have, a zero that is taken for its scale where both are one word, or is one with a scale of another kind,
+    and against what each group reads added up where nothing can be cut into groups. In 16 bits groups are added side by
+    side."""
     processors(monkeypatch, 20)
     monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
     noise = torch.Generator().manual_seed(0)

@@ -75,13 +75,15 @@ class Stack:
         plain = [one for one in products if isinstance(one, PlainLinear)]
         coded = [one for one in products if isinstance(one, DequantizedLinear)]
         biases = [bias for bias in (*(one.bias_O for one in plain), *(one.bias_O for one in coded)) if bias is not None]
-        kinds = {(one.scales_OG.dtype, None if one.zeros_OG is None else one.zeros_OG.dtype) for one in coded}
-        layouts = {(one.bits, one.grid) for one in coded}
+        layouts = {
+            (one.bits, one.grid, one.scales_OG.dtype, None if one.zeros_OG is None else one.zeros_OG.dtype)
+            for one in coded
+        }
         if len(plain) == len(products):
             self._weights, self._num_outputs = torch.stack([one.weight_OI for one in plain]), len(plain[0].weight_OI)
             self._scales = self._zeros = self._weights  # never read
-        elif len(coded) == len(products) and len(layouts) == len(kinds) == 1:
-            ((self._bits, self._grid),), ((kind, _),) = layouts, kinds
+        elif len(coded) == len(products) and len(layouts) == 1:
+            ((self._bits, self._grid, kind, _),) = layouts
             self._are_floats, self._num_outputs = kind == torch.uint8, len(coded[0].scales_OG)
             self._weights, self._scales, zeros, self._kept_zeros = _stacked(coded)
             self._zeros, self._num_scales = self._scales if zeros is None else zeros, self._scales.shape[2]
