@@ -30,6 +30,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tpspec.staged import Fetched
+from tpspec.verify import shards
+
 CARD = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 PROPERTIES = SimpleNamespace(
@@ -43,6 +46,7 @@ PROPERTIES = SimpleNamespace(
 CAPABILITY = (8, 6)
 MEMORY = (20 << 30, 24 << 30)
 WAITING = "called a synchronizing CUDA operation"
+WAITS_FOR_EVER = "the host waits for a card that waits for the host"
 
 aten = torch.ops.aten
 COPIES = {aten.copy_, aten.to, aten._to_copy}
@@ -108,11 +112,17 @@ class Recording:
         self.kernels: list[str] = []
         self.priority = 0
 
-    @torch.inference_mode()
     def replay(self) -> None:
         assert running is not None, "the card has gone"
         assert self.work, "nothing was recorded, or it was forgotten"
         running.replays += 1
+        if (held := running.held_back()) is not None:
+            held.work.append(self._again)
+        else:
+            self._again()
+
+    @torch.inference_mode()
+    def _again(self) -> None:
         for one in self.work:
             one()
 
@@ -124,17 +134,28 @@ class Event:
     """In place of torch.cuda.Event."""
 
     def __init__(self, enable_timing: bool = False) -> None:
-        self._at = 0.0
+        self._at, self._behind = 0.0, None
 
     def record(self, stream: object = None) -> None:
-        self._at = perf_counter()
+        self._at, self._behind = perf_counter(), None if running is None else running.held_back()
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        assert self._behind is None or self._behind.is_open, WAITS_FOR_EVER
+
     def query(self) -> bool:
         return True
 
     def elapsed_time(self, end: Event) -> float:
         return 1000 * (end._at - self._at)
+
+
+class Verdict(Fetched):
+    """What the host waits for in the end, though it does something else meanwhile."""
+
+    def here(self) -> torch.Tensor:
+        if self._copied is not None and running is not None:
+            running.wait("a verdict on its way from the card")
+        return super().here()
 
 
 class Stream:
@@ -145,6 +166,19 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None: ...
     def synchronize(self) -> None: ...
+
+
+@dataclass
+class Held:
+    """What a thread has asked of the card behind a gate that its host has not opened yet (model/card_gate.py)."""
+
+    opened: torch.Tensor
+    passed: torch.Tensor
+    work: list[Callable[[], None]]
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.opened[0] > self.passed[0])
 
 
 @dataclass
@@ -170,6 +204,19 @@ class Card:
         """Of this thread."""
         return getattr(self.in_thread, "recording", None)
 
+    def held_back(self) -> Held | None:
+        """What this thread's work has to wait behind. Who has opened the gate has it done: at the latest when he asks
+        for anything else."""
+        held: Held | None = getattr(self.in_thread, "held", None)
+        if held is not None and held.is_open:
+            held = self.in_thread.held = self._pass(held)
+        return held
+
+    def _pass(self, held: Held) -> None:
+        self.in_thread.held = None
+        for one in held.work:
+            one()
+
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         flat, _ = tree_flatten((args, kwargs))
         on_card = [x for x in flat if isinstance(x, OnCard)]
@@ -180,6 +227,7 @@ class Card:
             if pins:
                 self.pinned.append(made)
             return made
+        assert self.held_back() is None, WAITS_FOR_EVER
         self._check(getattr(func, "overloadpacket", func), func, args, kwargs, flat)
         given = {id(x.inside): x for x in on_card}
         args, kwargs = tree_map(_inside, (args, kwargs))
@@ -216,16 +264,20 @@ class Card:
 
     def launch(self, name: str, kernel: Callable[..., None], args: Any, kwargs: dict[str, Any]) -> None:
         """Of Triton's."""
-        for x in tree_flatten((args, kwargs))[0]:
-            assert not isinstance(x, torch.Tensor) or isinstance(x, OnCard), "Pointer argument cannot be accessed"
+        assert self.held_back() is None, WAITS_FOR_EVER
+        flat, _ = tree_flatten((args, kwargs))
+        assert self._is_pinned(flat), "Pointer argument cannot be accessed"
         args, kwargs = tree_map(_inside, (args, kwargs))
 
         def work() -> None:
             with self.one_at_a_time:
                 kernel(*args, **kwargs)
 
-        work()
         self.launches += 1
+        if name == "wait_for" and not (held := Held(*args, [work])).is_open:
+            self.in_thread.held = held
+            return
+        work()
         if self.recording is not None:
             self.recording.work.append(work)
             self.recording.kernels.append(name)
@@ -381,6 +433,7 @@ def emulated_card() -> Iterator[Card]:
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
         stack.enter_context(patch.object(GridExecutor, "__call__", launch))
         stack.enter_context(patch.object(threading.Thread, "run", run))
+        stack.enter_context(patch.object(shards, "Fetched", Verdict))
         for make in (torch.tensor, torch.as_tensor):
             stack.enter_context(patch.object(torch, make.__name__, elsewhere(make)))
         stack.callback(_gone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tpspec.errors import WorldFailure
 from tpspec.request import Request, Sampling
 from tpspec.tokens import Verdict
 from tpspec.verify.noise import Noise
-from tpspec.verify.rows import Case, RowLogits, Rule
+from tpspec.verify.rows import Case, Listener, RowLogits, Rule
 
 SAMPLINGS = [
     Sampling(),
@@ -197,11 +197,14 @@ class Altered:
     """A rule that lets another judge and then says something else."""
 
     name = "altered"
+    draws_at_once = False
 
     def __init__(self, inner: Rule) -> None:
         self._inner = inner
 
-    def judge(self, cases: list[Case], rows: RowLogits, noise: Noise) -> list[Verdict]:
+    def judge(
+        self, cases: Sequence[Case], rows: RowLogits, noise: Noise, listener: Listener | None = None
+    ) -> list[Verdict]:
         verdicts = self._inner.judge(cases, rows, noise)
         return [Verdict(v.seq, v.path, (*v.tokens[:-1], (v.tokens[-1] + 1) % 263)) for v in verdicts]
 

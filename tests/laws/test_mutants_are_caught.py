@@ -173,7 +173,7 @@ def test_a_match_rule_that_emits_the_draft_it_likes(monkeypatch) -> None:
     """Typical acceptance: lossy by design, and the reason why `match` emits the target's own draw alone."""
 
     class Lenient(Match):
-        def judge(self, cases, rows, noise):
+        def judge(self, cases, rows, noise, listener=None):
             (verdict,) = super().judge(cases, rows, noise)
             tree = cases[0].tree
             likely = rows.logits_TV[0].softmax(0)[tree.tokens[0]] > 0.3

@@ -86,6 +86,11 @@ class TargetTable:
             self.slots.update(zip(span.own_slots(), span.tokens, strict=True))
         return RowLogits(torch.stack([row for span in spans for row in self._rows(span)]), VOCAB)
 
+    def launch(self, spans: Sequence[Span]) -> bool:
+        return False
+
+    def release(self, spans: Sequence[Span]) -> None: ...
+
     def taps(self) -> None:
         return None
 

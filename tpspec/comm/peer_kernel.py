@@ -178,7 +178,7 @@ def meet(
             tl.store(lost_at, 1)
             if on_card:  # noqa: SIM102 (this is the compiler's to decide, the next the card's)
                 if looks >= _PATIENCE:
-                    _trap()
+                    trap()
     if on_card:
         _fence()
 
@@ -195,7 +195,7 @@ def _fence() -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _trap() -> None:
+def trap() -> None:
     """The host's next wait raises, and whatever it asks of the card from then on."""
     nothing = tl.arange(0, 128)
     tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1)

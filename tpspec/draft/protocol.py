@@ -39,6 +39,7 @@ class Needs:
     taps: layers of the target whose input is kept for it (0: the embeddings; as many as there are layers: what leaves
     the last), or decoder.FINAL: what the head is given.
     whole: tokens of its trees, when what is said at all of their nodes is of use to it, so that none may be cut off.
+    is_silent: it never proposes anything.
     """
 
     own_model: bool = False
@@ -46,6 +47,7 @@ class Needs:
     gives_odds: bool = False
     taps: tuple[int, ...] = ()
     whole: int = 0
+    is_silent: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ NEEDS_Q = "rejection"  # the one rule that must be told what a draft was drawn f
 class Silent:
     """Never proposes anything: plain decoding."""
 
-    needs = Needs()
+    needs = Needs(is_silent=True)
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         return [NO_DRAFT] * len(asks)

@@ -17,6 +17,7 @@ from tpspec.comm.messages import News, Stats
 from tpspec.draft.protocol import Ask
 from tpspec.engine.hosts import Gathered
 from tpspec.engine.meter import Meter
+from tpspec.engine.next_round import NextRound
 from tpspec.engine.scored import joined, scored
 from tpspec.engine.taps import TapStore
 from tpspec.errors import UserError, WorldFailure
@@ -55,6 +56,13 @@ class Target(Protocol):
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
+
+    def launch(self, spans: Sequence[Span]) -> bool:
+        """Whether their forward, of which all is known but their tokens, has been launched: the device waits for
+        `release`, and until then nothing may be asked of it. What is read of the last forward has been asked for."""
+
+    def release(self, spans: Sequence[Span]) -> None:
+        """These are what was launched; in vain, unless `logits` is asked for the same next."""
 
     def taps(self) -> Tensor | None:
         """What the host's drafter needs of the last forward, [T, W] for its T rows; None where it needs nothing."""
@@ -115,6 +123,8 @@ class Engine:
         self._num_rounds = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._trees: dict[int, TokenTree] = {}
         self._held: tuple[int, ...] = ()
+        self._ahead: Sequence[Span] = ()  # whose forward was launched before the last verdicts
+        self._judged_at = 0.0
         self._digest: dict[str, int] = {}
         self._undigested: Callable[[], dict[str, int]] | None = None
 
@@ -151,7 +161,8 @@ class Engine:
         meanwhile: called once, while the target computes or before it does. It must not raise, for other ranks are in
         the round, too.
         """
-        plan = self.scheduler.plan(self._trees | self._bound_trees(), self._held)
+        ahead, self._ahead = self._ahead, ()
+        plan = self.scheduler.plan(self._trees | self._bound_trees(), self._held, ahead)
         if not plan.spans:
             meanwhile()
             return []
@@ -162,13 +173,13 @@ class Engine:
         is_ahead = self.target.runs_alone(plan.num_rows, plan.num_logits)
         if not is_ahead:
             meanwhile()
-        begin = self.clock()
+        begin = self._judged_at if ahead and plan.spans == tuple(ahead) else self.clock()
         rows = self.target.logits(plan.spans)
         if is_ahead:
             meanwhile()
-        verdicts = self.rule.judge(plan.cases, rows, self.noise) if plan.cases else []  # waits for the device
+        verdicts = self._judge(plan, rows, self._next_round(plan) if is_ahead else None)
         found = scored(plan, verdicts, rows)
-        judged = self.clock()
+        judged = self._judged_at = self.clock()
         commit = self.scheduler.commit(plan, verdicts)
         self.target.move(commit.moves)
         self.target.copy(commit.copies)
@@ -234,6 +245,35 @@ class Engine:
             for seq in self.scheduler.ready()
             if seq.constraint is not None and self._fixed(seq) != 0
         }
+
+    def _judge(self, plan: Plan, rows: RowLogits, next_round: NextRound | None) -> list[Verdict]:
+        """Waits for the device, which goes on with the next round if that is known."""
+        if not plan.cases:
+            return []
+        if next_round is None:
+            return self.rule.judge(plan.cases, rows, self.noise)
+        try:
+            return self.rule.judge(plan.cases, rows, self.noise, next_round)
+        finally:
+            next_round.end()
+            self._ahead = next_round.spans
+
+    def _next_round(self, plan: Plan) -> NextRound | None:
+        """Where it is known before the verdicts, and nothing of this one is asked of the device once they are."""
+        if not self.rule.draws_at_once or plan.owed or any(case.sampling.truncates for case in plan.cases):
+            return None
+        seqs = [case.seq for case in plan.cases]
+        if any(self._may_draft(seq) for seq in self.scheduler.running(seqs)):
+            return None
+        spans = self.scheduler.foresee(plan)
+        return NextRound(self.target, seqs, spans) if spans else None
+
+    def _may_draft(self, seq: SequenceState) -> bool:
+        """Whether a tree may be there for its next round."""
+        fixed = self._fixed(seq)
+        if fixed != 0 and seq.constraint is not None:
+            return True
+        return not self.pace.is_silent and (self.pace.wanted(seq.id) if fixed is None else fixed) > 0
 
     def _taps(self, plan: Plan, verdicts: Sequence[Verdict], adopted: Mapping[int, Sequence[int]]) -> Taps | None:
         rows_TW = self.target.taps()

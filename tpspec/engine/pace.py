@@ -46,18 +46,20 @@ class Pace:
     """Decides for each sequence how many tokens are asked for, and how much of what came is verified.
 
     gives_odds: the source's trees say how likely their nodes are and cost next to nothing: it is asked for the most,
-    and what does not pay is cut off afterwards.
+    and what does not pay is cut off afterwards. is_silent: it has none, and nothing is asked for.
     """
 
     is_whole = False  # whether trees are verified whole or not at all
 
-    def __init__(self, *, gives_odds: bool) -> None:
+    def __init__(self, *, gives_odds: bool, is_silent: bool = False) -> None:
         self.costs: Costs | None = None
-        self._gives_odds = gives_odds
+        self.is_silent, self._gives_odds = is_silent, gives_odds
         self._records: dict[int, _Record] = {}
 
     def wanted(self, seq: int) -> int:
         """Draft tokens to ask for."""
+        if self.is_silent:
+            return 0
         if self._gives_odds or self.costs is None:
             return MOST
         record = self._records.setdefault(seq, _Record())

@@ -20,11 +20,12 @@ from tpspec.engine.sequence import Sequence
 from tpspec.engine.text_states import Stateless
 from tpspec.model.batch import Moves, Span
 from tpspec.request import Delta, Request
-from tpspec.tokens import NO_DRAFT, ROOT, TokenTree, Verdict
+from tpspec.tokens import NO_DRAFT, NO_TOKEN, ROOT, TokenTree, Verdict
 from tpspec.verify.rows import Case
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Sequence as Many
 
     from tpspec.model.batch import StateCopy
     from tpspec.verify.allowed import Constraint
@@ -123,11 +124,16 @@ class Scheduler:
         """These sequences, all of which own pages."""
         return [self._running[seq] for seq in seqs]
 
-    def plan(self, trees: Mapping[int, TokenTree], held: Collection[int] = ()) -> Plan:
+    def plan(self, trees: Mapping[int, TokenTree], held: Collection[int] = (), ahead: Many[Span] = ()) -> Plan:
         """The spans and cases of the next round; trees of sequences that cannot use one are ignored.
 
-        held: sequences that sit this round out, unless they have a prompt to read.
+        held: sequences that sit this round out, unless they have a prompt to read. ahead: spans that were foreseen,
+        with their tokens: the round is they, with the rows of those that have ended meanwhile, if nothing else has
+        changed. Who came then has to wait for the next.
         """
+        if ahead and not held and self._goes_on(ahead):
+            cases, owed = self._cases(ahead, {})
+            return Plan(tuple(ahead), cases, owed=owed)
         for seq in self._running.values():
             self._pool.shrink(seq.id, seq.num_tokens)
             self._pool.pass_by(seq.id, seq.num_cached)
@@ -142,6 +148,27 @@ class Scheduler:
         spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
         cases, owed = self._cases(spans, cut)
         return Plan(tuple(spans), cases, tuple(admitted), owed, tuple(copies))
+
+    def foresee(self, plan: Plan) -> list[Span]:
+        """The spans of the round after this one, but for their tokens, where every text that runs goes on by one token:
+        they are known before the verdicts are. Empty where they are not. Their rows have slots from now on."""
+        may_admit = self._waiting and self.num_running < self._max_running  # or who waits would wait for ever
+        if may_admit or not self._states.is_foreseen or len(plan.cases) < self.num_running:
+            return []
+        if any(len(span.tokens) > 1 for span in plan.spans):
+            return []
+        spans: list[Span] = []
+        for seq in self._running.values():
+            if seq.remaining > 1:
+                root = seq.num_tokens
+                if not self._pool.can_grow(seq.id, root + 1):
+                    return []
+                self._pool.grow(seq.id, root + 1)
+                self._pool.pass_by(seq.id, root)
+                self._pool.grow_recent(seq.id, root + 1)
+                runs, recent = self._pool.runs(seq.id, root + 1), self._pool.recent_runs(seq.id, root, root + 1)
+                spans.append(Span(seq.id, root, (NO_TOKEN,), runs, 1, recent=recent))
+        return spans
 
     def commit(self, plan: Plan, verdicts: Iterable[Verdict]) -> Commit:
         """Lengths move, texts grow, finished sequences leave. Sequences cancelled since the plan are passed over."""
@@ -272,11 +299,22 @@ class Scheduler:
         runs = self._pool.runs(seq.id, stop)
         return Span(seq.id, seq.num_cached, tokens, runs, num_logits, parents, recent, carried)
 
-    def _cases(self, spans: list[Span], trees: Mapping[int, TokenTree]) -> tuple[tuple[Case, ...], tuple[Owed, ...]]:
+    def _goes_on(self, ahead: Many[Span]) -> bool:
+        """Whether these are the next rows of all that run."""
+        alive = [(self._running[span.seq], span) for span in ahead if span.seq in self._running]
+        if not alive or len(alive) < self.num_running:
+            return False
+        return all(seq.is_ready and span.start == seq.num_cached and span.tokens == (seq.root,) for seq, span in alive)
+
+    def _cases(self, spans: Many[Span], trees: Mapping[int, TokenTree]) -> tuple[tuple[Case, ...], tuple[Owed, ...]]:
+        """Rows of who has ended are passed over."""
         cases: list[Case] = []
         owed: list[Owed] = []
         row = 0
         for span in spans:
+            if span.seq not in self._running:
+                row += span.num_logits
+                continue
             seq, stop = self._running[span.seq], span.start + len(span.tokens)
             if seq.request.logprobs is not None and span.num_logits:
                 unscored = seq.unscored(stop)

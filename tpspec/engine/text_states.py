@@ -24,7 +24,12 @@ OPENING = 8  # last tokens of a prompt that the next turn of its chat may not ha
 
 
 class Stateless:
-    """Of a model that keeps no states: texts go on from any page. Sequences are those that run."""
+    """Of a model that keeps no states: texts go on from any page. Sequences are those that run.
+
+    is_foreseen: whether how a text goes on by one token is known before that is.
+    """
+
+    is_foreseen = True
 
     @property
     def shares(self) -> bool:
@@ -93,6 +98,8 @@ class TextStates(Stateless):
     A pool whose layers see the last tokens only may hold less of a beginning than it has keys for: no such model keeps
     states.
     """
+
+    is_foreseen = False  # what is kept of a state is copied between two rounds
 
     def __init__(self, seats: Seats, kept: KeptStates, pool: PagePool, worth: int = WORTH) -> None:
         self._seats, self._kept, self._worth = seats, kept, worth

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Topology
     from tpspec.topology.cost import StepCost
     from tpspec.verify.noise import Noise
-    from tpspec.verify.rows import Case
+    from tpspec.verify.rows import Case, Listener
 
 TARGET, COLLECTIVES = "target", "collectives"
 PICK_BYTES = 8  # (value, id) of a row
@@ -88,6 +88,11 @@ class SimulatedTarget:
         self._count(rows, sum(span.num_logits for span in spans))
         return RowLogits(torch.empty(0, 0), vocab=0)
 
+    def launch(self, spans: Sequence[Span]) -> bool:
+        return False
+
+    def release(self, spans: Sequence[Span]) -> None: ...
+
     def taps(self) -> Tensor | None:
         return None
 
@@ -122,11 +127,14 @@ class ScriptedRule:
     """`match`, with the script's tokens for the target's own draws."""
 
     name = "match"
+    draws_at_once = False
 
     def __init__(self, scripts: Mapping[int, Script]) -> None:
         self._scripts = scripts
 
-    def judge(self, cases: Sequence[Case], rows: RowLogits, noise: Noise) -> list[Verdict]:
+    def judge(
+        self, cases: Sequence[Case], rows: RowLogits, noise: Noise, listener: Listener | None = None
+    ) -> list[Verdict]:
         return [self._verdict(case) for case in cases]
 
     def _verdict(self, case: Case) -> Verdict:

@@ -21,7 +21,7 @@ from tpspec.staged import copied, sent
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.comm.ledger import Ledger
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Tables
-    from tpspec.model.graphs import Recorder, Taps
+    from tpspec.model.graphs import Gate, Graphs, Recorder, Taps
     from tpspec.model.linear import Linear
     from tpspec.model.per_layer import TokenInputs
     from tpspec.model.rope import Rope
@@ -70,13 +70,14 @@ class Decoder:
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
         self.left_out, self.states, self.inputs = NOTHING, states, inputs
+        self._ahead: Graphs | None = None
         self._runner = Runner(shape, ropes, store, embedding, fixed_rows=fixed_rows, compiled=compiled,
                               recorded=comm.is_queued, ledger=ledger, states=states,
                               most_verified=most_verified)  # fmt: skip
 
-    def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
+    def record(self, steps: RecordedSteps, recorder: Recorder, gate: Gate | None = None) -> None:
         """See `Runner`."""
-        self._runner.record(steps, recorder)
+        self._runner.record(steps, recorder, gate)
 
     def is_replay(self, num_rows: int, num_logits: int) -> bool:
         """See `Runner`."""
@@ -118,6 +119,21 @@ class Decoder:
             made = graphs.forward(self._whole, spans, tokens, taps)
             return Forward(_wanted(made.logits_TV, spans), made.tapped)
         return self._launched(spans, tokens, num_rows, taps)
+
+    def launch(self, spans: Sequence[Span]) -> bool:
+        """Whether their forward has been launched, before it is known which tokens they are: it waits for `release`.
+        See `Graphs`."""
+        num_rows = sum(len(span.tokens) for span in spans)
+        graphs = self._runner.graphs(spans, num_rows) if self.fixed_rows is None else None
+        if graphs is None or not graphs.launch(num_rows):
+            return False
+        self._ahead = graphs
+        return True
+
+    def release(self, spans: Sequence[Span]) -> Callable[[], Forward]:
+        """What gives their forward, all of whose logits are wanted, and counts it."""
+        assert self._ahead is not None, "it has been launched"
+        return self._ahead.release(spans, [token for span in spans for token in span.tokens])
 
     @torch.inference_mode()
     def _launched(self, spans: Sequence[Span], tokens: Sequence[int], num_rows: int, taps: Taps) -> Forward:

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -38,6 +39,13 @@ REHEARSALS = 2  # the first compiles kernels and sets up communicators; the seco
 
 Made = TypeVar("Made")
 Taps = tuple[int, ...]
+
+
+class Gate(Protocol):
+    """See card_gate.py."""
+
+    def wait(self) -> None: ...
+    def open(self) -> None: ...
 
 
 class Recorder(Protocol):
@@ -100,7 +108,7 @@ class Graphs:
     may overwrite, by `steps`, with what their `put` returned; of no spans, that makes rows that are all padding.
 
     embedding: of the spans' tokens. ledger: of the collectives in a recording, where there are some. row_counts: of
-    recordings, from the least.
+    recordings, from the least. gate: where forwards may be launched before it is known what of.
     """
 
     def __init__(
@@ -112,9 +120,10 @@ class Graphs:
         device: torch.device,
         ledger: Ledger | None = None,
         row_counts: Sequence[int] = ROW_COUNTS,
+        gate: Gate | None = None,
     ) -> None:
         self._steps, self._recorder, self._ledger = steps, recorder, ledger or Ledger()
-        self._row_counts = row_counts
+        self._row_counts, self._gate = row_counts, gate
         self._rows = Staged(row_counts[-1] * embedding.width, dtype, device)
         self._embedding = embedding
         self._recordings: dict[tuple[int, Taps], _Recording] = {}
@@ -149,8 +158,28 @@ class Graphs:
         self._put(spans, tokens, num_rows)
         recording.replay()
         self._sent()
-        self._ledger.enter(recording.collectives)
-        return recording.forward.first(len(tokens))
+        return self._given(recording, len(tokens))
+
+    def launch(self, num_rows: int, taps: Taps = ()) -> bool:
+        """Whether a forward of so many rows has been launched, before it is known which: the card waits for `release`,
+        and until then nothing may be asked of it that the host waits for. What of the last forward is to be read has
+        been asked for."""
+        recording = self._recordings.get((self._recorded(num_rows), taps))
+        if self._gate is None or recording is None:
+            return False
+        self._gate.wait()
+        recording.replay()
+        return True
+
+    def release(self, spans: Sequence[Span], tokens: Sequence[int], taps: Taps = ()) -> Callable[[], Forward]:
+        """The card goes on: the last forward has ended, for what it gave has been read. What gives the one that was
+        launched, as from `forward`, and counts it."""
+        assert self._gate is not None, "what was launched waits at it"
+        num_rows = self._recorded(len(tokens))
+        self._put(spans, tokens, num_rows)
+        self._gate.open()
+        self._sent()
+        return partial(self._given, self._recordings[num_rows, taps], len(tokens))
 
     def replay(self, num_rows: int, taps: Taps = ()) -> None:
         """The last forward once more, without the host's part: for who times a card. It must have had about so many
@@ -183,6 +212,10 @@ class Graphs:
         forward, replay = self._recorder.record(work)
         self._sent()
         return _Recording(forward, replay, collectives)
+
+    def _given(self, recording: _Recording, num_rows: int) -> Forward:
+        self._ledger.enter(recording.collectives)
+        return recording.forward.first(num_rows)
 
     def _recorded(self, num_rows: int) -> int:
         """Rows of the recording that they take."""

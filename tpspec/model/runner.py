@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.card_many import ManySteps
     from tpspec.model.embedding import Tables
-    from tpspec.model.graphs import Recorder, Run, Taps
+    from tpspec.model.graphs import Gate, Recorder, Run, Taps
     from tpspec.model.rope import Rope
     from tpspec.model.steps import MadeSteps, RecordedSteps, Shape, Steps
 
@@ -61,6 +61,7 @@ class Runner:
         attend = compiled_attend(shape) if compiled else None
         self._torchs: Steps = TorchSteps(shape, ropes, store, fixed_rows, attend or fused, states)
         self._graphs: list[Graphs] = []
+        self._gate: Gate | None = None
         self._is_compiled = False
         self._on_card = shape.device.type == "cuda"
         if self._on_card:
@@ -78,14 +79,17 @@ class Runner:
             self.many = many_steps(shape, ropes, store, states)
             self.few = steps = card_steps(shape, ropes, store, states)
             if steps is not None and recorded:
+                from tpspec.model.card_gate import Gate as CardGate
+
                 recorder, counts = CardRecorder(), wide_counts(most_verified)
-                self.record(steps, recorder)
+                self.record(steps, recorder, CardGate(shape.device))
                 if counts and (wide := wide_steps(shape, ropes, store, counts[-1], states)) is not None:
                     self._graphs.append(self._recordings(wide, recorder, counts))
 
-    def record(self, steps: RecordedSteps, recorder: Recorder) -> None:
+    def record(self, steps: RecordedSteps, recorder: Recorder, gate: Gate | None = None) -> None:
         """From now on few rows take these steps, which are the same launches for every forward of as many rows, and no
-        others are recorded."""
+        others are recorded. gate: of the card."""
+        self._gate = gate
         self.few, self._graphs = steps, [self._recordings(steps, recorder, ROW_COUNTS)]
 
     def beside(self, *, recorded: bool) -> Runner:
@@ -116,6 +120,9 @@ class Runner:
         """What would otherwise make the first forward of each row count slow. Every rank calls it."""
         for graphs in reversed(self._graphs):  # what the largest takes serves the others
             graphs.prepare(run, taps)
+        if self._gate is not None:  # whose kernel compiles as it is launched
+            self._gate.open()
+            self._gate.wait()
         if not self._on_card or self._is_compiled:
             return
         if not self._graphs and self.few is not None:
@@ -147,7 +154,7 @@ class Runner:
 
     def _recordings(self, steps: RecordedSteps, recorder: Recorder, row_counts: Sequence[int]) -> Graphs:
         shape = self._shape
-        return Graphs(steps, recorder, self._embedding, shape.dtype, shape.device, self._ledger, row_counts)
+        return Graphs(steps, recorder, self._embedding, shape.dtype, shape.device, self._ledger, row_counts, self._gate)
 
     @torch.inference_mode()
     def _compile(self, steps: MadeSteps, row_counts: Iterable[int], run: Run, taps: Taps) -> None:

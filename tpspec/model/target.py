@@ -12,12 +12,13 @@ from tpspec.comm.communicator import ForOne, Purpose
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
     from tpspec.model.batch import Moves, Span, StateCopy
     from tpspec.model.decoder import Decoder
+    from tpspec.model.graphs import Forward
     from tpspec.topology.sublayers import Sublayers
 
 
@@ -32,6 +33,7 @@ class ShardedTarget:
         self.decoder, self._start, self._vocab, self._width = decoder, vocab_rows.start, vocab, width
         self._taps = tuple(taps)
         self._tapped: Mapping[int, Tensor] = {}
+        self._ahead: tuple[Sequence[Span], Callable[[], Forward]] | None = None
 
     def runs_alone(self, num_rows: int, num_logits: int) -> bool:
         """Whether such rows are a replay, which a card does by itself."""
@@ -45,9 +47,18 @@ class ShardedTarget:
         return thin
 
     def logits(self, spans: Sequence[Span]) -> RowLogits:
-        made = self.decoder.tapped(spans, self._taps)
+        made = self._made_ahead(spans) or self.decoder.tapped(spans, self._taps)
         self._tapped = made.tapped
         return self.rows(made.logits_TV)
+
+    def launch(self, spans: Sequence[Span]) -> bool:
+        """Whether their forward has been launched: all is known of it but their tokens, for which the card waits until
+        `release`. Until then nothing may be asked of the card; all of the last forward that is read has been."""
+        return not self._taps and self.decoder.launch(spans)
+
+    def release(self, spans: Sequence[Span]) -> None:
+        """The card goes on. These are what was launched; if `logits` is not asked for the same next, it was in vain."""
+        self._ahead = spans, self.decoder.release(spans)
 
     def rows(self, logits_TV: Tensor) -> RowLogits:
         """What this shard's head made of some rows."""
@@ -59,6 +70,14 @@ class ShardedTarget:
             gather=partial(self.decoder.comm.all_gather, purpose=Purpose.pick),
             gather_logits=partial(self.decoder.comm.all_gather, purpose=Purpose.logits),
         )
+
+    def _made_ahead(self, spans: Sequence[Span]) -> Forward | None:
+        """Of these spans, if it was they that were launched; counted in any case."""
+        if self._ahead is None:
+            return None
+        (launched, give), self._ahead = self._ahead, None
+        made = give()
+        return made if list(launched) == list(spans) else None
 
     def taps(self) -> Tensor | None:
         """Of the last forward, [T, number of taps * D]; the same on every shard. None where nothing is kept."""

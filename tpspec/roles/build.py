@@ -106,7 +106,7 @@ def build_engine(
         host, needs = _host(wanted, comm.rank, device, link, shard, pool, thinned)
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
         targets.append(target)
-        pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds)
+        pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds, is_silent=needs.is_silent)
         return Supply(target, host, pace, partial(_prepare, targets, noise, device))
 
     own = supply(topology)

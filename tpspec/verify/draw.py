@@ -36,23 +36,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.verify.noise import Noise
+    from tpspec.verify.rows import Listener
 
 __all__ = ["Draw", "pick", "rank", "sample"]
 
 LISTED = 64  # likeliest ids among which a ranking looks
 
 
-def pick(rows: RowLogits, draws: Sequence[Draw], noise: Noise, stream: Stream = Stream.target) -> list[int]:
+def pick(
+    rows: RowLogits,
+    draws: Sequence[Draw],
+    noise: Noise,
+    stream: Stream = Stream.target,
+    listener: Listener | None = None,
+) -> list[int]:
     """The next token of each row: argmax at temperature 0, else argmax of score + Gumbel noise of `stream`.
 
     draws[i] belongs to row i; NO_TOKEN where a score is NaN or infinite, or all are -inf. One gather of 8 bytes a row;
-    rows that truncate tell their candidates in it instead.
+    rows that truncate tell their candidates in it instead. listener: where none does.
     A drafter with logits of its own, unsharded, draws what the target would (Daliri, Musco, Suresh, arXiv 2408.07978).
     """
     if not draws:
         return []
-    tokens, _ = _picked(rows, process(rows, draws), draws, noise, stream)
-    return tokens
+    scores_TV = process(rows, draws)
+    if listener is None:
+        tokens, _ = _picked(rows, scores_TV, draws, noise, stream)
+        return tokens
+    winners = hear_winners(*gathered(rows, tell_winners(scores_TV, draws, noise, stream, rows.start), listener.asked))
+    listener.drawn(winners)
+    return winners
 
 
 def _picked(

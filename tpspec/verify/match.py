@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tpspec.verify.noise import Noise
-    from tpspec.verify.rows import Case, RowLogits
+    from tpspec.verify.rows import Case, Listener, RowLogits
 
 
 class Match:
     name = "match"
+    draws_at_once = True
 
-    def judge(self, cases: Sequence[Case], rows: RowLogits, noise: Noise) -> list[Verdict]:
+    def judge(
+        self, cases: Sequence[Case], rows: RowLogits, noise: Noise, listener: Listener | None = None
+    ) -> list[Verdict]:
         judged = rows.select([*chain.from_iterable(case.rows() for case in cases)])
         draws = [*chain.from_iterable(case.draws() for case in cases)]
-        picks = iter(pick(judged, draws, noise, Stream.target))
+        picks = iter(pick(judged, draws, noise, Stream.target, listener))
         return [walk(case, picks) for case in cases]
 
 

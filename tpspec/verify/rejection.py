@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from tpspec.tokens import Draws, TokenTree
     from tpspec.verify.law import Law
     from tpspec.verify.noise import Noise
-    from tpspec.verify.rows import Case, RowLogits
+    from tpspec.verify.rows import Case, Listener, RowLogits
 
 
 class Rejection:
     name = "rejection"
+    draws_at_once = False
 
-    def judge(self, cases: Sequence[Case], rows: RowLogits, noise: Noise) -> list[Verdict]:
+    def judge(
+        self, cases: Sequence[Case], rows: RowLogits, noise: Noise, listener: Listener | None = None
+    ) -> list[Verdict]:
         if not cases:
             return []
         judged = rows.select([*chain.from_iterable(case.rows() for case in cases)])

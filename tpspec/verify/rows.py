@@ -124,9 +124,27 @@ class Case(msgspec.Struct, frozen=True):
         return [Draw(self.context, self.num_prompt, self.sampling, path, ids) for path, ids in rows]
 
 
+class Listener(Protocol):
+    """Who goes on while rows are judged, and before they are."""
+
+    def asked(self) -> None:
+        """All that a verdict needs has been asked of the device, and nobody has waited for it yet."""
+
+    def drawn(self, tokens: Sequence[int]) -> None:
+        """Of every row, as soon as they are known. One that cannot be drawn from has NO_TOKEN."""
+
+
 class Rule(Protocol):
     """How a verdict is reached. Same arguments, same verdicts, on every rank."""
 
     @property
     def name(self) -> str: ...
-    def judge(self, cases: Sequence[Case], rows: RowLogits, noise: Noise) -> list[Verdict]: ...
+
+    @property
+    def draws_at_once(self) -> bool:
+        """Whether it draws a token of every row, by what it asks of the device once, unless one truncates."""
+
+    def judge(
+        self, cases: Sequence[Case], rows: RowLogits, noise: Noise, listener: Listener | None = None
+    ) -> list[Verdict]:
+        """listener: where all is drawn at once."""

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tpspec.staged import sent
+from tpspec.staged import Fetched, sent
 from tpspec.tokens import NO_TOKEN
 from tpspec.verify.largest import largest, some_largest
 from tpspec.verify.processors import num_kept
 from tpspec.verify.rows import take, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -56,15 +56,29 @@ def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
     return [torch.from_numpy(told) for told in gathered(rows, parts)]
 
 
-def gathered(rows: RowLogits, parts: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """The same for numpy: torch takes several times as long for a few numbers, and every round comes by here."""
+def gathered(
+    rows: RowLogits, parts: Sequence[Tensor], meanwhile: Callable[[], None] | None = None
+) -> list[NDArray[Any]]:
+    """The same for numpy: torch takes several times as long for a few numbers, and every round comes by here.
+    meanwhile: called when all has been asked of the device, before it is waited for."""
     if rows.gather is whole and not any(part.is_cuda for part in parts):  # a drafter's, alone with its vocabulary
+        if meanwhile is not None:
+            meanwhile()
         return [part.unsqueeze(0).numpy() for part in parts]
     shapes = [(part.shape, NUMPY[part.dtype]) for part in parts]
     ends = [*accumulate((part.nbytes // 4 for part in parts), initial=0)]
     words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
-    told_NW = rows.gather(words).cpu().numpy()  # waits for the device, which waits for what follows
+    told_NW = _here(rows.gather(words), meanwhile).numpy()
     return [_piece(told_NW[:, start:end], *of) for (start, end), of in zip(pairwise(ends), shapes, strict=True)]
+
+
+def _here(x: Tensor, meanwhile: Callable[[], None] | None) -> Tensor:
+    """Waits for the device; which waits for what follows, unless it is given something else to do meanwhile."""
+    if meanwhile is None:
+        return x.cpu()
+    coming = Fetched(x)
+    meanwhile()
+    return coming.here()
 
 
 def _piece(words_NW: NDArray[np.int32], shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,0 +1,53 @@
+"""The forward of a round that is launched before the verdicts of the one before it: where every text goes on by a token
+of its own, all is known of it but those tokens. A card that waits for them begins when they are known, and the host
+does the rest of its work beside it.
+
+Knows spans and drawn tokens; must not know why a text goes on, nor what a card is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from tpspec.tokens import NO_TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tpspec.model.batch import Span
+
+ANY = 0  # a token that has an embedding, for rows that nobody will ask for
+
+
+class Ahead(Protocol):
+    """Of a target."""
+
+    def launch(self, spans: Sequence[Span]) -> bool: ...
+    def release(self, spans: Sequence[Span]) -> None: ...
+
+
+class NextRound:
+    """A `Listener` of a round whose rows are the roots of `seqs`. spans: what has been launched, once it is known which
+    tokens it is of; nothing until then. foreseen: the same, but for its tokens."""
+
+    def __init__(self, target: Ahead, seqs: Sequence[int], foreseen: Sequence[Span]) -> None:
+        self._target, self._seqs, self._foreseen = target, seqs, foreseen
+        self._waits = False
+        self.spans: Sequence[Span] = ()
+
+    def asked(self) -> None:
+        self._waits = self._target.launch(self._foreseen)
+
+    def drawn(self, tokens: Sequence[int]) -> None:
+        if self._waits:
+            drawn = {seq: ANY if token == NO_TOKEN else token for seq, token in zip(self._seqs, tokens, strict=True)}
+            self.spans = tuple(replace(span, tokens=(drawn[span.seq],)) for span in self._foreseen)
+            self.end()
+
+    def end(self) -> None:
+        """Whatever has become of the round, the card does not wait any longer."""
+        if self._waits:
+            self._waits = False
+            self._target.release(self.spans or [replace(span, tokens=(ANY,)) for span in self._foreseen])
