@@ -82,17 +82,30 @@ TIMES = 30  # that each is made ready
 
 
 class Clocked(OneRank):
-    """In place of a card: a recorder whose replays do nothing, and a communicator. Both note when."""
+    """In place of a card: a recorder whose replays do nothing, a gate, and a communicator. All note when."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, float]] = []
+        self._is_open = True
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         made: Forward = work()
-        drawn = Forward(made.logits_TV[:, :NUM_DRAWN], made.tapped)
-        return drawn, lambda: self.events.append(("replay", perf_counter()))
+        return Forward(made.logits_TV[:, :NUM_DRAWN], made.tapped), self._replay
 
     def forget(self) -> None: ...
+
+    def wait(self) -> None:
+        self._is_open = False
+
+    def open(self) -> None:
+        self._is_open = True
+        self.events.append(("replay", perf_counter()))
+
+    def _replay(self) -> None:
+        if self._is_open:
+            self.events.append(("replay", perf_counter()))
+        else:  # it has been launched while the card computes what gives the verdict, which comes now
+            self.events[-1] = "verdict", perf_counter()
 
     def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
         heard = super().all_gather(x, purpose)
@@ -194,7 +207,7 @@ def as_on_a_card(decoder: Decoder) -> Clocked:
     clocked, shape = Clocked(), decoder.shape
     tilings = cut(decoder, Tiling.of)
     decoder.comm = clocked
-    decoder.record(Steps(shape, decoder.ropes, decoder.store, tilings, decoder.states), clocked)
+    decoder.record(Steps(shape, decoder.ropes, decoder.store, tilings, decoder.states), clocked, clocked)
     return clocked
 
 

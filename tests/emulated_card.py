@@ -150,12 +150,21 @@ class Event:
 
 
 class Verdict(Fetched):
-    """What the host waits for in the end, though it does something else meanwhile."""
+    """Of which the host needs the numbers before it can go on."""
 
     def here(self) -> torch.Tensor:
-        if self._copied is not None and running is not None:
-            running.wait("a verdict on its way from the card")
-        return super().here()
+        return waiting(super().here)() if self._copied is not None else super().here()
+
+
+def waiting(here: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same, as a wait of the host."""
+
+    def waited(*of: Any) -> torch.Tensor:
+        assert running is not None, "the card has gone"
+        running.wait("a verdict on its way from the card")
+        return here(*of)
+
+    return waited
 
 
 class Stream:
@@ -170,7 +179,7 @@ class Stream:
 
 @dataclass
 class Held:
-    """What a thread has asked of the card behind a gate that its host has not opened yet (model/card_gate.py)."""
+    """What a thread has asked of the card behind a gate that its host has not opened yet (model/card_words.py)."""
 
     opened: torch.Tensor
     passed: torch.Tensor
@@ -380,6 +389,8 @@ def emulated_card() -> Iterator[Card]:
     global running
     from triton.runtime.interpreter import GridExecutor
 
+    from tpspec.model.card_words import Mailbox
+
     assert running is None, "there is one already"
     _guard()
     running = card = Card()
@@ -434,6 +445,7 @@ def emulated_card() -> Iterator[Card]:
         stack.enter_context(patch.object(GridExecutor, "__call__", launch))
         stack.enter_context(patch.object(threading.Thread, "run", run))
         stack.enter_context(patch.object(shards, "Fetched", Verdict))
+        stack.enter_context(patch.object(Mailbox, "here", waiting(Mailbox.here)))
         for make in (torch.tensor, torch.as_tensor):
             stack.enter_context(patch.object(torch, make.__name__, elsewhere(make)))
         stack.callback(_gone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -59,6 +59,13 @@ class Staged:
         """What was written has left once the device has done what it was asked for so far."""
         if self._copied is not None:
             self._copied.record()
+
+
+class Coming(Protocol):
+    """What is on its way from a device to the host."""
+
+    def here(self) -> Tensor:
+        """Waits until it has come."""
 
 
 class Fetched:

@@ -162,7 +162,7 @@ def meet(
     flags = tl.pointer_type(tl.int32)
     set_at = (epoch & 1) * size  # not % 2, which is -1 once the epoch has wrapped
     if on_card:
-        _fence()
+        fence()
     for peer in tl.static_range(size):
         flag = (tl.load(memories_at + peer) + leg).to(flags) + (set_at + rank) * _PROGRAMS + program
         tl.store(flag, epoch)
@@ -180,11 +180,11 @@ def meet(
                 if looks >= _PATIENCE:
                     trap()
     if on_card:
-        _fence()
+        fence()
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _fence() -> None:
+def fence() -> None:
     """What any thread of this program wrote before is seen everywhere before what any writes after."""
     tl.debug_barrier()
     nothing = tl.arange(0, 128)

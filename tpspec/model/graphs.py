@@ -42,7 +42,7 @@ Taps = tuple[int, ...]
 
 
 class Gate(Protocol):
-    """See card_gate.py."""
+    """See card_words.py."""
 
     def wait(self) -> None: ...
     def open(self) -> None: ...

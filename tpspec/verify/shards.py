@@ -68,17 +68,11 @@ def gathered(
     shapes = [(part.shape, NUMPY[part.dtype]) for part in parts]
     ends = [*accumulate((part.nbytes // 4 for part in parts), initial=0)]
     words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
-    told_NW = _here(rows.gather(words), meanwhile).numpy()
+    coming = (rows.fetch or Fetched)(rows.gather(words))
+    if meanwhile is not None:
+        meanwhile()
+    told_NW = coming.here().numpy()  # waits for the device, which mostly waits for what follows
     return [_piece(told_NW[:, start:end], *of) for (start, end), of in zip(pairwise(ends), shapes, strict=True)]
-
-
-def _here(x: Tensor, meanwhile: Callable[[], None] | None) -> Tensor:
-    """Waits for the device; which waits for what follows, unless it is given something else to do meanwhile."""
-    if meanwhile is None:
-        return x.cpu()
-    coming = Fetched(x)
-    meanwhile()
-    return coming.here()
 
 
 def _piece(words_NW: NDArray[np.int32], shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
