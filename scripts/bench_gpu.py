@@ -23,9 +23,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
                 of a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4
-  waiting       how late the host learns that a card is done, by how long it has waited: two numbers as a round fetches
-                its verdict (from the card by torch), by way of pinned memory and an event, and by asking that event
-                again and again
+  waiting       how late the host learns that a card is done, by how long it has waited: of two numbers from the card by
+                torch, by way of pinned memory and an event, by asking that event again and again, and by a mailbox, as
+                a round fetches its verdict
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
                 shape that says anything
@@ -83,11 +83,13 @@ SLOW = "collectives go through gloo"
 MPS = "nvidia-cuda-mps-control"
 SAYS = "bench_gpu: "
 HOST_PARTS = (
-    "host, us: before a launch",
-    "host, us: the launch",
+    "host, us: before its forward is asked for",
+    "host, us: the draw and the next forward are launched",
+    "host, us: until the verdict has come",
+    "host, us: the next forward is told its rows",
+    "host, us: and marked",
+    "host, us: the verdict is judged",
     "host, us: behind it",
-    "host, us: until the verdict is judged",
-    "host, us: behind the verdict",
 )
 GOALS = {
     "share of the copy bandwidth": "0.85",
@@ -418,11 +420,16 @@ def waiting(options: argparse.Namespace) -> dict[str, Any]:
         while not told.query():
             pass
 
+    from tpspec.model.card_words import Mailbox
+
+    mailbox = Mailbox()
+    ways = {"by torch": number.cpu, "by an event": by_event, "by asking": asking,
+            "by a mailbox": lambda: mailbox.fetch(number).here()}  # fmt: skip
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target, found = torch.empty_like(source), {}
     for copies in COPIES:
         work = partial(times, copies, partial(target.copy_, source))
-        for name, way in {"by torch": number.cpu, "by an event": by_event, "by asking": asking}.items():
+        for name, way in ways.items():
             late_s, card_s = (
                 statistics.median(each) for each in zip(*(late(work, way) for _ in range(WAITS)), strict=True)
             )
@@ -588,44 +595,38 @@ def decoded(engine: Any, num_tokens: int, *, temperature: float = 0.0) -> float:
 
 
 def waits(engine: Any) -> float:
-    """How often the host waits for the card in a plain round, as torch sees it."""
-    num_rounds = 50
+    """How often the host waits for the card in a plain round: for its words, and as torch sees it."""
+    from tpspec.model.card_words import Mailbox
+
+    num_rounds, heard = 50, list[float]()
     turns = rounds(engine, WARM_UP + num_rounds + 1)
     for _ in range(WARM_UP):
         next(turns)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        for _ in range(num_rounds):
-            next(turns)
+        with patch.object(Mailbox, "here", marked(Mailbox.here, heard)):
+            for _ in range(num_rounds):
+                next(turns)
         torch.cuda.set_sync_debug_mode("default")
-    return sum("called a synchronizing CUDA operation" in str(one.message) for one in told) / num_rounds
+    return (len(heard) + sum("called a synchronizing CUDA operation" in str(one.message) for one in told)) / num_rounds
 
 
 def host_parts(engine: Any, num_tokens: int) -> dict[str, float]:
-    """What the host does in a plain round of replays, in us, medians. A card computes beside what is behind its launch,
-    and until the verdict is judged the host waits for it, most of the time."""
+    """What the host does in a plain round of replays, whose next one is launched before its verdict: in us, medians.
+    The card waits for it from the verdict until the next forward has been told its rows, and computes beside the rest;
+    for the verdict the host waits, most of the time."""
+    from tpspec.model.card_words import Mailbox
     from tpspec.model.graphs import Graphs
 
-    marks: list[float] = []
-
-    def marked(work: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
-        def marking(*given: Any) -> Any:
-            if before:
-                marks.append(time.perf_counter())
-            made = work(*given)
-            if not before:
-                marks.append(time.perf_counter())
-            return made
-
-        return marking
-
-    found: list[list[float]] = []
+    marks, found = list[float](), list[list[float]]()
     with (
-        patch.object(Graphs, "_put", marked(Graphs._put, before=False)),
-        patch.object(Graphs, "_sent", marked(Graphs._sent, before=True)),
-        patch.object(engine.target, "logits", marked(engine.target.logits, before=False)),
-        patch.object(engine.rule, "judge", marked(engine.rule.judge, before=False)),
+        patch.object(engine.target, "logits", marked(engine.target.logits, marks)),
+        patch.object(Graphs, "launch", marked(Graphs.launch, marks)),
+        patch.object(Mailbox, "here", marked(Mailbox.here, marks)),
+        patch.object(Graphs, "_put", marked(Graphs._put, marks)),
+        patch.object(Graphs, "_sent", marked(Graphs._sent, marks)),
+        patch.object(engine.rule, "judge", marked(engine.rule.judge, marks)),
     ):
         for took_s in rounds(engine, WARM_UP + num_tokens):
             ended = time.perf_counter()
@@ -635,6 +636,17 @@ def host_parts(engine: Any, num_tokens: int) -> dict[str, float]:
     return {
         name: 1e6 * statistics.median(took_s) for name, took_s in zip(HOST_PARTS, zip(*found, strict=True), strict=True)
     }
+
+
+def marked(work: Callable[..., Any], marks: list[float]) -> Callable[..., Any]:
+    """Notes when it has been done."""
+
+    def marking(*given: Any) -> Any:
+        made = work(*given)
+        marks.append(time.perf_counter())
+        return made
+
+    return marking
 
 
 def rounds(engine: Any, num_tokens: int, temperature: float = 0.0) -> Iterator[float]:
