@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tpspec.cache.pages import BrokenPages, PagePool
 from tpspec.cache.seats import KeptStates, Seats
@@ -17,7 +18,7 @@ from tpspec.engine.scheduler import Scheduler
 from tpspec.engine.text_states import Stateless, TextStates
 from tpspec.model.batch import Span, StateCopy
 from tpspec.request import Delta, Request
-from tpspec.tokens import NO_DRAFT, Draws, TokenTree, Verdict
+from tpspec.tokens import NO_DRAFT, NO_TOKEN, Draws, TokenTree, Verdict
 
 STOP, MOST_LEFT, KEPT_LEFT = 99, 6, 5
 BUSH = TokenTree((10, 11, 12, 13, 14), (-1, -1, 0, 1, 3))  # two children of the root; 11 - 13 - 14 is the long path
@@ -309,6 +310,78 @@ def test_ready_are_those_that_can_use_a_tree() -> None:
     assert (ready.remaining, ready.output, ready.sampling) == (7, [7], request(0).sampling)
 
 
+def ahead_of(subject: Scheduler, plan: Plan, **drawn: int) -> list[Span]:
+    """What is foreseen of the next round, once tokens have been drawn; given as s0=..."""
+    return [replace(span, tokens=(drawn.get(f"s{span.seq}", 7),)) for span in subject.foresee(plan)]
+
+
+def test_a_plain_round_is_known_before_the_verdicts_of_the_one_before_it() -> None:
+    """All but its tokens; who has his last token drawn is not in it. Against rows that a round computes once more."""
+    subject = submitted(request(0), request(1, max_tokens=3))
+    step(subject)
+    step(subject)
+    plan = subject.plan({})
+    ahead = ahead_of(subject, plan)
+    assert ahead == [Span(0, 5, (7,), ((0, 6),), 1)]
+    subject.commit(plan, plain(plan))
+    assert subject.plan({0: chain(3)}, (), ahead).spans == tuple(ahead)
+
+
+def test_rows_of_who_has_ended_meanwhile_are_passed_over() -> None:
+    """Against a case of somebody who is gone, and against rows that are counted from another place than they have."""
+    subject = submitted(request(0), request(1))
+    step(subject)
+    ahead = ahead_of(subject, plan := subject.plan({}), s0=STOP)
+    subject.commit(plan, [Verdict(0, (), (STOP,)), Verdict(1, (), (7,))])
+    plan = subject.plan({}, (), ahead)
+    assert plan.spans == tuple(ahead)
+    assert [(case.seq, case.row) for case in plan.cases] == [(1, 1)]
+    assert [(span.seq, span.start, span.tokens) for span in subject.foresee(plan)] == [(1, 5, (NO_TOKEN,))]
+
+
+def test_who_comes_waits_for_no_more_than_the_round_that_has_been_launched() -> None:
+    """Against texts that go on launching, round after round, while somebody waits who would have a place."""
+    subject = submitted(request(0))
+    step(subject)
+    ahead = ahead_of(subject, plan := subject.plan({}))
+    subject.submit(request(1))
+    subject.commit(plan, plain(plan))
+    plan = subject.plan({}, (), ahead)
+    assert [span.seq for span in plan.spans] == [0]
+    assert subject.foresee(plan) == []
+    subject.commit(plan, plain(plan))
+    assert [span.seq for span in subject.plan({}).spans] == [0, 1]
+
+
+def test_a_round_that_is_not_the_one_foreseen_is_planned_anew() -> None:
+    """Against rows that another text, or a later token of the same, would take for its own."""
+    subject = submitted(request(0))
+    step(subject)
+    ahead = ahead_of(subject, plan := subject.plan({}), s0=8)
+    subject.commit(plan, plain(plan))
+    assert subject.plan({}, (), ahead).spans == (Span(0, 4, (7,), ((0, 5),), 1),)
+    assert subject.plan({0: chain(2)}, (), ahead).num_rows == 3
+
+
+def test_nothing_is_foreseen_of_rounds_with_drafts_chunks_or_states() -> None:
+    """Nor where a cache has no room for one more token of each: that would preempt somebody."""
+    subject = submitted(request(0, prompt=5), max_rows=3)
+    assert subject.foresee(subject.plan({})) == []
+    subject = submitted(request(0))
+    step(subject)
+    assert subject.foresee(subject.plan({0: chain(2)})) == []
+    subject = submitted(request(0), request(1), num_pages=11, page_size=1)
+    step(subject)
+    step(subject)
+    assert subject.foresee(subject.plan({})) == []
+    subject.check_integrity()
+    pool = PagePool(8, 2)
+    subject = scheduler(num_pages=8, states=text_states(1, pool))
+    subject.submit(request(0))
+    step(subject)
+    assert subject.foresee(subject.plan({})) == []
+
+
 def test_integrity_names_pages_of_nobody_and_missing_pages() -> None:
     subject = submitted(request(0))
     step(subject)
@@ -373,6 +446,8 @@ class Episode:
     slots: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # slot -> sequence, position, token
     states: dict[int, list[int]] = field(default_factory=dict)  # seat -> the tokens that its state has taken in
     left: dict[int, tuple[int, ...]] = field(default_factory=dict)  # seat -> those of the rows beside it
+    ahead: list[Span] = field(default_factory=list)  # whose rows have been read and written before their round
+    num_ahead: int = 0
 
     def submit(self) -> None:
         id = len(self.requests)
@@ -406,16 +481,23 @@ class Episode:
         return Verdict(seq, path, (*(tree.tokens[i] for i in path), last))
 
     def round(self) -> None:
-        trees = {id: self.tree() for id in self.requests if self.random.random() < 0.8}
-        plan, other = (rank.plan(trees) for rank in self.ranks)
+        drafts = self.random.random() < 0.6
+        trees = {id: self.tree() for id in self.requests if drafts and self.random.random() < 0.8}
+        plan, other = (rank.plan(trees, (), self.ahead) for rank in self.ranks)
         assert plan == other
         self.check_budget(plan)
         self.check_logits(plan, trees)
         self.copy(plan.copies)
-        self.forward(plan)
+        if plan.spans == tuple(self.ahead):
+            self.num_ahead += bool(self.ahead)
+        else:
+            self.forward(plan)
+        foreseen, other_foreseen = (rank.foresee(plan) for rank in self.ranks)
+        assert foreseen == other_foreseen
         if self.random.random() < 0.05:
             self.cancel()
         verdicts = [self.verdict(case.seq, case.tree) for case in plan.cases]
+        self.look_ahead(foreseen, verdicts)
         commit, other_commit = (rank.commit(plan, verdicts) for rank in self.ranks)
         assert commit == other_commit
         self.apply(commit, verdicts)
@@ -423,8 +505,18 @@ class Episode:
         for rank in self.ranks:
             rank.check_integrity()
 
+    def look_ahead(self, foreseen: list[Span], verdicts: list[Verdict]) -> None:
+        """Rows of the next round are read and written as soon as its tokens are drawn."""
+        drawn = {verdict.seq: verdict.tokens for verdict in verdicts}
+        assert all(len(drawn[span.seq]) == 1 for span in foreseen)
+        self.ahead = [replace(span, tokens=drawn[span.seq]) for span in foreseen]
+        for span in self.ahead:
+            slots, text = [slot for first, n in span.runs for slot in range(first, first + n)], self.texts[span.seq]
+            assert [self.slots[slot] for slot in slots[:-1]] == [(span.seq, *of) for of in enumerate(text)]
+            self.slots[slots[-1]] = span.seq, len(text), span.tokens[0]
+
     def check_budget(self, plan: Plan) -> None:
-        seqs = [span.seq for span in plan.spans]
+        seqs = [span.seq for span in plan.spans if span not in self.ahead or span.seq in self.alive]
         assert plan.num_rows <= self.max_rows
         assert len(seqs) == len(set(seqs)) <= self.ranks[0].num_running <= self.max_running
         assert all(span.tokens for span in plan.spans)
@@ -434,6 +526,7 @@ class Episode:
         rows = [
             (span.seq, token) for span in plan.spans if span.num_logits for token in span.tokens[-span.num_logits :]
         ]
+        ended = {span.seq for span in self.ahead} - set(self.alive)
         judged = []
         for case in plan.cases:
             assert case.context == self.texts[case.seq]
@@ -442,7 +535,7 @@ class Episode:
             assert max(case.tree.depths(), default=0) < self.requests[case.seq].max_tokens - emitted
             judged += [(case.seq, token) for token in (case.context[-1], *case.tree.tokens)]
             assert rows[case.row] == (case.seq, case.context[-1])
-        assert rows == judged
+        assert [row for row in rows if row[0] not in ended] == judged
 
     def forward(self, plan: Plan) -> None:
         """Read what every row would read, then write what every row would write."""
