@@ -510,10 +510,10 @@ class Episode:
         drawn = {verdict.seq: verdict.tokens for verdict in verdicts}
         assert all(len(drawn[span.seq]) == 1 for span in foreseen)
         self.ahead = [replace(span, tokens=drawn[span.seq]) for span in foreseen]
-        for span in self.ahead:
-            slots, text = [slot for first, n in span.runs for slot in range(first, first + n)], self.texts[span.seq]
-            assert [self.slots[slot] for slot in slots[:-1]] == [(span.seq, *of) for of in enumerate(text)]
-            self.slots[slots[-1]] = span.seq, len(text), span.tokens[0]
+        texts = self.texts
+        self.texts = texts | {span.seq: [*texts[span.seq], *span.tokens] for span in self.ahead}
+        self.forward(Plan(tuple(self.ahead), ()))
+        self.texts = texts
 
     def check_budget(self, plan: Plan) -> None:
         seqs = [span.seq for span in plan.spans if span not in self.ahead or span.seq in self.alive]

@@ -157,18 +157,22 @@ class Scheduler:
             return []
         if any(len(span.tokens) > 1 for span in plan.spans):
             return []
-        spans: list[Span] = []
-        for seq in self._running.values():
-            if seq.remaining > 1:
-                root = seq.num_tokens
-                if not self._pool.can_grow(seq.id, root + 1):
-                    return []
-                self._pool.grow(seq.id, root + 1)
-                self._pool.pass_by(seq.id, root)
-                self._pool.grow_recent(seq.id, root + 1)
-                runs, recent = self._pool.runs(seq.id, root + 1), self._pool.recent_runs(seq.id, root, root + 1)
-                spans.append(Span(seq.id, root, (NO_TOKEN,), runs, 1, recent=recent))
-        return spans
+        going = [(seq.id, seq.num_tokens) for seq in self._running.values() if seq.remaining > 1]
+        for seq, root in going:
+            if not self._pool.can_grow(seq, root + 1):
+                return []
+            self._pool.grow(seq, root + 1)
+        for seq, root in going:  # all, before one takes room in a window
+            self._pool.pass_by(seq, root)
+        for seq, root in going:
+            self._pool.grow_recent(seq, root + 1)
+        return [
+            Span(
+                seq, root, (NO_TOKEN,), self._pool.runs(seq, root + 1), 1,
+                recent=self._pool.recent_runs(seq, root, root + 1),
+            )
+            for seq, root in going
+        ]  # fmt: skip
 
     def commit(self, plan: Plan, verdicts: Iterable[Verdict]) -> Commit:
         """Lengths move, texts grow, finished sequences leave. Sequences cancelled since the plan are passed over."""
