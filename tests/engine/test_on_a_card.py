@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from tpspec.comm import peer
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
 from tpspec.comm.gap import go_first
-from tpspec.comm.messages import News, Reach, Stats, Submit, ToLead
+from tpspec.comm.messages import Cancel, News, Reach, Stats, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.draft.medusa import MedusaHeads
 from tpspec.draft.medusa_files import read_heads
@@ -38,7 +39,7 @@ from tpspec.errors import UserError
 from tpspec.model import graphs, runner
 from tpspec.model.batch import Span
 from tpspec.model.decoder import Decoder
-from tpspec.model.graphs import CardRecorder, Forward
+from tpspec.model.graphs import CardRecorder, Forward, Graphs
 from tpspec.model.loader import Loader
 from tpspec.model.steps import Layer
 from tpspec.model.target import ShardedTarget
@@ -193,6 +194,59 @@ def test_a_round_of_many_rows_is_told_of_what_was_before_it(
     on_the_card(folder, {1: [Submit(one)], 3: [Submit(other)]})
     # The third had been launched before the other came.
     assert events[:8] == ["many", "few", "told", "few", "told", "told", "many", "few"]
+
+
+@pytest.mark.parametrize("kind", ["smollm2", "gemma3"])
+def test_plain_rounds_are_launched_before_the_verdicts_of_the_one_before_them(
+    kind: str, few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts that end at their length or at a stop token, are cancelled, and come meanwhile; also of layers with a
+    window. Stands against a host that waits for what waits for it (the emulated card refuses), and against rows of the
+    round before."""
+    folder, released = small(kind, tmp_path / "model"), list[int]()
+    prompt = (5, 6, 7, 8) * 4
+    first = serve(topology(folder), [Request(0, prompt, 30)]).texts()[0]
+    stop = frozenset({first[9]})
+    asks = [Request(0, prompt, 30, stop_ids=stop), Request(1, prompt[1:], 14, WARM), Request(2, prompt[2:], 60)]
+    messages: dict[int, list[ToLead]] = {1: [*map(Submit, asks)], 18: [Submit(Request(3, prompt[3:], 12))]}
+    messages[25] = [Cancel(2)]
+    release = Graphs.release
+
+    def noted(graphs: Graphs, spans: Sequence[Span], *given: Any) -> Any:
+        released.append(len(spans))
+        return release(graphs, spans, *given)
+
+    monkeypatch.setattr(Graphs, "release", noted)
+    draft = {"source": "none"}
+    told, card = on_the_card(folder, dict(messages), draft=draft)
+    plain = serve(topology(folder, draft=draft), messages=dict(messages))
+    # Who is cancelled has come as far as he has: a round is later for whom one had been launched.
+    assert [told.tokens[i] for i in (0, 1, 3)] == [plain.tokens[i] for i in (0, 1, 3)]
+    assert told.tokens[2] == plain.tokens[2][: len(told.tokens[2])]
+    assert told.finish == plain.finish
+    rounds = told.stats[-1].rounds
+    assert len(card.waits) == rounds
+    assert rounds - len(released) <= 8  # those of prompts and what follows them, of who comes, and at an end
+    assert {1, 2} <= set(released)
+
+
+def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(folder: Path, few: None) -> None:
+    """Stands against an error that nobody learns of, for who ends waits for the card, and the card for him."""
+    with emulated_card() as card:
+        engine = build_engine(topology(folder, device="cuda", draft={"source": "none"}), OneRank(), CUDA)
+        engine.own.prepare()
+        rounds = engine.engine
+        rounds.hear(News(round=1, requests=(Request(0, (5, 6, 7), 20),)))
+        for round in range(3):
+            rounds.step()
+            rounds.hear(News(round=round + 2))
+        with (
+            patch("tpspec.model.card_words.Mailbox.here", side_effect=RuntimeError("the card has failed")),
+            pytest.raises(RuntimeError, match="the card has failed"),
+        ):
+            rounds.step()
+        assert card.held_back() is None
+        rounds.step()  # what was launched is another's: it is made anew
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # in rows that are padding
