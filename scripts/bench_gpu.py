@@ -420,11 +420,10 @@ def waiting(options: argparse.Namespace) -> dict[str, Any]:
         while not told.query():
             pass
 
-    from tpspec.model.card_words import Mailbox
+    from tpspec.card_words import mailbox
 
-    mailbox = Mailbox()
     ways = {"by torch": number.cpu, "by an event": by_event, "by asking": asking,
-            "by a mailbox": lambda: mailbox.fetch(number).here()}  # fmt: skip
+            "by a mailbox": lambda: mailbox(number.device).fetch(number).here()}  # fmt: skip
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target, found = torch.empty_like(source), {}
     for copies in COPIES:
@@ -596,7 +595,7 @@ def decoded(engine: Any, num_tokens: int, *, temperature: float = 0.0) -> float:
 
 def waits(engine: Any) -> float:
     """How often the host waits for the card in a plain round: for its words, and as torch sees it."""
-    from tpspec.model.card_words import Mailbox
+    from tpspec.card_words import Letter
 
     num_rounds, heard = 50, list[float]()
     turns = rounds(engine, WARM_UP + num_rounds + 1)
@@ -605,7 +604,7 @@ def waits(engine: Any) -> float:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        with patch.object(Mailbox, "here", marked(Mailbox.here, heard)):
+        with patch.object(Letter, "here", marked(Letter.here, heard)):
             for _ in range(num_rounds):
                 next(turns)
         torch.cuda.set_sync_debug_mode("default")
@@ -616,14 +615,14 @@ def host_parts(engine: Any, num_tokens: int) -> dict[str, float]:
     """What the host does in a plain round of replays, whose next one is launched before its verdict: in us, medians.
     The card waits for it from the verdict until the next forward has been told its rows, and computes beside the rest;
     for the verdict the host waits, most of the time."""
-    from tpspec.model.card_words import Mailbox
+    from tpspec.card_words import Letter
     from tpspec.model.graphs import Graphs
 
     marks, found = list[float](), list[list[float]]()
     with (
         patch.object(engine.target, "logits", marked(engine.target.logits, marks)),
         patch.object(Graphs, "launch", marked(Graphs.launch, marks)),
-        patch.object(Mailbox, "here", marked(Mailbox.here, marks)),
+        patch.object(Letter, "here", marked(Letter.here, marks)),
         patch.object(Graphs, "_put", marked(Graphs._put, marks)),
         patch.object(Graphs, "_sent", marked(Graphs._sent, marks)),
         patch.object(engine.rule, "judge", marked(engine.rule.judge, marks)),

@@ -30,7 +30,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tpspec.staged import Fetched
+from tpspec import staged
+from tpspec.staged import Coming, Fetched
 from tpspec.verify import shards
 
 CARD = torch.device("cuda", 0)
@@ -153,7 +154,13 @@ class Verdict(Fetched):
     """Of which the host needs the numbers before it can go on."""
 
     def here(self) -> torch.Tensor:
-        return waiting(super().here)() if self._copied is not None else super().here()
+        return waiting(super().here)()
+
+
+def fetched(words: torch.Tensor) -> Coming:
+    """In place of `staged.fetched`: what is many is waited for as well."""
+    coming = staged.fetched(words)
+    return Verdict(words) if words.is_cuda and isinstance(coming, Fetched) else coming
 
 
 def waiting(here: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -179,7 +186,7 @@ class Stream:
 
 @dataclass
 class Held:
-    """What a thread has asked of the card behind a gate that its host has not opened yet (model/card_words.py)."""
+    """What a thread has asked of the card behind a gate that its host has not opened yet (card_words.py)."""
 
     opened: torch.Tensor
     passed: torch.Tensor
@@ -389,7 +396,7 @@ def emulated_card() -> Iterator[Card]:
     global running
     from triton.runtime.interpreter import GridExecutor
 
-    from tpspec.model.card_words import Mailbox
+    from tpspec import card_words
 
     assert running is None, "there is one already"
     _guard()
@@ -444,8 +451,9 @@ def emulated_card() -> Iterator[Card]:
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
         stack.enter_context(patch.object(GridExecutor, "__call__", launch))
         stack.enter_context(patch.object(threading.Thread, "run", run))
-        stack.enter_context(patch.object(shards, "Fetched", Verdict))
-        stack.enter_context(patch.object(Mailbox, "here", waiting(Mailbox.here)))
+        stack.enter_context(patch.object(shards, "fetched", fetched))
+        stack.enter_context(patch.object(card_words.Letter, "here", waiting(card_words.Letter.here)))
+        stack.enter_context(patch.object(card_words, "_of_threads", threading.local()))  # their memory is of this card
         for make in (torch.tensor, torch.as_tensor):
             stack.enter_context(patch.object(torch, make.__name__, elsewhere(make)))
         stack.callback(_gone)

@@ -82,3 +82,13 @@ class Fetched:
         if self._copied is not None:
             self._copied.synchronize()
         return self._here
+
+
+def fetched(words: Tensor) -> Coming:
+    """int32 on their way to the host, which waits for them next: from a card, if they are few, as soon as can be."""
+    if words.is_cuda:
+        from tpspec.card_words import MOST_WORDS, mailbox  # Triton comes with torch for cards only
+
+        if words.numel() <= MOST_WORDS:
+            return mailbox(words.device).fetch(words)
+    return Fetched(words)

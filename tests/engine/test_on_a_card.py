@@ -241,7 +241,7 @@ def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(folder: Path, 
             rounds.step()
             rounds.hear(News(round=round + 2))
         with (
-            patch("tpspec.model.card_words.Mailbox.here", side_effect=RuntimeError("the card has failed")),
+            patch("tpspec.card_words.Letter.here", side_effect=RuntimeError("the card has failed")),
             pytest.raises(RuntimeError, match="the card has failed"),
         ):
             rounds.step()

@@ -33,7 +33,8 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_norms, card_overlap, card_products, card_rows, card_words
+from tpspec import card_words
+from tpspec.model import card_norms, card_overlap, card_products, card_rows
 from tpspec.model.card_flash import Flash
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
@@ -228,11 +229,11 @@ def engine_with(folder: Path, sampling: Sampling = GREEDY, **keys: Any) -> Engin
 def test_the_host_waits_once_in_a_round(sampling: Sampling, tmp_path: Path) -> None:
     """For the verdict, which the card stores where the host looks. Stands against an index or a mask that is copied
     while the card computes."""
-    engine, here = engine_with(tiny("smollm2", tmp_path), sampling), card_words.Mailbox.here
+    engine, here = engine_with(tiny("smollm2", tmp_path), sampling), card_words.Letter.here
     heard: list[torch.Tensor] = []
     with (
         warnings.catch_warnings(record=True) as told,
-        patch.object(card_words.Mailbox, "here", lambda mailbox: heard.append(here(mailbox)) or heard[-1]),
+        patch.object(card_words.Letter, "here", lambda letter: heard.append(here(letter)) or heard[-1]),
     ):
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

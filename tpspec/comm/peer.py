@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
+from tpspec.card_words import PATIENCE
 from tpspec.comm.communicator import Purpose
 from tpspec.comm.peer_kernel import (
     CAPACITY,
     CHUNK_BYTES,
-    PATIENCE,
     PROGRAMS,
     ROW_BYTES,
     ROWS,

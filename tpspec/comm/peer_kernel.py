@@ -17,10 +17,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tpspec.card_words import PATIENCE, fence, trap
+
 PROGRAMS = 64
 CHUNK_BYTES = 2048  # of a program: 16 for each of its threads
 CAPACITY = PROGRAMS * CHUNK_BYTES
-PATIENCE = (1 << 31) - 16  # looks at a flag, some minutes
 ROWS = 8  # of the third leg
 ROW_BYTES = CAPACITY // ROWS
 
@@ -181,21 +182,3 @@ def meet(
                     trap()
     if on_card:
         fence()
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def fence() -> None:
-    """What any thread of this program wrote before is seen everywhere before what any writes after."""
-    tl.debug_barrier()
-    nothing = tl.arange(0, 128)
-    tl.inline_asm_elementwise(
-        "fence.acq_rel.sys; mov.u32 $0, $1;", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1
-    )
-    tl.debug_barrier()
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def trap() -> None:
-    """The host's next wait raises, and whatever it asks of the card from then on."""
-    nothing = tl.arange(0, 128)
-    tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1)

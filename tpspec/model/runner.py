@@ -79,7 +79,7 @@ class Runner:
             self.many = many_steps(shape, ropes, store, states)
             self.few = steps = card_steps(shape, ropes, store, states)
             if steps is not None and recorded:
-                from tpspec.model.card_words import Gate as CardGate
+                from tpspec.card_words import Gate as CardGate
 
                 recorder, counts = CardRecorder(), wide_counts(most_verified)
                 self.record(steps, recorder, CardGate(shape.device))

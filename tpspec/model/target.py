@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Moves, Span, StateCopy
     from tpspec.model.decoder import Decoder
     from tpspec.model.graphs import Forward
-    from tpspec.staged import Coming
     from tpspec.topology.sublayers import Sublayers
 
 
@@ -34,11 +33,6 @@ class ShardedTarget:
         self.decoder, self._start, self._vocab, self._width = decoder, vocab_rows.start, vocab, width
         self._taps = tuple(taps)
         self._tapped: Mapping[int, Tensor] = {}
-        self._fetch: Callable[[Tensor], Coming] | None = None
-        if decoder.shape.device.type == "cuda":
-            from tpspec.model.card_words import Mailbox  # Triton comes with torch for cards only
-
-            self._fetch = Mailbox().fetch
         self._ahead: tuple[Sequence[Span], Callable[[], Forward]] | None = None
 
     def runs_alone(self, num_rows: int, num_logits: int) -> bool:
@@ -75,7 +69,6 @@ class ShardedTarget:
             width=self._width,
             gather=partial(self.decoder.comm.all_gather, purpose=Purpose.pick),
             gather_logits=partial(self.decoder.comm.all_gather, purpose=Purpose.logits),
-            fetch=self._fetch,
         )
 
     def _made_ahead(self, spans: Sequence[Span]) -> Forward | None:

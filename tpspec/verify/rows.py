@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.request import Sampling
-    from tpspec.staged import Coming
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.allowed import Constraint, Ids
     from tpspec.verify.noise import Noise
@@ -46,7 +45,6 @@ class RowLogits:
     same for what a verdict does not need.
     width: the V of the widest shard (shards may differ); equal to V when unsharded, where 0 stands for it.
     listed_V: of a drafter that knows some ids only, unsharded: the id of each column, in any order.
-    fetch: how int32 words of a device, a few to a row, come to the host; None for the usual way.
     """
 
     logits_TV: Tensor
@@ -56,7 +54,6 @@ class RowLogits:
     gather: Callable[[Tensor], Tensor] = whole
     listed_V: Tensor | None = None
     gather_logits: Callable[[Tensor], Tensor] = whole
-    fetch: Callable[[Tensor], Coming] | None = None
 
     def select(self, rows: Sequence[int]) -> RowLogits:
         return replace(self, logits_TV=take(self.logits_TV, rows))

@@ -8,20 +8,19 @@ front of them. Annotations are Triton's.
 
 from __future__ import annotations
 
+import threading
 from time import sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.comm.peer_kernel import PATIENCE, fence, trap
-from tpspec.staged import Fetched
-
 if TYPE_CHECKING:
     from torch import Tensor
 
+PATIENCE = (1 << 31) - 16  # looks at a word, some minutes
 MOST_WORDS = 1024  # that are told so
 LOOKS = 4096  # after which the host asks whether the card has failed
 
@@ -46,33 +45,51 @@ class Gate:
 
 
 class Mailbox:
-    """Where a card tells its host some words, again and again, each time before it is asked for the next."""
+    """Where a card tells a thread of its host some words, each time before it is asked for the next."""
 
     def __init__(self) -> None:
-        self._here = torch.zeros(MOST_WORDS + 1, dtype=torch.int32, pin_memory=True)
-        self._number, self._words = self._here.numpy()[:1], self._here.numpy()[1:]
-        self._told = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._shape, self._asked = torch.Size(), 0
+        self.here = torch.zeros(MOST_WORDS + 1, dtype=torch.int32, pin_memory=True)
+        self.words = self.here.numpy()
+        self.told = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.number = 0
 
-    def fetch(self, words: Tensor) -> Mailbox | Fetched:
-        """int32 of the card, on their way; all that is launched later waits for that."""
-        if words.numel() > MOST_WORDS:
-            return Fetched(words)
-        self._shape, self._asked = words.shape, self._asked % (1 << 30) + 1
-        wide = triton.next_power_of_2(words.numel())
-        tell[(1,)](words, self._here, words.numel(), self._asked, wide=wide, on_card=not knobs.runtime.interpret)
-        self._told.record()
-        return self
+    def fetch(self, words: Tensor) -> Letter:
+        """int32 of the card, at most MOST_WORDS, on their way: what is launched later waits for that."""
+        self.number = self.number % (1 << 30) + 1
+        wide, count = triton.next_power_of_2(words.numel()), words.numel()
+        tell[(1,)](words, self.here, count, self.number, wide=wide, on_card=not knobs.runtime.interpret)
+        self.told.record()
+        return Letter(self, self.number, words.shape)
+
+
+class Letter(NamedTuple):
+    """Words that a card has been asked for."""
+
+    mailbox: Mailbox
+    number: int
+    shape: torch.Size
 
     def here(self) -> Tensor:
         """Waits until they have come."""
-        number, asked, looks = self._number, self._asked, 0
-        while number[0] != asked:
+        box, number, looks = self.mailbox, self.number, 0
+        assert number == box.number, "the next has been asked for before it was read"
+        while box.words[0] != number:
             sleep(0)  # other threads go on
             looks += 1
             if looks % LOOKS == 0:
-                self._told.query()  # type: ignore[no-untyped-call]  # raises what has become of the card
-        return torch.from_numpy(self._words[: self._shape.numel()].copy()).view(self._shape)
+                box.told.query()  # type: ignore[no-untyped-call]  # raises what has become of the card
+        return torch.from_numpy(box.words[1 : 1 + self.shape.numel()].copy()).view(self.shape)
+
+
+_of_threads = threading.local()
+
+
+def mailbox(device: torch.device) -> Mailbox:
+    """Of this thread, which reads what a card has told it before it asks again."""
+    boxes: dict[torch.device, Mailbox] = _of_threads.__dict__.setdefault("boxes", {})
+    if device not in boxes:
+        boxes[device] = Mailbox()
+    return boxes[device]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -100,3 +117,21 @@ def tell(
     if on_card:
         fence()
     tl.store(to, number)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fence() -> None:
+    """What any thread of this program wrote before is seen everywhere before what any writes after."""
+    tl.debug_barrier()
+    nothing = tl.arange(0, 128)
+    tl.inline_asm_elementwise(
+        "fence.acq_rel.sys; mov.u32 $0, $1;", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1
+    )
+    tl.debug_barrier()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def trap() -> None:
+    """The host's next wait raises, and whatever it asks of the card from then on."""
+    nothing = tl.arange(0, 128)
+    tl.inline_asm_elementwise("trap; mov.u32 $0, $1;", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1)
