@@ -22,6 +22,7 @@ from tpspec.model import (
     card_coded,
     card_delta,
     card_experts,
+    card_groups,
     card_many,
     card_norms,
     card_products,
@@ -136,16 +137,16 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
     on_tensor_cores, made = capability >= 80 and x != "*fp32", []
     sizes = {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
     few = {"tile_rows": card_tiles.TILE_ROWS, "tile_outputs": card_tiles.TILE_OUTPUTS}
-    many = {"tile_rows": card_coded.MANY_ROWS, "tile_outputs": card_coded.MANY_OUTPUTS}
+    many = {"tile_rows": card_groups.MANY_ROWS, "tile_outputs": card_groups.MANY_OUTPUTS}
     for rows, (bits, group, scales, zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i16"}
         few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "biases_at": rows, "fan": "i32", "width": "i32"}
         of = {"group": group, "bits": bits, "kept_zeros": zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
-        made.append((card_coded._coded, types, of | tile))
+        made.append((card_groups.coded, types, of | tile))
         if zeros == "beside":  # of groups that words are too long for
-            made.append((card_coded._coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
+            made.append((card_groups.coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
         tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
@@ -294,8 +295,8 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 options = {"num_stages": card_experts.STAGES[constants["tile_outputs"]]}
             if kernel in (card_products._few_rows, card_coded.few_coded):
                 options = {name: constants.pop(name) for name in ("num_stages", "num_warps")}
-            if kernel is card_coded._coded:
-                options = {"num_warps": 8 if constants["tile_rows"] == card_coded.MANY_ROWS else 4}
+            if kernel is card_groups.coded:
+                options = {"num_warps": 8 if constants["tile_rows"] == card_groups.MANY_ROWS else 4}
             if kernel is card_rows.attend:
                 cut = tiling if constants["recorded"] else many
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}

@@ -10,7 +10,7 @@ import torch
 from triton.runtime import driver
 
 from tests.compiling_card import Absent
-from tpspec.model import card_coded, card_products, card_tiles
+from tpspec.model import card_coded, card_groups, card_products, card_tiles
 
 SIZE, AT_ONCE, tile = 4096, 4, card_tiles.USUAL
 
@@ -31,8 +31,8 @@ for num_rows in map(int, sys.argv[1:]):
         tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=AT_ONCE,
         **of_codes,
     )  # fmt: skip
-    of_many = card_coded._coded.warmup(
-        *given, tile_rows=card_coded.MANY_ROWS, tile_outputs=card_coded.MANY_OUTPUTS,
+    of_many = card_groups.coded.warmup(
+        *given, tile_rows=card_groups.MANY_ROWS, tile_outputs=card_groups.MANY_OUTPUTS,
         together=card_tiles.TILE_OUTPUTS, num_warps=8, **of_codes,
     )  # fmt: skip
     sys.stdout.write(f"{of_few.hash} {of_few_codes.hash} {of_many.hash}\n")

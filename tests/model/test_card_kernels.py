@@ -16,7 +16,7 @@ import torch
 from scripts.serving import environment
 
 pytest.importorskip("triton")
-from tpspec.model import card_coded, card_experts, card_tiles
+from tpspec.model import card_experts, card_groups, card_tiles
 
 HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
@@ -59,7 +59,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_few = products_are_added_alike(made)
-    others = [one for one in made if one["kernel"] not in ("attend", "_coded", "few_coded", "_few_rows")]
+    others = [one for one in made if one["kernel"] not in ("attend", "coded", "few_coded", "_few_rows")]
     assert len(others) == 45 * len(CASES) + 6 * len(HEADS)
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
@@ -99,7 +99,7 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     """Those of few rows, on tensor cores: in whatever tiles, a row's sum grows in the registers of its products (with
     codes, that of a group, and then the groups' in one order)."""
     num_cards = sum("*bf16" in case for case in CASES)
-    large = [one for one in made if one["kernel"] == "_coded" and one["tile_rows"] == card_coded.MANY_ROWS]
+    large = [one for one in made if one["kernel"] == "coded" and one["tile_rows"] == card_groups.MANY_ROWS]
     assert len(large) == 10 * num_cards
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "few_coded"))
@@ -136,5 +136,5 @@ def test_what_rounds_of_every_kind_of_model_ask_for_compiles(tmp_path: Path) -> 
     (Gemma 4 E2B) gave a pointer of another type in 16 bits, and Triton took none of it."""
     kernels = set(without_interpreter("compile_rounds.py", str(tmp_path), "9.0"))
     few = {"add_norm", "place", "attend", "join", "gate", "_few_rows"}
-    few |= {"few_coded", "_coded"}  # with codes
+    few |= {"few_coded", "coded"}  # with codes
     assert kernels == few | {"convolve", "take_in", "look_at", "gated"} | {"_choose", "_sort", "_tile_product", "_add"}

@@ -15,16 +15,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.model.card_codes import (
-    are_words,
-    as_read,
-    codes_of,
-    floats_of,
-    minifloats_of,
-    numbers_of,
-    power_of,
-    zeros_of,
-)
+from tpspec.model.card_codes import are_words, as_read, floats_of, minifloats_of, numbers_of, power_of, zeros_of
+from tpspec.model.card_groups import MANY_OUTPUTS, MANY_ROWS, coded
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
@@ -48,7 +40,6 @@ if TYPE_CHECKING:
 # which do the same at a time, took as long as four, or longer.)
 GROUPS = {4: 4, math.inf: 2}
 CODE_LINES, SCALE_LINES = 64, 64  # of a tile: 8 KB of codes; scales, in words, of 16,384 columns
-MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
 
 _CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
 
@@ -96,7 +87,7 @@ class CodedLinear(TriedProduct[CodedTile]):
         is_large = self._has_tensor_cores and x_TI.itemsize == 2 and len(x_TI) > MOST_ROWS
         rows, outputs, num_warps = (MANY_ROWS, MANY_OUTPUTS, 8) if is_large else (TILE_ROWS, TILE_OUTPUTS, 4)
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs)
-        _coded[(triton.cdiv(len(x_TI), rows), triton.cdiv(self._num_outputs, outputs))](
+        coded[(triton.cdiv(len(x_TI), rows), triton.cdiv(self._num_outputs, outputs))](
             *self._given(x_TI, y_TO), tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS,
             num_warps=num_warps, **self._of_codes,
         )  # fmt: skip
@@ -124,44 +115,6 @@ def at_once(num_tiles: int, device: torch.device) -> int:
 def num_processors(device: torch.device) -> int:
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def group_product(
-    from_x: tl.tensor,
-    from_codes: tl.tensor,
-    real_rows: tl.tensor,
-    real_outputs: tl.tensor,
-    group: tl.constexpr,
-    bits: tl.constexpr,
-) -> tl.tensor:
-    """Of rows [R, 1] and outputs [1, O], by where their group begins: products [R, O] without scales, and what the rows
-    sum up to, [R]."""
-    if from_codes.dtype.element_ty == tl.int16:
-        parts: tl.constexpr = 16 // bits
-        columns = tl.arange(0, group // parts)
-        words = tl.load(from_codes + columns[:, None], mask=real_outputs[None, :], other=0)
-        part = tl.zeros((real_rows.shape[0], real_outputs.shape[0]), tl.float32)
-        total = tl.zeros((real_rows.shape[0],), tl.float32)
-        for index in tl.static_range(parts):
-            x = tl.load(from_x + (index * (group // parts) + columns)[None, :], mask=real_rows[:, None], other=0.0)
-            part = tl.dot(x, codes_of(words, index, bits).to(x.dtype), part, input_precision="ieee")
-            total += tl.sum(x.to(tl.float32), 1)
-    elif bits == 4:
-        half = tl.arange(0, group // 2)
-        first = tl.load(from_x + half[None, :], mask=real_rows[:, None], other=0.0)
-        last = tl.load(from_x + (group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0)
-        both = tl.load(from_codes + half[:, None], mask=real_outputs[None, :], other=0)
-        low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
-        part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
-        total = tl.sum(first.to(tl.float32), 1) + tl.sum(last.to(tl.float32), 1)
-    else:
-        columns = tl.arange(0, group)
-        x = tl.load(from_x + columns[None, :], mask=real_rows[:, None], other=0.0)
-        codes = tl.load(from_codes + columns[:, None], mask=real_outputs[None, :], other=0).to(x.dtype)
-        part = tl.dot(x, codes, input_precision="ieee")
-        total = tl.sum(x.to(tl.float32), 1)
-    return part, total
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -347,43 +300,3 @@ def few_coded(
     to = y_at + rows[None, :].to(tl.int64) * num_outputs + outputs[:, None]
     mask = real_rows[None, :] & real_outputs[:, None]
     tl.store(to, made.to(y_at.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
-def _coded(
-    x_at: tl.tensor,
-    codes_at: tl.tensor,
-    scales_at: tl.tensor,
-    zeros_at: tl.tensor,
-    y_at: tl.tensor,
-    num_rows: int,
-    num_outputs: int,
-    num_groups: int,
-    group: tl.constexpr,
-    bits: tl.constexpr,
-    kept_zeros: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_outputs: tl.constexpr,
-    together: tl.constexpr,
-    overlaps: tl.constexpr,
-) -> None:
-    """The same, one group after the other."""
-    begin(overlaps)
-    rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
-    real_outputs, real_rows = outputs < num_outputs, rows < num_rows
-    size: tl.constexpr = group * bits // codes_at.dtype.element_ty.primitive_bitwidth
-    first = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
-    from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
-    sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
-    for index in range(num_groups):
-        at = first + index * together
-        scales, zeros = numbers_of(scales_at, zeros_at, at, real_outputs, kept_zeros)
-        part, total = group_product(
-            from_x + index * group, codes_at + at[None, :] * size, real_rows, real_outputs, group, bits
-        )
-        sums += part * scales[None, :]
-        if kept_zeros != "":
-            sums += total[:, None] * zeros[None, :]
-    to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
-    tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_coded import at_once, few_coded, group_product, in_tile, num_processors
+from tpspec.model.card_coded import at_once, few_coded, in_tile, num_processors
 from tpspec.model.card_codes import EXPONENTS, Read, as_read, floats_as_read, minifloats_of, numbers_of, power_of
+from tpspec.model.card_groups import group_product
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles

@@ -1,0 +1,93 @@
+"""Products with codes of 8 and 4 bits on a CUDA card, in Triton, one group after the other: of many rows, and of codes
+that are no words. Must not know what a matrix is of. Imported on cards only.
+
+Shapes: O outputs, W columns of the groups the shard touches; T rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tpspec.model.card_codes import codes_of, numbers_of
+from tpspec.model.card_overlap import begin
+
+MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def group_product(
+    from_x: tl.tensor,
+    from_codes: tl.tensor,
+    real_rows: tl.tensor,
+    real_outputs: tl.tensor,
+    group: tl.constexpr,
+    bits: tl.constexpr,
+) -> tl.tensor:
+    """Of rows [R, 1] and outputs [1, O], by where their group begins: products [R, O] without scales, and what the rows
+    sum up to, [R]."""
+    if from_codes.dtype.element_ty == tl.int16:
+        parts: tl.constexpr = 16 // bits
+        columns = tl.arange(0, group // parts)
+        words = tl.load(from_codes + columns[:, None], mask=real_outputs[None, :], other=0)
+        part = tl.zeros((real_rows.shape[0], real_outputs.shape[0]), tl.float32)
+        total = tl.zeros((real_rows.shape[0],), tl.float32)
+        for index in tl.static_range(parts):
+            x = tl.load(from_x + (index * (group // parts) + columns)[None, :], mask=real_rows[:, None], other=0.0)
+            part = tl.dot(x, codes_of(words, index, bits).to(x.dtype), part, input_precision="ieee")
+            total += tl.sum(x.to(tl.float32), 1)
+    elif bits == 4:
+        half = tl.arange(0, group // 2)
+        first = tl.load(from_x + half[None, :], mask=real_rows[:, None], other=0.0)
+        last = tl.load(from_x + (group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0)
+        both = tl.load(from_codes + half[:, None], mask=real_outputs[None, :], other=0)
+        low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
+        part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
+        total = tl.sum(first.to(tl.float32), 1) + tl.sum(last.to(tl.float32), 1)
+    else:
+        columns = tl.arange(0, group)
+        x = tl.load(from_x + columns[None, :], mask=real_rows[:, None], other=0.0)
+        codes = tl.load(from_codes + columns[:, None], mask=real_outputs[None, :], other=0).to(x.dtype)
+        part = tl.dot(x, codes, input_precision="ieee")
+        total = tl.sum(x.to(tl.float32), 1)
+    return part, total
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def coded(
+    x_at: tl.tensor,
+    codes_at: tl.tensor,
+    scales_at: tl.tensor,
+    zeros_at: tl.tensor,
+    y_at: tl.tensor,
+    num_rows: int,
+    num_outputs: int,
+    num_groups: int,
+    group: tl.constexpr,
+    bits: tl.constexpr,
+    kept_zeros: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_outputs: tl.constexpr,
+    together: tl.constexpr,
+    overlaps: tl.constexpr,
+) -> None:
+    """A tile of y [T, O] from x [T, W]. Outputs lie `together` by so many."""
+    begin(overlaps)
+    rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
+    real_outputs, real_rows = outputs < num_outputs, rows < num_rows
+    size: tl.constexpr = group * bits // codes_at.dtype.element_ty.primitive_bitwidth
+    first = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
+    from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
+    sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
+    for index in range(num_groups):
+        at = first + index * together
+        scales, zeros = numbers_of(scales_at, zeros_at, at, real_outputs, kept_zeros)
+        part, total = group_product(
+            from_x + index * group, codes_at + at[None, :] * size, real_rows, real_outputs, group, bits
+        )
+        sums += part * scales[None, :]
+        if kept_zeros != "":
+            sums += total[:, None] * zeros[None, :]
+    to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
+    tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])
