@@ -28,6 +28,7 @@ from tpspec.model import (
     card_products,
     card_router,
     card_rows,
+    card_shares,
     card_states,
     card_sums,
     card_tiles,
@@ -120,7 +121,7 @@ def variants(
     ]  # fmt: skip
 
 
-AT_ONCE, USUAL_GROUP = (*card_coded.GROUPS.values(),), 128
+AT_ONCE, USUAL_GROUP = (card_shares.FEW_GROUPS, card_shares.MORE_GROUPS), 128
 # (bits, group, type of scales, how zeros are kept): as we quantize, and as others may.
 CODES = (
     (8, USUAL_GROUP, "*bf16", ""),
@@ -130,7 +131,9 @@ CODES = (
 )
 
 
-PLAIN_CODES = {"gate": "", "sorted_rows": 0, "are_floats": False, "has_biases": False}
+PLAIN_CODES = {"gate": "", "sorted_rows": 0, "are_floats": False, "has_biases": False, "splits": 1}
+# Of programs that share a tile's columns: where they have most to keep, and to tell each other.
+SPLIT_TILES = {*GATED_CODED_TILES, *(max(tiles) for tiles in card_tiles.CODED_TILES.values())}
 
 
 def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -142,6 +145,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i16"}
         few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "biases_at": rows, "fan": "i32", "width": "i32"}
+        few_types |= {"counters_at": "*i32", "partials_at": "*fp32"}
         of = {"group": group, "bits": bits, "kept_zeros": zeros}
         tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_groups.coded, types, of | tile))
@@ -153,7 +157,11 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             of_tile |= {"stages": tile.stages}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
-            made += [(card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate}) for gate in kinds]
+            is_split = at_once == card_shares.MORE_GROUPS and tile in SPLIT_TILES and tiles is CODED_TILES
+            made += [
+                (card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate, "splits": splits})
+                for gate, splits in product(kinds, (1, card_shares.MOST_SPLITS) if is_split else (1,))
+            ]
     return made + (coded_experts(x) if on_tensor_cores else [])
 
 
@@ -161,8 +169,9 @@ def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """In all tiles that are taken, none of which is tried."""
     types = {"x_at": x, "codes_at": "*i16", "zeros_at": x, "y_at": x, "biases_at": x, "num_rows": "i32",
              "num_outputs": "i32", "num_groups": "i32", "expert_at": "*i32", "pairs_at": "*i32", "fan": "i32",
-             "width": "i32"}  # fmt: skip
+             "width": "i32", "counters_at": x, "partials_at": x}  # fmt: skip
     of, made = {"group": USUAL_GROUP, "gate": "", "sorted_rows": card_tiles.TILE_ROWS, "inline_ptx": True}, []
+    of |= {"splits": 1}
     sides = product((card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), card_experts.STAGES)
     for (rows, outputs), at_once in product(sides, AT_ONCE):
         tile = {"tile_rows": rows, "tile_outputs": outputs, "together": card_tiles.TILE_OUTPUTS, "at_once": at_once}

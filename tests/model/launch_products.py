@@ -10,9 +10,9 @@ import torch
 from triton.runtime import driver
 
 from tests.compiling_card import Absent
-from tpspec.model import card_coded, card_groups, card_products, card_tiles
+from tpspec.model import card_coded, card_groups, card_products, card_shares, card_tiles
 
-SIZE, AT_ONCE, tile = 4096, 4, card_tiles.USUAL
+SIZE, SHARES, tile = 4096, card_shares.Shares(4, 4), card_tiles.USUAL
 
 driver.set_active(Absent((9, 0)))
 weight, codes = (torch.zeros(SIZE, SIZE, dtype=dtype) for dtype in (torch.bfloat16, torch.int16))
@@ -25,11 +25,10 @@ for num_rows in map(int, sys.argv[1:]):
     )  # fmt: skip
     of_codes: Any = {"group": 128, "bits": 8, "kept_zeros": "", "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
+    counters, partials = SHARES.counters(SIZE, x.device), SHARES.partials(x, SIZE)
     of_few_codes = card_coded.few_coded.warmup(
-        *given, x, x, x, 1, SIZE, gate="", sorted_rows=0, are_floats=False, has_biases=False,
-        at_once=AT_ONCE, stages=card_tiles.USUAL_CODED.stages, inline_ptx=True, tile_rows=card_tiles.FEWEST_ROWS,
-        tile_outputs=card_tiles.TILE_OUTPUTS, together=card_tiles.TILE_OUTPUTS, num_warps=AT_ONCE,
-        **of_codes,
+        *given, x, x, x, counters, partials, 1, SIZE, gate="", sorted_rows=0, are_floats=False, has_biases=False,
+        **card_coded.in_tile(card_tiles.USUAL_CODED, SHARES), **of_codes,
     )  # fmt: skip
     of_many = card_groups.coded.warmup(
         *given, tile_rows=card_groups.MANY_ROWS, tile_outputs=card_groups.MANY_OUTPUTS,

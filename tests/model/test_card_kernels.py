@@ -104,7 +104,7 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     assert [one for one in large if one["stack"] > MOST_STACK] == []
     plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "few_coded"))
     assert len(plain) == (2 * 12 + 4) * num_cards
-    assert len(coded) == 96 * num_cards
+    assert len(coded) == (96 + 22) * num_cards
     for one in plain + coded:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
         assert one["whole_copies"]
@@ -114,7 +114,9 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
             assert one["stack"] <= (0 if is_usual else 2 * MOST_STACK)
         each = one["tile_rows"] * one["outputs"] // card_tiles.TILE_OUTPUTS  # of a thread's sums
         if not one["biased"] and not one["gate"]:
-            assert one["adds"] == (0 if one["at_once"] is None else each * (one["at_once"].bit_length() - 1) // 2)
+            groups, splits = one["at_once"] or 1, one["splits"] or 1
+            shared_out = (splits - 1) * each // (2 * groups)  # of all its threads
+            assert one["adds"] == each * (groups.bit_length() - 1) // 2 + shared_out
     assert [one for one in coded if one["scales"] in ("*i32", "*fp32") and one["loads"]] == []
     usual = [one for one in coded if one["stages"] == card_tiles.USUAL_CODED.stages]
     assert all(min(one["places"]) > 1 for one in usual)

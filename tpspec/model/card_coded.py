@@ -7,7 +7,6 @@ T rows; N tiles of outputs, S outputs of one.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ from tpspec.model.card_groups import MANY_OUTPUTS, MANY_ROWS, coded
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
 from tpspec.model.card_rows import MOST_ROWS, gated
+from tpspec.model.card_shares import Shares, added, is_last, share_of, shares
 from tpspec.model.card_tiles import (
     CODED_TILES,
     GATED_CODED_TILES,
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
     from tpspec.model.quantized import Matrix
 
-# Groups that are read at a time, each by a warp of its own, where there are fewer than so many of the least tiles of
-# outputs for each of the card's processors: the fewer programs it has, the more warps it wants of each. (Eight warps,
-# which do the same at a time, took as long as four, or longer.)
-GROUPS = {4: 4, math.inf: 2}
 CODE_LINES, SCALE_LINES = 64, 64  # of a tile: 8 KB of codes; scales, in words, of 16,384 columns
 
 _CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
@@ -52,7 +48,8 @@ class CodedLinear(TriedProduct[CodedTile]):
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
         self._codes_NGSB, self._scales_NGS, self._zeros_NGS, kept_zeros = as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
-        self._at_once = at_once(len(self._codes_NGSB), device)
+        self._shares = shares(len(self._codes_NGSB), matrix.grid.num_groups, device)
+        self._counters = self._shares.counters(self._num_outputs, device)
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
             "group": matrix.grid.group, "bits": matrix.bits, "kept_zeros": kept_zeros, **overlap(device)
@@ -77,9 +74,11 @@ class CodedLinear(TriedProduct[CodedTile]):
 
     def few(self, x_TI: Tensor, tile: CodedTile, gate: str = "") -> Tensor:
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs // 2 if gate else self._num_outputs)
-        few_coded[(triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs))](
-            *self._given(x_TI, y_TO), x_TI, x_TI, x_TI, 1, self._grid.width, gate=gate, sorted_rows=0,
-            are_floats=False, has_biases=False, **in_tile(tile, self._at_once), **self._of_codes,
+        num_tiles = triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs)
+        few_coded[(*num_tiles, self._shares.splits)](
+            *self._given(x_TI, y_TO), x_TI, x_TI, x_TI, self._counters, self._shares.partials(x_TI, self._num_outputs),
+            1, self._grid.width, gate=gate, sorted_rows=0, are_floats=False, has_biases=False,
+            **in_tile(tile, self._shares), **self._of_codes,
         )  # fmt: skip
         return y_TO
 
@@ -99,28 +98,21 @@ class CodedLinear(TriedProduct[CodedTile]):
         return x_TW, self._codes_NGSB, scales, zeros, y_TO, *y_TO.shape, self._grid.num_groups
 
 
-def in_tile(tile: CodedTile, groups: int) -> dict[str, Any]:
+def in_tile(tile: CodedTile, shares: Shares) -> dict[str, Any]:
     """Of `few_coded`."""
+    groups = shares.at_once
     return {
         "tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": TILE_OUTPUTS, "num_stages": tile.stages,
-        "at_once": groups, "num_warps": groups, "stages": tile.stages, "inline_ptx": not knobs.runtime.interpret,
+        "at_once": groups, "num_warps": groups, "splits": shares.splits, "stages": tile.stages,
+        "inline_ptx": not knobs.runtime.interpret,
     }  # fmt: skip
-
-
-def at_once(num_tiles: int, device: torch.device) -> int:
-    """Groups, of so many of the least tiles of outputs."""
-    return next(groups for tiles, groups in GROUPS.items() if num_tiles < tiles * num_processors(device))
-
-
-def num_processors(device: torch.device) -> int:
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _fetch_tiles(
     output: tl.tensor,
     num_outputs: int,
+    first: tl.tensor,
     codes_at: tl.tensor,
     scales_at: tl.tensor,
     zeros_at: tl.tensor,
@@ -131,14 +123,14 @@ def _fetch_tiles(
     kept_zeros: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """The first codes, scales and zeros of so many tiles, this output's and those behind it, as far as there are
-    any. A tile has `size` scales, and words for each."""
+    """The first codes, scales and zeros, from that group on, of so many tiles, this output's and those behind it, as
+    far as there are any. A tile has `size` scales, and words for each."""
     tile = tl.minimum(output + tl.arange(0, tiles) * together, num_outputs - 1) // together
-    begin_at = tile.to(tl.int64) * size
-    fetch(codes_at + begin_at * columns, size * columns, _CODE_LINES, overlaps)
-    fetch(scales_at + begin_at, size, _SCALE_LINES, overlaps)
+    begin_at, left = tile.to(tl.int64) * size + first * together, size - first * together
+    fetch(codes_at + begin_at * columns, left * columns, _CODE_LINES, overlaps)
+    fetch(scales_at + begin_at, left, _SCALE_LINES, overlaps)
     if kept_zeros == "apart":
-        fetch(zeros_at + begin_at, size, _SCALE_LINES, overlaps)
+        fetch(zeros_at + begin_at, left, _SCALE_LINES, overlaps)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -207,6 +199,8 @@ def few_coded(
     expert_at: tl.tensor,
     pairs_at: tl.tensor,
     biases_at: tl.tensor,
+    counters_at: tl.tensor,
+    partials_at: tl.tensor,
     fan: int,
     width: int,
     group: tl.constexpr,
@@ -217,6 +211,7 @@ def few_coded(
     are_floats: tl.constexpr,
     has_biases: tl.constexpr,
     at_once: tl.constexpr,
+    splits: tl.constexpr,
     stages: tl.constexpr,
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -225,7 +220,8 @@ def few_coded(
     overlaps: tl.constexpr,
 ) -> None:
     """A tile of y [T, O] from x [T, W]. Of some groups at once each has a warp and sums of its own, which are added at
-    the end: the same for any number of rows. Outputs lie `together` by so many. gate: as of card_products.py.
+    the end: the same for any number of rows. So are those of programs that share the tile's columns (card_shares.py).
+    Outputs lie `together` by so many. gate: as of card_products.py.
 
     sorted_rows: of tiles of a mixture, whose matrices stand one behind the other, and of whose rows y [P, O] is made of
     x [P / fan, W] (card_router.py), with biases [O] behind each other, too; 0: of none. are_floats: codes are, and
@@ -247,31 +243,33 @@ def few_coded(
     own, real_rows, real_outputs = tl.arange(0, at_once), (rows >= 0) & (rows < num_rows), outputs < num_outputs
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
     column = tl.arange(0, columns)
+    first_group, end = share_of(num_groups, at_once, splits)
     # Of scales, which 32 bits count.
     first_at = (first + outputs // together) * (num_groups * together) + outputs % together
     from_x = x_at + of_x[None, None, :].to(tl.int64) * width + column[None, :, None]
-    at = first_at[None, :] + own[:, None] * together
+    at = first_at[None, :] + (first_group + own)[:, None] * together
     sums = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     tiles: tl.constexpr = tile_outputs // together
     size, count = num_groups * together, num_outputs if gate == "" else 2 * num_outputs
     if sorted_rows == 0:
         _fetch_tiles(
-            first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together, kept_zeros, overlaps
+            first_output, count, first_group, codes_at, scales_at, zeros_at, size, columns, tiles, together,
+            kept_zeros, overlaps,
         )  # fmt: skip
     if gate != "":
         more = num_outputs + outputs
         more_at = more // together * (num_groups * together) + more % together
         apart = (more_at - first_at)[None, :]
         _fetch_tiles(
-            num_outputs + first_output, count, codes_at, scales_at, zeros_at, size, columns, tiles, together,
-            kept_zeros, overlaps,
+            num_outputs + first_output, count, first_group, codes_at, scales_at, zeros_at, size, columns, tiles,
+            together, kept_zeros, overlaps,
         )  # fmt: skip
         ups = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     if sorted_rows == 0:
         begin(overlaps)
-    for group_at in tl.range(0, num_groups, at_once, num_stages=stages):  # what has 32 bits is copied in the background
+    for group_at in tl.range(first_group, end, at_once, num_stages=stages):  # what has 32 bits comes in the background
         index = group_at + own
-        is_group = index < num_groups
+        is_group = index < end
         real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, None, :]
         from_group, at_x = from_x + index[:, None, None] * group, index[:, None, None] * group + column[None, :, None]
         x = _columns(from_group, real_x, at_x, 0, width, are_floats)
@@ -293,10 +291,23 @@ def few_coded(
             )  # fmt: skip
         at += at_once * together
     made = tl.sum(sums, 0)
+    real_y = real_rows[None, :] & real_outputs[:, None]
+    if gate != "":
+        more_made = tl.sum(ups, 0)
+    if splits > 1:
+        partials_at += rows[None, :] * count + outputs[:, None]
+        share_at = partials_at + tl.program_id(2) * (num_rows * count)
+        tl.store(share_at, made, mask=real_y)
+        if gate != "":
+            tl.store(share_at + num_outputs, more_made, mask=real_y)
+        if not is_last(counters_at, splits):
+            return
+        made = added(partials_at, num_rows * count, real_y, splits)
+        if gate != "":
+            more_made = added(partials_at + num_outputs, num_rows * count, real_y, splits)
     if has_biases:
         made += tl.load(biases_at + outputs, mask=real_outputs, other=0.0).to(tl.float32)[:, None]
     if gate != "":
-        made = gated(as_kept(made, y_at), as_kept(tl.sum(ups, 0), y_at), gate)
+        made = gated(as_kept(made, y_at), as_kept(more_made, y_at), gate)
     to = y_at + rows[None, :].to(tl.int64) * num_outputs + outputs[:, None]
-    mask = real_rows[None, :] & real_outputs[:, None]
-    tl.store(to, made.to(y_at.dtype.element_ty), mask=mask)
+    tl.store(to, made.to(y_at.dtype.element_ty), mask=real_y)

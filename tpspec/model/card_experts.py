@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 
 from tpspec.errors import UserError
-from tpspec.model.card_coded import at_once, few_coded, in_tile, num_processors
+from tpspec.model.card_coded import few_coded, in_tile
 from tpspec.model.card_codes import EXPONENTS, Read, as_read, floats_as_read, minifloats_of, numbers_of, power_of
 from tpspec.model.card_groups import group_product
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles
+from tpspec.model.card_shares import Shares, at_once, num_processors
 from tpspec.model.card_tiles import FEWEST_ROWS, TILE_OUTPUTS, TILE_ROWS, CodedTile
 from tpspec.model.linear import PlainLinear
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, spread, unpacked_nibbles
@@ -97,7 +98,7 @@ class Stack:
         self._has_biases, device = bool(biases), self._weights.device
         self._overlap = overlap(device)
         # For a row alone: of others it would be another kernel, which may add in another order.
-        self._at_once = at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device)
+        self._shares = Shares(at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device))
         self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
         self._has_kernel = self._weights.dtype == torch.int16 and has_tensor_cores(device)
         # Groups of codes that are floats are read some at a time, as one.
@@ -126,9 +127,9 @@ class Stack:
         tile = CodedTile(FEWEST_ROWS if is_few else TILE_ROWS, self._tile_outputs, STAGES[MORE_OUTPUTS])
         few_coded[(tiles.pairs_LR.numel() // tile.rows, triton.cdiv(y_PO.shape[1], tile.outputs))](
             x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, self._num_scales, tiles.expert_L,
-            tiles.pairs_LR, self._biases, len(y_PO) // len(x_XW), x_XW.shape[1], group=self._group, bits=self._bits,
-            kept_zeros=self._kept_zeros, gate="", sorted_rows=TILE_ROWS, are_floats=self._are_floats,
-            has_biases=self._has_biases, **in_tile(tile, self._at_once), **self._overlap,
+            tiles.pairs_LR, self._biases, x_XW, x_XW, len(y_PO) // len(x_XW), x_XW.shape[1], group=self._group,
+            bits=self._bits, kept_zeros=self._kept_zeros, gate="", sorted_rows=TILE_ROWS, are_floats=self._are_floats,
+            has_biases=self._has_biases, **in_tile(tile, self._shares), **self._overlap,
         )  # fmt: skip
 
 
