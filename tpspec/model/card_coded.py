@@ -112,7 +112,7 @@ def in_tile(tile: CodedTile, shares: Shares) -> dict[str, Any]:
 def _fetch_tiles(
     output: tl.tensor,
     num_outputs: int,
-    first: tl.tensor,
+    first_group: tl.tensor,
     codes_at: tl.tensor,
     scales_at: tl.tensor,
     zeros_at: tl.tensor,
@@ -126,7 +126,7 @@ def _fetch_tiles(
     """The first codes, scales and zeros, from that group on, of so many tiles, this output's and those behind it, as
     far as there are any. A tile has `size` scales, and words for each."""
     tile = tl.minimum(output + tl.arange(0, tiles) * together, num_outputs - 1) // together
-    begin_at, left = tile.to(tl.int64) * size + first * together, size - first * together
+    begin_at, left = tile.to(tl.int64) * size + first_group * together, size - first_group * together
     fetch(codes_at + begin_at * columns, left * columns, _CODE_LINES, overlaps)
     fetch(scales_at + begin_at, left, _SCALE_LINES, overlaps)
     if kept_zeros == "apart":

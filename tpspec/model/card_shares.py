@@ -22,7 +22,9 @@ from tpspec.model.card_tiles import FEWEST_ROWS, TILE_OUTPUTS
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROGRAMS = 4  # of the least tiles of outputs, that each of a card's processors should have
+# Of the least tiles of outputs, that each of a card's processors should have: with one or two it has too few warps to
+# ask for a matrix as fast as it could come. (4096 outputs of 14336 inputs, in 4 bits, took an H200 17 us instead of 7.)
+PROGRAMS = 4
 # Groups that are read at a time, each by a warp of its own: more where there are fewer programs than that. (Eight
 # warps, which do the same at a time, took as long as four, or longer.)
 FEW_GROUPS, MORE_GROUPS = 2, 4
