@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from tests import emulated_card
 from tests.emulated_card import ROOM, Card, OnCard
+from tpspec import card_words
 from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
@@ -43,10 +44,10 @@ refused: list[str] = []  # by Triton's compiler, since the last report
 
 
 class Address:
-    """In place of a tensor on the card: what Triton asks of one."""
+    """In place of a tensor that a card can reach: what Triton asks of one."""
 
-    def __init__(self, x: OnCard) -> None:
-        self.dtype, self._at = x.dtype, x.inside.data_ptr()
+    def __init__(self, x: torch.Tensor) -> None:
+        self.dtype, self._at = x.dtype, (x.inside if isinstance(x, OnCard) else x).data_ptr()
 
     def data_ptr(self) -> int:
         return self._at
@@ -80,8 +81,8 @@ def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
     def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         card = emulated_card.running
         assert card is not None, "the card has gone"
-        given, named = tree_map(lambda x: Address(x) if isinstance(x, OnCard) else x, (args, kwargs))
-        assert not any(isinstance(x, torch.Tensor) for x in [*given, *named.values()]), "it cannot be accessed"
+        assert card.is_reached([*args, *kwargs.values()]), "it cannot be accessed"
+        given, named = tree_map(lambda x: Address(x) if isinstance(x, torch.Tensor) else x, (args, kwargs))
         with _disable_current_modes():
             try:
                 made = launched(kernel, *given, grid=grid, warmup=True, **named)
@@ -111,6 +112,7 @@ def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
         stack.enter_context(patch.object(JITFunction, "run", launch))
         stack.enter_context(patch.object(Card, "run", zeros))
         stack.enter_context(patch.object(card_tiles, "seconds", lambda works, device: [1.0] * len(works)))
+        stack.enter_context(patch.object(card_words.Letter, "here", lambda letter: torch.zeros(letter.shape).int()))
         stack.enter_context(emulated_card.emulated_card())
         yield names
 

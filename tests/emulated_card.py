@@ -282,7 +282,7 @@ class Card:
         """Of Triton's."""
         assert self.held_back() is None, WAITS_FOR_EVER
         flat, _ = tree_flatten((args, kwargs))
-        assert self._is_pinned(flat), "Pointer argument cannot be accessed"
+        assert self.is_reached(flat), "Pointer argument cannot be accessed"
         args, kwargs = tree_map(_inside, (args, kwargs))
 
         def work() -> None:
@@ -335,10 +335,11 @@ class Card:
         if len(sides) == 1:
             return
         is_queued = bool(kwargs.get("non_blocking")) or (func is aten.copy_.default and args[2:3] == (True,))
-        if not is_queued or (self.recording is not None and not self._is_pinned(flat)):
+        if not is_queued or (self.recording is not None and not self.is_reached(flat)):
             self.wait(f"{func} between host and card")
 
-    def _is_pinned(self, flat: list[Any]) -> bool:
+    def is_reached(self, flat: list[Any]) -> bool:
+        """Whether every tensor of them is on the card, or in memory that is pinned."""
         pinned = set(map(_address, self.pinned))
         return all(_address(x) in pinned for x in flat if _is_on_host(x))
 
