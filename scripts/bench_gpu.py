@@ -593,12 +593,11 @@ def decoded(engine: Any, num_tokens: int, *, temperature: float = 0.0) -> float:
     return statistics.median(list(rounds(engine, WARM_UP + num_tokens, temperature))[WARM_UP:])
 
 
-def waits(engine: Any) -> float:
+def waits(engine: Any, num_rounds: int = 50) -> float:
     """How often the host waits for the card in a plain round: for its words, and as torch sees it."""
     from tpspec.card_words import Letter
 
-    num_rounds, heard = 50, list[float]()
-    turns = rounds(engine, WARM_UP + num_rounds + 1)
+    heard, turns = list[float](), rounds(engine, WARM_UP + num_rounds + 1)
     for _ in range(WARM_UP):
         next(turns)
     with warnings.catch_warnings(record=True) as told:
@@ -608,6 +607,8 @@ def waits(engine: Any) -> float:
             for _ in range(num_rounds):
                 next(turns)
         torch.cuda.set_sync_debug_mode("default")
+    for _ in turns:  # or the request would run on
+        pass
     return (len(heard) + sum("called a synchronizing CUDA operation" in str(one.message) for one in told)) / num_rounds
 
 

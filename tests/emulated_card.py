@@ -164,11 +164,12 @@ def fetched(words: torch.Tensor) -> Coming:
 
 
 def waiting(here: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The same, as a wait of the host."""
+    """The same, as a wait of the host that torch does not know of."""
 
     def waited(*of: Any) -> torch.Tensor:
         assert running is not None, "the card has gone"
-        running.wait("a verdict on its way from the card")
+        assert running.recording is None, "a wait inside a recording"
+        running.waits.append("a verdict on its way from the card")
         return here(*of)
 
     return waited

@@ -253,7 +253,7 @@ def test_what_the_host_does_in_a_round_is_told_in_the_order_of_the_round(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stands against parts that leave some of a round out, or have some of it twice; and against rounds that read
-    prompts, which have others."""
+    prompts, which have others. And how often it waits, which leaves nothing running."""
     pytest.importorskip("triton")
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     folder, took_s = tiny("smollm2", tmp_path / "model", **sizes), list[float]()
@@ -272,6 +272,8 @@ def test_what_the_host_does_in_a_round_is_told_in_the_order_of_the_round(
     monkeypatch.setattr(script, "rounds", noted)
     with emulated_card():
         engine = script.open_engine(Namespace(model="model", to=tmp_path, device="cuda")).engine
+        assert script.waits(engine, 2) == 1
+        took_s.clear()
         found = script.host_parts(engine, 4)
     assert list(found) == list(script.HOST_PARTS)
     assert all(us > 0 for us in found.values())

@@ -59,12 +59,13 @@ def rows(count: int, num_groups: int, *, opposite: bool = False) -> torch.Tensor
 @pytest.mark.parametrize(
     ("num_outputs", "num_inputs", "due"),
     [
-        (4096, 4096, Shares(4, 4)),
-        (6144, 4096, Shares(4, 2)),
-        (4096, 14336, Shares(4, 4)),
+        (4096, 4096, Shares(4, 1)),
+        (6144, 4096, Shares(4, 1)),
+        (4096, 14336, Shares(4, 2)),
         (28672, 4096, Shares(2, 1)),
-        (4096, 512, Shares(4, 1)),
-        (4096, 4 * 512, Shares(4, 2)),
+        (4096, 16 * 512, Shares(4, 2)),
+        (2048, 16 * 512, Shares(4, 2)),
+        (2048, 32 * 512, Shares(4, 4)),
         (64, 65536, Shares(4, card_shares.MOST_SPLITS)),
     ],
 )
