@@ -23,9 +23,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
                 of a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4
-  waiting       how late the host learns that a card is done, by how long it has waited: of two numbers from the card by
-                torch, by way of pinned memory and an event, by asking that event again and again, and by a mailbox, as
-                a round fetches its verdict
+  waiting       how late the host learns that a card is done, by how long it has waited: two numbers from the card by
+                torch, by way of pinned memory and an event, as a round fetches its verdict, and by asking that event
+                again and again
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
                 shape that says anything
@@ -87,7 +87,6 @@ HOST_PARTS = (
     "host, us: the draw and the next forward are launched",
     "host, us: until the verdict has come",
     "host, us: the next forward is told its rows",
-    "host, us: and marked",
     "host, us: the verdict is judged",
     "host, us: behind it",
 )
@@ -420,15 +419,11 @@ def waiting(options: argparse.Namespace) -> dict[str, Any]:
         while not told.query():
             pass
 
-    from tpspec.card_words import mailbox
-
-    ways = {"by torch": number.cpu, "by an event": by_event, "by asking": asking,
-            "by a mailbox": lambda: mailbox(number.device).fetch(number).here()}  # fmt: skip
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target, found = torch.empty_like(source), {}
     for copies in COPIES:
         work = partial(times, copies, partial(target.copy_, source))
-        for name, way in ways.items():
+        for name, way in {"by torch": number.cpu, "by an event": by_event, "by asking": asking}.items():
             late_s, card_s = (
                 statistics.median(each) for each in zip(*(late(work, way) for _ in range(WAITS)), strict=True)
             )
@@ -594,8 +589,8 @@ def decoded(engine: Any, num_tokens: int, *, temperature: float = 0.0) -> float:
 
 
 def waits(engine: Any, num_rounds: int = 50) -> float:
-    """How often the host waits for the card in a plain round: for its words, and as torch sees it."""
-    from tpspec.card_words import Letter
+    """How often the host waits for the card in a plain round: for what it fetches, and as torch sees it."""
+    from tpspec.staged import Fetched
 
     heard, turns = list[float](), rounds(engine, WARM_UP + num_rounds + 1)
     for _ in range(WARM_UP):
@@ -603,7 +598,7 @@ def waits(engine: Any, num_rounds: int = 50) -> float:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        with patch.object(Letter, "here", marked(Letter.here, heard)):
+        with patch.object(Fetched, "here", marked(Fetched.here, heard)):
             for _ in range(num_rounds):
                 next(turns)
         torch.cuda.set_sync_debug_mode("default")
@@ -616,16 +611,15 @@ def host_parts(engine: Any, num_tokens: int) -> dict[str, float]:
     """What the host does in a plain round of replays, whose next one is launched before its verdict: in us, medians.
     The card waits for it from the verdict until the next forward has been told its rows, and computes beside the rest;
     for the verdict the host waits, most of the time."""
-    from tpspec.card_words import Letter
     from tpspec.model.graphs import Graphs
+    from tpspec.staged import Fetched
 
     marks, found = list[float](), list[list[float]]()
     with (
         patch.object(engine.target, "logits", marked(engine.target.logits, marks)),
         patch.object(Graphs, "launch", marked(Graphs.launch, marks)),
-        patch.object(Letter, "here", marked(Letter.here, marks)),
+        patch.object(Fetched, "here", marked(Fetched.here, marks)),
         patch.object(Graphs, "_put", marked(Graphs._put, marks)),
-        patch.object(Graphs, "_sent", marked(Graphs._sent, marks)),
         patch.object(engine.rule, "judge", marked(engine.rule.judge, marks)),
     ):
         for took_s in rounds(engine, WARM_UP + num_tokens):

@@ -28,7 +28,6 @@ from triton.runtime.jit import JITFunction
 
 from tests import emulated_card
 from tests.emulated_card import ROOM, Card, OnCard
-from tpspec import card_words
 from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
@@ -112,7 +111,6 @@ def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
         stack.enter_context(patch.object(JITFunction, "run", launch))
         stack.enter_context(patch.object(Card, "run", zeros))
         stack.enter_context(patch.object(card_tiles, "seconds", lambda works, device: [1.0] * len(works)))
-        stack.enter_context(patch.object(card_words.Letter, "here", lambda letter: torch.zeros(letter.shape).int()))
         stack.enter_context(emulated_card.emulated_card())
         yield names
 

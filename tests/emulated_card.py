@@ -30,8 +30,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tpspec import staged
-from tpspec.staged import Coming, Fetched
+from tpspec.staged import Fetched
 from tpspec.verify import shards
 
 CARD = torch.device("cuda", 0)
@@ -151,28 +150,13 @@ class Event:
 
 
 class Verdict(Fetched):
-    """Of which the host needs the numbers before it can go on."""
+    """What the host waits for in the end, though it may do something else meanwhile. Torch does not know of it."""
 
     def here(self) -> torch.Tensor:
-        return waiting(super().here)()
-
-
-def fetched(words: torch.Tensor) -> Coming:
-    """In place of `staged.fetched`: what is many is waited for as well."""
-    coming = staged.fetched(words)
-    return Verdict(words) if words.is_cuda and isinstance(coming, Fetched) else coming
-
-
-def waiting(here: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The same, as a wait of the host that torch does not know of."""
-
-    def waited(*of: Any) -> torch.Tensor:
-        assert running is not None, "the card has gone"
-        assert running.recording is None, "a wait inside a recording"
-        running.waits.append("a verdict on its way from the card")
-        return here(*of)
-
-    return waited
+        if self._copied is not None and running is not None:
+            assert running.recording is None, "a wait inside a recording"
+            running.waits.append("a verdict on its way from the card")
+        return super().here()
 
 
 class Stream:
@@ -398,8 +382,6 @@ def emulated_card() -> Iterator[Card]:
     global running
     from triton.runtime.interpreter import GridExecutor
 
-    from tpspec import card_words
-
     assert running is None, "there is one already"
     _guard()
     running = card = Card()
@@ -453,9 +435,7 @@ def emulated_card() -> Iterator[Card]:
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
         stack.enter_context(patch.object(GridExecutor, "__call__", launch))
         stack.enter_context(patch.object(threading.Thread, "run", run))
-        stack.enter_context(patch.object(shards, "fetched", fetched))
-        stack.enter_context(patch.object(card_words.Letter, "here", waiting(card_words.Letter.here)))
-        stack.enter_context(patch.object(card_words, "_of_threads", threading.local()))  # their memory is of this card
+        stack.enter_context(patch.object(shards, "Fetched", Verdict))
         for make in (torch.tensor, torch.as_tensor):
             stack.enter_context(patch.object(torch, make.__name__, elsewhere(make)))
         stack.callback(_gone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,10 +44,11 @@ class Staged:
         self._words = self._here.view(WORDS[dtype.itemsize]).numpy()
         self.there = torch.zeros(size, dtype=dtype, device=device)
         self._copied = torch.cuda.Event() if on_card else None  # type: ignore[no-untyped-call]
+        self._has_left = True
 
     def room(self) -> NDArray[Any]:
         """Where to write what goes next, as WORDS; waits until what went last has left, by what `sent` was told."""
-        if self._copied is not None:
+        if self._copied is not None and not self._has_left:
             self._copied.synchronize()
         return self._words
 
@@ -57,15 +58,13 @@ class Staged:
 
     def sent(self) -> None:
         """What was written has left once the device has done what it was asked for so far."""
+        self._has_left = False
         if self._copied is not None:
             self._copied.record()
 
-
-class Coming(Protocol):
-    """What is on its way from a device to the host."""
-
-    def here(self) -> Tensor:
-        """Waits until it has come."""
+    def left(self) -> None:
+        """What was written has left: it is known, and need not be asked of CUDA, which takes its time."""
+        self._has_left = True
 
 
 class Fetched:
@@ -82,13 +81,3 @@ class Fetched:
         if self._copied is not None:
             self._copied.synchronize()
         return self._here
-
-
-def fetched(words: Tensor) -> Coming:
-    """int32 on their way to the host, which waits for them next: from a card, if they are few, as soon as can be."""
-    if words.is_cuda:
-        from tpspec.card_words import MOST_WORDS, mailbox  # Triton comes with torch for cards only
-
-        if words.numel() <= MOST_WORDS:
-            return mailbox(words.device).fetch(words)
-    return Fetched(words)

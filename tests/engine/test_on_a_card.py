@@ -230,6 +230,26 @@ def test_plain_rounds_are_launched_before_the_verdicts_of_the_one_before_them(
     assert {1, 2} <= set(released)
 
 
+def test_a_text_whose_places_are_more_than_a_recording_copies_is_not_launched_before_it_is_known(
+    folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against a table the rest of which comes behind the forward that reads it: from 32,000 keys on."""
+    from tpspec.model import card_tables
+
+    monkeypatch.setattr(card_tables, "USUAL_BLOCKS", 3)  # of 64 keys; what may be scattered is counted as two
+    released, release = list[int](), Graphs.release
+
+    def noted(graphs: Graphs, spans: Sequence[Span], *given: Any) -> Any:
+        released.append(spans[0].start)
+        return release(graphs, spans, *given)
+
+    monkeypatch.setattr(Graphs, "release", noted)
+    asks = [Request(0, (5, 6, 7, 8) * 28, 24)]
+    told, _ = on_the_card(folder, {1: [*map(Submit, asks)]}, draft={"source": "none"})
+    assert told.texts() == serve(topology(folder), asks).texts()
+    assert max(released) == 126  # 127 tokens with its own
+
+
 def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(folder: Path, few: None) -> None:
     """Stands against an error that nobody learns of, for who ends waits for the card, and the card for him."""
     with emulated_card() as card:
@@ -241,7 +261,7 @@ def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(folder: Path, 
             rounds.step()
             rounds.hear(News(round=round + 2))
         with (
-            patch("tpspec.card_words.Letter.here", side_effect=RuntimeError("the card has failed")),
+            patch("tpspec.staged.Fetched.here", side_effect=RuntimeError("the card has failed")),
             pytest.raises(RuntimeError, match="the card has failed"),
         ):
             rounds.step()

@@ -29,11 +29,11 @@ from tpspec.model.graphs import Forward
 from tpspec.model.loader import Loader
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
+from tpspec.staged import Fetched
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec import card_words
 from tpspec.model import card_norms, card_overlap, card_products, card_rows
 from tpspec.model.card_flash import Flash
 
@@ -227,13 +227,12 @@ def engine_with(folder: Path, sampling: Sampling = GREEDY, **keys: Any) -> Engin
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8), EDITED], ids=["greedy", "warm", "edited"])
 def test_the_host_waits_once_in_a_round(sampling: Sampling, tmp_path: Path) -> None:
-    """For the verdict, which the card stores where the host looks. Stands against an index or a mask that is copied
-    while the card computes."""
-    engine, here = engine_with(tiny("smollm2", tmp_path), sampling), card_words.Letter.here
+    """For the verdict. Stands against an index or a mask that is copied while the card computes."""
+    engine, here = engine_with(tiny("smollm2", tmp_path), sampling), Fetched.here
     heard: list[torch.Tensor] = []
     with (
         warnings.catch_warnings(record=True) as told,
-        patch.object(card_words.Letter, "here", lambda letter: heard.append(here(letter)) or heard[-1]),
+        patch.object(Fetched, "here", lambda coming: heard.append(here(coming)) or heard[-1]),
     ):
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

@@ -100,6 +100,9 @@ class Notes:
         self.copied_rows = self.put_rows
 
     def sent(self) -> None: ...
+    def left(self) -> None: ...
+    def is_copied_whole(self, spans: Any) -> bool:
+        return True
 
 
 class Doubling:

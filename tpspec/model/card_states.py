@@ -87,6 +87,9 @@ class CardStates:
     def sent(self) -> None:
         self._table.sent()
 
+    def left(self) -> None:
+        self._table.left()
+
     def linear_attention(
         self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, num_spans: int
     ) -> Tensor:

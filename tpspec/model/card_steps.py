@@ -175,6 +175,9 @@ class CardSteps:
         if self._states is not None:
             self._states.put(spans)
 
+    def is_copied_whole(self, spans: Sequence[Span]) -> bool:
+        return all(table.is_copied_whole(spans) for table in self._tables.values())
+
     def copy(self) -> None:
         for table in self._staged():
             table.copy()
@@ -182,6 +185,10 @@ class CardSteps:
     def sent(self) -> None:
         for table in self._staged():
             table.sent()
+
+    def left(self) -> None:
+        for table in self._staged():
+            table.left()
 
     def add_norm(
         self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0

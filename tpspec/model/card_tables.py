@@ -79,8 +79,11 @@ class Table:
 
     def fits(self, spans: Sequence[Span]) -> bool:
         """Whether their keys are not too scattered."""
-        held = (span.held(windowed=self._window is not None)[1] for span in spans)
-        return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs) <= self._most_blocks
+        return self._num_blocks(spans) <= self._most_blocks
+
+    def is_copied_whole(self, spans: Sequence[Span]) -> bool:
+        """Whether `copy` leaves nothing out."""
+        return self._num_blocks(spans) <= min(USUAL_BLOCKS, self._most_blocks)
 
     def goes_on(self, spans: Sequence[Span]) -> bool:
         """Whether each is one row of a text and follows the one that was put last: then all is. Most rounds without
@@ -140,6 +143,14 @@ class Table:
 
     def sent(self) -> None:
         self._numbers.sent()
+
+    def left(self) -> None:
+        self._numbers.left()
+
+    def _num_blocks(self, spans: Sequence[Span]) -> int:
+        """At most."""
+        held = (span.held(windowed=self._window is not None)[1] for span in spans)
+        return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs)
 
     def _size(self, num_blocks: int) -> int:
         return self._blocks_at + kernels.BLOCK_SIZE * num_blocks

@@ -125,13 +125,13 @@ class Decoder:
         See `Graphs`."""
         num_rows = sum(len(span.tokens) for span in spans)
         graphs = self._runner.graphs(spans, num_rows) if self.fixed_rows is None else None
-        if graphs is None or not graphs.launch(num_rows):
+        if graphs is None or not graphs.launch(spans, num_rows):
             return False
         self._ahead = graphs
         return True
 
-    def release(self, spans: Sequence[Span]) -> Callable[[], Forward]:
-        """What gives their forward, all of whose logits are wanted, and counts it."""
+    def release(self, spans: Sequence[Span]) -> Callable[[bool], Forward]:
+        """What gives their forward, all of whose logits are wanted. See `Graphs`."""
         assert self._ahead is not None, "it has been launched"
         return self._ahead.release(spans, [token for span in spans for token in span.tokens])
 

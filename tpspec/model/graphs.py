@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -160,26 +159,32 @@ class Graphs:
         self._sent()
         return self._given(recording, len(tokens))
 
-    def launch(self, num_rows: int, taps: Taps = ()) -> bool:
-        """Whether a forward of so many rows has been launched, before it is known which: the card waits for `release`,
-        and until then nothing may be asked of it that the host waits for. What of the last forward is to be read has
-        been asked for."""
+    def launch(self, spans: Sequence[Span], num_rows: int, taps: Taps = ()) -> bool:
+        """Whether a forward has been launched of which all is known but its tokens: the card waits for `release`, and
+        until then nothing may be asked of it. What of the last forward is to be read has been asked for."""
         recording = self._recordings.get((self._recorded(num_rows), taps))
-        if self._gate is None or recording is None:
+        if self._gate is None or recording is None or not self._steps.is_copied_whole(spans):
             return False
         self._gate.wait()
         recording.replay()
         return True
 
-    def release(self, spans: Sequence[Span], tokens: Sequence[int], taps: Taps = ()) -> Callable[[], Forward]:
+    def release(self, spans: Sequence[Span], tokens: Sequence[int], taps: Taps = ()) -> Callable[[bool], Forward]:
         """The card goes on: the last forward has ended, for what it gave has been read. What gives the one that was
-        launched, as from `forward`, and counts it."""
+        launched, as from `forward`, once it is said whether what it gives will be read, too, before the next."""
         assert self._gate is not None, "what was launched waits at it"
         num_rows = self._recorded(len(tokens))
+        self._rows.left()
+        self._steps.left()
         self._put(spans, tokens, num_rows)
         self._gate.open()
-        self._sent()
-        return partial(self._given, self._recordings[num_rows, taps], len(tokens))
+
+        def give(is_read: bool) -> Forward:
+            if not is_read:
+                self._sent()
+            return self._given(self._recordings[num_rows, taps], len(tokens))
+
+        return give
 
     def replay(self, num_rows: int, taps: Taps = ()) -> None:
         """The last forward once more, without the host's part: for who times a card. It must have had about so many

@@ -242,11 +242,17 @@ class RecordedSteps(MadeSteps, Protocol):
         """What changes from forward to forward, where `copy` takes it from; returns what `begin` does, the same for
         every forward of as many rows."""
 
+    def is_copied_whole(self, spans: Sequence[Span]) -> bool:
+        """Whether `copy` takes all that is put of them, or `put` itself asks the device for the rest."""
+
     def copy(self) -> None:
         """What was put, to where the steps read it."""
 
     def sent(self) -> None:
         """What was put is copied by what the device has been asked for so far."""
+
+    def left(self) -> None:
+        """What was put has been copied."""
 
 
 @dataclass(frozen=True, slots=True)

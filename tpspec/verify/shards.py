@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tpspec.staged import fetched, sent
+from tpspec.staged import Fetched, sent
 from tpspec.tokens import NO_TOKEN
 from tpspec.verify.largest import largest, some_largest
 from tpspec.verify.processors import num_kept
@@ -68,7 +68,7 @@ def gathered(
     shapes = [(part.shape, NUMPY[part.dtype]) for part in parts]
     ends = [*accumulate((part.nbytes // 4 for part in parts), initial=0)]
     words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
-    coming = fetched(rows.gather(words))
+    coming = Fetched(rows.gather(words))
     if meanwhile is not None:
         meanwhile()
     told_NW = coming.here().numpy()  # waits for the device, which mostly waits for what follows
