@@ -44,12 +44,16 @@ class Staged:
         self._words = self._here.view(WORDS[dtype.itemsize]).numpy()
         self.there = torch.zeros(size, dtype=dtype, device=device)
         self._copied = torch.cuda.Event() if on_card else None  # type: ignore[no-untyped-call]
-        self._has_left = True
+        self._has_left, self._is_marked = True, False
 
     def room(self) -> NDArray[Any]:
-        """Where to write what goes next, as WORDS; waits until what went last has left, by what `sent` was told."""
+        """Where to write what goes next, as WORDS. Waits until what went last has left: by what `sent` was told, or
+        until the device has done all that it was asked for; not at all where that is known."""
         if self._copied is not None and not self._has_left:
+            if not self._is_marked:
+                self._copied.record()
             self._copied.synchronize()
+        self._has_left = self._is_marked = False
         return self._words
 
     def copy(self, start: int, stop: int) -> None:
@@ -58,12 +62,12 @@ class Staged:
 
     def sent(self) -> None:
         """What was written has left once the device has done what it was asked for so far."""
-        self._has_left = False
+        self._is_marked = True
         if self._copied is not None:
             self._copied.record()
 
     def left(self) -> None:
-        """What was written has left: it is known, and need not be asked of CUDA, which takes its time."""
+        """What was written has left: who knows it need not ask CUDA, which takes its time."""
         self._has_left = True
 
 

@@ -20,6 +20,7 @@ from tests.checkpoints import tiny
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.ledger import Counted, Ledger
+from tpspec.comm.messages import Submit, ToLead
 from tpspec.engine.engine import Engine
 from tpspec.model.batch import Span
 from tpspec.model.embedding import Embedding
@@ -82,6 +83,32 @@ class Again:
                 made.tapped[tap].copy_(x_TD)
 
         return made, replay
+
+
+class Door:
+    """A gate before a recorder: what is replayed behind it is done when it opens, and until then whoever opens it goes
+    no further, as no card would keep him."""
+
+    def __init__(self, recorder: Again) -> None:
+        self.num_waits = 0
+        self._recorder, self._kept = recorder, list[Callable[[], None]]()
+        self._is_open = True
+
+    def record(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        made, replay = self._recorder.record(work)
+        return made, lambda: replay() if self._is_open else self._kept.append(replay)
+
+    def forget(self) -> None:
+        self._recorder.forget()
+
+    def wait(self) -> None:
+        self._is_open = False
+        self.num_waits += 1
+
+    def open(self) -> None:
+        self._is_open = True
+        while self._kept:
+            self._kept.pop(0)()
 
 
 class Notes:
@@ -231,3 +258,32 @@ def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
     assert recorders[0].replays == last.rounds
     counts = {purpose: tally.count for purpose, tally in last.collectives.items()}
     assert counts == {"attention": last.rounds, "mlp": last.rounds, "pick": last.rounds}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there kernels run on the card: tests/gpu/test_rounds.py")
+@pytest.mark.parametrize("able", [(0, 1), (1,), ()], ids=["all", "one", "none"])
+def test_ranks_plan_the_same_rounds_whether_they_can_launch_them_before_the_verdicts_or_not(
+    able: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Two ranks; one text ends at its length, and one comes while another runs. Stands against a rank that goes on
+    where another takes in who has come, collectives that meet another round's, and rounds that are counted twice."""
+    folder = tiny("smollm2", tmp_path, num_hidden_layers=1)
+    first, other, late = (Request(i, (5, 6, 7, 8, 9 + i) * 2, 6 + 8 * (i == 1)) for i in range(3))
+    messages: dict[int, list[ToLead]] = {1: [Submit(first), Submit(other)], 6: [Submit(late)]}
+    doors: dict[int, Door] = {}
+
+    def begin(rank: int, engine: Engine) -> None:
+        assert isinstance(engine.target, ShardedTarget)
+        decoder, doors[rank] = engine.target.decoder, Door(Again(engine.ledger))
+        tilings = {heads: Tiling.of(heads.dim, 2, (8, 6)) for heads in decoder.shape.heads}
+        steps = Steps(decoder.shape, decoder.ropes, decoder.store, tilings)
+        decoder.record(steps, doors[rank], doors[rank] if rank in able else None)
+
+    keys: dict[str, Any] = {"draft": {"source": "none"}}
+    told = serve(topology(folder, 2, **keys), messages=dict(messages), begin=begin)
+    assert told.texts() == serve(topology(folder, **keys), messages=dict(messages)).texts()
+    last = told.stats[-1]
+    counts = {purpose: tally.count for purpose, tally in last.collectives.items()}
+    assert counts == {"attention": last.rounds, "mlp": last.rounds, "pick": last.rounds}
+    assert [bool(doors[rank].num_waits) for rank in (0, 1)] == [rank in able for rank in (0, 1)]
+    assert doors[0].num_waits <= last.rounds - 3  # prompts, and who comes

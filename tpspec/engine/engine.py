@@ -123,7 +123,7 @@ class Engine:
         self._num_rounds = self._num_tokens = self._num_drafted = self._num_accepted = 0
         self._trees: dict[int, TokenTree] = {}
         self._held: tuple[int, ...] = ()
-        self._ahead: Sequence[Span] = ()  # whose forward was launched before the last verdicts
+        self._ahead: Sequence[Span] = ()  # the next round, where it was known before the last verdicts
         self._judged_at = 0.0
         self._digest: dict[str, int] = {}
         self._undigested: Callable[[], dict[str, int]] | None = None

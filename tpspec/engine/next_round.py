@@ -29,8 +29,8 @@ class Ahead(Protocol):
 
 
 class NextRound:
-    """A `Listener` of a round whose rows are the roots of `seqs`. spans: what has been launched, once it is known which
-    tokens it is of; nothing until then. foreseen: the same, but for its tokens."""
+    """A `Listener` of a round whose rows are the roots of `seqs`. foreseen: of those that go on, but for their tokens.
+    spans: the same with them, once they are drawn; on every rank, whatever a target can launch."""
 
     def __init__(self, target: Ahead, seqs: Sequence[int], foreseen: Sequence[Span]) -> None:
         self._target, self._seqs, self._foreseen = target, seqs, foreseen
@@ -41,10 +41,9 @@ class NextRound:
         self._waits = self._target.launch(self._foreseen)
 
     def drawn(self, tokens: Sequence[int]) -> None:
-        if self._waits:
-            drawn = {seq: ANY if token == NO_TOKEN else token for seq, token in zip(self._seqs, tokens, strict=True)}
-            self.spans = tuple(replace(span, tokens=(drawn[span.seq],)) for span in self._foreseen)
-            self.end()
+        drawn = {seq: ANY if token == NO_TOKEN else token for seq, token in zip(self._seqs, tokens, strict=True)}
+        self.spans = tuple(replace(span, tokens=(drawn[span.seq],)) for span in self._foreseen)
+        self.end()
 
     def end(self) -> None:
         """Whatever has become of the round, the card does not wait any longer."""

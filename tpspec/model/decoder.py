@@ -130,8 +130,8 @@ class Decoder:
         self._ahead = graphs
         return True
 
-    def release(self, spans: Sequence[Span]) -> Callable[[bool], Forward]:
-        """What gives their forward, all of whose logits are wanted. See `Graphs`."""
+    def release(self, spans: Sequence[Span]) -> Callable[[], Forward]:
+        """What gives their forward, all of whose logits are wanted, and counts it. See `Graphs`."""
         assert self._ahead is not None, "it has been launched"
         return self._ahead.release(spans, [token for span in spans for token in span.tokens])
 

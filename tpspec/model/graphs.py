@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -169,22 +170,16 @@ class Graphs:
         recording.replay()
         return True
 
-    def release(self, spans: Sequence[Span], tokens: Sequence[int], taps: Taps = ()) -> Callable[[bool], Forward]:
+    def release(self, spans: Sequence[Span], tokens: Sequence[int], taps: Taps = ()) -> Callable[[], Forward]:
         """The card goes on: the last forward has ended, for what it gave has been read. What gives the one that was
-        launched, as from `forward`, once it is said whether what it gives will be read, too, before the next."""
+        launched, as from `forward`, and counts it."""
         assert self._gate is not None, "what was launched waits at it"
         num_rows = self._recorded(len(tokens))
         self._rows.left()
         self._steps.left()
         self._put(spans, tokens, num_rows)
         self._gate.open()
-
-        def give(is_read: bool) -> Forward:
-            if not is_read:
-                self._sent()
-            return self._given(self._recordings[num_rows, taps], len(tokens))
-
-        return give
+        return partial(self._given, self._recordings[num_rows, taps], len(tokens))
 
     def replay(self, num_rows: int, taps: Taps = ()) -> None:
         """The last forward once more, without the host's part: for who times a card. It must have had about so many

@@ -33,7 +33,7 @@ class ShardedTarget:
         self.decoder, self._start, self._vocab, self._width = decoder, vocab_rows.start, vocab, width
         self._taps = tuple(taps)
         self._tapped: Mapping[int, Tensor] = {}
-        self._ahead: tuple[Sequence[Span], Callable[[bool], Forward]] | None = None
+        self._ahead: tuple[Sequence[Span], Callable[[], Forward]] | None = None
 
     def runs_alone(self, num_rows: int, num_logits: int) -> bool:
         """Whether such rows are a replay, which a card does by itself."""
@@ -76,9 +76,8 @@ class ShardedTarget:
         if self._ahead is None:
             return None
         (launched, give), self._ahead = self._ahead, None
-        is_wanted = list(launched) == list(spans)
-        made = give(is_wanted)
-        return made if is_wanted else None
+        made = give()
+        return made if list(launched) == list(spans) else None
 
     def taps(self) -> Tensor | None:
         """Of the last forward, [T, number of taps * D]; the same on every shard. None where nothing is kept."""
