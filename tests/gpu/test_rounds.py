@@ -200,7 +200,8 @@ def test_all_kernels_divide_a_processors_memory_alike(tmp_path: Path) -> None:
     decoder.forward([Span(0, 0, IDS[:1], ((0, 1),), 1)])
     kernels = [card_norms.add_norm, card_rows.place, card_rows.attend, card_rows.join, card_products._few_rows]
     for kernel in kernels:
-        made = list(kernel.device_caches[torch.cuda.current_device()][0].values())
+        found = kernel.device_caches[torch.cuda.current_device()][0].values()
+        made = [one for one in found if one.metadata.launch_pdl]  # another test's are not, which begin in turn
         assert made
         for one in made:
             share, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
