@@ -42,6 +42,17 @@ def test_every_rank_knows_the_round_whether_it_could_launch_it_or_not(launches: 
     assert target.told == [("launch", [(NO_TOKEN,)] * 2), ("release", [(8,), (ANY,)])][: 1 + launches]
 
 
+def test_a_round_that_was_given_up_is_none_on_any_rank() -> None:
+    """Of rows that had to be asked for more. Stands against a forward of any tokens that passes for the next round."""
+    target = Waiting(launches=True)
+    subject = NextRound(target, (3,), foreseen(3))
+    subject.asked()
+    subject.given_up()
+    subject.drawn([8])
+    assert subject.spans == ()
+    assert target.told[1:] == [("release", [(ANY,)])]
+
+
 def test_what_was_launched_is_released_also_if_nothing_is_drawn() -> None:
     """Stands against a card that waits for ever, and against rows of no token at all."""
     target = Waiting(launches=True)

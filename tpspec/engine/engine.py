@@ -23,6 +23,7 @@ from tpspec.engine.taps import TapStore
 from tpspec.errors import UserError, WorldFailure
 from tpspec.request import Delta
 from tpspec.tokens import NO_DRAFT
+from tpspec.verify.draw import is_told_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -260,7 +261,7 @@ class Engine:
 
     def _next_round(self, plan: Plan) -> NextRound | None:
         """Where it is known before the verdicts, and nothing of this one is asked of the device once they are."""
-        if not self.rule.draws_at_once or plan.owed or any(case.sampling.truncates for case in plan.cases):
+        if not self.rule.draws_at_once or plan.owed or not all(is_told_once(case.sampling) for case in plan.cases):
             return None
         seqs = [case.seq for case in plan.cases]
         if any(self._may_draft(seq) for seq in self.scheduler.running(seqs)):

@@ -34,13 +34,19 @@ class NextRound:
 
     def __init__(self, target: Ahead, seqs: Sequence[int], foreseen: Sequence[Span]) -> None:
         self._target, self._seqs, self._foreseen = target, seqs, foreseen
-        self._waits = False
+        self._waits = self._is_vain = False
         self.spans: Sequence[Span] = ()
 
     def asked(self) -> None:
         self._waits = self._target.launch(self._foreseen)
 
+    def given_up(self) -> None:
+        self._is_vain = True
+        self.end()
+
     def drawn(self, tokens: Sequence[int]) -> None:
+        if self._is_vain:
+            return
         drawn = {seq: ANY if token == NO_TOKEN else token for seq, token in zip(self._seqs, tokens, strict=True)}
         self.spans = tuple(replace(span, tokens=(drawn[span.seq],)) for span in self._foreseen)
         self.end()

@@ -18,6 +18,7 @@ from tpspec.verify.noise import Stream
 from tpspec.verify.processors import num_kept, process
 from tpspec.verify.rows import Draw, RowLogits, take
 from tpspec.verify.shards import (
+    NUM_CANDIDATES,
     exchange,
     gathered,
     hear_candidates,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.request import Sampling
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Listener
 
@@ -53,18 +55,20 @@ def pick(
     """The next token of each row: argmax at temperature 0, else argmax of score + Gumbel noise of `stream`.
 
     draws[i] belongs to row i; NO_TOKEN where a score is NaN or infinite, or all are -inf. One gather of 8 bytes a row;
-    rows that truncate tell their candidates in it instead. listener: where none does.
+    rows that truncate tell their candidates in it instead.
     A drafter with logits of its own, unsharded, draws what the target would (Daliri, Musco, Suresh, arXiv 2408.07978).
     """
     if not draws:
         return []
-    scores_TV = process(rows, draws)
-    if listener is None:
-        tokens, _ = _picked(rows, scores_TV, draws, noise, stream)
-        return tokens
-    winners = hear_winners(*gathered(rows, tell_winners(scores_TV, draws, noise, stream, rows.start), listener.asked))
-    listener.drawn(winners)
-    return winners
+    tokens, _ = _picked(rows, process(rows, draws), draws, noise, stream, listener=listener)
+    if listener is not None:
+        listener.drawn(tokens)
+    return tokens
+
+
+def is_told_once(sampling: Sampling) -> bool:
+    """Whether one gather tells enough for a draw, or all but always: that of rows that keep few ids, or all."""
+    return not sampling.truncates or 0 < sampling.top_k <= NUM_CANDIDATES // 2
 
 
 def _picked(
@@ -74,6 +78,7 @@ def _picked(
     noise: Noise,
     stream: Stream,
     also: Sequence[Tensor] = (),
+    listener: Listener | None = None,
 ) -> tuple[list[int], list[Tensor]]:
     """`pick` of scores, and what every shard tells `also` in the same gather."""
     plain = [i for i, draw in enumerate(draws) if not draw.sampling.truncates]
@@ -83,15 +88,19 @@ def _picked(
         parts += tell_winners(take(scores_TV, plain), [draws[i] for i in plain], noise, stream, rows.start)
     if cut:
         cut_TV = take(scores_TV, cut)
+        if listener is not None and scores_TV is rows.logits_TV:
+            cut_TV = cut_TV.clone()  # he may have these overwritten before all of them are asked for
         candidates = tell_candidates(cut_TV, rows.start)
         parts += candidates
-    told = iter(gathered(rows, [*parts, *also]))
+    asked, given_up = (None, None) if listener is None else (listener.asked, listener.given_up)
+    told = iter(gathered(rows, [*parts, *also], asked))
     winners = hear_winners(next(told), next(told)) if plain else []
     rest = map(torch.from_numpy, told)
     if not cut:
         return winners, [*rest]
     tokens = dict(zip(plain, winners, strict=True))
-    supports = hear_candidates(rows, cut_TV, [draws[i].sampling for i in cut], [*islice(rest, len(candidates))])
+    samplings, heard = [draws[i].sampling for i in cut], [*islice(rest, len(candidates))]
+    supports = hear_candidates(rows, cut_TV, samplings, heard, given_up)
     for i, support in zip(cut, supports, strict=True):
         tokens[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
     return [tokens[i] for i in range(len(draws))], [*rest]

@@ -130,6 +130,9 @@ class Listener(Protocol):
     def asked(self) -> None:
         """All that a verdict needs has been asked of the device, and nobody has waited for it yet."""
 
+    def given_up(self) -> None:
+        """It was not all: more is about to be asked. On every rank alike."""
+
     def drawn(self, tokens: Sequence[int]) -> None:
         """Of every row, as soon as they are known. One that cannot be drawn from has NO_TOKEN."""
 
@@ -142,7 +145,7 @@ class Rule(Protocol):
 
     @property
     def draws_at_once(self) -> bool:
-        """Whether it draws a token of every row, by what it asks of the device once, unless one truncates."""
+        """Whether it draws a token of every row, by what it mostly asks of the device once (`draw.is_told_once`)."""
 
     def judge(
         self, cases: Sequence[Case], rows: RowLogits, noise: Noise, listener: Listener | None = None

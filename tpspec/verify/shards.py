@@ -155,11 +155,15 @@ def tell_candidates(scores_TV: Tensor, start: int) -> list[Tensor]:
 
 
 def hear_candidates(
-    rows: RowLogits, scores_TV: Tensor, samplings: Sequence[Sampling], told: Sequence[Tensor]
+    rows: RowLogits,
+    scores_TV: Tensor,
+    samplings: Sequence[Sampling],
+    told: Sequence[Tensor],
+    before_more: Callable[[], None] | None = None,
 ) -> list[Support]:
     """What each row keeps. Rows whose candidates cannot tell are gathered whole, all in one further collective.
 
-    Which rows those are follows from what was gathered, so every rank agrees.
+    Which rows those are follows from what was gathered, so every rank agrees. before_more: called before that.
     """
     scores_NTC, ids_NTC, top_NT, sum_NT = told
     floor_T = scores_NTC[:, :, -1].amax(0)  # a shard may hold more ids that score up to its last candidate
@@ -167,6 +171,8 @@ def hear_candidates(
     supports = _supports(scores_NTC, ids_NTC, floor_T, totals, samplings)
     unclear = [i for i, support in enumerate(supports) if support is None]
     if unclear:
+        if before_more is not None:
+            before_more()
         whole = _whole_rows(rows, take(scores_TV, unclear), [samplings[i] for i in unclear])
         for i, support in zip(unclear, whole, strict=True):
             supports[i] = support
