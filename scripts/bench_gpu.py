@@ -55,7 +55,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count, cycle, pairwise
@@ -81,6 +81,7 @@ NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16, 64)
 SLOW = "collectives go through gloo"
 MPS = "nvidia-cuda-mps-control"
+CLIENT, CLIENT_S = (sys.executable, "-c", "import torch; torch.zeros(1, device='cuda').tolist()"), 40.0
 SAYS = "bench_gpu: "
 HOST_PARTS = (
     "host, us: before its forward is asked for",
@@ -530,14 +531,19 @@ def side_by_side() -> Iterator[None]:
         for place in places.values():
             Path(place).mkdir()
         with patch.dict(os.environ, places):
+            _try([MPS, "-d"], 20.0, f"{MPS} does not start here")
             try:
-                subprocess.run([MPS, "-d"], check=True, timeout=20)
-            except (OSError, subprocess.SubprocessError) as error:
-                sys.exit(f"bench_gpu: {MPS} does not start here: {error}; should be left out (--mps)")
-            try:
+                _try(CLIENT, CLIENT_S, f"CUDA does not begin beside {MPS} here")
                 yield
             finally:
                 subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=20)
+
+
+def _try(command: Sequence[str], timeout_s: float, fault: str) -> None:
+    try:
+        subprocess.run(command, check=True, timeout=timeout_s)
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.exit(f"bench_gpu: {fault}: {error}; should be left out (--mps)")
 
 
 def seconds_a_round(told: dict[str, Any]) -> float:

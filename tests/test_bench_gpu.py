@@ -166,17 +166,24 @@ def test_a_section_tells_what_it_found_or_what_went_wrong(
 def test_a_service_for_many_processes_ends_with_them(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stands against one that is left behind, on a machine that is others', too, or that no rank finds."""
+    """Stands against one that is left behind, on a machine that is others', too, or that no rank finds, or that they
+    wait for as long as they may."""
     service, told = tmp_path / script.MPS, tmp_path / "told"
     service.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY" "$@" >> {told}\n[ "$1" = -d ] || cat >> {told}\n')
     service.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(script, "CLIENT", ("true",))
     with script.side_by_side():
         place = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(place).is_dir()
         assert told.read_text() == f"{place} -d\n"
     assert told.read_text() == f"{place} -d\n{place}\nquit\n"
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    monkeypatch.setattr(script, "CLIENT", ("sleep", "60"))
+    monkeypatch.setattr(script, "CLIENT_S", 0.1)
+    with pytest.raises(SystemExit, match=r"does not begin beside.*should be left out"), script.side_by_side():
+        raise AssertionError("nothing is measured")
+    assert told.read_text().endswith("quit\n")
     service.unlink()
     with pytest.raises(SystemExit, match=r"does not start here.*should be left out"), script.side_by_side():
         pass
