@@ -161,7 +161,7 @@ def rounds(model: str, source: str, samplings: Sequence[Sampling], num_tokens: i
     topology = automatic(1, model, cuda=False, overrides=[f"{key}={value}" for key, value in keys.items()])
     engine = build_engine(topology, OneRank(), CPU).engine
     assert isinstance(engine.target, ShardedTarget)
-    clocked = as_on_a_card(engine.target.decoder)
+    clocked, engine.target.launches = as_on_a_card(engine.target.decoder), True
     asked = [Request(i, PROMPT, num_tokens, sampling) for i, sampling in enumerate(samplings)]
     lead_rounds(engine, OneRankChannel(), Asking(asked))
     return clocked.waits()

@@ -9,13 +9,22 @@ Annotations are Triton's.
 
 from __future__ import annotations
 
+import platform
+
 import torch
 import triton
 import triton.language as tl
 
-PATIENCE = (1 << 31) - 16  # looks at a word, some minutes
+PATIENCE = (1 << 31) - 16  # looks at a word: some minutes in a card's own memory, half an hour in the host's
+IN_ORDER = "x86_64", "AMD64"  # machines, as Python calls them
 
 _PATIENCE = tl.constexpr(PATIENCE)
+
+
+def gate_of(device: torch.device) -> Gate | None:
+    """None where a host does not store in the order of its program: the card might see the gate open before what the
+    host has written for it."""
+    return Gate(device) if platform.machine() in IN_ORDER else None
 
 
 class Gate:
@@ -27,7 +36,7 @@ class Gate:
         self._passed = torch.zeros(1, dtype=torch.int64, device=device)
 
     def wait(self) -> None:
-        """Of the card. Until `open` nothing may be asked of it that the host then waits for."""
+        """The card stops here until `open`: until then nothing may be asked of it that the host waits for."""
         wait_for[(1,)](self._here, self._passed, num_warps=1)
 
     def open(self) -> None:

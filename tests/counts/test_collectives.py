@@ -56,7 +56,7 @@ class Noted:
 
     def __init__(self, inner: Target, engine: Engine) -> None:
         self._inner, self._engine, self.runs_alone = inner, engine, inner.runs_alone
-        self.launch, self.release = inner.launch, inner.release
+        self.launches, self.launch, self.release = inner.launches, inner.launch, inner.release
         self._asked: list[tuple[int, int, int]] = []
         self._before: list[dict[Purpose, Tally]] = []
 

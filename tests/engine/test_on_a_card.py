@@ -289,7 +289,43 @@ def test_a_text_whose_places_are_more_than_a_recording_copies_is_not_launched_be
     assert max(released) == 126  # 127 tokens with its own
 
 
-def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(folder: Path, few: None) -> None:
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({"accept": "rejection"}, {}),
+        ({}, {"logprobs": 2}),
+        ({}, {"sampling": Sampling(temperature=0.8, top_p=0.9)}),
+        ({"draft": {"source": "ngram"}}, {}),
+        ({"draft": "medusa"}, {"num_drafts": 0}),
+        ({"deterministic": True, "engine": {"fixed_rows": 8}}, {}),
+    ],
+    ids=["rejection", "logprobs", "top-p", "drafts", "taps", "deterministic"],
+)
+def test_what_is_asked_of_a_card_once_a_verdict_is_known_is_not_asked_of_one_that_waits(
+    keys: dict[str, Any], wanted: dict[str, Any], folder: Path, few: None, tmp_path: Path
+) -> None:
+    """Stands against a host that would wait for ever: none of these is launched before it is known."""
+    target = shutil.copytree(folder, tmp_path / "target")
+    if keys.get("draft") == "medusa":
+        keys = {"draft": draft_section("medusa", target, tmp_path / "head")}
+    asks = [Request(0, (5, 6, 7, 8) * 3, 6, **wanted)]
+    with patch.object(Graphs, "launch", side_effect=AssertionError("it was launched")):
+        told, _ = on_the_card(target, {1: [*map(Submit, asks)]}, **keys)
+    assert told.texts() == serve(topology(target, **keys), asks).texts()
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_ranks_launch_before_a_verdict_if_all_can(agrees: bool, folder: Path, few: None) -> None:
+    """Stands against collectives of some of them, for a forward that turns out to be in vain."""
+    with emulated_card(), patch.object(Decoder, "_everywhere", lambda decoder, holds: holds and agrees):
+        engine = build_engine(topology(folder, device="cuda", draft={"source": "none"}), OneRank(), CUDA)
+        assert isinstance(engine.own.target, ShardedTarget)
+        engine.own.prepare()
+        assert engine.own.target.launches == agrees
+
+
+@pytest.mark.parametrize("fails", ["tpspec.staged.Fetched.here", "tpspec.model.embedding.Embedding.put"])
+def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(fails: str, folder: Path, few: None) -> None:
     """Stands against an error that nobody learns of, for who ends waits for the card, and the card for him."""
     with emulated_card() as card:
         engine = build_engine(topology(folder, device="cuda", draft={"source": "none"}), OneRank(), CUDA)
@@ -300,8 +336,8 @@ def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(folder: Path, 
             rounds.step()
             rounds.hear(News(round=round + 2))
         with (
-            patch("tpspec.staged.Fetched.here", side_effect=RuntimeError("the card has failed")),
-            pytest.raises(RuntimeError, match="the card has failed"),
+            patch(fails, side_effect=RuntimeError("it has failed")),
+            pytest.raises(RuntimeError, match="it has failed"),
         ):
             rounds.step()
         assert card.held_back() is None

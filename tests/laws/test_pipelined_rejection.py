@@ -74,6 +74,8 @@ class DraftTable(Table):
 class TargetTable:
     """A `Target` whose cache is a token for each slot."""
 
+    launches = False
+
     def __init__(self) -> None:
         self.slots: dict[int, int] = {}
 
@@ -87,9 +89,10 @@ class TargetTable:
         return RowLogits(torch.stack([row for span in spans for row in self._rows(span)]), VOCAB)
 
     def launch(self, spans: Sequence[Span]) -> bool:
-        return False
+        raise AssertionError("it does not launch")
 
-    def release(self, spans: Sequence[Span]) -> None: ...
+    def release(self, spans: Sequence[Span]) -> None:
+        raise AssertionError("it does not launch")
 
     def taps(self) -> None:
         return None

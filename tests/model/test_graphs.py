@@ -261,15 +261,19 @@ def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there kernels run on the card: tests/gpu/test_rounds.py")
-@pytest.mark.parametrize("able", [(0, 1), (1,), ()], ids=["all", "one", "none"])
-def test_ranks_plan_the_same_rounds_whether_they_can_launch_them_before_the_verdicts_or_not(
-    able: tuple[int, ...], tmp_path: Path
-) -> None:
-    """Two ranks; one text ends at its length, and one comes while another runs. Stands against a rank that goes on
-    where another takes in who has come, collectives that meet another round's, and rounds that are counted twice."""
+@pytest.mark.parametrize("launches", [True, False], ids=["ahead", "in turn"])
+def test_ranks_launch_the_same_rounds_before_the_verdicts_of_those_before_them(launches: bool, tmp_path: Path) -> None:
+    """Two ranks; one text ends at its length, one at a stop token, one comes while another runs, and one once nobody
+    does. Stands against a rank that goes on where another takes in who has come, collectives that meet another round's,
+    rounds that are counted twice or not at all, and what was launched in vain: it passes for nobody's."""
     folder = tiny("smollm2", tmp_path, num_hidden_layers=1)
-    first, other, late = (Request(i, (5, 6, 7, 8, 9 + i) * 2, 6 + 8 * (i == 1)) for i in range(3))
-    messages: dict[int, list[ToLead]] = {1: [Submit(first), Submit(other)], 6: [Submit(late)]}
+    prompts = [(5, 6, 7, 8, 9 + i) * 2 for i in range(4)]
+    text = serve(topology(folder), [Request(0, prompts[2], 16)]).texts()[0]
+    last_is_new = next(i for i in range(6, 16) if text[i] not in text[:i])
+    first, other = Request(0, prompts[0], 6), Request(1, prompts[1], 8)
+    late = Request(2, prompts[2], 40, stop_ids=frozenset({text[last_is_new]}))
+    messages: dict[int, list[ToLead]] = {1: [Submit(first), Submit(other)], 5: [Submit(late)]}
+    messages[40] = [Submit(Request(3, prompts[3], 5))]
     doors: dict[int, Door] = {}
 
     def begin(rank: int, engine: Engine) -> None:
@@ -277,13 +281,15 @@ def test_ranks_plan_the_same_rounds_whether_they_can_launch_them_before_the_verd
         decoder, doors[rank] = engine.target.decoder, Door(Again(engine.ledger))
         tilings = {heads: Tiling.of(heads.dim, 2, (8, 6)) for heads in decoder.shape.heads}
         steps = Steps(decoder.shape, decoder.ropes, decoder.store, tilings)
-        decoder.record(steps, doors[rank], doors[rank] if rank in able else None)
+        decoder.record(steps, doors[rank], doors[rank])
+        engine.target.launches = launches
 
     keys: dict[str, Any] = {"draft": {"source": "none"}}
     told = serve(topology(folder, 2, **keys), messages=dict(messages), begin=begin)
     assert told.texts() == serve(topology(folder, **keys), messages=dict(messages)).texts()
     last = told.stats[-1]
     counts = {purpose: tally.count for purpose, tally in last.collectives.items()}
-    assert counts == {"attention": last.rounds, "mlp": last.rounds, "pick": last.rounds}
-    assert [bool(doors[rank].num_waits) for rank in (0, 1)] == [rank in able for rank in (0, 1)]
-    assert doors[0].num_waits <= last.rounds - 3  # prompts, and who comes
+    in_vain = int(launches)  # behind the stop token
+    assert counts == {"attention": last.rounds + in_vain, "mlp": last.rounds + in_vain, "pick": last.rounds}
+    assert doors[0].num_waits == doors[1].num_waits
+    assert bool(doors[0].num_waits) == launches

@@ -58,6 +58,10 @@ class Target(Protocol):
     def logits(self, spans: Sequence[Span]) -> RowLogits:
         """One forward; the logits of the spans' last num_logits rows, in order. Writes the rows' keys and values."""
 
+    @property
+    def launches(self) -> bool:
+        """Whether `launch` may be asked. The same on every rank: what is launched in vain makes collectives, too."""
+
     def launch(self, spans: Sequence[Span]) -> bool:
         """Whether their forward, of which all is known but their tokens, has been launched: the device waits for
         `release`, and until then nothing may be asked of it. What is read of the last forward has been asked for."""
@@ -125,7 +129,7 @@ class Engine:
         self._trees: dict[int, TokenTree] = {}
         self._held: tuple[int, ...] = ()
         self._ahead: Sequence[Span] = ()  # the next round, where it was known before the last verdicts
-        self._judged_at = 0.0
+        self._begun_at: float | None = None  # when a device was told to go on with it
         self._digest: dict[str, int] = {}
         self._undigested: Callable[[], dict[str, int]] | None = None
 
@@ -134,6 +138,7 @@ class Engine:
         if not self.is_idle:
             raise ValueError("drafts cannot come from elsewhere while requests run")
         self.target, self.host, self.pace, self.meter = supply.target, supply.host, supply.pace, supply.meter
+        self._ahead = ()
         self.pool.unkeep()  # of what is kept nobody has the taps that this source may need
         self._tapped = TapStore(self.pool.num_pages * self.pool.page_size)  # nor is one tap as wide as another
 
@@ -174,13 +179,14 @@ class Engine:
         is_ahead = self.target.runs_alone(plan.num_rows, plan.num_logits)
         if not is_ahead:
             meanwhile()
-        begin = self._judged_at if ahead and plan.spans == tuple(ahead) else self.clock()
+        begun_at, self._begun_at = self._begun_at, None
+        begin = self.clock() if begun_at is None or plan.spans != tuple(ahead) else begun_at
         rows = self.target.logits(plan.spans)
         if is_ahead:
             meanwhile()
         verdicts = self._judge(plan, rows, self._next_round(plan) if is_ahead else None)
         found = scored(plan, verdicts, rows)
-        judged = self._judged_at = self.clock()
+        judged = self.clock()
         commit = self.scheduler.commit(plan, verdicts)
         self.target.move(commit.moves)
         self.target.copy(commit.copies)
@@ -257,11 +263,14 @@ class Engine:
             return self.rule.judge(plan.cases, rows, self.noise, next_round)
         finally:
             next_round.end()
-            self._ahead = next_round.spans
+            self._ahead, self._begun_at = next_round.spans, self.clock() if next_round.is_launched else None
 
     def _next_round(self, plan: Plan) -> NextRound | None:
-        """Where it is known before the verdicts, and nothing of this one is asked of the device once they are."""
-        if not self.rule.draws_at_once or plan.owed or not all(is_told_once(case.sampling) for case in plan.cases):
+        """Where it is known before the verdicts, and nothing of this one (odds, or whole rows) is asked of the device
+        once they are."""
+        if not (self.target.launches and self.rule.draws_at_once) or plan.owed:
+            return None
+        if not all(is_told_once(case.sampling) for case in plan.cases):
             return None
         seqs = [case.seq for case in plan.cases]
         if any(self._may_draft(seq) for seq in self.scheduler.running(seqs)):
@@ -270,11 +279,9 @@ class Engine:
         return NextRound(self.target, seqs, spans) if spans else None
 
     def _may_draft(self, seq: SequenceState) -> bool:
-        """Whether a tree may be there for its next round."""
-        fixed = self._fixed(seq)
-        if fixed != 0 and seq.constraint is not None:
-            return True
-        return not self.pace.is_silent and (self.pace.wanted(seq.id) if fixed is None else fixed) > 0
+        """Whether a tree may be there for its next round, of a source or of its grammar. How many tokens pay is not
+        asked: a rank that does not draft itself need not know."""
+        return self._fixed(seq) != 0 and (seq.constraint is not None or not self.pace.is_silent)
 
     def _taps(self, plan: Plan, verdicts: Sequence[Verdict], adopted: Mapping[int, Sequence[int]]) -> Taps | None:
         rows_TW = self.target.taps()

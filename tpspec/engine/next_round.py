@@ -29,16 +29,17 @@ class Ahead(Protocol):
 
 
 class NextRound:
-    """A `Listener` of a round whose rows are the roots of `seqs`. foreseen: of those that go on, but for their tokens.
-    spans: the same with them, once they are drawn; on every rank, whatever a target can launch."""
+    """A `Listener` of a round whose rows are the roots of `seqs`. foreseen: spans of the next round, of those that go
+    on, without their tokens. spans: with them; none before they are drawn, nor of a round that was given up.
+    is_launched: whether the target could."""
 
     def __init__(self, target: Ahead, seqs: Sequence[int], foreseen: Sequence[Span]) -> None:
         self._target, self._seqs, self._foreseen = target, seqs, foreseen
-        self._waits = self._is_vain = False
+        self._waits = self._is_vain = self.is_launched = False
         self.spans: Sequence[Span] = ()
 
     def asked(self) -> None:
-        self._waits = self._target.launch(self._foreseen)
+        self._waits = self.is_launched = self._target.launch(self._foreseen)
 
     def given_up(self) -> None:
         self._is_vain = True
@@ -52,7 +53,7 @@ class NextRound:
         self.end()
 
     def end(self) -> None:
-        """Whatever has become of the round, the card does not wait any longer."""
+        """Whatever has become of the round, the card need not wait any longer."""
         if self._waits:
             self._waits = False
             self._target.release(self.spans or [replace(span, tokens=(ANY,)) for span in self._foreseen])

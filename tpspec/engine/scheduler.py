@@ -129,7 +129,7 @@ class Scheduler:
 
         held: sequences that sit this round out, unless they have a prompt to read. ahead: spans that were foreseen,
         with their tokens: the round is they, with the rows of those that have ended meanwhile, if nothing else has
-        changed. Who came then has to wait for the next.
+        changed. Who came then waits for that one round: nothing is foreseen in it.
         """
         if ahead and not held and self._goes_on(ahead):
             cases, owed = self._cases(ahead, {})
@@ -162,7 +162,7 @@ class Scheduler:
             if not self._pool.can_grow(seq, root + 1):
                 return []
             self._pool.grow(seq, root + 1)
-        for seq, root in going:  # all, before one takes room in a window
+        for seq, root in going:
             self._pool.pass_by(seq, root)
         for seq, root in going:
             self._pool.grow_recent(seq, root + 1)

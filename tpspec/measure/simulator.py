@@ -60,6 +60,8 @@ FAN_OUT_ODDS = 0.6  # see Script.ranks
 class SimulatedTarget:
     """Forwards that take their time and compute nothing. fixed_rows: what every round is padded to, or 0."""
 
+    launches = False
+
     def __init__(
         self,
         cost: StepCost,
@@ -89,9 +91,10 @@ class SimulatedTarget:
         return RowLogits(torch.empty(0, 0), vocab=0)
 
     def launch(self, spans: Sequence[Span]) -> bool:
-        return False
+        raise AssertionError("it does not launch")
 
-    def release(self, spans: Sequence[Span]) -> None: ...
+    def release(self, spans: Sequence[Span]) -> None:
+        raise AssertionError("it does not launch")
 
     def taps(self) -> Tensor | None:
         return None

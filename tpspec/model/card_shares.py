@@ -43,12 +43,12 @@ class Shares(NamedTuple):
 
     def counters(self, num_outputs: int, device: torch.device) -> Tensor:
         """Of each tile there may be, how many of its programs are done: zeros between products, of which no two with
-        the same matrix run at a time. None where a tile has one program."""
+        the same matrix run at a time. Empty where a tile has one program."""
         tiles = triton.cdiv(MOST_ROWS, FEWEST_ROWS) * triton.cdiv(num_outputs, TILE_OUTPUTS)
         return torch.zeros(tiles if self.splits > 1 else 0, dtype=torch.int32, device=device)
 
     def partials(self, x_TI: Tensor, num_outputs: int) -> Tensor:
-        """Room for what they make, [S, T, O]; or none."""
+        """Room for what they make, [S, T, O]; empty where a tile has one program."""
         num_shares = self.splits if self.splits > 1 else 0
         return x_TI.new_empty(num_shares, len(x_TI), num_outputs, dtype=torch.float32)
 

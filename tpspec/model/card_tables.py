@@ -148,7 +148,7 @@ class Table:
         self._numbers.left()
 
     def _num_blocks(self, spans: Sequence[Span]) -> int:
-        """At most."""
+        """That their keys take, at most."""
         held = (span.held(windowed=self._window is not None)[1] for span in spans)
         return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs)
 

@@ -70,7 +70,7 @@ class Decoder:
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
         self.left_out, self.states, self.inputs = NOTHING, states, inputs
-        self._ahead: Graphs | None = None
+        self._waiting: Graphs | None = None
         self._runner = Runner(shape, ropes, store, embedding, fixed_rows=fixed_rows, compiled=compiled,
                               recorded=comm.is_queued, ledger=ledger, states=states,
                               most_verified=most_verified)  # fmt: skip
@@ -83,11 +83,13 @@ class Decoder:
         """See `Runner`."""
         return self._runner.is_replay(num_rows, num_logits)
 
-    def prepare(self, taps: Taps = ()) -> None:
-        """What would otherwise make the first round of each row count slow. Every rank calls it."""
+    def prepare(self, taps: Taps = ()) -> bool:
+        """What would otherwise make the first round of each row count slow. Every rank calls it. Whether forwards may
+        be launched before it is known what of: on all, and without taps."""
         self._runner.agree(self._everywhere)
         self._runner.prepare(self._whole, taps)
         self._runner.agree_on_flash(self._everywhere)
+        return self._runner.can_launch(self._everywhere, here=not taps)
 
     def close(self) -> None:
         """Before the end of what `comm` sends through. Nothing runs afterwards."""
@@ -127,13 +129,13 @@ class Decoder:
         graphs = self._runner.graphs(spans, num_rows) if self.fixed_rows is None else None
         if graphs is None or not graphs.launch(spans, num_rows):
             return False
-        self._ahead = graphs
+        self._waiting = graphs
         return True
 
     def release(self, spans: Sequence[Span]) -> Callable[[], Forward]:
         """What gives their forward, all of whose logits are wanted, and counts it. See `Graphs`."""
-        assert self._ahead is not None, "it has been launched"
-        return self._ahead.release(spans, [token for span in spans for token in span.tokens])
+        assert self._waiting is not None, "it has been launched"
+        return self._waiting.release(spans, [token for span in spans for token in span.tokens])
 
     @torch.inference_mode()
     def _launched(self, spans: Sequence[Span], tokens: Sequence[int], num_rows: int, taps: Taps) -> Forward:

@@ -167,18 +167,26 @@ class Graphs:
         if self._gate is None or recording is None or not self._steps.is_copied_whole(spans):
             return False
         self._gate.wait()
-        recording.replay()
+        is_launched = False
+        try:
+            recording.replay()
+            is_launched = True
+        finally:
+            if not is_launched:  # or the card would wait for ever
+                self._gate.open()
         return True
 
     def release(self, spans: Sequence[Span], tokens: Sequence[int], taps: Taps = ()) -> Callable[[], Forward]:
-        """The card goes on: the last forward has ended, for what it gave has been read. What gives the one that was
-        launched, as from `forward`, and counts it."""
+        """The card goes on, whatever befalls: the last forward has ended, for what it gave has been read. What gives
+        the one that was launched, as from `forward`, and counts it."""
         assert self._gate is not None, "what was launched waits at it"
         num_rows = self._recorded(len(tokens))
         self._rows.left()
         self._steps.left()
-        self._put(spans, tokens, num_rows)
-        self._gate.open()
+        try:
+            self._put(spans, tokens, num_rows)
+        finally:
+            self._gate.open()
         return partial(self._given, self._recordings[num_rows, taps], len(tokens))
 
     def replay(self, num_rows: int, taps: Taps = ()) -> None:

@@ -79,10 +79,10 @@ class Runner:
             self.many = many_steps(shape, ropes, store, states)
             self.few = steps = card_steps(shape, ropes, store, states)
             if steps is not None and recorded:
-                from tpspec.card_words import Gate as CardGate
+                from tpspec.card_words import gate_of
 
                 recorder, counts = CardRecorder(), wide_counts(most_verified)
-                self.record(steps, recorder, CardGate(shape.device))
+                self.record(steps, recorder, gate_of(shape.device))
                 if counts and (wide := wide_steps(shape, ropes, store, counts[-1], states)) is not None:
                     self._graphs.append(self._recordings(wide, recorder, counts))
 
@@ -108,6 +108,11 @@ class Runner:
         """Rows of what `prepare` runs, at most."""
         rehearsed: tuple[int, ...] = () if self.many is None else self.many.rehearsed
         return max((ROW_COUNTS[-1], *rehearsed, *(graphs.most_rows for graphs in self._graphs)))
+
+    def can_launch(self, everywhere: Callable[[bool], bool], *, here: bool) -> bool:
+        """Whether every rank has a gate, and says `here`: or some would make collectives that others do not, for
+        forwards that are launched in vain."""
+        return self._on_card and everywhere(here and self._gate is not None)
 
     def agree(self, everywhere: Callable[[bool], bool]) -> None:
         """Ranks may have unlike cards, and run the same collectives: rows take steps made for them on all or none.

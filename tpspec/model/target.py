@@ -26,14 +26,16 @@ class ShardedTarget:
     """One shard of the target.
 
     vocab_rows: the head rows this shard holds. vocab: token ids that exist. width: head rows of the widest shard.
-    taps: what is kept of every forward, as `Decoder.tapped` counts it.
+    taps: what is kept of every forward, as `Decoder.tapped` counts it. launches: whether `launch` may be asked: on all
+    shards or none.
     """
 
     def __init__(self, decoder: Decoder, vocab_rows: range, vocab: int, width: int, taps: Sequence[int] = ()) -> None:
         self.decoder, self._start, self._vocab, self._width = decoder, vocab_rows.start, vocab, width
         self._taps = tuple(taps)
         self._tapped: Mapping[int, Tensor] = {}
-        self._ahead: tuple[Sequence[Span], Callable[[], Forward]] | None = None
+        self._launched: tuple[Sequence[Span], Callable[[], Forward]] | None = None
+        self.launches = False
 
     def runs_alone(self, num_rows: int, num_logits: int) -> bool:
         """Whether such rows are a replay, which a card does by itself."""
@@ -54,11 +56,11 @@ class ShardedTarget:
     def launch(self, spans: Sequence[Span]) -> bool:
         """Whether their forward has been launched: all is known of it but their tokens, for which the card waits until
         `release`. Until then nothing may be asked of the card; all of the last forward that is read has been."""
-        return not self._taps and self.decoder.launch(spans)
+        return self.decoder.launch(spans)
 
     def release(self, spans: Sequence[Span]) -> None:
         """The card goes on. These are what was launched; if `logits` is not asked for the same next, it was in vain."""
-        self._ahead = spans, self.decoder.release(spans)
+        self._launched = spans, self.decoder.release(spans)
 
     def rows(self, logits_TV: Tensor) -> RowLogits:
         """What this shard's head made of some rows."""
@@ -73,9 +75,9 @@ class ShardedTarget:
 
     def _made_ahead(self, spans: Sequence[Span]) -> Forward | None:
         """Of these spans, if it was they that were launched; counted in any case."""
-        if self._ahead is None:
+        if self._launched is None:
             return None
-        (launched, give), self._ahead = self._ahead, None
+        (launched, give), self._launched = self._launched, None
         made = give()
         return made if list(launched) == list(spans) else None
 
@@ -85,7 +87,7 @@ class ShardedTarget:
 
     def prepare(self) -> None:
         """What would otherwise make first rounds slow. Every shard calls it."""
-        self.decoder.prepare(self._taps)
+        self.launches = self.decoder.prepare(self._taps)
 
     def move(self, moves: Moves) -> None:
         self.decoder.store.move(*moves)

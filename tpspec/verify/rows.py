@@ -128,7 +128,8 @@ class Listener(Protocol):
     """Who goes on while rows are judged, and before they are."""
 
     def asked(self) -> None:
-        """All that a verdict needs has been asked of the device, and nobody has waited for it yet."""
+        """All that a verdict needs has been asked of the device, and nobody has waited for it yet. From here on nothing
+        else is, before one of the others is called."""
 
     def given_up(self) -> None:
         """It was not all: more is about to be asked. On every rank alike."""
