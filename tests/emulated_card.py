@@ -209,14 +209,12 @@ class Card:
         """What this thread's work has to wait behind. Who has opened the gate has it done: at the latest when he asks
         for anything else."""
         held: Held | None = getattr(self.in_thread, "held", None)
-        if held is not None and held.is_open:
-            held = self.in_thread.held = self._pass(held)
-        return held
-
-    def _pass(self, held: Held) -> None:
+        if held is None or not held.is_open:
+            return held
         self.in_thread.held = None
         for one in held.work:
             one()
+        return None
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         flat, _ = tree_flatten((args, kwargs))

@@ -160,10 +160,11 @@ class Graphs:
         self._sent()
         return self._given(recording, len(tokens))
 
-    def launch(self, spans: Sequence[Span], num_rows: int, taps: Taps = ()) -> bool:
-        """Whether a forward has been launched of which all is known but its tokens: the card waits for `release`, and
-        until then nothing may be asked of it. What of the last forward is to be read has been asked for."""
-        recording = self._recordings.get((self._recorded(num_rows), taps))
+    def launch(self, spans: Sequence[Span], num_rows: int) -> bool:
+        """Whether a forward without taps has been launched of which all is known but its tokens: the card waits for
+        `release`, and until then nothing may be asked of it. What of the last forward is to be read has been asked
+        for."""
+        recording = self._recordings.get((self._recorded(num_rows), ()))
         if self._gate is None or recording is None or not self._steps.is_copied_whole(spans):
             return False
         self._gate.wait()
@@ -176,7 +177,7 @@ class Graphs:
                 self._gate.open()
         return True
 
-    def release(self, spans: Sequence[Span], tokens: Sequence[int], taps: Taps = ()) -> Callable[[], Forward]:
+    def release(self, spans: Sequence[Span], tokens: Sequence[int]) -> Callable[[], Forward]:
         """The card goes on, whatever befalls: the last forward has ended, for what it gave has been read. What gives
         the one that was launched, as from `forward`, and counts it."""
         assert self._gate is not None, "what was launched waits at it"
@@ -187,7 +188,7 @@ class Graphs:
             self._put(spans, tokens, num_rows)
         finally:
             self._gate.open()
-        return partial(self._given, self._recordings[num_rows, taps], len(tokens))
+        return partial(self._given, self._recordings[num_rows, ()], len(tokens))
 
     def replay(self, num_rows: int, taps: Taps = ()) -> None:
         """The last forward once more, without the host's part: for who times a card. It must have had about so many
