@@ -22,7 +22,8 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 one over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing
                 of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
                 of a rank alone: all of it but the link
-  quantized     tokens/s with target.quantize int8 and int4
+  quantized     tokens/s with target.quantize int8 and int4, and rounds of six rows against rounds of one; on a card by
+                both kernels there are for products with codes
   waiting       how late the host learns that a card is done, by how long it has waited: two numbers from the card by
                 torch, by way of pinned memory and an event, as a round fetches its verdict, and by asking that event
                 again and again
@@ -58,7 +59,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import count, cycle, pairwise
+from itertools import count, cycle, pairwise, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -83,6 +84,7 @@ SLOW = "collectives go through gloo"
 MPS = "nvidia-cuda-mps-control"
 CLIENT, CLIENT_S = (sys.executable, "-c", "import torch; torch.zeros(1, device='cuda').tolist()"), 40.0
 SAYS = "bench_gpu: "
+BY_FRAGMENTS = ", by fragments"  # card_fragments.py
 HOST_PARTS = (
     "host, us: before its forward is asked for",
     "host, us: the draw and the next forward are launched",
@@ -299,12 +301,7 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
     def read(num_rows: int) -> float:
         return held - (of_experts * (1 - shape.experts.share_read(num_rows)) if shape.experts else 0)
 
-    # A card's own time: replays, with nothing of the host's between them, of what was put there last.
-    both = {num_rows: rounds_of(decoder, num_rows, middle) for num_rows in ROWS}
-    forward_s = in_turns(
-        {num_rows: again for num_rows, (_, again) in both.items()},
-        begin={num_rows: forward for num_rows, (forward, _) in both.items()},
-    )
+    forward_s = forwards_s(decoder, ROWS, middle)
     copied = copy_bytes_per_s(torch.device(options.device))
     found = {
         "tokens/s": 1 / round_s,
@@ -315,6 +312,16 @@ def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, An
         **{f"{num_rows} rows to 1": seconds / forward_s[1] for num_rows, seconds in forward_s.items()},
     }
     return found, read
+
+
+def forwards_s(decoder: Any, counts: Sequence[int], start: int) -> dict[int, float]:
+    """Of so many rows, behind so many tokens: a card's own time, of replays with nothing of the host's between them,
+    of what was put there last."""
+    both = {num_rows: rounds_of(decoder, num_rows, start) for num_rows in counts}
+    return in_turns(
+        {num_rows: again for num_rows, (_, again) in both.items()},
+        begin={num_rows: forward for num_rows, (forward, _) in both.items()},
+    )
 
 
 def rounds_of(decoder: Any, num_rows: int, start: int) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -391,14 +398,20 @@ def product_s(products: list[Any], x: torch.Tensor) -> float:
 
 
 def quantized(options: argparse.Namespace) -> dict[str, Any]:
-    found = {}
-    for kind in ("bfloat16", "int8", "int4"):
-        engine = open_engine(options, **({} if kind == "bfloat16" else {"target.quantize": kind})).engine
-        found[f"{kind} tokens/s"] = 1 / decoded(engine, options.tokens)
+    from tpspec.model.linear import FRAGMENTS
+
+    found, ways = {}, ("",) if options.device == "cpu" else ("", BY_FRAGMENTS)
+    for kind, way in [("bfloat16", ""), *product(("int8", "int4"), ways)]:
+        with patch.dict(os.environ, {FRAGMENTS: "on" if way else "off"}):
+            engine = open_engine(options, **({} if kind == "bfloat16" else {"target.quantize": kind})).engine
+        found[f"{kind} tokens/s{way}"] = 1 / decoded(engine, options.tokens)
+        if kind != "bfloat16":
+            found[f"{kind} to bfloat16{way}"] = found[f"{kind} tokens/s{way}"] / found["bfloat16 tokens/s"]
+            seconds = forwards_s(engine.target.decoder, (1, 6), options.tokens)
+            found[f"{kind}, 6 rows to 1{way}"] = seconds[6] / seconds[1]
         del engine
         forget()
-    base = found["bfloat16 tokens/s"]
-    return found | {f"{kind} to bfloat16": found[f"{kind} tokens/s"] / base for kind in ("int8", "int4")}
+    return found
 
 
 def waiting(options: argparse.Namespace) -> dict[str, Any]:

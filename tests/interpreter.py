@@ -5,7 +5,8 @@ has been replaced when the kernel was launched. Of every sum and product it asks
 at the answer, which only its debugging does. And it makes the same table of types again for every tensor. Half of the
 time of tests of kernels.
 
-And it learns what bfloat16 is in a product, or made of an integer: it has them as integers, and takes those.
+And it learns what bfloat16 is in a product, or made of an integer: it has them as integers, and takes those. And what
+Gluon says, which is Triton's language and where numbers lie, of which it knows nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def hurry() -> None:
     interpreter._get_np_dtype = found_once
     _look_once()
     _learn_bfloat16()
+    _learn_gluon()
 
 
 def _look_once() -> None:
@@ -87,3 +89,19 @@ def _learn_bfloat16() -> None:
         return cast(self, cast(self, x, tl.float32) if makes else x, kind)
 
     builder.get_bf16, builder.create_dot, builder.cast_impl = constant, create_dot, cast_impl
+
+
+def _learn_gluon() -> None:
+    """Of it what our kernels say. Before these are imported."""
+    import triton
+    import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import ampere
+
+    told: Any = (gluon, gl, ampere)
+    told[0].jit = triton.jit
+    told[1].arange = lambda start, end, layout: tl.arange(start, end)
+    told[1].full = lambda shape, value, dtype, layout: tl.full(shape, value, dtype)
+    told[1].convert_layout = lambda x, layout, assert_trivial=False: x
+    told[2].mma_v2 = lambda a, b, sums: tl.dot(a, b, sums)

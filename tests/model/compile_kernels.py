@@ -16,12 +16,14 @@ from triton import compile as compiled
 from triton import knobs, next_power_of_2
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from tpspec.comm import peer_kernel
 from tpspec.model import (
     card_coded,
     card_delta,
     card_experts,
+    card_fragments,
     card_groups,
     card_many,
     card_norms,
@@ -39,11 +41,13 @@ from tpspec.verify import card_noise
 
 TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
+LOOP = re.compile(r"^( *)(?:%\S+ = )?scf\.for .*?^\1}", re.MULTILINE | re.DOTALL)
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
-TILES, CODED_TILES, GATED_TILES, GATED_CODED_TILES = (
+TILES, CODED_TILES, FRAGMENT_TILES, GATED_TILES, GATED_CODED_TILES, GATED_FRAGMENT_TILES = (
     [tile for tile in dict.fromkeys(chain.from_iterable(tiles.values())) if tile is not None]
-    for tiles in (card_tiles.TILES, card_tiles.CODED_TILES, card_tiles.GATED_TILES, card_tiles.GATED_CODED_TILES)
-)
+    for tiles in (card_tiles.TILES, card_tiles.CODED_TILES, card_tiles.FRAGMENT_TILES, card_tiles.GATED_TILES,
+                  card_tiles.GATED_CODED_TILES, card_tiles.GATED_FRAGMENT_TILES)
+)  # fmt: skip
 # Tiles, biases and gates of products in 16 bits.
 PLAIN = [*product(TILES, (False, True), ("",)), *product(GATED_TILES, (True,), ("gelu",))]
 
@@ -162,7 +166,30 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
                 (card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate, "splits": splits})
                 for gate, splits in product(kinds, (1, card_shares.MOST_SPLITS) if is_split else (1,))
             ]
+        if on_tensor_cores:
+            made += fragments(types, of, every=rows == x and group == USUAL_GROUP)
     return made + (coded_experts(x) if on_tensor_cores else [])
+
+
+def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list[tuple[Any, dict[str, str], Any]]:
+    """The same by the other kernel; every: tile, and gates and shares, where a program has most groups at once."""
+    types = {name: kind for name, kind in types.items() if name != "codes_at"}
+    types |= {"pairs_at": "*i32", "counters_at": "*i32", "partials_at": "*fp32", "width": "i32"}
+    few, most = AT_ONCE
+    tiles: list[Any] = [(few, FRAGMENT_TILES[0], "", 1), (most, FRAGMENT_TILES[0], "", card_shares.MOST_SPLITS)]
+    if every:
+        tiles += [(most, tile, "", 1) for tile in FRAGMENT_TILES]
+        tiles += [(most, tile, "silu", 1) for tile in GATED_FRAGMENT_TILES]
+        tiles.append((most, max(GATED_FRAGMENT_TILES), "gelu", card_shares.MOST_SPLITS))
+    side_by_side = card_fragments.side_by_side(of["group"] * of["bits"] // 16)
+    of = of | {"together": card_tiles.TILE_OUTPUTS, "side_by_side": side_by_side, "inline_ptx": True}
+    return [
+        (card_fragments.few_fragments, types, of | {
+            "tile_rows": tile.rows, "tile_outputs": tile.outputs, "ahead": tile.ahead, "at_once": at_once,
+            "gate": gate, "splits": splits, "num_warps": at_once,
+        })
+        for at_once, tile, gate, splits in tiles
+    ]  # fmt: skip
 
 
 def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -261,8 +288,11 @@ def sums(ttgir: str) -> list[str]:
 
 def loads(ttgir: str) -> int:
     """In loops: what is not copied in the background, and waited for in the turn that asks for it."""
-    loops = re.finditer(r"^( *)(?:%\S+ = )?scf\.for .*?^\1}", ttgir, re.MULTILINE | re.DOTALL)
-    return sum(len(re.findall(r"= tt\.load ", loop.group())) for loop in loops)
+    return sum(len(re.findall(r"= tt\.load ", loop)) for loop in loops(ttgir))
+
+
+def loops(ttgir: str) -> list[str]:
+    return [loop.group() for loop in LOOP.finditer(ttgir)]
 
 
 def read_before(ttir: str) -> list[str] | None:
@@ -304,6 +334,8 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 options = {"num_stages": card_experts.STAGES[constants["tile_outputs"]]}
             if kernel in (card_products._few_rows, card_coded.few_coded):
                 options = {name: constants.pop(name) for name in ("num_stages", "num_warps")}
+            if kernel is card_fragments.few_fragments:
+                options = {"num_warps": constants.pop("num_warps")}
             if kernel is card_groups.coded:
                 options = {"num_warps": 8 if constants["tile_rows"] == card_groups.MANY_ROWS else 4}
             if kernel is card_rows.attend:
@@ -311,7 +343,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}
             signature = {name: "constexpr" if name in constants else types[name] for name in names}
             at = {(names.index(name),): value for name, value in constants.items()}
-            source = ASTSource(kernel, signature, at, aligned)
+            source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, at, aligned)
             made = compiled(source, target=GPUTarget("cuda", capability, 32), options=options)
             told = {"kernel": kernel.__name__, "capability": capability, "shared": made.metadata.shared}
             told |= {"outputs": constants.get("tile_outputs"), "stack": stack(made.asm["cubin"])}
@@ -327,7 +359,11 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             told |= {"stages": options.get("num_stages")}
             told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
             told |= {"loads": loads(made.asm["ttgir"]), "scales": types.get("scales_at")}
-            told |= {"waits": constants.get("overlaps"), "read_before": read_before(made.asm["ttir"])}
+            told |= {
+                "waits": constants.get("overlaps"),
+                "read_before": read_before(made.asm.get("ttir") or made.asm["ttgir"]),
+            }
+            told |= {"whole_loads": len(re.findall(r"ld\.global\.cg\.v4\.b32", made.asm["ptx"]))}
             sys.stdout.write(json.dumps(told | {"rows": x, "dim": dim}) + "\n")
 
 

@@ -4,6 +4,7 @@ capability. Tells a line a kernel."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.checkpoints import KINDS, tiny
 from tests.compiling_card import compiling_card
 from tests.rounds import tree_and_chain
 from tpspec.comm.communicator import OneRank
+from tpspec.model.linear import FRAGMENTS
 from tpspec.model.loader import Loader
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
@@ -30,5 +32,7 @@ with compiling_card((major, minor)) as names:
     for folder in folders.values():
         rounds(folder)
     for quantize in ("int8", "int4"):
-        rounds(folders["llama"], quantize)
+        for way in ("off", "on"):
+            os.environ[FRAGMENTS] = way
+            rounds(folders["llama"], quantize)
     sys.stdout.writelines(f"{name}\n" for name in names)

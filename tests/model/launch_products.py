@@ -10,7 +10,7 @@ import torch
 from triton.runtime import driver
 
 from tests.compiling_card import Absent
-from tpspec.model import card_coded, card_groups, card_products, card_shares, card_tiles
+from tpspec.model import card_coded, card_fragments, card_groups, card_products, card_shares, card_tiles
 
 SIZE, SHARES, tile = 4096, card_shares.Shares(4, 4), card_tiles.USUAL
 
@@ -30,8 +30,12 @@ for num_rows in map(int, sys.argv[1:]):
         *given, x, x, x, counters, partials, 1, SIZE, gate="", sorted_rows=0, are_floats=False, has_biases=False,
         **card_coded.in_tile(card_tiles.USUAL_CODED, SHARES), **of_codes,
     )  # fmt: skip
+    of_fragments = card_fragments.few_fragments.warmup(
+        x, codes.view(torch.int32), *given[2:], counters, partials, SIZE,
+        **card_fragments.in_tile(card_tiles.FRAGMENT_TILES[8][0], SHARES, 64), gate="", **of_codes,
+    )  # fmt: skip
     of_many = card_groups.coded.warmup(
         *given, tile_rows=card_groups.MANY_ROWS, tile_outputs=card_groups.MANY_OUTPUTS,
         together=card_tiles.TILE_OUTPUTS, num_warps=8, **of_codes,
     )  # fmt: skip
-    sys.stdout.write(f"{of_few.hash} {of_few_codes.hash} {of_many.hash}\n")
+    sys.stdout.write(f"{of_few.hash} {of_few_codes.hash} {of_fragments.hash} {of_many.hash}\n")

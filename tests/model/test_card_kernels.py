@@ -26,6 +26,7 @@ MOST_STACK = 64  # bytes of a thread
 READ_BEFORE = {
     "add_norm": {"weight_at", "delta_weight_at"}, "sum_add_norm": {"weight_at", "delta_weight_at"},
     "gated": {"weight_at"}, "place": {"table_at", "cos_at", "sin_at", "gains_at"}, "join": {"table_at", "sinks_at"},
+    "few_fragments": {"pairs_at", "scales_at", "zeros_at"},
 }  # fmt: skip
 # The usual heads, and the widest that have a tile for themselves; of Gemma 4's global layers, of latents, and of wide
 # heads where accumulators take more registers, what depends on heads; and of narrow heads.
@@ -59,7 +60,9 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     """
     made = [json.loads(line) for line in without_interpreter("compile_kernels.py", *CASES, *HEADS)]
     of_few = products_are_added_alike(made)
-    others = [one for one in made if one["kernel"] not in ("attend", "coded", "few_coded", "_few_rows")]
+    others = [
+        one for one in made if one["kernel"] not in ("attend", "coded", "few_coded", "few_fragments", "_few_rows")
+    ]
     assert len(others) == 45 * len(CASES) + 6 * len(HEADS)
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
@@ -102,12 +105,19 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     large = [one for one in made if one["kernel"] == "coded" and one["tile_rows"] == card_groups.MANY_ROWS]
     assert len(large) == 10 * num_cards
     assert [one for one in large if one["stack"] > MOST_STACK] == []
-    plain, coded = ([one for one in made if one["kernel"] == name] for name in ("_few_rows", "few_coded"))
+    plain, coded, fragments = (
+        [one for one in made if one["kernel"] == name] for name in ("_few_rows", "few_coded", "few_fragments")
+    )
     assert len(plain) == (2 * 12 + 4) * num_cards
     assert len(coded) == (96 + 22) * num_cards
-    for one in plain + coded:
+    assert len(fragments) == 44 * num_cards
+    for one in plain + coded + fragments:
         is_usual = one["tile_rows"] == one["outputs"] == card_tiles.TILE_ROWS
-        assert one["whole_copies"]
+        if one["kernel"] == "few_fragments":
+            assert one["whole_loads"] or one["scales"] == "*fp32", "which groups have that are read in halves"
+            assert not one["whole_copies"]
+        else:
+            assert one["whole_copies"]
         if one["kernel"] == "few_coded":  # beside its loop: by Triton 3.6 32 of a gate on 9.0, by 3.8 8
             assert one["stack"] <= MOST_STACK // 2
         else:
@@ -120,7 +130,7 @@ def products_are_added_alike(made: list[dict[str, Any]]) -> list[dict[str, Any]]
     assert [one for one in coded if one["scales"] in ("*i32", "*fp32") and one["loads"]] == []
     usual = [one for one in coded if one["stages"] == card_tiles.USUAL_CODED.stages]
     assert all(min(one["places"]) > 1 for one in usual)
-    return plain + coded
+    return plain + coded + fragments
 
 
 def test_rows_take_the_same_kernel_however_many_they_are() -> None:
@@ -138,5 +148,5 @@ def test_what_rounds_of_every_kind_of_model_ask_for_compiles(tmp_path: Path) -> 
     (Gemma 4 E2B) gave a pointer of another type in 16 bits, and Triton took none of it."""
     kernels = set(without_interpreter("compile_rounds.py", str(tmp_path), "9.0"))
     few = {"add_norm", "place", "attend", "join", "gate", "_few_rows"}
-    few |= {"few_coded", "coded"}  # with codes
+    few |= {"few_coded", "few_fragments", "coded"}  # with codes
     assert kernels == few | {"convolve", "take_in", "look_at", "gated"} | {"_choose", "_sort", "_tile_product", "_add"}

@@ -20,9 +20,10 @@ from triton import knobs
 
 from tpspec.model import card_coded, card_codes, card_rows, card_tiles
 from tpspec.model.card_coded import CodedLinear
+from tpspec.model.card_fragments import FragmentLinear
 from tpspec.model.card_overlap import IN_TURN
 from tpspec.model.card_products import FewRowsLinear, TriedProduct, has_tensor_cores
-from tpspec.model.card_tiles import CODED_TILES, GATED_TILES, TILES, Tile
+from tpspec.model.card_tiles import CODED_TILES, FRAGMENT_TILES, GATED_TILES, TILES, Tile
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,9 +63,11 @@ def test_a_row_becomes_the_same_in_whatever_tiles(num_rows: int, monkeypatch: py
     x, weight = (
         torch.randn(size, 384, generator=noise).to(DEVICE, torch.float16) for size in (max(1, num_rows - 1), 70)
     )
-    plain, coded = FewRowsLinear(weight, None), [CodedLinear(Rounded(weight, bits, GRID), None) for bits in (8, 4)]
+    plain, matrices = FewRowsLinear(weight, None), [Rounded(weight, bits, GRID) for bits in (8, 4)]
+    coded, fragments = ([kind(matrix, None) for matrix in matrices] for kind in (CodedLinear, FragmentLinear))
     ways = [[plain.few(x, tile) for tile in TILES.get(num_rows, ())]]
     ways += [[one.few(x, tile) for tile in CODED_TILES.get(num_rows, ())] for one in coded]
+    ways += [[one.few(x, tile) for tile in FRAGMENT_TILES.get(num_rows, ())] for one in fragments]
     for usual, *others in filter(None, ways):
         for other in others:
             assert (other - usual).abs().max() <= NEAR * usual.abs().max()
@@ -83,7 +86,7 @@ def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(num_rows: int, gate: str, m
                        for size in ((max(1, num_rows - 1), 384), (70, 384), (70,)))  # fmt: skip
     weight *= 0.1
     ways: list[TriedProduct[Any]] = [FewRowsLinear(weight, None), FewRowsLinear(weight, bias)]
-    ways += [CodedLinear(Rounded(weight, bits, GRID), None) for bits in (8, 4)]
+    ways += [kind(Rounded(weight, bits, GRID), None) for bits in (8, 4) for kind in (CodedLinear, FragmentLinear)]
     for product in ways:
         both = product(x)
         expected = torch.empty(len(x), 35, dtype=torch.float16, device=DEVICE)
@@ -135,11 +138,12 @@ def test_a_row_does_not_depend_on_how_many_stand_beside_it(dtype: torch.dtype) -
     assert all(torch.equal(product(x[:count]), whole[:count]) for count in (1, 2, 6, 7, 16, 33))
 
 
+@pytest.mark.parametrize("kind", [CodedLinear, FragmentLinear])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("num_processors", [1, 1000])
 @pytest.mark.parametrize("on_tensor_cores", [False, True])
 def test_codes_are_what_their_weights_are_however_many_groups_are_read_at_once(
-    on_tensor_cores: bool, num_processors: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
+    on_tensor_cores: bool, num_processors: int, bits: Literal[8, 4], kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stands against outputs that no program has, or two have, of 70, which fill no tiles; and groups beyond the last:
     three are no multiple of two, or four."""
@@ -152,7 +156,7 @@ def test_codes_are_what_their_weights_are_however_many_groups_are_read_at_once(
     for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9)):
         x = torch.randn(18, 310, generator=noise).to(DEVICE, dtype)
         expected = DequantizedLinear(matrix, None)(x)
-        assert (CodedLinear(matrix, None)(x) - expected).abs().max() <= near * expected.abs().max()
+        assert (kind(matrix, None)(x) - expected).abs().max() <= near * expected.abs().max()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -169,6 +173,7 @@ def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch
     assert (CodedLinear(matrix, None)(x) - expected).abs().max() <= 2**-9 * expected.abs().max()
 
 
+@pytest.mark.parametrize("kind", [CodedLinear, FragmentLinear])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize(
@@ -182,7 +187,11 @@ def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch
     ids=str,
 )
 def test_groups_with_zeros_and_without_and_no_row_at_all(
-    kinds: tuple[torch.dtype, torch.dtype | None], group: int, bits: Literal[8, 4], monkeypatch: pytest.MonkeyPatch
+    kinds: tuple[torch.dtype, torch.dtype | None],
+    group: int,
+    bits: Literal[8, 4],
+    kind: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No row is what a head has of a chunk of a prompt of which no logits are wanted. Stands against zeros that only
     four bits have, a zero that is taken for its scale where both are one word, or is one with a scale of another kind,
@@ -194,12 +203,12 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
     low, high, codes_kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
     codes = torch.randint(low, high, (70, 512), generator=noise).to(codes_kind)
     scales, zeros = (
-        None if kind is None else (torch.rand(70, 512 // group, generator=noise) - more).to(kind)
-        for kind, more in zip(kinds, (-0.5, 1.0), strict=True)
+        None if dtype is None else (torch.rand(70, 512 // group, generator=noise) - more).to(dtype)
+        for dtype, more in zip(kinds, (-0.5, 1.0), strict=True)
     )
     assert scales is not None
     matrix = Ready(Quantized(codes, scales, zeros).to(DEVICE), Grid(group, 0, 512))
-    product = CodedLinear(matrix, None)
+    product = kind(matrix, None)
     assert product(torch.zeros(0, 512, device=DEVICE)).shape == (0, 70)
     for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)):
         x = torch.randn(2, 512, generator=noise).to(DEVICE, dtype)
@@ -208,12 +217,13 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter leaves products to the host's library")
+@pytest.mark.parametrize("kind", [CodedLinear, FragmentLinear])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Literal[8, 4]) -> None:
+def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Literal[8, 4], kind: Any) -> None:
     """To the last bit, as of 16 bits."""
     noise = torch.Generator().manual_seed(0)
     matrix = Rounded(torch.randn(4096, 4096, generator=noise).to(DEVICE), bits, grid_of(range(4096), 4096)[0])
-    product, x = CodedLinear(matrix, None), torch.randn(64, 4096, generator=noise).to(DEVICE, torch.bfloat16)
+    product, x = kind(matrix, None), torch.randn(64, 4096, generator=noise).to(DEVICE, torch.bfloat16)
     whole = product(x)
     assert all(torch.equal(product(x[:count]), whole[:count]) for count in (1, 2, 6, 7, 16, 33))
 

@@ -17,24 +17,30 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 
 from tpspec.model import card_coded, card_rows, card_shares
-from tpspec.model.card_coded import CodedLinear
+from tpspec.model.card_coded import CodedLinear, CodedProduct
+from tpspec.model.card_fragments import FragmentLinear
 from tpspec.model.card_overlap import IN_TURN
 from tpspec.model.card_shares import Shares, shares
-from tpspec.model.card_tiles import CODED_TILES, GATED_CODED_TILES, CodedTile
+from tpspec.model.card_tiles import CODED_TILES, FRAGMENT_TILES
 
 ON_CARD = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_CARD else []
 DEVICE = torch.device("cuda" if ON_CARD else "cpu")
 GROUP, OUTPUTS, LARGE = 64, 38, 2.0**14
-TILES = list(dict.fromkeys(tile for tiles in CODED_TILES.values() for tile in tiles))
+# Those of each kind of product.
+TILES: dict[Any, list[Any]] = {
+    kind: list(dict.fromkeys(tile for of_rows in tiles.values() for tile in of_rows))
+    for kind, tiles in ((CodedLinear, CODED_TILES), (FragmentLinear, FRAGMENT_TILES))
+}
+in_both_ways = pytest.mark.parametrize("kind", TILES)
 
 
-def coded(num_groups: int, cut: Shares, bits: Literal[8, 4], large: float = 1.0) -> CodedLinear:
+def coded(kind: Any, num_groups: int, cut: Shares, bits: Literal[8, 4], large: float = 1.0) -> CodedProduct[Any]:
     """Of 38 outputs, which fill no tiles; as do 19 channels and what they gate. large: how much more the last group is
     than others, and the first, which is as much less for rows that are `opposite`."""
     noise = torch.Generator().manual_seed(num_groups)
-    low, high, kind = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
-    codes = torch.randint(low, high, (OUTPUTS, num_groups * GROUP), generator=noise).to(kind)
+    low, high, dtype = (-128, 128, torch.int8) if bits == 8 else (0, 16, torch.uint8)
+    codes = torch.randint(low, high, (OUTPUTS, num_groups * GROUP), generator=noise).to(dtype)
     scales, zeros = (torch.rand(OUTPUTS, num_groups, generator=noise) * 2**-8 for _ in range(2))
     if large > 1:
         codes[:, -GROUP:] = codes[:, :GROUP]
@@ -43,7 +49,8 @@ def coded(num_groups: int, cut: Shares, bits: Literal[8, 4], large: float = 1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(card_coded, "has_tensor_cores", lambda device: True)
         patch.setattr(card_coded, "shares", lambda *_: cut)
-        return CodedLinear(matrix, None)
+        made: CodedProduct[Any] = kind(matrix, None)
+        return made
 
 
 def rows(count: int, num_groups: int, *, opposite: bool = False) -> torch.Tensor:
@@ -78,14 +85,15 @@ def test_there_are_programs_for_every_processor_and_turns_for_every_program(
     assert shares(num_outputs // 16, num_inputs // 128, DEVICE) == due
 
 
+@in_both_ways
 @settings(max_examples=25)
 @given(num_groups=st.integers(1, 21), cut=st.sampled_from([Shares(2, 2), Shares(4, 2), Shares(2, 4), Shares(4, 4)]))
-def test_what_programs_share_is_what_one_makes(num_groups: int, cut: Shares) -> None:
+def test_what_programs_share_is_what_one_makes(kind: Any, num_groups: int, cut: Shares) -> None:
     """But for its last bits, of float32 in which they are added; and so it is at the next call. Stands against groups
     that no share has, or two have, shares that are cut short or have no groups at all, and counters that do not begin
     anew: without them no program was the last one, and nothing was stored."""
-    shared, alone = (coded(num_groups, one, 8) for one in (cut, Shares(cut.at_once)))
-    x_TI, tile = rows(9, num_groups), CodedTile(8, 32, 3)
+    shared, alone = (coded(kind, num_groups, one, 8) for one in (cut, Shares(cut.at_once)))
+    x_TI, tile = rows(9, num_groups), TILES[kind][2]
     made = [product.few(x_TI, tile) for product in (alone, shared, shared)]
     assert (made[1].float() - made[0].float()).abs().max() <= 2**-10 * made[0].abs().max()
     assert torch.equal(made[1], made[2])
@@ -93,29 +101,31 @@ def test_what_programs_share_is_what_one_makes(num_groups: int, cut: Shares) -> 
     assert not len(alone._counters)
 
 
+@in_both_ways
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_row_is_added_up_the_same_way_in_whatever_tile(bits: Literal[8, 4]) -> None:
+def test_a_row_is_added_up_the_same_way_in_whatever_tile(kind: Any, bits: Literal[8, 4]) -> None:
     """To the last bit, beside any number of rows, and where a gate is part of the product; of 13 groups, of which the
     last share has one. By fewer programs it is added up in another way: what is left of these numbers tells."""
-    by_four, by_two, by_one = (coded(13, Shares(4, splits), bits, LARGE) for splits in (4, 2, 1))
+    by_four, by_two, by_one = (coded(kind, 13, Shares(4, splits), bits, LARGE) for splits in (4, 2, 1))
     x_TI = rows(40, 13, opposite=True)
-    expected = by_four.few(x_TI, TILES[0])
+    expected = by_four.few(x_TI, TILES[kind][0])
     for other in (by_two, by_one):
-        assert (other.few(x_TI, TILES[0]) != expected).double().mean() > 0.25
-    for tile, count in ((tile, count) for tile in TILES for count in (1, 9, 40)):
+        assert (other.few(x_TI, TILES[kind][0]) != expected).double().mean() > 0.25
+    for tile, count in ((tile, count) for tile in TILES[kind] for count in (1, 9, 40)):
         assert torch.equal(by_four.few(x_TI[:count], tile), expected[:count])
     due = torch.empty(len(x_TI), OUTPUTS // 2, dtype=x_TI.dtype, device=DEVICE)
     card_rows.gate[(len(x_TI), 1)](expected, due, OUTPUTS // 2, wide=32, kind="silu", **IN_TURN)
-    for gated in {tile for tiles in GATED_CODED_TILES.values() for tile in tiles if tile is not None}:
+    for gated in {tile for tiles in by_four.gated_tiles.values() for tile in tiles if tile is not None}:
         assert torch.equal(by_four.few(x_TI, gated, "silu"), due)
     assert not by_four._counters.any()
 
 
 @pytest.mark.skipif(ON_CARD, reason="a card's programs come in an order of their own")
-def test_it_does_not_matter_which_share_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_both_ways
+def test_it_does_not_matter_which_share_comes_last(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands against what the last one made being added first, or last."""
-    shared, x_TI = coded(13, Shares(2, 4), 4, LARGE), rows(3, 13, opposite=True)
-    expected, came = shared.few(x_TI, TILES[0]), list[int]()
+    shared, x_TI = coded(kind, 13, Shares(2, 4), 4, LARGE), rows(3, 13, opposite=True)
+    expected, came = shared.few(x_TI, TILES[kind][0]), list[int]()
     set_grid_idx = interpreter.InterpreterBuilder.set_grid_idx
 
     def the_other_way_round(builder: Any, x: int, y: int, z: int) -> None:
@@ -123,15 +133,16 @@ def test_it_does_not_matter_which_share_comes_last(monkeypatch: pytest.MonkeyPat
         set_grid_idx(builder, x, y, 3 - z)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "set_grid_idx", the_other_way_round)
-    assert torch.equal(shared.few(x_TI, TILES[0]), expected)
+    assert torch.equal(shared.few(x_TI, TILES[kind][0]), expected)
     assert came == 3 * [3, 2, 1, 0]
 
 
 @pytest.mark.skipif(not ON_CARD, reason="the interpreter runs one program after the other")
+@in_both_ways
 @pytest.mark.parametrize("bits", [8, 4])
-def test_on_a_card_programs_see_what_the_others_made(bits: Literal[8, 4]) -> None:
+def test_on_a_card_programs_see_what_the_others_made(kind: Any, bits: Literal[8, 4]) -> None:
     """At every call. Stands against one that counts before its numbers are there for others, or reads old ones."""
-    shared, x_TI = coded(112, Shares(4, 4), bits, LARGE), rows(40, 112, opposite=True)
-    expected = [shared.few(x_TI, tile) for tile in TILES]
+    shared, x_TI = coded(kind, 112, Shares(4, 4), bits, LARGE), rows(40, 112, opposite=True)
+    expected = [shared.few(x_TI, tile) for tile in TILES[kind]]
     for _ in range(100):
-        assert all(torch.equal(shared.few(x_TI, tile), due) for tile, due in zip(TILES, expected, strict=True))
+        assert all(torch.equal(shared.few(x_TI, tile), due) for tile, due in zip(TILES[kind], expected, strict=True))

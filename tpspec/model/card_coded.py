@@ -7,7 +7,7 @@ T rows; N tiles of outputs, S outputs of one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 import triton
@@ -26,11 +26,14 @@ from tpspec.model.card_tiles import (
     TILE_OUTPUTS,
     TILE_ROWS,
     CodedTile,
+    Cut,
     Trial,
 )
 from tpspec.model.quantized import spread
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
 
     from tpspec.model.quantized import Matrix
@@ -40,11 +43,17 @@ CODE_LINES, SCALE_LINES = 64, 64  # of a tile: 8 KB of codes; scales, in words, 
 _CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
 
 
-class CodedLinear(TriedProduct[CodedTile]):
+class CodedProduct(TriedProduct[Cut], Generic[Cut]):
     """Codes of 8 or 4 bits, which are exact in every dtype of the rows; sums are float32. A weight is never made. Those
-    of a tile of outputs lie together, as they are read (card_codes.py)."""
+    of a tile of outputs lie together, as they are read (card_codes.py). Who inherits makes products of few rows."""
 
-    def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        bias_O: Tensor | None,
+        tiles: Mapping[int, Sequence[Cut]],
+        gated_tiles: Mapping[int, Sequence[Cut | None]],
+    ) -> None:
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
         self._codes_NGSB, self._scales_NGS, self._zeros_NGS, kept_zeros = as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
@@ -57,9 +66,9 @@ class CodedLinear(TriedProduct[CodedTile]):
         self._has_kernel = self._has_tensor_cores and are_words(matrix)
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
         half = torch.float16 if scales_dtype == torch.float16 else torch.bfloat16
-        of = self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, kept_zeros
+        of = type(self).__name__, self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, kept_zeros
         trial = Trial(of, matrix.grid.inputs, self._codes_NGSB.nbytes if self._has_kernel else 0, device, half)
-        super().__init__(trial, CODED_TILES, GATED_CODED_TILES if bias_O is None else {})  # which is added behind
+        super().__init__(trial, tiles, gated_tiles if bias_O is None else {})  # which is added behind
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         if not len(x_TI):  # none of which logits are wanted
@@ -70,32 +79,40 @@ class CodedLinear(TriedProduct[CodedTile]):
     def takes(self, x_TI: Tensor) -> bool:
         return self._has_kernel and x_TI.itemsize == 2 and 0 < len(x_TI) <= MOST_ROWS
 
-    # Of both kernels tiles of rows come first: those that read the same codes do so together.
-
-    def few(self, x_TI: Tensor, tile: CodedTile, gate: str = "") -> Tensor:
-        y_TO = x_TI.new_empty(len(x_TI), self._num_outputs // 2 if gate else self._num_outputs)
-        num_tiles = triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs)
-        few_coded[(*num_tiles, self._shares.splits)](
-            *self._given(x_TI, y_TO), x_TI, x_TI, x_TI, self._counters, self._shares.partials(x_TI, self._num_outputs),
-            1, self._grid.width, gate=gate, sorted_rows=0, are_floats=False, has_biases=False,
-            **in_tile(tile, self._shares), **self._of_codes,
-        )  # fmt: skip
-        return y_TO
+    # Of all kernels tiles of rows come first: those that read the same codes do so together.
 
     def _one_by_one(self, x_TI: Tensor) -> Tensor:
         is_large = self._has_tensor_cores and x_TI.itemsize == 2 and len(x_TI) > MOST_ROWS
         rows, outputs, num_warps = (MANY_ROWS, MANY_OUTPUTS, 8) if is_large else (TILE_ROWS, TILE_OUTPUTS, 4)
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs)
         coded[(triton.cdiv(len(x_TI), rows), triton.cdiv(self._num_outputs, outputs))](
-            *self._given(x_TI, y_TO), tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS,
+            *self.given(x_TI, y_TO), tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS,
             num_warps=num_warps, **self._of_codes,
         )  # fmt: skip
         return y_TO
 
-    def _given(self, x_TI: Tensor, y_TO: Tensor) -> tuple[Any, ...]:
+    def given(self, x_TI: Tensor, y_TO: Tensor) -> tuple[Any, ...]:
+        """What kernels take first: rows, codes, scales, zeros, what is made, and counts."""
         x_TW, scales = spread(x_TI, self._grid).contiguous(), self._scales_NGS
         zeros = scales if self._zeros_NGS is None else self._zeros_NGS
         return x_TW, self._codes_NGSB, scales, zeros, y_TO, *y_TO.shape, self._grid.num_groups
+
+
+class CodedLinear(CodedProduct[CodedTile]):
+    """By a kernel in Triton's own language."""
+
+    def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
+        super().__init__(matrix, bias_O, CODED_TILES, GATED_CODED_TILES)
+
+    def few(self, x_TI: Tensor, tile: CodedTile, gate: str = "") -> Tensor:
+        y_TO = x_TI.new_empty(len(x_TI), self._num_outputs // 2 if gate else self._num_outputs)
+        num_tiles = triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs)
+        few_coded[(*num_tiles, self._shares.splits)](
+            *self.given(x_TI, y_TO), x_TI, x_TI, x_TI, self._counters, self._shares.partials(x_TI, self._num_outputs),
+            1, self._grid.width, gate=gate, sorted_rows=0, are_floats=False, has_biases=False,
+            **in_tile(tile, self._shares), **self._of_codes,
+        )  # fmt: skip
+        return y_TO
 
 
 def in_tile(tile: CodedTile, shares: Shares) -> dict[str, Any]:
@@ -182,7 +199,7 @@ def _of_groups(
         total = tl.dot(ones, second, tl.dot(ones, x))  # of each row, as often as there are outputs
         if bits == 4:
             total = tl.dot(ones, last, tl.dot(ones, third, total))
-        sums += total * zeros_of(scales, zeros, x, bits)[:, :, None]
+        sums += total * zeros_of(scales, zeros, x, bits, kept_zeros)[:, :, None]
     return sums
 
 

@@ -226,20 +226,39 @@ def floats_of(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def zeros_of(scales: tl.tensor, zeros: tl.tensor, like: tl.tensor, bits: tl.constexpr) -> tl.tensor:
+def zeros_of(
+    scales: tl.tensor, zeros: tl.tensor, like: tl.tensor, bits: tl.constexpr, kept_zeros: tl.constexpr
+) -> tl.tensor:
     """What a row's sum is multiplied by, beside the product of the row and those floats by scales."""
     more: tl.constexpr = _MORE_BFLOAT16 if like.dtype == tl.bfloat16 else _MORE_FLOAT16
-    return zeros - (more if bits == 4 else 0) * scales
+    less = (more if bits == 4 else 0) * scales
+    return -less if kept_zeros == "" else zeros - less
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def numbers_of(
     scales_at: tl.tensor, zeros_at: tl.tensor, at: tl.tensor, real: tl.tensor, kept_zeros: tl.constexpr
 ) -> tl.tensor:
-    """Scales and zeros of groups, float32; nothing where there are none. kept_zeros: as `Read` has it."""
+    """Scales and zeros of groups, float32. kept_zeros: as `Read` has it; where there are none, zeros are anything."""
+    scales, zeros = kept_numbers(scales_at, zeros_at, at, real, kept_zeros)
+    return as_numbers(scales, zeros, kept_zeros)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def kept_numbers(
+    scales_at: tl.tensor, zeros_at: tl.tensor, at: tl.tensor, real: tl.tensor, kept_zeros: tl.constexpr
+) -> tl.tensor:
+    """The same as they are read; what is not real is nothing."""
     scales = tl.load(scales_at + at, mask=real, other=0)
+    zeros = scales
+    if kept_zeros == "apart":
+        zeros = tl.load(zeros_at + at, mask=real, other=0)
+    return scales, zeros
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def as_numbers(scales: tl.tensor, zeros: tl.tensor, kept_zeros: tl.constexpr) -> tl.tensor:
+    """What those are."""
     if kept_zeros == "beside":
         return (scales & -65536).to(tl.float32, bitcast=True), (scales << 16).to(tl.float32, bitcast=True)
-    if kept_zeros == "apart":
-        return scales.to(tl.float32), tl.load(zeros_at + at, mask=real, other=0).to(tl.float32)
-    return scales.to(tl.float32), tl.zeros(at.shape, tl.float32)
+    return scales.to(tl.float32), zeros.to(tl.float32)

@@ -85,15 +85,20 @@ def fetch(rows_at: tl.tensor, stride: int, lines: tl.constexpr, overlaps: tl.con
     card's cache meanwhile. lines: of a row; a power of two."""
     if overlaps:
         line = tl.arange(0, lines) * (_LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8))
-        lines_at = rows_at[:, None] + tl.minimum(line, stride - 1)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [lines_at.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        prefetch(rows_at[:, None] + tl.minimum(line, stride - 1)[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def prefetch(lines_at: tl.tensor) -> None:
+    """Those lines come into the card's cache; nobody waits."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [lines_at.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -84,6 +84,24 @@ CODED_TILES = {
     32: (USUAL_CODED, CodedTile(32, 16, 2), CodedTile(32, 32, 2)),
     64: (USUAL_CODED, CodedTile(32, 16, 3), CodedTile(32, 32, 2)),
 }  # fmt: skip
+
+
+class FragmentTile(NamedTuple):
+    """Of a program of card_fragments.py: rows and outputs, and of how many turns ahead codes come into the card's
+    cache."""
+
+    rows: int
+    outputs: int
+    ahead: int
+
+
+FRAGMENT_TILES = {
+    8: (FragmentTile(8, 16, 4), FragmentTile(8, 16, 0), FragmentTile(8, 32, 4), FragmentTile(8, 32, 0),
+        FragmentTile(8, 64, 4)),
+    16: (FragmentTile(16, 16, 4), FragmentTile(8, 32, 4), FragmentTile(16, 32, 4)),
+    32: (FragmentTile(32, 16, 4), FragmentTile(16, 32, 4)),
+    64: (FragmentTile(32, 16, 4), FragmentTile(32, 32, 4)),
+}  # fmt: skip
 # Of an MLP's gate and what it gates by one kernel, which reads twice as much a program; None: by two.
 NARROW_GATED = None, Tile(16, 16, 128, 5, 2), Tile(16, 16, 256, 3, 4), Tile(16, 32, 128, 3, 4)
 GATED_TILES = dict.fromkeys((1, 16), NARROW_GATED) | dict.fromkeys((32, 64), (None, Tile(32, 16, 128, 4, 2)))
@@ -91,6 +109,11 @@ GATED_CODED_TILES = {
     8: (None, USUAL_CODED, CodedTile(8, 32, 3)),
     16: (None, CodedTile(16, 32, 2)),
 } | dict.fromkeys((32, 64), (None, CodedTile(32, 16, 2)))
+# Half of a tile's outputs are what it gates.
+GATED_FRAGMENT_TILES = {
+    8: (None, FragmentTile(8, 32, 4), FragmentTile(8, 64, 4)),
+    16: (None, FragmentTile(16, 32, 4)),
+} | dict.fromkeys((32, 64), (None, FragmentTile(32, 32, 4)))
 
 Cut = TypeVar("Cut", bound="Hashable")  # a Tile, say
 _chosen: dict[Trial, list[int]] = {}  # places among the candidates

@@ -8,6 +8,7 @@ row's result is independent of the rows beside it in 16 bits, too (card_products
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
     from tpspec.topology.groups import Bits, Grid
 
+# Variable: "on" where a card's products of few rows with codes should be those of card_fragments.py, until a card has
+# said how fast they are.
+FRAGMENTS = "TPSPEC_FRAGMENTS"
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
 # 0.6e-4 with the plain one, which is also what transformers' own attention variants differ by.
@@ -128,6 +132,10 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
         # Triton comes with torch for cards only.
+        if os.environ.get(FRAGMENTS, "off") == "on":
+            from tpspec.model.card_fragments import FragmentLinear
+
+            return FragmentLinear(matrix, bias_O)
         from tpspec.model.card_coded import CodedLinear
 
         return CodedLinear(matrix, bias_O)
