@@ -68,6 +68,27 @@ def test_a_small_cache_and_other_checkpoints_are_compared_with_the_first(
     assert 0 < abs(cache["perplexity"] / first["perplexity"] - 1) < 0.05
 
 
+def test_what_fewer_bits_cost_in_accepted_drafts_is_said_of_both_models(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the model as its own draft, which it accepts whole, in the same weights alone. Stands against drafts that are
+    compared with the first model's answers only, and weights of the target's that are taken for the draft's."""
+    (tmp_path / "prompts").write_text('{"prompt": "the cat and the hat"}\n{"prompt": "the end of the other one"}\n')
+    options = ["--draft", str(folder), "--prompts", str(tmp_path / "prompts"), "--dtype", "float32"]
+    assert main(["quality", str(folder), *options, "--json"]) == 0
+    accepted = {one["weights"]: one["accepted"] for one in json.loads(capsys.readouterr().out)}
+    assert list(accepted) == ["float32", "int8", "int4"]
+    assert all(list(of) == list(accepted) and of[weights] == 1 for weights, of in accepted.items())
+    assert accepted["float32"]["int4"] < 1
+    assert accepted["int4"]["float32"] < 1
+    assert main(["quality", str(folder), *options, "--quantize", "int4", "--tokens", "8"]) == 0
+    heads, _, four, note = capsys.readouterr().out.splitlines()
+    assert heads.endswith("accepts float32 drafts  accepts int4 drafts")
+    assert four.startswith("int4")
+    assert four.endswith("100.0%")
+    assert note.endswith("drafts after the model's that accepts")
+
+
 def test_a_text_that_is_not_there_is_a_message(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +105,7 @@ def test_a_text_that_is_not_there_is_a_message(
         (["--prompts", "{tmp}/letters"], "the prompts are of one token each"),
         (["--also", "{tmp}/other"], "--also {tmp}/other: should be a checkpoint of the same model"),
         (["--also", "{tmp}/small"], "263 ids in the one and 100 in the other"),
+        (["--draft", "{tmp}/other"], "a draft model must share the target's tokenizer"),
     ],
 )
 def test_what_nothing_can_be_said_of_is_refused(

@@ -1,4 +1,5 @@
-"""`python -m tpspec.measure quality MODEL`: what 8 and 4 bits cost: perplexity of texts, agreement on greedy answers.
+"""`python -m tpspec.measure quality MODEL`: what 8 and 4 bits cost: perplexity of texts, agreement on greedy answers,
+and how many of a draft model's tokens are accepted.
 
 A front door of its own, in one process, with one model in memory at a time. Must not know how weights are quantized.
 """
@@ -10,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded, positive
-from tpspec.roles.tokenizers import difference
+from tpspec.roles.tokenizers import check_same_tokenizer, difference
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.topology.report import table
@@ -59,13 +60,16 @@ class Kind:
 @dataclass(frozen=True, slots=True)
 class Quality:
     """perplexity: over the texts. agreement: the part of the plain model's greedy answers' tokens that this one says
-    too, each after the plain model's own text; same_answers: the part of the answers of which that is every token."""
+    too, each after the plain model's own text; same_answers: the part of the answers of which that is every token.
+    accepted: of this model's own greedy answers, the part of the tokens that a draft model says, each after the text
+    before it, by the weights that it has."""
 
     weights: str
     num_bytes: int
     perplexity: float
     agreement: float
     same_answers: float
+    accepted: dict[str, float] = field(default_factory=dict)
 
 
 def quality(arguments: Sequence[str]) -> int:
@@ -81,7 +85,10 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError("the prompts are of one token each, and the first is not foretold; name a --text")
     for other in options.also:
         _check_comparable(options.model, other)
-    found = list(compare(_kinds(options), options.dtype, prompts, texts, options.tokens))
+    if options.draft is not None:
+        check_same_tokenizer(find(options.model), find(options.draft), options.model, options.draft)
+    drafts = [] if options.draft is None else _quantized(options.draft, options.quantize)
+    found = list(compare(_kinds(options), options.dtype, prompts, texts, options.tokens, drafts))
     lines = [json.dumps([asdict(one) for one in found])] if options.json else _lines(found, options.tokens)
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
@@ -98,39 +105,74 @@ def _check_comparable(model: str, other: str) -> None:
 
 
 def _kinds(options: argparse.Namespace) -> list[Kind]:
-    """The model as it is first. Weights that are codes already are not quantized, unless that is asked for."""
-    stored = ModelShape.of(find(options.model)).stored
-    is_small = stored is not None and stored.small_bits is not None
-    asked: Sequence[Quantize] | None = options.quantize
-    quantize = asked if asked is not None else () if is_small else KINDS
-    kinds = [Kind(options.model), *(Kind(options.model, kind) for kind in quantize)]
     caches = [Kind(options.model, small_cache=True)] if options.cache else []
-    return [*kinds, *caches, *(Kind(other) for other in options.also)]
+    return [*_quantized(options.model, options.quantize), *caches, *(Kind(other) for other in options.also)]
+
+
+def _quantized(model: str, asked: Sequence[Quantize] | None) -> list[Kind]:
+    """The model as it is first. Weights that are codes already are not quantized, unless that is asked for."""
+    stored = ModelShape.of(find(model)).stored
+    is_small = stored is not None and stored.small_bits is not None
+    quantize = asked if asked is not None else () if is_small else KINDS
+    return [Kind(model), *(Kind(model, kind) for kind in quantize)]
 
 
 def compare(
-    kinds: Sequence[Kind], dtype: str, prompts: Sequence[Ids], texts: Sequence[Ids], num_tokens: int
-) -> Iterator[Quality]:
-    """Each with the first. num_tokens: of each answer."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kinds: Sequence[Kind],
+    dtype: str,
+    prompts: Sequence[Ids],
+    texts: Sequence[Ids],
+    num_tokens: int,
+    drafts: Sequence[Kind] = (),
+) -> list[Quality]:
+    """Each with the first, and with each draft model. num_tokens: of each answer."""
     num_slots = max(len(ids) for ids in (*prompts, *texts)) + num_tokens
-    answers: list[Ids] = []
+    answers, found = list[list[Ids]](), list[Quality]()
     for kind in kinds:
-        folder = find(kind.model)
-        shape = ModelShape.of(folder)
-        (whole,) = split(shape, (1.0,))
-        decoder = load_whole(
-            folder, shape, getattr(torch, dtype), device, num_slots, kind.quantize, small_cache=kind.small_cache
+        decoder = _decoder(kind, dtype, num_slots)
+        if drafts or not answers:
+            answers.append([_answer(decoder, prompt, num_tokens) for prompt in prompts])
+        same = _said(decoder, prompts, answers[0])
+        found.append(
+            Quality(
+                weights=kind.name(kinds[0].model, dtype),
+                num_bytes=_num_bytes(kind, dtype),
+                perplexity=_perplexity(decoder, texts),
+                agreement=_part(same),
+                same_answers=sum(map(all, same)) / len(same),
+            )
         )
-        answers = answers or [_answer(decoder, prompt, num_tokens) for prompt in prompts]
-        same = [_same(decoder, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-        yield Quality(
-            weights=kind.name(kinds[0].model, dtype),
-            num_bytes=weight_bytes(shape, whole, dtype, kind.quantize),
-            perplexity=_perplexity(decoder, texts),
-            agreement=sum(map(sum, same)) / sum(map(len, same)),
-            same_answers=sum(map(all, same)) / len(same),
-        )
+        del decoder  # or the next would be there beside it
+    accepted: list[dict[str, float]] = [{} for _ in found]
+    for draft in drafts:
+        decoder = _decoder(draft, dtype, num_slots)
+        for of_weights, own in zip(accepted, answers, strict=False):
+            of_weights[draft.name(drafts[0].model, dtype)] = _part(_said(decoder, prompts, own))
+        del decoder
+    return [replace(one, accepted=of_weights) for one, of_weights in zip(found, accepted, strict=True)]
+
+
+def _decoder(kind: Kind, dtype: str, num_slots: int) -> Decoder:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    folder, numbers = find(kind.model), getattr(torch, dtype)
+    return load_whole(
+        folder, ModelShape.of(folder), numbers, device, num_slots, kind.quantize, small_cache=kind.small_cache
+    )
+
+
+def _num_bytes(kind: Kind, dtype: str) -> int:
+    shape = ModelShape.of(find(kind.model))
+    (whole,) = split(shape, (1.0,))
+    return weight_bytes(shape, whole, dtype, kind.quantize)
+
+
+def _said(decoder: Decoder, prompts: Sequence[Ids], answers: Sequence[Ids]) -> list[list[bool]]:
+    """Of the tokens of each answer, which this model says, too."""
+    return [_same(decoder, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def _part(same: Sequence[Sequence[bool]]) -> float:
+    return sum(map(sum, same)) / sum(map(len, same))
 
 
 def _answer(decoder: Decoder, prompt: Ids, num_tokens: int) -> Ids:
@@ -191,6 +233,7 @@ def _read(path: Path) -> str:
 
 
 def _lines(found: Sequence[Quality], num_tokens: int) -> list[str]:
+    drafts = [f"accepts {name} drafts" for name in found[0].accepted]
     rows = [
         (
             one.weights,
@@ -199,10 +242,12 @@ def _lines(found: Sequence[Quality], num_tokens: int) -> list[str]:
             f"{one.perplexity / found[0].perplexity:.4f}",
             f"{one.agreement:.1%}",
             f"{one.same_answers:.0%}",
+            *(f"{part:.1%}" for part in one.accepted.values()),
         )
         for one in found
     ]
-    return [*table([HEADS, *rows]), f"answers of {num_tokens} tokens, each compared after the first model's own text"]
+    said = f"answers of {num_tokens} tokens, each compared after the first model's own text"
+    return [*table([(*HEADS, *drafts), *rows]), f"{said}; drafts after the model's that accepts" if drafts else said]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -213,6 +258,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", action="store_true", help="compare with a cache of 8 bits, too")
     parser.add_argument("--also", nargs="+", default=[], metavar="MODEL",
                         help="other checkpoints of the same model, such as quantized ones")  # fmt: skip
+    parser.add_argument("--draft", metavar="MODEL", help="a draft model, of whose tokens so many are accepted by each; "
+                        "its weights are quantized in the same ways")  # fmt: skip
     parser.add_argument("--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" and "kind" to answer')
     parser.add_argument("--text", type=Path, metavar="FILE", help="a text for the perplexity; the prompts' own")
     parser.add_argument("--tokens", type=positive, default=64, metavar="N", help="of each answer; 64")
