@@ -5,7 +5,9 @@ The lead hands in all requests at the first round (or by a schedule) and stops w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 from tpspec.comm.channel import thread_channels
 from tpspec.comm.communicator import Communicator, OneRank
-from tpspec.comm.draft_link import DraftLink
+from tpspec.comm.draft_link import DraftLink, LeadDraftLink
 from tpspec.comm.messages import Cancel, Stats, Stop, Submit, ToLead
 from tpspec.comm.threads import ThreadWorld
 from tpspec.draft.protocol import Drafter
@@ -22,9 +24,11 @@ from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import Failsafe, InlineHost
 from tpspec.engine.pace import Pace
 from tpspec.request import Delta, Request
+from tpspec.roles.beside import Beside
 from tpspec.roles.build import build_engine
+from tpspec.roles.drafter import Orders
 from tpspec.roles.target import follow_rounds, lead_rounds
-from tpspec.topology.config import Topology
+from tpspec.topology.config import Topology, to_json
 
 CPU = torch.device("cpu")
 DEFAULTS: dict[str, Any] = {"cache": {"tokens": 2048, "page": 16}, "target": {"dtype": "float32"}, "device": "cpu"}
@@ -112,3 +116,17 @@ def serve(
 
     ThreadWorld(len(made.target.ranks)).run(rank)
     return script.told
+
+
+@contextmanager
+def drafting_beside(made: Topology, device: torch.device = CPU) -> Iterator[tuple[LeadDraftLink, Beside]]:
+    """A drafter in a thread of this process, as in the gaps of a card, and the link of a lead that it is of."""
+    link = LeadDraftLink()
+    try:
+        kept = Beside(Orders(to_json(made), link.endpoint, os.getpid(), str(device), is_filler=False))
+        try:
+            yield link, kept
+        finally:
+            kept.close()
+    finally:
+        link.close()

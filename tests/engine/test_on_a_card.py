@@ -28,7 +28,7 @@ from tests.worlds import Script, Told, serve, topology
 from tpspec.comm import peer
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
-from tpspec.comm.gap import go_first
+from tpspec.comm.gap import go_first, go_last
 from tpspec.comm.messages import Cancel, News, Reach, Stats, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.draft.medusa import MedusaHeads
@@ -681,12 +681,15 @@ def test_ranks_without_a_card_each_are_refused_on_every_rank(local_rank: int, fo
         assert pick_device(topology(folder, 2, device="cuda", link={"transport": "host"}), place) == CARD
 
 
-def test_recordings_keep_the_priority_of_the_rank_that_makes_them() -> None:
-    """Stands against a drafter in the gaps of a card whose rank is recorded with the drafter's own priority."""
+def test_recordings_keep_the_priority_of_the_thread_that_makes_them() -> None:
+    """Stands against a drafter in the gaps of a card that goes as first as the rank it is beside, and a rank that is
+    recorded with the drafter's own priority."""
     with emulated_card():
-        usual = CardRecorder()
-        go_first(CUDA)
-        first = CardRecorder()
-        for recorder in (usual, first):
+        made = []
+        for begin in (go_first, go_last):
+            begin(CUDA)
+            made.append(CardRecorder())
+        for recorder in made:
             recorder.record(lambda: torch.zeros(1, device=CUDA))
-        assert first._graphs[0].priority < usual._graphs[0].priority  # CUDA's lowest number goes first
+        first, last = (recorder._graphs[0].priority for recorder in made)
+        assert first < last == 0  # CUDA's lowest number goes first

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, profile
 
 from scripts import serving
@@ -20,8 +21,9 @@ from tests.checkpoints import KINDS, tiny
 from tests.draft.heads.assistant import assistant
 from tests.draft.kits import KITS, draft_section
 from tests.rounds import tree_and_chain
-from tests.worlds import serve, topology
+from tests.worlds import drafting_beside, serve, topology
 from tpspec.comm.communicator import OneRank
+from tpspec.comm.gap import go_first
 from tpspec.comm.messages import News, Submit, ToLead
 from tpspec.engine.engine import Engine
 from tpspec.model.batch import Span
@@ -83,6 +85,21 @@ def test_every_source_leaves_the_text_as_it_is(source: str, tmp_path: Path) -> N
     told = serve(topology(target, device="cuda", draft=section), ASKS, device=CUDA)
     assert told.texts() == serve(topology(target, device="cuda"), ASKS, device=CUDA).texts()
     assert told.stats[-1].drafted > 0 or source == "none"
+
+
+@pytest.mark.parametrize("policy", ["serial", "fan_out"])
+def test_a_drafter_in_the_gaps_of_a_card_leaves_the_text_as_it_is(policy: str, tmp_path: Path) -> None:
+    """A thread with a stream of its own, which goes last. Stands against recordings of two threads that disturb each
+    other, numbers that both keep in one place, and drafts that never come."""
+    target = tiny("smollm2", tmp_path)
+    section = {"source": "model", "model": str(target), "tokens": 3, "placement": {"gaps": 0}}
+    made = topology(target, device="cuda", draft=section, pipeline={"policy": policy})
+    asks = [replace(ask, max_tokens=100) for ask in ASKS]
+    card = torch.device("cuda", 0)
+    with drafting_beside(made, card) as (link, _):
+        told = serve(made, asks, device=card, link=link, begin=lambda *_: go_first(card))
+    assert told.texts() == serve(topology(target, device="cuda"), asks, device=card).texts()
+    assert told.stats[-1].accepted > 0
 
 
 def test_an_assistant_leaves_the_text_as_it_is(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A drafter in a process of its own, in real worlds of torchrun: whatever becomes of it, texts are those of plain
-decoding, collectives are those of the target alone, and nothing is left behind.
+"""A drafter in a process or a thread of its own, in real worlds of torchrun: whatever becomes of it, texts are those of
+plain decoding, collectives are those of the target alone, and nothing is left behind.
 
 Tiny checkpoints; the drafter is the target a little disturbed, so that drafts are often right and often wrong.
 """
@@ -26,6 +26,7 @@ from tests.checkpoints import tiny
 from tests.worlds import serve, topology
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.request import Request, Sampling
+from tpspec.roles.beside import SWITCH
 
 pytestmark = pytest.mark.alone
 
@@ -34,11 +35,11 @@ WORLDS = Path(__file__).parent / "worlds"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 LAYERS = 3
 POLICIES = ("serial", "optimistic", "fan_out")
-PLACEMENTS: dict[str, dict[str, int]] = {"dedicated": {"dedicated": 2}, "gaps": {"gaps": 1}}
+PLACEMENTS: dict[str, dict[str, int]] = {"dedicated": {"dedicated": 2}, "gaps": {"gaps": 1}, "thread": {"gaps": 1}}
 # Gaps need something to wait for: what fills them has the lowest class, and starves beside a rank that never waits. A
 # drafter of its own shares two cores with two ranks; without waits a text of this tiny model ends before it answers.
 LINK = {"latency_us": 2000.0, "emulate": True}
-NUM_RANKS = {"dedicated": 3, "gaps": 2}
+NUM_RANKS = {"dedicated": 3, "gaps": 2, "thread": 2}
 TEMPERATURES = (0.0, 0.8)
 MARK = "TPSPEC_TEST_WORLD"  # in the environment of all processes of a world
 SOON_S = 2  # for a process to die
@@ -84,10 +85,11 @@ def keys(target: Path, draft: Path, placement: str, policy: str) -> dict[str, An
     return found
 
 
-def torchrun(num_ranks: int, mark: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def torchrun(placement: str, mark: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """mark: some path by which the world's processes are known; none of them may be left."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    env = ENV | {MARK: str(mark)}
+    num_ranks = str(NUM_RANKS[placement])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks]
+    env = ENV | {MARK: str(mark), SWITCH: placement if placement == "thread" else ""}
     ended = subprocess.run([*launch, *command], env=env, capture_output=True, text=True, timeout=120, check=False)
     deadline = time.monotonic() + SOON_S
     while left := [process for process in psutil.process_iter() if marked(process, mark)]:
@@ -113,7 +115,7 @@ def world(
     jobs = [{"topology": keys(target, draft, request.param, policy), "batches": asks} for policy in POLICIES]
     (folder / "in").write_text(json.dumps(jobs))
     command = [str(WORLDS / "drafted.py"), str(folder / "in"), str(folder / "out")]
-    ended = torchrun(NUM_RANKS[request.param], folder, *command)
+    ended = torchrun(request.param, folder, *command)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     return {"placement": request.param, **dict(zip(POLICIES, json.loads((folder / "out").read_text()), strict=True))}
@@ -180,6 +182,7 @@ def enormous(folder: Path) -> Path:
 CANNOT_BE: list[tuple[str, Callable[[Path], Path], int, str]] = [
     ("dedicated", stranger, UserError.exit_code, "tokenizer"),
     ("gaps", stranger, UserError.exit_code, "tokenizer"),
+    ("thread", stranger, UserError.exit_code, "tokenizer"),
     ("dedicated", nowhere, UserError.exit_code, "no model"),
     ("dedicated", enormous, OutOfMemory.exit_code, "draft model"),
 ]
@@ -192,7 +195,7 @@ def test_a_drafter_that_cannot_be_is_one_line_and_the_end_of_the_world(
     """Stands against ranks that wait for a drafter that will never be ready, and a line from each of them."""
     path, folder = tmp_path / "topology.yaml", make(tmp_path)
     path.write_text(json.dumps(keys(target, folder, placement, "fan_out")))
-    ended = torchrun(NUM_RANKS[placement], tmp_path, "-m", "tpspec.generate", str(path), "--prompt", "a")
+    ended = torchrun(placement, tmp_path, "-m", "tpspec.generate", str(path), "--prompt", "a")
     ours = [line for line in ended.stderr.splitlines() if line.startswith("tpspec: ")]
     assert len(ours) == 1, ended.stderr
     assert said in ours[0]

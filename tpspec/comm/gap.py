@@ -122,10 +122,17 @@ class Delay:
 
 
 def go_first(device: torch.device) -> None:
-    """From now on what this thread asks of a card goes before what a drafter's process asks of it, in the stream of
-    lowest priority that every process begins with. Between processes CUDA's multi-process service alone heeds that."""
+    """From now on what this thread asks of a card goes before what a drafter beside it asks of it (`go_last`). Between
+    processes CUDA's multi-process service alone heeds that."""
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device, priority=-1))  # type: ignore[no-untyped-call]
+
+
+def go_last(device: torch.device) -> None:
+    """The same of a drafter's thread: in a stream of its own, of the lowest priority."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device, priority=0))  # type: ignore[no-untyped-call]
 
 
 def open_gap() -> Gap | None:

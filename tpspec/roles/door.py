@@ -28,6 +28,7 @@ from tpspec.comm.watch import Watch
 from tpspec.errors import UserError, WorldFailure
 from tpspec.output import output_in_words
 from tpspec.roles.agree import agreed, ranks_here, settled
+from tpspec.roles.beside import Beside, in_a_thread
 from tpspec.roles.build import Built, build_engine
 from tpspec.roles.drafter import Orders
 from tpspec.roles.fit import check_drafter_fits, check_fits
@@ -98,7 +99,7 @@ def _say(text: str) -> None:
 class Seat:
     """This rank's place at the table, ready for rounds. built: None at a rank that holds no shard.
 
-    link: the lead's, to a drafter in a process of its own; guard: of that process, at the rank where it runs. watch:
+    link: the lead's, to a drafter that runs beside the rounds; guard: of that one, at the rank where it runs. watch:
     over the other ranks, while there are rounds.
     """
 
@@ -108,7 +109,7 @@ class Seat:
     channel: Channel | None
     built: Built | None
     link: LeadDraftLink | None
-    guard: Guard | None
+    guard: Guard | Beside | None
 
     @property
     def leads(self) -> bool:
@@ -168,7 +169,7 @@ class Seat:
 
     def follow(self) -> int:
         if self.built is None:
-            assert self.guard is not None
+            assert isinstance(self.guard, Guard)
             self.watch.stop()  # it leaves after the lead, whoever else is gone
             return self.guard.watch()
         built, channel = self._shard
@@ -189,10 +190,13 @@ class Seat:
 
     def close(self) -> None:
         """The drafter is told to end, and whoever guards it waits for that."""
+        if self.link is not None:
+            self.link.send(Stop())
+        if self.guard is not None:
+            self.guard.close()
         if self.built is not None:
             self.built.close()
         if self.link is not None:
-            self.link.send(Stop())
             self.link.close()
         if self.channel is not None:
             self.channel.close()
@@ -334,8 +338,10 @@ def _take_seat(topology: Topology, world: World, watch: Watch, prepare: Callable
     return Seat(topology, world, watch, channel, built, link, guard)
 
 
-def _open_drafting(topology: Topology, world: World, device: torch.device) -> tuple[LeadDraftLink | None, Guard | None]:
-    """A drafter in a process of its own: the lead's link to it, and at the drafter's rank its guard. Collective."""
+def _open_drafting(
+    topology: Topology, world: World, device: torch.device
+) -> tuple[LeadDraftLink | None, Guard | Beside | None]:
+    """A drafter that runs beside the rounds: the lead's link to it, and at the drafter's rank its guard. Collective."""
     placement, lead = topology.draft.placement, topology.target.ranks[0]
     if placement.rank is None:
         return None, None
@@ -346,6 +352,8 @@ def _open_drafting(topology: Topology, world: World, device: torch.device) -> tu
     pid, _, endpoint = where.partition(" ")
     crowded = device.type == "cpu" and num_cores() < topology.num_ranks
     gaps = placement.kind == "gaps"
+    if gaps and in_a_thread(device):
+        return link, Beside(Orders(to_json(topology), endpoint, int(pid), str(device), is_filler=False))
     gap = open_gap() if gaps and device.type == "cpu" else None
     orders = Orders(to_json(topology), endpoint, int(pid), str(device), gaps or crowded, gap.path if gap else "")
     return link, Guard(orders, gap)

@@ -1,7 +1,9 @@
-"""What a drafter's process does: hears outcomes, drafts, answers; between two messages it reads one forward ahead.
+"""What a drafter that runs beside the rounds does: hears outcomes, drafts, answers; between two messages it reads one
+forward ahead.
 
-Started by guard.py, which starts it again when it dies: then it knows nothing, says so, and is told. Must not know the
-target's tensors, and takes part in no collective.
+In a process of its own, started by guard.py, or in a thread of a shard's (beside.py): these start it again when it
+dies, and then it knows nothing, says so, and is told. Must not know the target's tensors, and takes part in no
+collective.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import signal
 import sys
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
@@ -27,6 +30,8 @@ from tpspec.roles.build_drafter import build_ahead, reaching
 from tpspec.topology.config import from_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tpspec.comm.draft_link import OutcomeLink
     from tpspec.draft.ahead import Ahead
 
@@ -36,7 +41,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a drafter's process is told on its standard input."""
+    """What a drafter is told: a process on its standard input."""
 
     topology: str
     endpoint: str
@@ -52,8 +57,8 @@ class Drafter:
     def __init__(self, ahead: Ahead, link: OutcomeLink, gap: GapReader | None = None) -> None:
         self._ahead, self._link, self._gap = ahead, link, gap
 
-    def run(self, lead_pid: int) -> int:
-        """Until told to stop, or until the lead is gone; the exit code."""
+    def run(self, is_wanted: Callable[[], bool]) -> int:
+        """Until told to stop, or until nobody wants it, as its lead is gone; the exit code."""
         busy = False
         while True:
             outcomes: list[Outcomes] = []
@@ -63,7 +68,7 @@ class Drafter:
                 outcomes.append(message)
             self.hear(*outcomes)
             busy = self.work()
-            if not busy and not is_alive(lead_pid):
+            if not busy and not is_wanted():
                 return 0
 
     def hear(self, *messages: Outcomes) -> None:
@@ -119,21 +124,30 @@ class Drafter:
             self._link.send(Drafts(drafts, tuple(lost), tuple(branches), *counters))
 
 
+def draft(orders: Orders, ready: Callable[[], None], is_wanted: Callable[[], bool]) -> int:
+    """One drafter, from its weights to its end; the exit code. ready: called when it can answer."""
+    with closing(DrafterDraftLink(orders.endpoint)) as link:
+        ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
+        gap = GapReader(orders.gap) if orders.gap else None
+        ready()
+        return Drafter(ahead, link, gap).run(is_wanted)
+
+
 def main() -> int:
     """Says to its guard that it is ready, or what is wrong."""
     end_with_parent()
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
-    with own_stdout() as guard, closing(DrafterDraftLink(orders.endpoint)) as link:
-        device = torch.device(orders.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        try:
-            ahead = build_ahead(from_json(orders.topology), device)
-            gap = GapReader(orders.gap) if orders.gap else None
+    with own_stdout() as guard:
+
+        def ready() -> None:
             guard.write(f"{READY}\n")
             guard.flush()
             settle()
-            return Drafter(ahead, link, gap).run(orders.lead_pid)
+
+        if torch.device(orders.device).type == "cuda":
+            torch.cuda.set_device(orders.device)
+        try:
+            return draft(orders, ready, partial(is_alive, orders.lead_pid))
         except UserError as error:
             guard.write(f"{error.exit_code} {error}\n")
             return error.exit_code

@@ -34,12 +34,24 @@ PAUSES_S = (0.0, 1.0, 5.0, 30.0)  # before the first restart, the second, ...; t
 HEALTHY_S = 60.0  # a drafter that lived so long is restarted at once
 
 
+class Pauses:
+    """Before each start of a drafter but the first."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+
+    def after(self, lived_s: float) -> float:
+        """Of one that has lived so long: seconds."""
+        self._deaths = 0 if lived_s > HEALTHY_S else self._deaths + 1
+        return PAUSES_S[min(self._deaths, len(PAUSES_S)) - 1] if self._deaths else 0.0
+
+
 class Guard:
     """One drafter's process. gap: of the rank beside it, where somebody counts what runs there."""
 
     def __init__(self, orders: Orders, gap: Gap | None = None) -> None:
         self._orders, self._gap = orders, gap
-        self._deaths = 0
+        self._pauses = Pauses()
         self._restart_at: float | None = None
         self._process = self._start()
 
@@ -89,10 +101,11 @@ class Guard:
         self._process.kill()
         self._process.wait()
 
+    def close(self) -> None:
+        """Its process is told to end by others, and ends with this one."""
+
     def _mourn(self, code: int) -> None:
-        lived_s = monotonic() - self._started_at
-        self._deaths = 0 if lived_s > HEALTHY_S else self._deaths + 1
-        pause = PAUSES_S[min(self._deaths, len(PAUSES_S)) - 1] if self._deaths else 0.0
+        pause = self._pauses.after(monotonic() - self._started_at)
         self._restart_at = monotonic() + pause
         why = self._last_words().removeprefix(READY).strip()
         log.warning("the drafter died (exit code %s%s); it is started again in %g s", code, why and f": {why}", pause)
