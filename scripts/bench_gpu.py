@@ -30,10 +30,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
   transformers  tokens/s of transformers.generate, static cache, compiled
   shared        two ranks on this card (link.transport: host): texts equal to one rank's, of a model of the draft's
                 shape that says anything
-  gaps          a draft model in the gaps of two such ranks, an emulated link between them: how much of the time of
-                the steps that its verified drafts took a round does not take longer than one with n-gram drafts, which
-                are right, too, take no time, and are about as many (told). Three processes share the card: they take
-                turns, and nothing is hidden, unless CUDA's multi-process service runs (--mps starts one for them)
+  gaps          a draft model in the gaps of the card, whose collectives take an emulated link's time (card_link.py):
+                how much of the time of the steps that its verified drafts took a round does not take longer than one
+                with n-gram drafts, which are right, too, take no time, and are about as many (told)
 
 Beside them stands which tiles products are made in, and which a gate is part of (tpspec/model/card_tiles.py), and by
 how much they are faster for that.
@@ -57,11 +56,11 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from itertools import count, cycle, pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -81,8 +80,7 @@ MANY_ROWS, MANY_TEXTS, BEHIND = 256, 32, (0, 1024, 8192)  # of rounds that read 
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16, 64)
 SLOW = "collectives go through gloo"
-MPS = "nvidia-cuda-mps-control"
-CLIENT, CLIENT_S = (sys.executable, "-c", "import torch; torch.zeros(1, device='cuda').tolist()"), 40.0
+GAPS_LINK = "rtx3090x8_2socket_stock"
 SAYS = "bench_gpu: "
 BY_FRAGMENTS = ", by fragments"  # card_fragments.py
 HOST_PARTS = (
@@ -155,7 +153,7 @@ def section(name: str, options: argparse.Namespace, folder: Path, limit: float) 
         return {"failed": ["no time was left for it (--within)"]}
     command = [sys.executable, __file__, "--worker", name, "--to", str(folder), "--device", options.device]
     command += ["--model", options.model, "--draft", options.draft, "--mixture", options.mixture]
-    command += ["--tokens", str(options.tokens), *(["--mps"] if options.mps else [])]
+    command += ["--tokens", str(options.tokens)]
     print(f"{name} ...", file=sys.stderr, flush=True)
     worker = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -513,55 +511,107 @@ def shared(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def gaps(options: argparse.Namespace) -> dict[str, Any]:
-    link = {"link.table": "rtx3090x8_2socket_stock", "link.emulate": "true", "target.ranks": "[0, 1]"}
-    model = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.placement": "{gaps: 0}",
-             "draft.tokens": DRAFTS, "pipeline.policy": "fan_out"}  # fmt: skip
-    sources = {"draft.source": "none"}, {"draft.source": "ngram", "draft.tokens": DRAFTS}, model
-    # The second answer counts: after it there is nothing left to be set up.
-    words = ["--prompt", "a b c", "--prompt", "a b c", "--max-tokens", "64", "--ignore-eos", "--json"]
-    with side_by_side() if options.mps else nullcontext():
-        plain, free, told = (json.loads(launch(options, 2, [*sets(link | draft), *words])[-1]) for draft in sources)
-    plain_s, free_s, round_s = (seconds_a_round(one) for one in (plain, free, told))
-    options.model = options.draft
-    drafts = told["drafted"] / (told["rounds"] - 1)  # that came in time
-    drafting_s = drafts * decoded(open_engine(options).engine, 64)
+    from tpspec.topology.links import link
+    from tpspec.topology.shape import ModelShape
+
+    model = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.tokens": DRAFTS}
+    beside = model | {"draft.placement": "{gaps: 0}", "pipeline.policy": "fan_out"}
+    sources = {"draft.source": "none"}, {"draft.source": "ngram", "draft.tokens": DRAFTS}, beside
+    plain, free, told = (answered(options, **draft) for draft in sources)
+    shape, cost = ModelShape.of(at(options.model, options.to)), link(GAPS_LINK)
+    waits_s = 2 * shape.num_layers * (cost.seconds(2 * shape.hidden) + cost.skew_s)
+    drafting_s = told.drafts * draft_step_s(topology_of(options, **beside), torch.device(options.device))
     return {
-        "plain round, ms": 1e3 * plain_s,
-        "round with n-gram drafts, ms": 1e3 * free_s,
-        "round with drafts, ms": 1e3 * round_s,
-        "n-gram drafts of a round": free["drafted"] / (free["rounds"] - 1),
-        "drafts of a round": drafts,
+        "plain round, ms": 1e3 * plain.round_s,
+        "of which it waits for the link, ms": 1e3 * waits_s,
+        "round with n-gram drafts, ms": 1e3 * free.round_s,
+        "round with drafts, ms": 1e3 * told.round_s,
+        "n-gram drafts of a round": free.drafts,
+        "drafts of a round": told.drafts,
         "drafting alone, ms": 1e3 * drafting_s,
-        "drafting hidden in waits": 1 - max(0.0, round_s - free_s) / drafting_s if drafting_s else None,
+        "drafting hidden in waits": 1 - max(0.0, told.round_s - free.round_s) / drafting_s if drafting_s else None,
     }
 
 
-@contextmanager
-def side_by_side() -> Iterator[None]:
-    """Processes that are started meanwhile share the card at one time, by a multi-process service of their own."""
-    with tempfile.TemporaryDirectory() as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for place in places.values():
-            Path(place).mkdir()
-        with patch.dict(os.environ, places):
-            _try([MPS, "-d"], 20.0, f"{MPS} does not start here")
-            try:
-                _try(CLIENT, CLIENT_S, f"CUDA does not begin beside {MPS} here")
-                yield
-            finally:
-                subprocess.run([MPS], input="quit\n", text=True, check=False, timeout=20)
+class Answered(NamedTuple):
+    """Of a round, in the mean: seconds, and drafts."""
+
+    round_s: float
+    drafts: float
 
 
-def _try(command: Sequence[str], timeout_s: float, fault: str) -> None:
-    try:
-        subprocess.run(command, check=True, timeout=timeout_s)
-    except (OSError, subprocess.SubprocessError) as error:
-        sys.exit(f"bench_gpu: {fault}: {error}; should be left out (--mps)")
+def answered(options: argparse.Namespace, **keys: Any) -> Answered:
+    """Of a card of many (card_link.py), a request's rounds behind the one that reads its prompt. Of two requests the
+    second counts: after the first there is nothing left to be set up."""
+    from card_link import CardOnALink
+
+    from tpspec.comm.channel import OneRankChannel
+    from tpspec.comm.draft_link import LeadDraftLink
+    from tpspec.comm.gap import go_first
+    from tpspec.roles.beside import Beside
+    from tpspec.roles.build import build_engine
+    from tpspec.roles.drafter import Orders
+    from tpspec.roles.target import lead_rounds
+    from tpspec.topology.config import to_json
+
+    device, topology = torch.device(options.device), topology_of(options, **keys, **{"link.table": GAPS_LINK})
+    assert topology.link.cost is not None
+    with ExitStack() as stack:
+        link = None
+        if topology.draft.placement.kind == "gaps":
+            link = LeadDraftLink()
+            stack.callback(link.close)
+            drafter = Beside(Orders(to_json(topology), link.endpoint, os.getpid(), options.device, is_filler=False))
+            stack.callback(drafter.close)
+        go_first(device)
+        built = build_engine(topology, CardOnALink(topology.link.cost), device, link=link)
+        built.own.prepare()
+        for _ in range(2):
+            told = Asking(prompt(), options.tokens)
+            lead_rounds(built.engine, OneRankChannel(), told)
+        built.close()
+    del built
+    forget()
+    (begun, before), (ended, after) = told.heard[0], told.heard[-1]
+    num_rounds = after.rounds - before.rounds
+    return Answered((ended - begun) / num_rounds, (after.drafted - before.drafted) / num_rounds)
 
 
-def seconds_a_round(told: dict[str, Any]) -> float:
-    """Of the rounds after the first token, whose own reads the prompt: it is in neither the speed nor the drafts."""
-    return (told["tokens"] - 1) / told["tokens_per_second"] / (told["rounds"] - 1)
+class Asking:
+    """A lead's other side: one request. heard: when, and the counters then, from its first token on."""
+
+    def __init__(self, prompt: tuple[int, ...], num_tokens: int) -> None:
+        from tpspec.request import Request, Sampling
+
+        self._requests, self._is_over = [Request(0, prompt, num_tokens, Sampling())], False
+        self.heard: list[tuple[float, Any]] = []
+
+    def receive(self, *, wait: bool) -> Sequence[Any]:
+        from tpspec.comm.messages import Stop, Submit
+
+        asked, self._requests = self._requests, []
+        return [Stop()] if self._is_over else [Submit(request) for request in asked]
+
+    def report(self, deltas: Sequence[Any], stats: Any) -> None:
+        if any(delta.tokens for delta in deltas):
+            self.heard.append((time.perf_counter(), stats))
+        self._is_over |= any(delta.finish is not None for delta in deltas)
+
+
+def draft_step_s(topology: Any, device: torch.device) -> float:
+    """Of a drafter that has the card for itself: seconds a token of its chains, of which all are right."""
+    from tpspec.draft.ahead import Grown
+    from tpspec.draft.protocol import Ask
+    from tpspec.request import Sampling
+    from tpspec.roles.build_drafter import build_ahead
+
+    drafter, text, took = Grown(build_ahead(topology, device)), list(prompt()), list[float]()
+    for _ in range(WARM_UP):
+        begun = time.perf_counter()
+        (tree,) = drafter.propose([Ask(0, text, PROMPT, DRAFTS, Sampling())])
+        took.append((time.perf_counter() - begun) / len(tree))
+        text += [*tree.tokens, tree.tokens[-1]]
+    return statistics.median(took[1:])
 
 
 def launch(options: argparse.Namespace, num_ranks: int, words: list[str]) -> list[str]:
@@ -761,7 +811,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", type=float, default=400.0, help="seconds that a section may take, its model's writing too"
     )
-    parser.add_argument("--mps", action="store_true", help="of gaps: ranks and drafter share the card at one time")
     parser.add_argument("--within", type=float, default=math.inf, help="seconds that all of them may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--worker", choices=list(WORKERS), help=argparse.SUPPRESS)

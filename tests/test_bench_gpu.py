@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -22,10 +21,8 @@ from tests.checkpoints import tiny
 from tests.emulated_card import CARD, emulated_card
 from tests.processes import lives
 from tests.worlds import serve, topology
-from tpspec.comm.messages import Stats
-from tpspec.generate import Answer
 from tpspec.model import graphs, runner
-from tpspec.request import Delta, Request
+from tpspec.request import Request
 
 # A rank that hangs, and takes no notice of torchrun's first signal.
 RANK = """
@@ -122,15 +119,23 @@ def test_transformers_has_one_cache_for_every_text(
     assert asked.count(2) == 5
 
 
-def test_a_round_takes_what_lies_between_two_of_them(script: ModuleType) -> None:
-    """Of 13 rounds of five tokens but the first, which ends with the prompt, 12 are timed. Stands against drafts that
-    look hidden because their few rounds share the time of one round less."""
-    answer = Answer(prompt=(1, 2), before=Stats(), rounds=0)
-    answer.first_token_at = time.perf_counter() - 1.2
-    for tokens in (1, *[5] * 12):
-        answer.add(Delta(0, (7,) * tokens))
-    told = answer.report("", "length", Stats())
-    assert script.seconds_a_round(told) == pytest.approx(0.1, rel=0.01)
+def test_a_round_takes_what_lies_between_two_of_them(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against a link that takes no time, drafts in gaps that never come, and rounds that share the time of the
+    one that reads the prompt, or of the answer before it."""
+    monkeypatch.setattr("tpspec.topology.shape.known_models", lambda: SHAPES)
+    for name in SHAPES:
+        script.write(name, tmp_path / name, repeats=True)
+    options = Namespace(device="cpu", model="target", draft="draft", to=tmp_path, tokens=40)
+    monkeypatch.setattr(script, "prompt", lambda: (17, 900, 5, 444) * 50)
+    found = script.gaps(options)
+    waits_ms = found["of which it waits for the link, ms"]
+    assert waits_ms == pytest.approx(6 * 2 * (58 + 4) / 1000, rel=0.1)
+    assert found["plain round, ms"] > waits_ms
+    assert found["drafts of a round"] > 1
+    assert found["n-gram drafts of a round"] > 1
+    assert found["drafting alone, ms"] > 0
 
 
 TELLING = """
@@ -159,34 +164,8 @@ def test_a_section_tells_what_it_found_or_what_went_wrong(
     fake = tmp_path / "worker.py"
     fake.write_text(worker)
     monkeypatch.setattr(script, "__file__", str(fake))
-    options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4, mps=False)
+    options = Namespace(device="cpu", model="m", draft="d", mixture="x", tokens=4)
     assert script.section("decode", options, tmp_path, limit) == found
-
-
-def test_a_service_for_many_processes_ends_with_them(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stands against one that is left behind, on a machine that is others', too, or that no rank finds, or that they
-    wait for as long as they may."""
-    service, told = tmp_path / script.MPS, tmp_path / "told"
-    service.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY" "$@" >> {told}\n[ "$1" = -d ] || cat >> {told}\n')
-    service.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(script, "CLIENT", ("true",))
-    with script.side_by_side():
-        place = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-        assert Path(place).is_dir()
-        assert told.read_text() == f"{place} -d\n"
-    assert told.read_text() == f"{place} -d\n{place}\nquit\n"
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
-    monkeypatch.setattr(script, "CLIENT", ("sleep", "60"))
-    monkeypatch.setattr(script, "CLIENT_S", 0.1)
-    with pytest.raises(SystemExit, match=r"does not begin beside.*should be left out"), script.side_by_side():
-        raise AssertionError("nothing is measured")
-    assert told.read_text().endswith("quit\n")
-    service.unlink()
-    with pytest.raises(SystemExit, match=r"does not start here.*should be left out"), script.side_by_side():
-        pass
 
 
 def test_kernels_are_told_by_what_they_stand_between(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,20 +10,24 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from card_link import CardOnALink
+
 from tests.checkpoints import KINDS, tiny
 from tests.compiling_card import compiling_card
 from tests.rounds import tree_and_chain
-from tpspec.comm.communicator import OneRank
+from tpspec.comm.communicator import Communicator, OneRank
 from tpspec.model.linear import FRAGMENTS
 from tpspec.model.loader import Loader
+from tpspec.topology.links import straight
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 
-def rounds(folder: Path, quantize: str | None = None) -> None:
+def rounds(folder: Path, quantize: str | None = None, comm: Communicator | None = None) -> None:
     (whole,) = split(ModelShape.of(folder), (1.0,))
     loader = Loader.open(folder, whole, torch.bfloat16, torch.device("cuda"), quantize)
-    tree_and_chain(loader.decoder(OneRank(), 512, num_states=2), seed=0)
+    tree_and_chain(loader.decoder(comm or OneRank(), 512, num_states=2), seed=0)
 
 
 major, minor = map(int, sys.argv[2].split("."))
@@ -35,4 +39,5 @@ with compiling_card((major, minor)) as names:
         for way in ("off", "on"):
             os.environ[FRAGMENTS] = way
             rounds(folders["llama"], quantize)
+    rounds(folders["llama"], comm=CardOnALink(straight(30.0)))
     sys.stdout.writelines(f"{name}\n" for name in names)
