@@ -24,7 +24,7 @@ from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.model.published import publish_mxfp4
-from tests.worlds import Script, Told, serve, topology
+from tests.worlds import Script, Told, drafting_beside, serve, topology
 from tpspec.comm import peer
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
@@ -33,6 +33,7 @@ from tpspec.comm.messages import Cancel, News, Reach, Stats, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
 from tpspec.draft.medusa import MedusaHeads
 from tpspec.draft.medusa_files import read_heads
+from tpspec.engine import remote
 from tpspec.engine.engine import Engine
 from tpspec.engine.next_round import NextRound
 from tpspec.engine.remote import RemoteHost, Way
@@ -587,6 +588,35 @@ def test_a_drafter_elsewhere_has_a_card_too(folder: Path, few: None, tmp_path: P
         told = serve(made, asks, device=CUDA, begin=begin, link=wire)
     assert told.texts() == plain.texts()
     assert told.stats[-1].drafted > 0
+
+
+def test_a_drafter_in_gaps_has_the_card_at_the_same_time(
+    folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread, which is waited for here: where kernels are interpreted, it is slow. Stands against what two threads
+    ask of a card at one time and each needs for itself: recordings, numbers on their way, streams."""
+    monkeypatch.setattr(remote, "LEAST_S", 20.0)
+    monkeypatch.setattr(remote, "MOST_S", 20.0)
+    asks = [Request(0, (5, 6, 7, 8) * 3, 12, WARM)]
+    plain = serve(topology(folder), asks)
+    section = {"source": "model", "model": str(folder), "tokens": 3, "placement": {"gaps": 0}}
+    made = topology(folder, device="cuda", draft=section, pipeline={"policy": "fan_out"})
+
+    def begin(rank: int, engine: Engine) -> None:
+        host, step = engine.host, engine.step
+        assert isinstance(host, RemoteHost)
+
+        def once_it_has_spoken(*given: Any) -> list[Delta]:
+            while engine.scheduler.ready() and not host._live:
+                host._listen(0.2)
+            return step(*given)
+
+        engine.step = once_it_has_spoken  # type: ignore[method-assign]
+
+    with emulated_card(), drafting_beside(made, CARD) as (link, _):
+        told = serve(made, asks, device=CARD, link=link, begin=begin)
+    assert told.texts() == plain.texts()
+    assert told.stats[-1].accepted > 3
 
 
 @pytest.mark.parametrize(

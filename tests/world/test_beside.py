@@ -108,6 +108,9 @@ def test_one_that_cannot_start_says_why(model: Path, tmp_path: Path) -> None:
     for draft, why in ((tmp_path / "nowhere", "no model"), (broken, "model.safetensors")):
         with pytest.raises(UserError, match=why), drafting_beside(drafting(model, draft)):
             pass
+    card = torch.device("cuda", 77)
+    with pytest.raises(UserError, match="the drafter cannot start"), drafting_beside(drafting(model), card):
+        pass
     assert threads() == []
 
 

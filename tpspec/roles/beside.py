@@ -74,11 +74,11 @@ class Beside:
         self._thread.join(END_S)
 
     def _live(self) -> None:
-        go_last(torch.device(self._orders.device))
         pauses = Pauses()
         while not self._is_over.is_set():
             begun = monotonic()
             try:
+                go_last(torch.device(self._orders.device))
                 draft(self._orders, self._ready, self._is_wanted)
                 return
             except Exception as error:
