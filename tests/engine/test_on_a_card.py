@@ -594,7 +594,8 @@ def test_a_drafter_in_gaps_has_the_card_at_the_same_time(
     folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a thread, which is waited for here: where kernels are interpreted, it is slow. Stands against what two threads
-    ask of a card at one time and each needs for itself: recordings, numbers on their way, streams."""
+    ask of a card at one time and each needs for itself: recordings, numbers on their way, streams; and against a card
+    that waits for a word of the host, in a round without drafts, while the other thread asks it for memory."""
     monkeypatch.setattr(remote, "LEAST_S", 20.0)
     monkeypatch.setattr(remote, "MOST_S", 20.0)
     asks = [Request(0, (5, 6, 7, 8) * 3, 12, WARM)]
@@ -605,6 +606,8 @@ def test_a_drafter_in_gaps_has_the_card_at_the_same_time(
     def begin(rank: int, engine: Engine) -> None:
         host, step = engine.host, engine.step
         assert isinstance(host, RemoteHost)
+        assert isinstance(engine.target, ShardedTarget)
+        assert not engine.target.launches
 
         def once_it_has_spoken(*given: Any) -> list[Delta]:
             while engine.scheduler.ready() and not host._live:

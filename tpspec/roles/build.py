@@ -107,7 +107,9 @@ def build_engine(
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
         targets.append(target)
         pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds, is_silent=needs.is_silent)
-        return Supply(target, host, pace, partial(_prepare, targets, noise, device))
+        # A card that waits for a word of its host must not be asked for what waits for all of it: memory, a kernel.
+        has_drafter = topology.draft.placement.kind == "gaps"
+        return Supply(target, host, pace, partial(_prepare, targets, noise, device, launches=not has_drafter))
 
     own = supply(topology)
     scheduler = Scheduler(
@@ -143,10 +145,11 @@ def _text_states(topology: Topology, shape: ModelShape, pool: PagePool) -> State
     return TextStates(Seats(running, NUM_LEFT), KeptStates(kept_slots(running, kept), KEPT_LEFT), pool)
 
 
-def _prepare(targets: Sequence[ShardedTarget], noise: CounterNoise, device: torch.device) -> None:
+def _prepare(targets: Sequence[ShardedTarget], noise: CounterNoise, device: torch.device, *, launches: bool) -> None:
     noise.prepare(device)
     for target in targets:
         target.prepare()
+        target.launches &= launches
 
 
 def _constraint(vocabulary: Vocabulary, vocab: int, request: Request) -> Constraint | None:
