@@ -259,8 +259,9 @@ def few_fragments(
     line = _row(tile_outputs // together * tile_lines, of_lines)
     tile = _outputs(line // tile_lines * together, first_output, own, num_outputs) // together
     lines_at = pairs_at + tile.to(tl.int64) * (size * (columns // 2)) + line % tile_lines * (_LINE_BYTES // 4)
+    fetched: tl.constexpr = _FETCHED_GROUPS // at_once if overlaps else 2  # turns; two are read at once
     if overlaps:
-        for turn in tl.static_range(_FETCHED_GROUPS // at_once):
+        for turn in tl.static_range(fetched):
             _fetch_codes(lines_at, first + turn * at_once, end, of_group, at_once, of_lines)
         tile = _column(tile_outputs // together, of_lines) * together
         tile = _outputs(tile, first_output, own, num_outputs) // together
@@ -285,6 +286,9 @@ def few_fragments(
         of_scales,
     )  # fmt: skip
     begin(overlaps)
+    if inline_ptx:
+        for turn in tl.static_range(fetched, ahead):
+            _fetch_codes(lines_at, first + turn * at_once, end, of_group, at_once, of_lines)
     # Two turns, each with registers of its own: none is moved, for which it had to be there. Before a barrier a load
     # has begun, which else would begin when it is due.
     for at in range(first, end, 2 * at_once):
