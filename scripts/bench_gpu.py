@@ -563,8 +563,10 @@ def answered(options: argparse.Namespace, **keys: Any) -> Answered:
             stack.callback(link.close)
             drafter = Beside(Orders(to_json(topology), link.endpoint, os.getpid(), options.device, is_filler=False))
             stack.callback(drafter.close)
+            drafter.wait_until_ready()
         go_first(device)
-        built = build_engine(topology, CardOnALink(topology.link.cost), device, link=link)
+        comm = CardOnALink(topology.link.cost)
+        built = build_engine(topology, comm, device, link=link, launches=link is None)
         built.own.prepare()
         for _ in range(2):
             told = Asking(prompt(), options.tokens)

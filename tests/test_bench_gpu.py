@@ -133,7 +133,7 @@ def test_a_round_takes_what_lies_between_two_of_them(
     waits_ms = found["of which it waits for the link, ms"]
     assert waits_ms == pytest.approx(6 * 2 * (58 + 4) / 1000, rel=0.1)
     assert found["plain round, ms"] > waits_ms
-    assert found["drafts of a round"] > 1
+    assert found["drafts of a round"] > 0
     assert found["n-gram drafts of a round"] > 1
     assert found["drafting alone, ms"] > 0
 

@@ -23,6 +23,7 @@ from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import Failsafe, InlineHost
 from tpspec.engine.pace import Pace
+from tpspec.engine.remote import RemoteHost
 from tpspec.request import Delta, Request
 from tpspec.roles.beside import Beside
 from tpspec.roles.build import build_engine
@@ -89,18 +90,19 @@ def serve(
     watch: Callable[[Engine], None] = lambda engine: None,
     device: torch.device = CPU,
     link: DraftLink | None = None,
+    launches: bool = True,
 ) -> Told:
     """Runs the world until every request has ended; what the lead told. drafter: instead of the topology's own.
 
-    link: of the lead, to a drafter. begin: called with every rank and its engine before the first round. watch: with
-    its engine after the last.
+    link: of the lead, to a drafter. launches: as of `build_engine`. begin: called with every rank and its engine before
+    the first round. watch: with its engine after the last.
     """
     script = Script(messages or {1: [Submit(request) for request in requests]})
     channels = thread_channels(len(made.target.ranks))
 
     def rank(comm: Communicator) -> None:
         comm = comm if comm.size > 1 else OneRank()  # as in a world of processes: it alone is recorded on a card
-        built = build_engine(made, comm, device, link=None if comm.rank else link)
+        built = build_engine(made, comm, device, link=None if comm.rank else link, launches=launches)
         built.own.prepare()
         engine = built.engine
         if drafter is not None:
@@ -118,6 +120,20 @@ def serve(
     return script.told
 
 
+def once_it_drafts(rank: int, engine: Engine) -> None:
+    """To `begin` with: no round of a text is begun before a drafter elsewhere has answered for one. A tiny target ends
+    before that."""
+    host, step = engine.host, engine.step
+    assert isinstance(host, RemoteHost)
+
+    def once_it_has_spoken(*given: Any) -> list[Delta]:
+        while engine.scheduler.ready() and not host._live:
+            host._listen(0.2)
+        return step(*given)
+
+    engine.step = once_it_has_spoken  # type: ignore[method-assign]
+
+
 @contextmanager
 def drafting_beside(made: Topology, device: torch.device = CPU) -> Iterator[tuple[LeadDraftLink, Beside]]:
     """A drafter in a thread of this process, as in the gaps of a card, and the link of a lead that it is of."""
@@ -125,6 +141,7 @@ def drafting_beside(made: Topology, device: torch.device = CPU) -> Iterator[tupl
     try:
         kept = Beside(Orders(to_json(made), link.endpoint, os.getpid(), str(device), is_filler=False))
         try:
+            kept.wait_until_ready()
             yield link, kept
         finally:
             kept.close()

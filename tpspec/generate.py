@@ -18,7 +18,8 @@ from tpspec.comm.messages import Stats, Stop, Submit, Tally
 from tpspec.errors import UserError
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.request import Request, Sampling
-from tpspec.roles.door import Seat, add_topology_options, find_place, guarded, open_seat, positive
+from tpspec.roles.door import add_topology_options, find_place, guarded, open_seat, positive
+from tpspec.roles.seat import Seat
 from tpspec.text import Detokenizer, Text
 
 if TYPE_CHECKING:

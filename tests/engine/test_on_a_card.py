@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.model.published import publish_mxfp4
-from tests.worlds import Script, Told, drafting_beside, serve, topology
+from tests.worlds import Script, Told, drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm import peer
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.distributed import Place
@@ -594,8 +595,9 @@ def test_a_drafter_in_gaps_has_the_card_at_the_same_time(
     folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a thread, which is waited for here: where kernels are interpreted, it is slow. Stands against what two threads
-    ask of a card at one time and each needs for itself: recordings, numbers on their way, streams; and against a card
-    that waits for a word of the host, in a round without drafts, while the other thread asks it for memory."""
+    ask of a card at one time and each needs for itself: recordings, numbers on their way, streams; against a drafter on
+    the first card, or in the stream that goes before all others; and against a card that waits for a word of the host,
+    in a round without drafts, while the other thread asks it for memory."""
     monkeypatch.setattr(remote, "LEAST_S", 20.0)
     monkeypatch.setattr(remote, "MOST_S", 20.0)
     asks = [Request(0, (5, 6, 7, 8) * 3, 12, WARM)]
@@ -603,23 +605,30 @@ def test_a_drafter_in_gaps_has_the_card_at_the_same_time(
     section = {"source": "model", "model": str(folder), "tokens": 3, "placement": {"gaps": 0}}
     made = topology(folder, device="cuda", draft=section, pipeline={"policy": "fan_out"})
 
+    record, own_streams = CardRecorder.record, list[bool]()
+
+    def noting(recorder: CardRecorder, work: Callable[[], Any]) -> Any:
+        if threading.current_thread().name == "drafter":
+            own_streams.append(torch.cuda.current_stream() is torch.cuda.current_stream())  # else there is none set
+        return record(recorder, work)
+
+    monkeypatch.setattr(CardRecorder, "record", noting)
+
     def begin(rank: int, engine: Engine) -> None:
-        host, step = engine.host, engine.step
-        assert isinstance(host, RemoteHost)
+        once_it_drafts(rank, engine)
         assert isinstance(engine.target, ShardedTarget)
         assert not engine.target.launches
 
-        def once_it_has_spoken(*given: Any) -> list[Delta]:
-            while engine.scheduler.ready() and not host._live:
-                host._listen(0.2)
-            return step(*given)
-
-        engine.step = once_it_has_spoken  # type: ignore[method-assign]
-
-    with emulated_card(), drafting_beside(made, CARD) as (link, _):
-        told = serve(made, asks, device=CARD, link=link, begin=begin)
+    devices = list[torch.device]()
+    with emulated_card():
+        monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+        with drafting_beside(made, CARD) as (link, _):
+            told = serve(made, asks, device=CARD, link=link, begin=begin, launches=False)
     assert told.texts() == plain.texts()
     assert told.stats[-1].accepted > 3
+    assert own_streams
+    assert all(own_streams)
+    assert devices == [CARD]
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from tests.checkpoints import KINDS, tiny
 from tests.draft.heads.assistant import assistant
 from tests.draft.kits import KITS, draft_section
 from tests.rounds import tree_and_chain
-from tests.worlds import drafting_beside, serve, topology
+from tests.worlds import drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm.communicator import OneRank
-from tpspec.comm.gap import go_first
 from tpspec.comm.messages import News, Submit, ToLead
 from tpspec.engine.engine import Engine
 from tpspec.model.batch import Span
@@ -97,7 +96,7 @@ def test_a_drafter_in_the_gaps_of_a_card_leaves_the_text_as_it_is(policy: str, t
     asks = [replace(ask, max_tokens=100) for ask in ASKS]
     card = torch.device("cuda", 0)
     with drafting_beside(made, card) as (link, _):
-        told = serve(made, asks, device=card, link=link, begin=lambda *_: go_first(card))
+        told = serve(made, asks, device=card, link=link, begin=once_it_drafts, launches=False)
     assert told.texts() == serve(topology(target, device="cuda"), asks, device=card).texts()
     assert told.stats[-1].accepted > 0
 

@@ -76,7 +76,9 @@ def test_what_fewer_bits_cost_in_accepted_drafts_is_said_of_both_models(
     (tmp_path / "prompts").write_text('{"prompt": "the cat and the hat"}\n{"prompt": "the end of the other one"}\n')
     options = ["--draft", str(folder), "--prompts", str(tmp_path / "prompts"), "--dtype", "float32"]
     assert main(["quality", str(folder), *options, "--json"]) == 0
-    accepted = {one["weights"]: one["accepted"] for one in json.loads(capsys.readouterr().out)}
+    found = json.loads(capsys.readouterr().out)
+    assert found[0]["agreement"] == 1 > found[2]["agreement"]  # with the first one's answers
+    accepted = {one["weights"]: one["accepted"] for one in found}
     assert list(accepted) == ["float32", "int8", "int4"]
     assert all(list(of) == list(accepted) and of[weights] == 1 for weights, of in accepted.items())
     assert accepted["float32"]["int4"] < 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +134,23 @@ def test_layers_with_a_window_find_their_keys_in_slots_of_their_own(
     said = [told(decoder, whole_and_windowed(160)[1], num_steps=1, chunks=(40, 3)) for decoder in (torchs, cards)]
     assert cards._runner.many._flash is not None
     assert (said[0] - said[1]).abs().max() < 0.05
+
+
+def test_two_threads_have_room_of_their_own(tmp_path: Path) -> None:
+    """A shard and the drafter beside it read prompts at the same time; models of one thread take turns. Stands against
+    parts of one's sums that the other finds in their place."""
+    shape = pair(tiny("llama", tmp_path, **EVEN))[0].shape
+    rooms = list[int]()
+
+    def made() -> None:
+        card_flash.Flash(shape, lambda room, layout: rooms.append(room.data_ptr()))
+
+    for _ in range(2):
+        made()
+    thread = threading.Thread(target=made)
+    thread.start()
+    thread.join()
+    assert rooms[0] == rooms[1] != rooms[2]
 
 
 def test_who_computes_something_else_is_left_and_that_is_told(

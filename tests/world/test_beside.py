@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,17 @@ import torch
 import zmq
 
 from tests.checkpoints import tiny
-from tests.worlds import drafting_beside, serve, topology
+from tests.worlds import drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm.draft_link import LeadDraftLink
+from tpspec.comm.gap import SWITCH, in_a_thread
 from tpspec.comm.messages import Drafts, Outcome, Outcomes, Stop
 from tpspec.errors import UserError
 from tpspec.request import Request, Sampling
-from tpspec.roles.beside import SWITCH, TURN_S, in_a_thread
-from tpspec.topology.config import Topology
+from tpspec.roles.beside import TURN_S, Beside
+from tpspec.roles.drafter import Orders
+from tpspec.topology.config import Topology, to_json
+
+pytestmark = pytest.mark.alone
 
 SOON_S = 20.0
 TEXT = (5, 6, 7, 8)
@@ -29,14 +33,6 @@ TEXT = (5, 6, 7, 8)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny("llama", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def interval() -> Iterator[None]:
-    """Of switches between threads, which others of this process go on with."""
-    kept = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(kept)
 
 
 def drafting(target: Path, draft: Path | None = None) -> Topology:
@@ -65,26 +61,49 @@ def test_texts_are_those_of_plain_decoding(model: Path) -> None:
     asks = [Request(i, (5, 6, 7, 8, 9 + i) * 4, 40, Sampling(temperature=0.8 * (i % 2), seed=i)) for i in range(4)]
     made = drafting(model)
     with drafting_beside(made) as (link, _):
-        told = serve(made, asks, link=link)
+        told = serve(made, asks, link=link, begin=once_it_drafts)
     assert told.texts() == serve(topology(model), asks).texts()
     assert told.stats[-1].accepted > 0
 
 
 def test_one_that_fails_begins_anew(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Stands against a drafter that is gone for good after a message that it cannot read, and a rank whose thread waits
-    for Python as long as usual, five milliseconds."""
-    with drafting_beside(drafting(model)) as (link, _):
+    """At once, and then after a pause, in which it can be ended. Stands against a drafter that is gone for good after a
+    message that it cannot read, or fails again and again; and a rank whose thread waits for Python as long as usual,
+    five milliseconds."""
+    usual = sys.getswitchinterval()
+    with drafting_beside(drafting(model)) as (link, kept):
         assert sys.getswitchinterval() == pytest.approx(TURN_S)
         before = draft_of(link)
         assert len(before) == 3
-        link._socket.send(b"nonsense", zmq.DONTWAIT)
-        deadline = time.monotonic() + SOON_S
-        while "it is started again in 0 s" not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert draft_of(link) == before
-        assert threads() == ["drafter"]
+        for pause in (0, 1):
+            link._socket.send(b"nonsense", zmq.DONTWAIT)
+            deadline = time.monotonic() + SOON_S
+            while f"it is started again in {pause} s" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            if not pause:
+                assert draft_of(link) == before
+                assert threads() == ["drafter"]
+        started = time.monotonic()
+        kept.close()
+        assert time.monotonic() - started < 0.8
     assert threads() == []
+    assert sys.getswitchinterval() == usual
+
+
+def test_it_ends_with_the_lead(model: Path) -> None:
+    """Also while there is something to read: of a long text, here. Stands against a thread that goes on in a process
+    that ends."""
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    orders = Orders(to_json(drafting(model)), "ipc:///nowhere", gone.pid, "cpu", is_filler=False)
+    kept = Beside(orders)
+    kept.wait_until_ready()
+    deadline = time.monotonic() + SOON_S
+    while threads():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    kept.close()
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -108,8 +127,21 @@ def test_one_that_cannot_start_says_why(model: Path, tmp_path: Path) -> None:
     for draft, why in ((tmp_path / "nowhere", "no model"), (broken, "model.safetensors")):
         with pytest.raises(UserError, match=why), drafting_beside(drafting(model, draft)):
             pass
+    assert threads() == []
+
+
+def test_a_fault_of_any_kind_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands against a rank that waits for ever for a thread that has gone: a card that is not there, and a panic of a
+    library in Rust, which is no Exception."""
     card = torch.device("cuda", 77)
     with pytest.raises(UserError, match="the drafter cannot start"), drafting_beside(drafting(model), card):
+        pass
+
+    def panics(*_: object) -> int:
+        raise SystemExit("a panic")
+
+    monkeypatch.setattr("tpspec.roles.beside.draft", panics)
+    with pytest.raises(UserError, match="the drafter cannot start: a panic"), drafting_beside(drafting(model)):
         pass
     assert threads() == []
 

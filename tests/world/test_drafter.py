@@ -24,9 +24,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import tiny
 from tests.worlds import serve, topology
+from tpspec.comm.gap import SWITCH
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.request import Request, Sampling
-from tpspec.roles.beside import SWITCH
 
 pytestmark = pytest.mark.alone
 

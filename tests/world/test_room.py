@@ -22,6 +22,7 @@ from tests.draft.kits import KITS, draft_section
 from tests.emulated_card import CARD, MEMORY, PROPERTIES, emulated_card
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
+from tpspec.comm.gap import SWITCH
 from tpspec.model.batch import Span
 from tpspec.request import Request, Sampling
 from tpspec.roles import agree, memory
@@ -101,8 +102,8 @@ def test_a_small_model_on_a_large_card_does_not_take_all_of_it(tmp_path: Path) -
     assert most_tokens(box(tmp_path, serve={"max_running": 100}), [0], 80 * GIB) == 100 * 512 // GRAIN * GRAIN
 
 
-def test_a_card_keeps_some_memory_for_what_is_not_counted(llama: Path) -> None:
-    """NCCL's buffers, graphs, and CUDA in the process of a drafter that is beside the shard."""
+def test_a_card_keeps_some_memory_for_what_is_not_counted(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's buffers, graphs, and CUDA in the process of a drafter that is beside the shard, if it is one."""
     with emulated_card():
         free, left = MEMORY[0], max(LEAST_LEFT, int(LEFT * PROPERTIES.total_memory))
         made = box(llama, 2, draft={"source": "ngram"})
@@ -110,6 +111,8 @@ def test_a_card_keeps_some_memory_for_what_is_not_counted(llama: Path) -> None:
         assert tokens == most_tokens(made, [1], free - left)
         draft = {"source": "model", "model": str(tiny("smollm2", llama / "draft")), "placement": {"gaps": 1}}
         beside = box(llama, 2, draft=draft, pipeline={"policy": "fan_out"})
+        assert num_cached(beside, CARD, [1]) == most_tokens(beside, [1], free - left)
+        monkeypatch.setenv(SWITCH, "process")
         assert num_cached(beside, CARD, [1]) == most_tokens(beside, [1], free - left - PROCESS)
         assert num_cached(beside, CARD, [0]) == tokens
         assert num_cached(beside, CARD, [0, 1]) == most_tokens(beside, [0, 1], free - 2 * left - PROCESS)

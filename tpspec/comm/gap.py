@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tpspec.comm.communicator import InTurn
+from tpspec.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator, Purpose
 
+SWITCH = "TPSPEC_GAPS"  # variable: what a drafter in gaps is
+THREAD, PROCESS = "thread", "process"
 SUMS = struct.Struct("2d")
 CPUCLOCK_SCHED = 2  # linux/posix-timers.h
 SCHEDSTAT_BYTES = 128
@@ -119,6 +122,15 @@ class Delay:
     def _read(self) -> float:
         """Of "ran, waited, turns": Linux, Documentation/scheduler/sched-stats.rst."""
         return int(os.pread(self._fd, SCHEDSTAT_BYTES, 0).split()[1]) / 1e9
+
+
+def in_a_thread(device: torch.device) -> bool:
+    """Whether a drafter in gaps is a thread of its rank's there. On the CPU, where the OS shares cores out by process,
+    it is a process of its own."""
+    found = os.environ.get(SWITCH) or (THREAD if device.type == "cuda" else PROCESS)
+    if found not in (THREAD, PROCESS):
+        raise UserError(f"{SWITCH}={found}: should be {THREAD} or {PROCESS}")
+    return found == THREAD
 
 
 def go_first(device: torch.device) -> None:

@@ -31,7 +31,8 @@ from tpspec.measure.tables import print_sources, print_tables
 from tpspec.measure.trace import write
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.request import Sampling
-from tpspec.roles.door import Seat, add_topology_options, find_place, guarded, open_seat
+from tpspec.roles.door import add_topology_options, find_place, guarded, open_seat
+from tpspec.roles.seat import Seat
 from tpspec.text import Text
 from tpspec.topology.config import Topology
 

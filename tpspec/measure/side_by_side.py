@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tpspec.measure.savings import Task
     from tpspec.measure.stats import Record
     from tpspec.request import Delta
-    from tpspec.roles.door import Seat
+    from tpspec.roles.seat import Seat
 
 
 class Turn(NamedTuple):

@@ -13,6 +13,7 @@ import os
 from functools import cache
 from itertools import accumulate
 from statistics import median
+from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class Flash:
 
     def __init__(self, shape: Shape, make: Callable[[Tensor, str], Wrapper]) -> None:
         self._shape, self.serves = shape, False
-        self._wrappers = {sight: make(_workspace(shape.device), "HND") for sight in shape.sights}
+        self._wrappers = {sight: make(_workspace(shape.device, get_ident()), "HND") for sight in shape.sights}
         self._planned = torch.cuda.Event() if shape.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def begin(self, spans: Sequence[Span]) -> None:
@@ -118,8 +119,8 @@ def flash(shape: Shape, ours: Callable[[KVStore], CardSteps]) -> Flash | None:
 
 
 @cache
-def _workspace(device: torch.device) -> Tensor:
-    """For all models: what is in it is of one call."""
+def _workspace(device: torch.device, thread: int) -> Tensor:
+    """For all models of a thread: what is in it is of one call. A drafter beside a shard calls at the same time."""
     return torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
+from tpspec.errors import UserError
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products, multiplies_pairs
 from tpspec.model.quantized import DequantizedLinear, Rounded
 from tpspec.topology.groups import grid_of
@@ -132,7 +133,7 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
         # Triton comes with torch for cards only.
-        if os.environ.get(FRAGMENTS, "off") == "on":
+        if _by_fragments():
             from tpspec.model.card_fragments import FragmentLinear
 
             return FragmentLinear(matrix, bias_O)
@@ -142,6 +143,13 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
     if device.type == "cpu" and (loaded := compiled_products()) is not None:
         return CompiledLinear(loaded, matrix, bias_O)
     return DequantizedLinear(matrix, bias_O)
+
+
+def _by_fragments() -> bool:
+    found = os.environ.get(FRAGMENTS) or "off"
+    if found not in ("on", "off"):
+        raise UserError(f"{FRAGMENTS}={found}: should be on or off")
+    return found == "on"
 
 
 def rounded_linear(

@@ -9,9 +9,7 @@ models or messages.
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from queue import SimpleQueue
 from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -23,6 +21,7 @@ from tpspec.comm.process import is_alive
 from tpspec.errors import UserError
 from tpspec.roles.drafter import draft
 from tpspec.roles.guard import Pauses
+from tpspec.roles.memory import memory_suffices
 
 if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
@@ -30,48 +29,51 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SWITCH = "TPSPEC_GAPS"  # variable: what a drafter in gaps is
-THREAD, PROCESS = "thread", "process"
 TURN_S = 1e-4  # that the shard's thread waits for Python at most, while another has it
-END_S = 5.0  # that is waited for the drafter to end the forward it is in
-
-
-def in_a_thread(device: torch.device) -> bool:
-    """Whether a drafter in gaps is a thread there. On the CPU, where the OS shares cores out by process, it is not."""
-    found = os.environ.get(SWITCH) or (THREAD if device.type == "cuda" else PROCESS)
-    if found not in (THREAD, PROCESS):
-        raise UserError(f"{SWITCH}={found}: should be {THREAD} or {PROCESS}")
-    return found == THREAD
+END_S = 20.0  # that is waited for the drafter to end what it is in: a forward, or reading its weights anew
 
 
 class Beside:
-    """One drafter's thread. When this has been made the drafter is ready: what it compiles, records and tries is over
-    before the shard begins with that. Raises what it says is wrong when it cannot start."""
+    """One drafter's thread. It loads, compiles, records and tries while the shard does nothing of that: `has_begun`.
+    Until it is closed another thread has Python for TURN_S at most."""
 
     def __init__(self, orders: Orders) -> None:
-        self._orders, self._is_over = orders, Event()
-        self._said = SimpleQueue[Exception | None]()
-        self._was_ready = False
+        self._orders, self._is_over, self._begun = orders, Event(), Event()
+        self._fault: BaseException | None = None
+        self._interval = sys.getswitchinterval()
         sys.setswitchinterval(TURN_S)
         self._thread = Thread(target=self._live, name="drafter", daemon=True)
         self._thread.start()
-        if (error := self._said.get()) is not None:
-            raise error if isinstance(error, UserError) else UserError(f"the drafter cannot start: {error}") from error
+
+    def has_begun(self, timeout_s: float) -> bool:
+        """Whether it is ready, or cannot be; waits so long for that."""
+        return self._begun.wait(timeout_s)
+
+    def wait_until_ready(self) -> None:
+        """Raises what is wrong when it cannot start."""
+        self._begun.wait()
+        if self._fault is None:
+            return
+        try:
+            with memory_suffices():
+                raise self._fault
+        except UserError:
+            raise
+        except BaseException as fault:
+            raise UserError(f"the drafter cannot start: {fault}") from fault
 
     def beside(self, comm: Communicator) -> Communicator:
         """As it is: nobody tells what a thread has of a card."""
         return comm
 
-    def wait_until_ready(self) -> None:
-        """It is."""
-
     def watch_beside(self) -> None:
         """It begins anew by itself."""
 
     def close(self) -> None:
-        """It ends."""
+        """It ends; once more, nothing happens."""
         self._is_over.set()
         self._thread.join(END_S)
+        sys.setswitchinterval(self._interval)
 
     def _live(self) -> None:
         pauses = Pauses()
@@ -79,20 +81,16 @@ class Beside:
             begun = monotonic()
             try:
                 go_last(torch.device(self._orders.device))
-                draft(self._orders, self._ready, self._is_wanted)
+                draft(self._orders, self._begun.set, self._is_wanted)
                 return
-            except Exception as error:
-                if not self._was_ready:
-                    self._said.put(error)
+            except BaseException as error:  # a panic of a library in Rust is no Exception
+                if not self._begun.is_set():
+                    self._fault = error
+                    self._begun.set()
                     return
                 pause = pauses.after(monotonic() - begun)
                 log.warning("the drafter failed; it is started again in %g s", pause, exc_info=True)
             self._is_over.wait(pause)
-
-    def _ready(self) -> None:
-        if not self._was_ready:
-            self._was_ready = True
-            self._said.put(None)
 
     def _is_wanted(self) -> bool:
         return not self._is_over.is_set() and is_alive(self._orders.lead_pid)

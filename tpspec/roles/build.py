@@ -76,13 +76,17 @@ def build_engine(
     progress: Callable[[int, int], None] | None = None,
     link: DraftLink | None = None,
     beside: Callable[[Communicator], Communicator] = lambda comm: comm,
+    *,
+    launches: bool = True,
 ) -> Built:
     """This target rank's engine; `comm` joins the target ranks. Raises UserError before reading weights if it can.
 
     Nothing here is collective, so a rank that fails leaves nobody waiting; what is, is left to `own.prepare`.
 
-    link: of the lead, to a drafter in a process of its own, where the topology wants one. beside: what is put around
-    the communicator of a rank that such a drafter runs beside.
+    link: of the lead, to a drafter that runs beside the rounds, where the topology wants one. beside: what is put
+    around the communicator of a rank that such a drafter runs beside. launches: whether rounds may be launched before
+    what they are of is known; the same on all ranks. Not where a drafter is a thread beside some shard: a card that
+    waits for a word of its host must not be asked for what waits for all of it, as memory or a new kernel may.
     """
     folder = find(topology.target.model)
     shape = ModelShape.of(folder)
@@ -107,9 +111,7 @@ def build_engine(
         target = _target(topology, shape, comm.rank, shard(), needs.taps)
         targets.append(target)
         pace = Whole(needs.whole) if needs.whole else Pace(gives_odds=needs.gives_odds, is_silent=needs.is_silent)
-        # A card that waits for a word of its host must not be asked for what waits for all of it: memory, a kernel.
-        has_drafter = topology.draft.placement.kind == "gaps"
-        return Supply(target, host, pace, partial(_prepare, targets, noise, device, launches=not has_drafter))
+        return Supply(target, host, pace, partial(_prepare, targets, noise, device, launches=launches))
 
     own = supply(topology)
     scheduler = Scheduler(

@@ -43,7 +43,7 @@ CHOICES = "choices"  # the one option that is the tree's and no source's
 
 
 def ways_of(topology: Topology) -> tuple[Way, ...]:
-    """How a drafter in a process of its own may draft; of several, the lead finds the best by trial."""
+    """How a drafter that runs beside the rounds may draft; of several, the lead finds the best by trial."""
     pipeline = topology.pipeline
     serial, optimistic, alternate = Way(), Way(Reach(ahead=True)), Way(alternates=True)
     fan_out = Way(Reach(ahead=True, width=1 + pipeline.fan_out))
@@ -52,7 +52,7 @@ def ways_of(topology: Topology) -> tuple[Way, ...]:
 
 
 def reaching(policy: Policy, reach: Reach) -> Policy:
-    """The policy of a drafter in a process of its own, as far as the lead wants it to go."""
+    """The policy of a drafter that runs beside the rounds, as far as the lead wants it to go."""
     return replace(policy, ahead=reach.ahead, width=reach.width, max_rows=ROWS_AHEAD)
 
 
@@ -92,7 +92,7 @@ def build_inline(
 
 
 def build_ahead(topology: Topology, device: torch.device) -> Ahead:
-    """The drafter of a process of its own, which measures what its steps take."""
+    """The drafter that runs beside the rounds, which measures what its steps take."""
     (made,) = _made(topology, _given(topology, device))
     assert isinstance(made, Modelled), "the rules of a topology ask for a source with a model of its own"
     branches = branches_of(topology, gives_q=made.source.needs.gives_q)
@@ -100,7 +100,7 @@ def build_ahead(topology: Topology, device: torch.device) -> Ahead:
 
 
 def taps_elsewhere(topology: Topology) -> tuple[int, ...]:
-    """What a drafter in a process of its own needs of the target: a head is read once here, to say so."""
+    """What a drafter that runs beside the rounds needs of the target: a head is read once here, to say so."""
     if topology.draft.own_model is not None:
         return ()
     given = _given(topology, torch.device("cpu"))

@@ -68,7 +68,7 @@ class Drafter:
                 outcomes.append(message)
             self.hear(*outcomes)
             busy = self.work()
-            if not busy and not is_wanted():
+            if not is_wanted():
                 return 0
 
     def hear(self, *messages: Outcomes) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.comm.gap import in_a_thread
 from tpspec.roles.fit import found_drafter
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.checkpoint import find
@@ -51,8 +52,9 @@ def left_on(topology: Topology, device: torch.device, on_device: Sequence[int]) 
     if device.type != "cuda" or topology.cache.tokens != "auto":
         return 0
     each = max(LEAST_LEFT, int(LEFT * torch.cuda.get_device_properties(device).total_memory))
-    is_away = topology.draft.placement.kind != "inline"
-    return len(on_device) * each + is_away * sum(map(topology.drafts_on, on_device)) * PROCESS
+    kind = topology.draft.placement.kind
+    has_process = kind == "dedicated" or (kind == "gaps" and not in_a_thread(device))
+    return len(on_device) * each + has_process * sum(map(topology.drafts_on, on_device)) * PROCESS
 
 
 def most_tokens(topology: Topology, on_device: Sequence[int], room: int) -> int:

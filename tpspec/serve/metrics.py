@@ -152,7 +152,7 @@ class EngineCounters(Collector):
 
 
 def drafting_elsewhere(drafting: Drafting) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-    """Of a drafter in a process of its own."""
+    """Of a drafter that runs beside the rounds."""
     counters = {
         "hits": ("Drafts that were ready when they were asked for", drafting.hits),
         "misses": ("Drafts that had to be made", drafting.misses),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tpspec.comm.distributed import Place, World, join_world
 from tpspec.comm.messages import Submit
 from tpspec.comm.watch import Watch
 from tpspec.request import Request
-from tpspec.roles import door
+from tpspec.roles.seat import Seat, seated
 from tpspec.topology.config import Topology
 
 CPU = torch.device("cpu")
@@ -28,14 +29,15 @@ CPU = torch.device("cpu")
 
 def run(job: dict[str, Any], world: World) -> dict[str, Any]:
     made = Topology.model_validate_json(json.dumps(job["topology"]))
-    seat = door.agreed(world, lambda: door._take_seat(made, world, Watch({}, (), 1.0), lambda *_: None))
-    texts = [batch(seat, requests) for requests in job["batches"]] if seat.holds_shard else [seat.follow()]
-    stats = msgspec.to_builtins(seat.stats()) if seat.leads else {}
-    seat.close()
+    with ExitStack() as stack:
+        seat = seated(made, world, Watch({}, (), 1.0), stack)
+        texts = [batch(seat, requests) for requests in job["batches"]] if seat.holds_shard else [seat.follow()]
+        stats = msgspec.to_builtins(seat.stats()) if seat.leads else {}
+        seat.close()
     return {"texts": texts, "stats": stats}
 
 
-def batch(seat: door.Seat, requests: list[dict[str, Any]]) -> list[list[int]]:
+def batch(seat: Seat, requests: list[dict[str, Any]]) -> list[list[int]]:
     script = Script({1: [Submit(msgspec.convert(request, Request)) for request in requests]})
     assert (seat.lead(script) if seat.leads else seat.follow()) == 0
     return script.told.texts()
