@@ -178,8 +178,9 @@ def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list
     few, most = AT_ONCE
     tiles: list[Any] = [(few, FRAGMENT_TILES[0], "", 1), (most, FRAGMENT_TILES[0], "", card_shares.MOST_SPLITS)]
     if every:
-        tiles += [(most, tile, "", 1) for tile in FRAGMENT_TILES]
-        tiles += [(most, tile, "silu", 1) for tile in GATED_FRAGMENT_TILES]
+        most_outputs = card_fragments.MOST_OUTPUTS[of["bits"]]
+        tiles += [(most, tile, "", 1) for tile in FRAGMENT_TILES if tile.outputs <= most_outputs]
+        tiles += [(most, tile, "silu", 1) for tile in GATED_FRAGMENT_TILES if tile.outputs <= most_outputs]
         tiles.append((most, max(GATED_FRAGMENT_TILES), "gelu", card_shares.MOST_SPLITS))
     side_by_side = card_fragments.side_by_side(of["group"] * of["bits"] // 16)
     of = of | {"together": card_tiles.TILE_OUTPUTS, "side_by_side": side_by_side, "inline_ptx": True}

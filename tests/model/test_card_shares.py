@@ -21,7 +21,7 @@ from tpspec.model.card_coded import CodedLinear, CodedProduct
 from tpspec.model.card_fragments import FragmentLinear
 from tpspec.model.card_overlap import IN_TURN
 from tpspec.model.card_shares import Shares, shares
-from tpspec.model.card_tiles import CODED_TILES, FRAGMENT_TILES
+from tpspec.model.card_tiles import CODED_TILES, FRAGMENT_TILES, CodedTile, FragmentTile
 
 ON_CARD = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_CARD else []
@@ -32,6 +32,7 @@ TILES: dict[Any, list[Any]] = {
     kind: list(dict.fromkeys(tile for of_rows in tiles.values() for tile in of_rows))
     for kind, tiles in ((CodedLinear, CODED_TILES), (FragmentLinear, FRAGMENT_TILES))
 }
+WIDE: dict[Any, Any] = {CodedLinear: CodedTile(8, 32, 3), FragmentLinear: FragmentTile(8, 32, 4)}
 in_both_ways = pytest.mark.parametrize("kind", TILES)
 
 
@@ -93,7 +94,7 @@ def test_what_programs_share_is_what_one_makes(kind: Any, num_groups: int, cut: 
     that no share has, or two have, shares that are cut short or have no groups at all, and counters that do not begin
     anew: without them no program was the last one, and nothing was stored."""
     shared, alone = (coded(kind, num_groups, one, 8) for one in (cut, Shares(cut.at_once)))
-    x_TI, tile = rows(9, num_groups), TILES[kind][2]
+    x_TI, tile = rows(9, num_groups), WIDE[kind]
     made = [product.few(x_TI, tile) for product in (alone, shared, shared)]
     assert (made[1].float() - made[0].float()).abs().max() <= 2**-10 * made[0].abs().max()
     assert torch.equal(made[1], made[2])

@@ -44,6 +44,10 @@ class World(Server):
 
     launched_by = "tpspec.launch"
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self._others = set(Path(gettempdir()).glob("tpspec-*"))  # some of a process that had one's number before it
+        super().__init__(*given, **named)
+
     def died(self) -> None:
         """What there is by now belongs to it, too."""
         self.processes = list({*self.processes, *self._children()})
@@ -55,7 +59,8 @@ class World(Server):
 
     def left_over(self) -> list[Path]:
         pids = [process.pid for process in self.processes]
-        return [folder for pid in pids for folder in Path(gettempdir()).glob(f"tpspec-{pid}-*")]
+        found = {folder for pid in pids for folder in Path(gettempdir()).glob(f"tpspec-{pid}-*")}
+        return sorted(found - self._others)
 
 
 class Answer:

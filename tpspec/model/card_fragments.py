@@ -12,7 +12,7 @@ several side by side a thread, which are one load, and of rows [N, C, R] as many
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import triton
@@ -31,12 +31,16 @@ from tpspec.model.card_shares import added, is_last, share_of
 from tpspec.model.card_tiles import FRAGMENT_TILES, GATED_FRAGMENT_TILES, TILE_OUTPUTS, FragmentTile
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
 
     from tpspec.model.card_shares import Shares
     from tpspec.model.quantized import Matrix
 
+Some = TypeVar("Some", FragmentTile, FragmentTile | None)
 MOST_SIDE_BY_SIDE = 8  # words of a thread: 16 bytes
+MOST_OUTPUTS = {4: 64, 8: 32}  # of a tile, by bits of a code
 # Of a tile of 16 outputs: what a card reads in the time of a small kernel, as of `few_coded`.
 FETCHED_GROUPS, SCALE_LINES = 8, 64
 
@@ -44,10 +48,11 @@ _LINE_BYTES, _FETCHED_GROUPS, _SCALE_LINES = (tl.constexpr(n) for n in (LINE_BYT
 
 
 class FragmentLinear(CodedProduct[FragmentTile]):
-    """By the kernel below."""
+    """By the kernel below, which adds in another order than that of `CodedLinear`: last bits are others."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
-        super().__init__(matrix, bias_O, FRAGMENT_TILES, GATED_FRAGMENT_TILES)
+        bits = matrix.bits
+        super().__init__(matrix, bias_O, fitting(FRAGMENT_TILES, bits), fitting(GATED_FRAGMENT_TILES, bits))
 
     def few(self, x_TI: Tensor, tile: FragmentTile, gate: str = "") -> Tensor:
         num_outputs = self._num_outputs
@@ -61,18 +66,24 @@ class FragmentLinear(CodedProduct[FragmentTile]):
         return y_TO
 
 
-def in_tile(tile: FragmentTile, shares: Shares, columns: int) -> dict[str, Any]:
-    """Of the kernel, with so many words of a group."""
+def fitting(tiles: Mapping[int, Sequence[Some]], bits: int) -> dict[int, tuple[Some, ...]]:
+    """Those whose numbers a thread's registers hold."""
+    most = MOST_OUTPUTS[bits]
+    return {rows: tuple(tile for tile in some if tile is None or tile.outputs <= most) for rows, some in tiles.items()}
+
+
+def in_tile(tile: FragmentTile, shares: Shares, num_words: int) -> dict[str, Any]:
+    """Of the kernel. num_words: of a group, of an output."""
     return {
         "tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": TILE_OUTPUTS, "ahead": tile.ahead,
         "at_once": shares.at_once, "num_warps": shares.at_once, "splits": shares.splits,
-        "side_by_side": side_by_side(columns), "inline_ptx": not knobs.runtime.interpret,
+        "side_by_side": side_by_side(num_words), "inline_ptx": not knobs.runtime.interpret,
     }  # fmt: skip
 
 
-def side_by_side(columns: int) -> int:
+def side_by_side(num_words: int) -> int:
     """Of so many words of a group, which four threads have in turn."""
-    return min(MOST_SIDE_BY_SIDE, columns // 4)
+    return min(MOST_SIDE_BY_SIDE, num_words // 4)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]

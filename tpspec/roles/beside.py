@@ -24,7 +24,6 @@ from tpspec.roles.guard import Pauses
 from tpspec.roles.memory import memory_suffices
 
 if TYPE_CHECKING:
-    from tpspec.comm.communicator import Communicator
     from tpspec.roles.drafter import Orders
 
 log = logging.getLogger(__name__)
@@ -62,13 +61,6 @@ class Beside:
         except BaseException as fault:
             raise UserError(f"the drafter cannot start: {fault}") from fault
 
-    def beside(self, comm: Communicator) -> Communicator:
-        """As it is: nobody tells what a thread has of a card."""
-        return comm
-
-    def watch_beside(self) -> None:
-        """It begins anew by itself."""
-
     def close(self) -> None:
         """It ends; once more, nothing happens."""
         self._is_over.set()
@@ -80,7 +72,8 @@ class Beside:
         while not self._is_over.is_set():
             begun = monotonic()
             try:
-                go_last(torch.device(self._orders.device))
+                if not self._begun.is_set():  # the first time: it keeps its stream
+                    go_last(torch.device(self._orders.device))
                 draft(self._orders, self._begun.set, self._is_wanted)
                 return
             except BaseException as error:  # a panic of a library in Rust is no Exception

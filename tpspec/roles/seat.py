@@ -216,9 +216,9 @@ def _take_seat(topology: Topology, world: World, watch: Watch, ways: _Ways, *, l
     built = None
     if comm is not None:
         with loading_bar(topology.target.model, shown=comm.rank == 0 and sys.stderr.isatty()) as progress:
-            beside = guard.beside if guard is not None else lambda comm: comm
+            beside = guard.beside if isinstance(guard, Guard) else lambda comm: comm
             built = build_engine(topology, comm, world.device, progress, link, beside, launches=launches)
-    if guard is not None:
+    if isinstance(guard, Guard):
         guard.wait_until_ready()
         if built is not None:
             guard.watch_beside()
