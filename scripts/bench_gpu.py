@@ -554,14 +554,15 @@ def answered(options: argparse.Namespace, **keys: Any) -> Answered:
     from tpspec.roles.target import lead_rounds
     from tpspec.topology.config import to_json
 
-    device, topology = torch.device(options.device), topology_of(options, **keys, **{"link.table": GAPS_LINK})
+    topology = topology_of(options, **keys, **{"link.table": GAPS_LINK})
+    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     assert topology.link.cost is not None
     with ExitStack() as stack:
         link = None
         if topology.draft.placement.kind == "gaps":
             link = LeadDraftLink()
             stack.callback(link.close)
-            drafter = Beside(Orders(to_json(topology), link.endpoint, os.getpid(), options.device, is_filler=False))
+            drafter = Beside(Orders(to_json(topology), link.endpoint, os.getpid(), str(device), is_filler=False))
             stack.callback(drafter.close)
             drafter.wait_until_ready()
         go_first(device)

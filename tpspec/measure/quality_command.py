@@ -146,7 +146,7 @@ def compare(
     accepted: list[dict[str, float]] = [{} for _ in found]
     for draft in drafts:
         decoder = _decoder(draft, dtype, num_slots)
-        for of_weights, own in zip(accepted, answers, strict=False):
+        for of_weights, own in zip(accepted, answers, strict=True):
             of_weights[draft.name(drafts[0].model, dtype)] = _part(_said(decoder, prompts, own))
         del decoder
     return [replace(one, accepted=of_weights) for one, of_weights in zip(found, accepted, strict=True)]
