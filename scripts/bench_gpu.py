@@ -620,7 +620,7 @@ def draft_step_s(topology: Any, device: torch.device) -> float:
 def launch(options: argparse.Namespace, num_ranks: int, words: list[str]) -> list[str]:
     """Lines of JSON of `tpspec.generate` over ranks that share the card."""
     keys = {"target.model": at(options.model, options.to), "device": options.device, "link.transport": "host",
-            "engine.timeout_s": 600, "cache.tokens": 2048}  # fmt: skip  # a drafter's first start compiles
+            "engine.timeout_s": 600, "cache.tokens": 2048}  # fmt: skip  # a first start compiles
     command = torchrun(num_ranks, "-m", "tpspec.generate", *sets(keys), *words)
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if ended.returncode:
