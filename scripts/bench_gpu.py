@@ -22,8 +22,7 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 one over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing
                 of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
                 of a rank alone: all of it but the link
-  quantized     tokens/s with target.quantize int8 and int4, and rounds of six rows against rounds of one; on a card by
-                both kernels there are for products with codes
+  quantized     tokens/s with target.quantize int8 and int4, and rounds of six rows against rounds of one
   waiting       how late the host learns that a card is done, by how long it has waited: two numbers from the card by
                 torch, by way of pinned memory and an event, as a round fetches its verdict, and by asking that event
                 again and again
@@ -58,7 +57,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import count, cycle, pairwise, product
+from itertools import count, cycle, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -82,7 +81,6 @@ PRODUCT_ROWS = (1, 6, 16, 64)
 SLOW = "collectives go through gloo"
 GAPS_LINK = "rtx3090x8_2socket_stock"
 SAYS = "bench_gpu: "
-BY_FRAGMENTS = ", by fragments"  # card_fragments.py
 HOST_PARTS = (
     "host, us: before its forward is asked for",
     "host, us: the draw and the next forward are launched",
@@ -396,17 +394,14 @@ def product_s(products: list[Any], x: torch.Tensor) -> float:
 
 
 def quantized(options: argparse.Namespace) -> dict[str, Any]:
-    from tpspec.model.linear import FRAGMENTS
-
-    found, ways = {}, ("",) if options.device == "cpu" else ("", BY_FRAGMENTS)
-    for kind, way in [("bfloat16", ""), *product(("int8", "int4"), ways)]:
-        with patch.dict(os.environ, {FRAGMENTS: "on" if way else "off"}):
-            engine = open_engine(options, **({} if kind == "bfloat16" else {"target.quantize": kind})).engine
-        found[f"{kind} tokens/s{way}"] = 1 / decoded(engine, options.tokens)
+    found = {}
+    for kind in ("bfloat16", "int8", "int4"):
+        engine = open_engine(options, **({} if kind == "bfloat16" else {"target.quantize": kind})).engine
+        found[f"{kind} tokens/s"] = 1 / decoded(engine, options.tokens)
         if kind != "bfloat16":
-            found[f"{kind} to bfloat16{way}"] = found[f"{kind} tokens/s{way}"] / found["bfloat16 tokens/s"]
+            found[f"{kind} to bfloat16"] = found[f"{kind} tokens/s"] / found["bfloat16 tokens/s"]
             seconds = forwards_s(engine.target.decoder, (1, 6), options.tokens)
-            found[f"{kind}, 6 rows to 1{way}"] = seconds[6] / seconds[1]
+            found[f"{kind}, 6 rows to 1"] = seconds[6] / seconds[1]
         del engine
         forget()
     return found

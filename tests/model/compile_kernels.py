@@ -166,7 +166,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
                 (card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate, "splits": splits})
                 for gate, splits in product(kinds, (1, card_shares.MOST_SPLITS) if is_split else (1,))
             ]
-        if on_tensor_cores:
+        if on_tensor_cores and of["bits"] == card_fragments.BITS:
             made += fragments(types, of, every=rows == x and group == USUAL_GROUP)
     return made + (coded_experts(x) if on_tensor_cores else [])
 
@@ -178,9 +178,11 @@ def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list
     few, most = AT_ONCE
     tiles: list[Any] = [(few, FRAGMENT_TILES[0], "", 1), (most, FRAGMENT_TILES[0], "", card_shares.MOST_SPLITS)]
     if every:
-        most_outputs = card_fragments.MOST_OUTPUTS[of["bits"]]
-        tiles += [(most, tile, "", 1) for tile in FRAGMENT_TILES if tile.outputs <= most_outputs]
-        tiles += [(most, tile, "silu", 1) for tile in GATED_FRAGMENT_TILES if tile.outputs <= most_outputs]
+        tiles += [
+            (most, tile, gate, 1)
+            for gate in ("", "silu")
+            for tile in (GATED_FRAGMENT_TILES if gate else FRAGMENT_TILES)
+        ]
         tiles.append((most, max(GATED_FRAGMENT_TILES), "gelu", card_shares.MOST_SPLITS))
     side_by_side = card_fragments.side_by_side(of["group"] * of["bits"] // 16)
     of = of | {"together": card_tiles.TILE_OUTPUTS, "side_by_side": side_by_side, "inline_ptx": True}

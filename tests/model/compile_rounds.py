@@ -4,7 +4,6 @@ capability. Tells a line a kernel."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.checkpoints import KINDS, tiny
 from tests.compiling_card import compiling_card
 from tests.rounds import tree_and_chain
 from tpspec.comm.communicator import Communicator, OneRank
-from tpspec.model.linear import FRAGMENTS
 from tpspec.model.loader import Loader
 from tpspec.topology.links import straight
 from tpspec.topology.shape import ModelShape
@@ -36,8 +34,6 @@ with compiling_card((major, minor)) as names:
     for folder in folders.values():
         rounds(folder)
     for quantize in ("int8", "int4"):
-        for way in ("off", "on"):
-            os.environ[FRAGMENTS] = way
-            rounds(folders["llama"], quantize)
+        rounds(folders["llama"], quantize)
     rounds(folders["llama"], comm=CardOnALink(straight(30.0)))
     sys.stdout.writelines(f"{name}\n" for name in names)

@@ -32,7 +32,7 @@ for num_rows in map(int, sys.argv[1:]):
     )  # fmt: skip
     of_fragments = card_fragments.few_fragments.warmup(
         x, codes.view(torch.int32), *given[2:], counters, partials, SIZE,
-        **card_fragments.in_tile(card_tiles.FRAGMENT_TILES[8][0], SHARES, 64), gate="", **of_codes,
+        **card_fragments.in_tile(card_tiles.FRAGMENT_TILES[8][0], SHARES, 32), gate="", **of_codes | {"bits": 4},
     )  # fmt: skip
     of_many = card_groups.coded.warmup(
         *given, tile_rows=card_groups.MANY_ROWS, tile_outputs=card_groups.MANY_OUTPUTS,

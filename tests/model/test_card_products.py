@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GRID = grid_of(range(384), 384)[0]
 NEAR = 0 if torch.cuda.is_available() else 2**-10  # the interpreter leaves products to the host's library
+KINDS: list[tuple[Any, Literal[8, 4]]] = [(CodedLinear, 8), (CodedLinear, 4), (FragmentLinear, 4)]
+of_codes = pytest.mark.parametrize(("kind", "bits"), KINDS)
 
 
 def processors(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -63,11 +65,11 @@ def test_a_row_becomes_the_same_in_whatever_tiles(num_rows: int, monkeypatch: py
     x, weight = (
         torch.randn(size, 384, generator=noise).to(DEVICE, torch.float16) for size in (max(1, num_rows - 1), 70)
     )
-    plain, matrices = FewRowsLinear(weight, None), [Rounded(weight, bits, GRID) for bits in (8, 4)]
-    coded, fragments = ([kind(matrix, None) for matrix in matrices] for kind in (CodedLinear, FragmentLinear))
+    plain, coded = FewRowsLinear(weight, None), [CodedLinear(Rounded(weight, bits, GRID), None) for bits in (8, 4)]
+    fragments = FragmentLinear(Rounded(weight, 4, GRID), None)
     ways = [[plain.few(x, tile) for tile in TILES.get(num_rows, ())]]
     ways += [[one.few(x, tile) for tile in CODED_TILES.get(num_rows, ())] for one in coded]
-    ways += [[one.few(x, tile) for tile in FRAGMENT_TILES.get(num_rows, ())] for one in fragments]
+    ways += [[fragments.few(x, tile) for tile in FRAGMENT_TILES.get(num_rows, ())]]
     for usual, *others in filter(None, ways):
         for other in others:
             assert (other - usual).abs().max() <= NEAR * usual.abs().max()
@@ -86,7 +88,7 @@ def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(num_rows: int, gate: str, m
                        for size in ((max(1, num_rows - 1), 384), (70, 384), (70,)))  # fmt: skip
     weight *= 0.1
     ways: list[TriedProduct[Any]] = [FewRowsLinear(weight, None), FewRowsLinear(weight, bias)]
-    ways += [kind(Rounded(weight, bits, GRID), None) for bits in (8, 4) for kind in (CodedLinear, FragmentLinear)]
+    ways += [kind(Rounded(weight, bits, GRID), None) for kind, bits in KINDS]
     for product in ways:
         both = product(x)
         expected = torch.empty(len(x), 35, dtype=torch.float16, device=DEVICE)
@@ -138,8 +140,7 @@ def test_a_row_does_not_depend_on_how_many_stand_beside_it(dtype: torch.dtype) -
     assert all(torch.equal(product(x[:count]), whole[:count]) for count in (1, 2, 6, 7, 16, 33))
 
 
-@pytest.mark.parametrize("kind", [CodedLinear, FragmentLinear])
-@pytest.mark.parametrize("bits", [8, 4])
+@of_codes
 @pytest.mark.parametrize("num_processors", [1, 1000])
 @pytest.mark.parametrize("on_tensor_cores", [False, True])
 def test_codes_are_what_their_weights_are_however_many_groups_are_read_at_once(
@@ -173,8 +174,7 @@ def test_many_rows_are_computed_in_larger_tiles(bits: Literal[8, 4], monkeypatch
     assert (CodedLinear(matrix, None)(x) - expected).abs().max() <= 2**-9 * expected.abs().max()
 
 
-@pytest.mark.parametrize("kind", [CodedLinear, FragmentLinear])
-@pytest.mark.parametrize("bits", [8, 4])
+@of_codes
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize(
     "kinds",
@@ -217,8 +217,7 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter leaves products to the host's library")
-@pytest.mark.parametrize("kind", [CodedLinear, FragmentLinear])
-@pytest.mark.parametrize("bits", [8, 4])
+@of_codes
 def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Literal[8, 4], kind: Any) -> None:
     """To the last bit, as of 16 bits."""
     noise = torch.Generator().manual_seed(0)

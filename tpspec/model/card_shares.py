@@ -65,7 +65,12 @@ def shares(num_tiles: int, num_groups: int, device: torch.device) -> Shares:
 
 def at_once(num_tiles: int, device: torch.device) -> int:
     """Groups, of so many of the least tiles of outputs."""
-    return MORE_GROUPS if num_tiles < PROGRAMS * num_processors(device) else FEW_GROUPS
+    return MORE_GROUPS if has_few_tiles(num_tiles, device) else FEW_GROUPS
+
+
+def has_few_tiles(num_tiles: int, device: torch.device) -> bool:
+    """Whether a program for each of the least tiles of outputs is less than the card's processors should have."""
+    return num_tiles < PROGRAMS * num_processors(device)
 
 
 def num_processors(device: torch.device) -> int:

@@ -95,13 +95,10 @@ class FragmentTile(NamedTuple):
     ahead: int
 
 
+# Of more rows a thread's registers do not hold those that it multiplies and those that come.
 FRAGMENT_TILES = {
-    8: (FragmentTile(8, 16, 4), FragmentTile(8, 16, 0), FragmentTile(8, 32, 4), FragmentTile(8, 32, 0),
-        FragmentTile(8, 64, 4)),
-    16: (FragmentTile(16, 16, 4), FragmentTile(8, 32, 4), FragmentTile(16, 32, 4)),
-    32: (FragmentTile(32, 16, 4), FragmentTile(16, 32, 4)),
-    64: (FragmentTile(32, 16, 4), FragmentTile(32, 32, 4)),
-}  # fmt: skip
+    8: (FragmentTile(8, 16, 4), FragmentTile(8, 16, 0), FragmentTile(8, 32, 4), FragmentTile(8, 32, 0)),
+} | dict.fromkeys((16, 32, 64), (FragmentTile(16, 32, 4), FragmentTile(16, 32, 0), FragmentTile(16, 16, 4)))
 # Of an MLP's gate and what it gates by one kernel, which reads twice as much a program; None: by two.
 NARROW_GATED = None, Tile(16, 16, 128, 5, 2), Tile(16, 16, 256, 3, 4), Tile(16, 32, 128, 3, 4)
 GATED_TILES = dict.fromkeys((1, 16), NARROW_GATED) | dict.fromkeys((32, 64), (None, Tile(32, 16, 128, 4, 2)))
@@ -110,10 +107,9 @@ GATED_CODED_TILES = {
     16: (None, CodedTile(16, 32, 2)),
 } | dict.fromkeys((32, 64), (None, CodedTile(32, 16, 2)))
 # Half of a tile's outputs are what it gates.
-GATED_FRAGMENT_TILES = {
-    8: (None, FragmentTile(8, 32, 4), FragmentTile(8, 64, 4)),
-    16: (None, FragmentTile(16, 32, 4)),
-} | dict.fromkeys((32, 64), (None, FragmentTile(32, 32, 4)))
+GATED_FRAGMENT_TILES = {8: (None, FragmentTile(8, 32, 4))} | dict.fromkeys(
+    (16, 32, 64), (None, FragmentTile(16, 32, 4))
+)
 
 Cut = TypeVar("Cut", bound="Hashable")  # a Tile, say
 _chosen: dict[Trial, list[int]] = {}  # places among the candidates

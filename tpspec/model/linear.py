@@ -8,14 +8,12 @@ row's result is independent of the rows beside it in 16 bits, too (card_products
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from tpspec.errors import UserError
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products, multiplies_pairs
 from tpspec.model.quantized import DequantizedLinear, Rounded
 from tpspec.topology.groups import grid_of
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
     from tpspec.topology.groups import Bits, Grid
 
-# Variable: "on" where a card's products of few rows with codes should be those of card_fragments.py, until a card has
-# said how fast they are.
-FRAGMENTS = "TPSPEC_FRAGMENTS"
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
 # 0.6e-4 with the plain one, which is also what transformers' own attention variants differ by.
@@ -132,24 +127,12 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
     if reference:
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
-        # Triton comes with torch for cards only.
-        if _by_fragments():
-            from tpspec.model.card_fragments import FragmentLinear
+        from tpspec.model.card_fragments import product_of  # Triton comes with torch for cards only
 
-            return FragmentLinear(matrix, bias_O)
-        from tpspec.model.card_coded import CodedLinear
-
-        return CodedLinear(matrix, bias_O)
+        return product_of(matrix, bias_O, device)
     if device.type == "cpu" and (loaded := compiled_products()) is not None:
         return CompiledLinear(loaded, matrix, bias_O)
     return DequantizedLinear(matrix, bias_O)
-
-
-def _by_fragments() -> bool:
-    found = os.environ.get(FRAGMENTS) or "off"
-    if found not in ("on", "off"):
-        raise UserError(f"{FRAGMENTS}={found}: should be on or off")
-    return found == "on"
 
 
 def rounded_linear(
