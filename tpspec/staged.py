@@ -72,10 +72,10 @@ class Staged:
 
 
 class Fetched:
-    """Numbers of a device on their way to the host."""
+    """Numbers of a device on their way to the host. place: where they come to."""
 
     def __init__(self, x: Tensor) -> None:
-        self._here = x.to("cpu", non_blocking=x.nbytes <= MOST_PINNED)  # from a card, if so, into pinned memory
+        self.place = x.to("cpu", non_blocking=x.nbytes <= MOST_PINNED)  # from a card, if so, into pinned memory
         self._copied = torch.cuda.Event() if x.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
             self._copied.record()
@@ -84,4 +84,4 @@ class Fetched:
         """Waits until they have come."""
         if self._copied is not None:
             self._copied.synchronize()
-        return self._here
+        return self.place

@@ -21,8 +21,8 @@ class Waiting:
         self.told.append(("launch", [span.tokens for span in spans]))
         return self.launches
 
-    def release(self, spans: Sequence[Span]) -> None:
-        self.told.append(("release", [span.tokens for span in spans]))
+    def release(self, tokens: Sequence[int]) -> None:
+        self.told.append(("release", [(token,) for token in tokens]))
 
 
 def foreseen(*seqs: int) -> list[Span]:

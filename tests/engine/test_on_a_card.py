@@ -110,13 +110,14 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Span]]:
     """Spans of the rounds that were launched before they were known."""
-    told, release = list[Sequence[Span]](), Graphs.release
+    told, launch = list[Sequence[Span]](), Graphs.launch
 
-    def noted(graphs: Graphs, spans: Sequence[Span], tokens: Sequence[int]) -> Callable[[], Forward]:
-        told.append(spans)
-        return release(graphs, spans, tokens)
+    def noted(graphs: Graphs, spans: Sequence[Span], num_rows: int) -> bool:
+        if is_launched := launch(graphs, spans, num_rows):
+            told.append(spans)
+        return is_launched
 
-    monkeypatch.setattr(Graphs, "release", noted)
+    monkeypatch.setattr(Graphs, "launch", noted)
     return told
 
 

@@ -91,7 +91,7 @@ class TargetTable:
     def launch(self, spans: Sequence[Span]) -> bool:
         raise AssertionError("it does not launch")
 
-    def release(self, spans: Sequence[Span]) -> None:
+    def release(self, tokens: Sequence[int]) -> None:
         raise AssertionError("it does not launch")
 
     def taps(self) -> None:

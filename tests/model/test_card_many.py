@@ -152,7 +152,8 @@ def test_a_table_says_what_every_row_sees(some: list[Span], window: int | None, 
     and a row of a tree that sees all of the chain, or none."""
     num_rows = sum(len(span.tokens) for span in some)
     table = card_tables.Table(4000, window, 4000, torch.device("cpu"), 512)
-    table.put(some, [card_tables.Seen.by(span) for span in some], tile_rows)
+    table.write(some, [card_tables.Seen.by(span) for span in some], tile_rows)
+    table.put()
     table.copy()
     numbers = table.there.tolist()
     columns = [numbers[column * 512 :][:num_rows] for column in range(4)]

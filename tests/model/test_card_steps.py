@@ -197,10 +197,10 @@ def test_a_table_that_goes_on_is_what_a_new_one_would_be(
             for seq, runs in enumerate(texts)
         ]
         fresh, seen = card_tables.Table(4000, window, 4000, device), [card_tables.Seen.by(span) for span in spans]
-        fresh.put(spans, seen, 4)
+        fresh.write(spans, seen, 4)
         went_on.append(table.goes_on(spans))
         if not went_on[-1]:
-            table.put(spans, seen, 4)
+            table.write(spans, seen, 4)
         ends = fresh._words[fresh._tiles_at + card_rows.TILE_SIZE - 1 : fresh._blocks_at : card_rows.TILE_SIZE]
         size = fresh._size(max(ends))
         assert table._words[:size] == fresh._words[:size]

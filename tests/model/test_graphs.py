@@ -115,13 +115,16 @@ class Notes:
     """Steps that only note what a recording has fetched when its rows come."""
 
     def __init__(self) -> None:
-        self.put_rows = self.copied_rows = 0
+        self.written_rows = self.put_rows = self.copied_rows = 0
 
     def fits(self, spans: Any, num_rows: int) -> bool:
         return True
 
-    def put(self, spans: Any, num_rows: int) -> None:
-        self.put_rows = num_rows
+    def write(self, spans: Any, num_rows: int) -> None:
+        self.written_rows = num_rows
+
+    def put(self) -> None:
+        self.put_rows = self.written_rows
 
     def copy(self) -> None:
         self.copied_rows = self.put_rows

@@ -63,11 +63,12 @@ class Target(Protocol):
         """Whether `launch` may be asked. The same on every rank: what is launched in vain makes collectives, too."""
 
     def launch(self, spans: Sequence[Span]) -> bool:
-        """Whether their forward, of which all is known but their tokens, has been launched: the device waits for
-        `release`, and until then nothing may be asked of it. What is read of the last forward has been asked for."""
+        """Whether their forward, one row of each, of which all is known but the token, has been launched: the device
+        waits for `release`, and until then nothing may be asked of it. What is read of the last forward has been asked
+        for."""
 
-    def release(self, spans: Sequence[Span]) -> None:
-        """These are what was launched; in vain, unless `logits` is asked for the same next."""
+    def release(self, tokens: Sequence[int]) -> None:
+        """Of the spans that were launched; in vain, unless `logits` is asked for them next."""
 
     def taps(self) -> Tensor | None:
         """What the host's drafter needs of the last forward, [T, W] for its T rows; None where it needs nothing."""

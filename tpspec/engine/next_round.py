@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec.structs import replace
-
+from tpspec.model.batch import with_tokens
 from tpspec.tokens import NO_TOKEN
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class Ahead(Protocol):
     """Of a target."""
 
     def launch(self, spans: Sequence[Span]) -> bool: ...
-    def release(self, spans: Sequence[Span]) -> None: ...
+    def release(self, tokens: Sequence[int]) -> None: ...
 
 
 class NextRound:
@@ -34,7 +33,9 @@ class NextRound:
     is_launched: whether the target could."""
 
     def __init__(self, target: Ahead, seqs: Sequence[int], foreseen: Sequence[Span]) -> None:
-        self._target, self._seqs, self._foreseen = target, seqs, foreseen
+        self._target, self._foreseen = target, foreseen
+        rows = {seq: row for row, seq in enumerate(seqs)}
+        self._rows = [rows[span.seq] for span in foreseen]
         self._waits = self._is_vain = self.is_launched = False
         self.spans: Sequence[Span] = ()
 
@@ -48,12 +49,15 @@ class NextRound:
     def drawn(self, tokens: Sequence[int]) -> None:
         if self._is_vain:
             return
-        drawn = {seq: ANY if token == NO_TOKEN else token for seq, token in zip(self._seqs, tokens, strict=True)}
-        self.spans = tuple(replace(span, tokens=(drawn[span.seq],)) for span in self._foreseen)
-        self.end()
+        drawn = [ANY if (token := tokens[row]) == NO_TOKEN else token for row in self._rows]
+        self._release(drawn)
+        self.spans = tuple(with_tokens(self._foreseen, drawn))
 
     def end(self) -> None:
         """Whatever has become of the round, the card need not wait any longer."""
+        self._release([ANY] * len(self._foreseen))
+
+    def _release(self, tokens: Sequence[int]) -> None:
         if self._waits:
             self._waits = False
-            self._target.release(self.spans or [replace(span, tokens=(ANY,)) for span in self._foreseen])
+            self._target.release(tokens)

@@ -93,7 +93,7 @@ class SimulatedTarget:
     def launch(self, spans: Sequence[Span]) -> bool:
         raise AssertionError("it does not launch")
 
-    def release(self, spans: Sequence[Span]) -> None:
+    def release(self, tokens: Sequence[int]) -> None:
         raise AssertionError("it does not launch")
 
     def taps(self) -> Tensor | None:

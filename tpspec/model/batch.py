@@ -90,6 +90,11 @@ class Span(msgspec.Struct, frozen=True):
         return slots
 
 
+def with_tokens(spans: Sequence[Span], tokens: Sequence[int]) -> list[Span]:
+    """Spans of one row, each with a token of these."""
+    return [msgspec.structs.replace(span, tokens=(token,)) for span, token in zip(spans, tokens, strict=True)]
+
+
 class Moves(NamedTuple):
     """Copy slot src[i] to dst[i] for all i, every source read before it is written, before the next forward.
 

@@ -45,6 +45,8 @@ class CardStates:
         self._blank = np.zeros(len(self._table.there), np.int64)  # of rows that are all padding
         self._blank[kernels.ROWS_AT : kernels.spans_at(most_rows) : kernels.ROW_SIZE] = kernels.PADDING
         self._blank[self._sights_at :] = NOTHING
+        self._numbers = self._blank.copy()  # of the round that was written last
+        self._words = words_of(self._numbers)
 
     def fits(self, spans: Sequence[Span]) -> bool:
         """Whether there is room for the rows that their texts have kept, and their trees have few."""
@@ -52,7 +54,7 @@ class CardStates:
         trees = (len(span.tokens) - span.carried.num_certain for span in spans if span.carried is not None)
         return sum(len(one.rows) for one in carried) <= self._most_rows and all(rows < MOST_ROWS for rows in trees)
 
-    def put(self, spans: Sequence[Span]) -> None:
+    def write(self, spans: Sequence[Span]) -> None:
         """Rows behind the spans' are padding."""
         rows, in_turn, own_sights, kept_sights = list[int](), list[int](), list[int](), list[int]()
         num_kept, self.num_spans = 0, len(spans)
@@ -68,9 +70,7 @@ class CardStates:
             for sight in course.sights[kept:]:
                 own_sights += sight
             num_kept += kept
-        numbers = self._table.room()
-        numbers[:] = self._blank
-        words = words_of(numbers)
+        self._numbers[:] = self._blank
         own_at = self._sights_at + self._sight * self._most_rows
         for at, ints in (
             (0, [num_kept]),
@@ -79,7 +79,10 @@ class CardStates:
             (self._sights_at, kept_sights),
             (own_at, own_sights),
         ):
-            words[at : at + len(ints)] = array("q", ints)
+            self._words[at : at + len(ints)] = array("q", ints)
+
+    def put(self) -> None:
+        self._table.room()[:] = self._numbers
 
     def copy(self) -> None:
         self._table.copy(0, len(self._table.there))

@@ -163,31 +163,36 @@ class CardSteps:
         return num_rows <= MOST_ROWS and self._has_room(spans)
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> Any:
-        self.put(spans, num_rows)
+        self.write(spans, num_rows)
+        self.put()
         self.copy()
         self.sent()
 
-    def put(self, spans: Sequence[Span], num_rows: int) -> None:
+    def write(self, spans: Sequence[Span], num_rows: int) -> None:
         if others := [(heads, table) for (heads, _), table in self._tables.items() if not table.goes_on(spans)]:
             seen = [Seen.by(span) for span in spans]
             for heads, table in others:
-                table.put(spans, seen, self._tile_rows(self._folds[heads], num_rows))
+                table.write(spans, seen, self._tile_rows(self._folds[heads], num_rows))
         if self._states is not None:
-            self._states.put(spans)
+            self._states.write(spans)
+
+    def put(self) -> None:
+        for table in self._staged:
+            table.put()
 
     def is_copied_whole(self, spans: Sequence[Span]) -> bool:
         return all(table.is_copied_whole(spans) for table in self._tables.values())
 
     def copy(self) -> None:
-        for table in self._staged():
+        for table in self._staged:
             table.copy()
 
     def sent(self) -> None:
-        for table in self._staged():
+        for table in self._staged:
             table.sent()
 
     def left(self) -> None:
-        for table in self._staged():
+        for table in self._staged:
             table.left()
 
     def add_norm(
@@ -308,9 +313,9 @@ class CardSteps:
             self._tables[heads, window is not None] = table
         states = self._text_states
         self._states = None if states is None else CardStates(states, device, self._overlap, most_rows)
-
-    def _staged(self) -> list[Table | CardStates]:
-        return [*self._tables.values(), *([] if self._states is None else [self._states])]
+        self._staged: list[Table | CardStates] = [*self._tables.values()]
+        if self._states is not None:
+            self._staged.append(self._states)
 
     def _cells(self, kept_by: int, x: Tensor) -> tuple[Cells, bool, list[Tensor | None]]:
         """Where a layer's keys are, whether in 8 bits, and what kernels take of keys and values; x: of a cache without

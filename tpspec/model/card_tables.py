@@ -65,12 +65,14 @@ class Table:
         self._numbers = Staged(self._size(self._most_blocks), torch.int64, device)
         self._usual_size = self._size(min(USUAL_BLOCKS, self._most_blocks))
         self._begins = [*range(0, self._tiles_at, most_rows), self._tiles_at]
-        self._words = words_of(self._numbers.room())
+        self._room = words_of(self._numbers.room())
+        self._words = words_of(np.zeros(len(self._room), np.int64))  # of the round that was written last
+        self._end = 0  # of them
         slots_at, slots_end = kernels.ROW_SLOT * most_rows, (kernels.ROW_SLOT + 1) * most_rows
         self._padding = array("q", [-(slots_at <= at < slots_end) for at in range(self._blocks_at)])
         begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
         self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
-        self._shifted, self._num_puts = dict[int, tuple[memoryview, int]](), 0
+        self._shifted, self._num_written = dict[int, tuple[memoryview, int]](), 0
         self._plain: list[tuple[Span, int]] = []
 
     @property
@@ -86,7 +88,7 @@ class Table:
         return self._num_blocks(spans) <= min(USUAL_BLOCKS, self._most_blocks)
 
     def goes_on(self, spans: Sequence[Span]) -> bool:
-        """Whether each is one row of a text and follows the one that was put last: then all is. Most rounds without
+        """Whether each is one row of a text and follows the one that was written last: then all is. Most rounds without
         drafts are such, in which four numbers a text change."""
         if not self._plain or len(spans) != len(self._plain):
             return False
@@ -96,7 +98,6 @@ class Table:
                 return False
             if span.runs != (*before, (slot, count + 1)):
                 return False
-        self._numbers.room()
         words, tile_at = self._words, self._tiles_at + kernels.TILE_PLACE
         for row, (_, keys_at) in enumerate(self._plain):
             words[kernels.ROW_POSITION * self.most_rows + row] += 1
@@ -106,10 +107,9 @@ class Table:
         self._plain = [(span, keys_at) for span, (_, keys_at) in zip(spans, self._plain, strict=True)]
         return True
 
-    def put(self, spans: Sequence[Span], seen: Sequence[Seen], tile_rows: int) -> None:
-        """Rows behind the spans' are padding. seen: by each span. What `copy` leaves out goes to the card at once."""
-        self._numbers.room()  # waits until it may be written
-        self._num_puts += 1
+    def write(self, spans: Sequence[Span], seen: Sequence[Seen], tile_rows: int) -> None:
+        """Rows behind the spans' are padding. seen: by each span."""
+        self._num_written += 1
         self._plain = []
         words, windowed = self._words, self._window is not None
         parts: tuple[list[int], ...] = [], [], [], [], []
@@ -133,10 +133,16 @@ class Table:
         for at, ints in zip(self._begins, parts, strict=True):
             words[at : at + len(ints)] = array("q", ints)
         self.num_tiles = len(tiles) // kernels.TILE_SIZE
-        if (size := self._size(num_blocks)) > self._usual_size:
-            self._numbers.copy(self._usual_size, size)
-        if self._window is None and size <= self._usual_size and all(len(span.tokens) == 1 for span in spans):
+        self._end = self._size(num_blocks)
+        if self._window is None and self._end <= self._usual_size and all(len(span.tokens) == 1 for span in spans):
             self._plain = [(span, self._size(end - 1) + 1) for span, end in zip(spans, ends, strict=True)]
+
+    def put(self) -> None:
+        """What `copy` leaves out goes to the card at once."""
+        self._numbers.room()  # waits until it may be written
+        self._room[: self._end] = self._words[: self._end]
+        if self._end > self._usual_size:
+            self._numbers.copy(self._usual_size, self._end)
 
     def copy(self) -> None:
         self._numbers.copy(0, self._usual_size)
@@ -201,13 +207,13 @@ class Table:
         if found is None:
             if len(self._shifted) == MOST_SHIFTS:
                 longest_ago, (_, asked) = next(iter(self._shifted.items()))
-                if asked >= self._num_puts - 1:
+                if asked >= self._num_written - 1:
                     return None
                 del self._shifted[longest_ago]
             blocks = self._whole_blocks.copy()
             blocks[:: kernels.BLOCK_SIZE] += shift
             found = words_of(blocks)
-        self._shifted[shift] = found, self._num_puts
+        self._shifted[shift] = found, self._num_written
         return found
 
 

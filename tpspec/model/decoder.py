@@ -123,8 +123,8 @@ class Decoder:
         return self._launched(spans, tokens, num_rows, taps)
 
     def launch(self, spans: Sequence[Span]) -> bool:
-        """Whether their forward has been launched, before it is known which tokens they are: it waits for `release`.
-        See `Graphs`."""
+        """Whether their forward has been launched, before it is known which tokens their rows are: it waits for
+        `release`. See `Graphs`."""
         num_rows = sum(len(span.tokens) for span in spans)
         graphs = self._runner.graphs(spans, num_rows) if self.fixed_rows is None else None
         if graphs is None or not graphs.launch(spans, num_rows):
@@ -132,10 +132,10 @@ class Decoder:
         self._waiting = graphs
         return True
 
-    def release(self, spans: Sequence[Span]) -> Callable[[], Forward]:
-        """What gives their forward, all of whose logits are wanted, and counts it. See `Graphs`."""
+    def release(self, tokens: Sequence[int]) -> Callable[[], Forward]:
+        """What gives the forward of these rows, all of whose logits are wanted, and counts it. See `Graphs`."""
         assert self._waiting is not None, "it has been launched"
-        return self._waiting.release(spans, [token for span in spans for token in span.tokens])
+        return self._waiting.release(tokens)
 
     @torch.inference_mode()
     def _launched(self, spans: Sequence[Span], tokens: Sequence[int], num_rows: int, taps: Taps) -> Forward:

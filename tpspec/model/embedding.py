@@ -67,7 +67,10 @@ class Embedding:
 
     def put(self, tokens: Sequence[int], room: NDArray[Any]) -> None:
         """The same, one row behind the other, into the first of a room's words."""
-        if tokens and self._is_takeable:
+        if len(tokens) == 1 and self._is_takeable:
+            self._check(tokens)
+            room[: self.width] = self._words_VD[tokens[0]]
+        elif tokens and self._is_takeable:
             self._check(tokens)
             room_TD = room[: len(tokens) * self.width].reshape(-1, self.width)
             self._words_VD.take(tokens, 0, room_TD, "clip")  # where numpy could still raise, it copies twice

@@ -105,7 +105,7 @@ class _Recording:
 
 class Graphs:
     """The recordings of one decoder or head, which hands in its own forward, `run`, each time: over x [T, D], which it
-    may overwrite, by `steps`, with what their `put` returned; of no spans, that makes rows that are all padding.
+    may overwrite, by `steps`, with what their `write` returned; of no spans, that makes rows that are all padding.
 
     embedding: of the spans' tokens. ledger: of the collectives in a recording, where there are some. row_counts: of
     recordings, from the least. gate: where forwards may be launched before it is known what of.
@@ -127,6 +127,7 @@ class Graphs:
         self._rows = Staged(row_counts[-1] * embedding.width, dtype, device)
         self._embedding = embedding
         self._recordings: dict[tuple[int, Taps], _Recording] = {}
+        self._num_launched = 0  # rows of the recording that was launched last
 
     def beside(self) -> Graphs:
         """Of another forward of the same steps, which never runs while this one does. What is its ends with this."""
@@ -155,7 +156,8 @@ class Graphs:
         """Of the rows of the spans, whose tokens these are. The next forward overwrites what it returns."""
         num_rows = self._recorded(len(tokens))
         recording = self._recording(run, num_rows, taps)
-        self._put(spans, tokens, num_rows)
+        self._steps.write(spans, num_rows)
+        self._put(tokens, num_rows)
         recording.replay()
         self._sent()
         return self._given(recording, len(tokens))
@@ -164,31 +166,32 @@ class Graphs:
         """Whether a forward without taps has been launched of which all is known but its tokens: the card waits for
         `release`, and until then nothing may be asked of it. What of the last forward is to be read has been asked
         for."""
-        recording = self._recordings.get((self._recorded(num_rows), ()))
+        num_rows = self._recorded(num_rows)
+        recording = self._recordings.get((num_rows, ()))
         if self._gate is None or recording is None or not self._steps.is_copied_whole(spans):
             return False
         self._gate.wait()
         is_launched = False
         try:
             recording.replay()
-            is_launched = True
+            self._steps.write(spans, num_rows)  # while the card is at work
+            self._num_launched, is_launched = num_rows, True
         finally:
             if not is_launched:  # or the card would wait for ever
                 self._gate.open()
         return True
 
-    def release(self, spans: Sequence[Span], tokens: Sequence[int]) -> Callable[[], Forward]:
+    def release(self, tokens: Sequence[int]) -> Callable[[], Forward]:
         """The card goes on, whatever befalls: the last forward has ended, for what it gave has been read. What gives
-        the one that was launched, as from `forward`, and counts it."""
+        the one that was launched, as from `forward`, and counts it. tokens: of its rows."""
         assert self._gate is not None, "what was launched waits at it"
-        num_rows = self._recorded(len(tokens))
         self._rows.left()
         self._steps.left()
         try:
-            self._put(spans, tokens, num_rows)
+            self._put(tokens, self._num_launched)
         finally:
             self._gate.open()
-        return partial(self._given, self._recordings[num_rows, ()], len(tokens))
+        return partial(self._given, self._recordings[self._num_launched, ()], len(tokens))
 
     def replay(self, num_rows: int, taps: Taps = ()) -> None:
         """The last forward once more, without the host's part: for who times a card. It must have had about so many
@@ -208,7 +211,8 @@ class Graphs:
 
     @torch.inference_mode()
     def _record(self, run: Run, num_rows: int, taps: Taps) -> _Recording:
-        width, begun = self._embedding.width, self._put((), (), num_rows)
+        width, begun = self._embedding.width, self._steps.write((), num_rows)
+        self._put((), num_rows)
         x_TD = self._rows.there.view(-1, width)[:num_rows]
 
         def work() -> Forward:
@@ -230,13 +234,14 @@ class Graphs:
         """Rows of the recording that they take."""
         return self._row_counts[bisect_left(self._row_counts, num_rows)]
 
-    def _put(self, spans: Sequence[Span], tokens: Sequence[int], num_rows: int) -> Any:
-        """What changes from forward to forward, where a recording takes it from."""
+    def _put(self, tokens: Sequence[int], num_rows: int) -> None:
+        """What changes from forward to forward, where a recording takes it from: rows of tokens, and what the steps
+        have written of them."""
         width, room = self._embedding.width, self._rows.room()
         self._embedding.put(tokens, room)
         if len(tokens) < num_rows:
             room[len(tokens) * width : num_rows * width] = 0
-        return self._steps.put(spans, num_rows)
+        self._steps.put()
 
     def _sent(self) -> None:
         self._rows.sent()

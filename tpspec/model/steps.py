@@ -236,11 +236,15 @@ class MadeSteps(Steps, Protocol):
 
 
 class RecordedSteps(MadeSteps, Protocol):
-    """Whose launches are the same for every forward of as many rows. `begin` is `put`, `copy` and `sent`, in order."""
+    """Whose launches are the same for every forward of as many rows. `begin` is `write`, `put`, `copy` and
+    `sent`, in order."""
 
-    def put(self, spans: Sequence[Span], num_rows: int) -> Any:
-        """What changes from forward to forward, where `copy` takes it from; returns what `begin` does, the same for
-        every forward of as many rows."""
+    def write(self, spans: Sequence[Span], num_rows: int) -> Any:
+        """What changes from forward to forward, but for tokens, into memory that no device reads; returns what `begin`
+        does, the same for every forward of as many rows."""
+
+    def put(self) -> None:
+        """What was written, where `copy` takes it from."""
 
     def is_copied_whole(self, spans: Sequence[Span]) -> bool:
         """Whether `copy` takes all that is put of them, or `put` itself asks the device for the rest."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.comm.communicator import ForOne, Purpose
+from tpspec.model.batch import with_tokens
 from tpspec.verify.rows import RowLogits
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class ShardedTarget:
         self.decoder, self._start, self._vocab, self._width = decoder, vocab_rows.start, vocab, width
         self._taps = tuple(taps)
         self._tapped: Mapping[int, Tensor] = {}
-        self._launched: tuple[Sequence[Span], Callable[[], Forward]] | None = None
+        self._foreseen: Sequence[Span] = ()
+        self._launched: tuple[list[Span], Callable[[], Forward]] | None = None
         self.launches = False
 
     def runs_alone(self, num_rows: int, num_logits: int) -> bool:
@@ -54,13 +56,15 @@ class ShardedTarget:
         return self.rows(made.logits_TV)
 
     def launch(self, spans: Sequence[Span]) -> bool:
-        """Whether their forward has been launched: all is known of it but their tokens, for which the card waits until
-        `release`. Until then nothing may be asked of the card; all of the last forward that is read has been."""
+        """Whether their forward has been launched: all is known of it but the token of each, for which the card waits
+        until `release`. Until then nothing may be asked of the card; all of the last forward that is read has been."""
+        self._foreseen = spans
         return self.decoder.launch(spans)
 
-    def release(self, spans: Sequence[Span]) -> None:
-        """The card goes on. These are what was launched; if `logits` is not asked for the same next, it was in vain."""
-        self._launched = spans, self.decoder.release(spans)
+    def release(self, tokens: Sequence[int]) -> None:
+        """The card goes on. If `logits` is not asked for the spans with these tokens next, it was in vain."""
+        give = self.decoder.release(tokens)
+        self._launched = with_tokens(self._foreseen, tokens), give
 
     def rows(self, logits_TV: Tensor) -> RowLogits:
         """What this shard's head made of some rows."""
@@ -79,7 +83,7 @@ class ShardedTarget:
             return None
         (launched, give), self._launched = self._launched, None
         made = give()
-        return made if list(launched) == list(spans) else None
+        return made if launched == list(spans) else None
 
     def taps(self) -> Tensor | None:
         """Of the last forward, [T, number of taps * D]; the same on every shard. None where nothing is kept."""

@@ -19,8 +19,8 @@ from tpspec.verify.processors import num_kept, process
 from tpspec.verify.rows import Draw, RowLogits, take
 from tpspec.verify.shards import (
     NUM_CANDIDATES,
+    Exchange,
     exchange,
-    gathered,
     hear_candidates,
     hear_top,
     hear_winners,
@@ -61,8 +61,6 @@ def pick(
     if not draws:
         return []
     tokens, _ = _picked(rows, process(rows, draws), draws, noise, stream, listener=listener)
-    if listener is not None:
-        listener.drawn(tokens)
     return tokens
 
 
@@ -92,18 +90,22 @@ def _picked(
             cut_TV = cut_TV.clone()  # he may have these overwritten before all of them are asked for
         candidates = tell_candidates(cut_TV, rows.start)
         parts += candidates
-    asked, given_up = (None, None) if listener is None else (listener.asked, listener.given_up)
-    told = iter(gathered(rows, [*parts, *also], asked))
-    winners = hear_winners(next(told), next(told)) if plain else []
-    rest = map(torch.from_numpy, told)
-    if not cut:
-        return winners, [*rest]
-    tokens = dict(zip(plain, winners, strict=True))
-    samplings, heard = [draws[i].sampling for i in cut], [*islice(rest, len(candidates))]
-    supports = hear_candidates(rows, cut_TV, samplings, heard, given_up)
-    for i, support in zip(cut, supports, strict=True):
-        tokens[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
-    return [tokens[i] for i in range(len(draws))], [*rest]
+    asked = Exchange(rows, [*parts, *also])
+    if listener is not None:
+        listener.asked()
+    told = asked.here()
+    tokens = hear_winners(told[0], told[1]) if plain else []
+    rest = map(torch.from_numpy, told[2:] if plain else told)
+    if cut:
+        samplings, heard = [draws[i].sampling for i in cut], [*islice(rest, len(candidates))]
+        supports = hear_candidates(rows, cut_TV, samplings, heard, None if listener is None else listener.given_up)
+        best = dict(zip(plain, tokens, strict=True))
+        for i, support in zip(cut, supports, strict=True):
+            best[i] = _best_of(support.scores_S, support.ids_S, draws[i], noise, stream)
+        tokens = [best[i] for i in range(len(draws))]
+    if listener is not None:
+        listener.drawn(tokens)  # before anything is let go of: a device's memory, too, takes its time
+    return tokens, [*rest]
 
 
 def _best_of(scores_S: Tensor, ids_S: Tensor, draw: Draw, noise: Noise, stream: Stream) -> int:

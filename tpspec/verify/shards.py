@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tpspec.verify.rows import Draw, RowLogits
 
 NUM_CANDIDATES = 64
+NO_ID = np.iinfo(np.int32).max
 NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype("f4"), torch.float64: np.dtype("f8"),
     torch.int32: np.dtype("i4"), torch.int64: np.dtype("i8"),
@@ -53,33 +54,32 @@ class Support:
 
 def exchange(rows: RowLogits, parts: Sequence[Tensor]) -> list[Tensor]:
     """Several tensors of 4- or 8-byte elements in one gather: [*shape] each -> [N, *shape] each, on the CPU."""
-    return [torch.from_numpy(told) for told in gathered(rows, parts)]
+    return [torch.from_numpy(told) for told in Exchange(rows, parts).here()]
 
 
-def gathered(
-    rows: RowLogits, parts: Sequence[Tensor], meanwhile: Callable[[], None] | None = None
-) -> list[NDArray[Any]]:
-    """The same for numpy: torch takes several times as long for a few numbers, and every round comes by here.
-    meanwhile: called when all has been asked of the device, before it is waited for."""
-    if rows.gather is whole and not any(part.is_cuda for part in parts):  # a drafter's, alone with its vocabulary
-        if meanwhile is not None:
-            meanwhile()
-        return [part.unsqueeze(0).numpy() for part in parts]
-    shapes = [(part.shape, NUMPY[part.dtype]) for part in parts]
-    ends = [*accumulate((part.nbytes // 4 for part in parts), initial=0)]
-    words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
-    coming = Fetched(rows.gather(words))
-    if meanwhile is not None:
-        meanwhile()
-    told_NW = coming.here().numpy()  # waits for the device, which mostly waits for what follows
-    return [_piece(told_NW[:, start:end], *of) for (start, end), of in zip(pairwise(ends), shapes, strict=True)]
+class Exchange:
+    """The same for numpy: torch takes several times as long for a few numbers, and every round comes by here. From the
+    beginning on all has been asked of the device."""
 
+    def __init__(self, rows: RowLogits, parts: Sequence[Tensor]) -> None:
+        self._parts, self._coming = parts, None
+        if rows.gather is whole and not any(part.is_cuda for part in parts):  # a drafter's, alone with its vocabulary
+            return
+        words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
+        self._coming = Fetched(rows.gather(words))
 
-def _piece(words_NW: NDArray[np.int32], shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """[N, *shape]."""
-    if dtype.itemsize == 8:  # it may begin at an odd word, where 8-byte elements cannot be viewed
-        words_NW = words_NW.copy()
-    return words_NW.view(dtype).reshape(len(words_NW), *shape)
+    def here(self) -> list[NDArray[Any]]:
+        """Waits for the device. What comes behind the wait stands between a verdict and the next round: least of it."""
+        if self._coming is None:
+            return [part.unsqueeze(0).numpy() for part in self._parts]
+        words_NW = self._coming.place.numpy()
+        ends = accumulate((part.nbytes // 4 for part in self._parts), initial=0)
+        told = [
+            words_NW[:, start:end].view(NUMPY[part.dtype]).reshape(len(words_NW), *part.shape)  # which is a view, too
+            for (start, end), part in zip(pairwise(ends), self._parts, strict=True)
+        ]
+        self._coming.here()
+        return [part if part.itemsize == 4 else part.copy() for part in told]  # torch takes none from an odd word on
 
 
 def tell_winners(
@@ -107,19 +107,26 @@ def tell_winners(
 
 def hear_winners(value_NT: NDArray[np.float32], ids_NT: NDArray[np.int32]) -> list[int]:
     """The best of all shards, ties to the lowest id; NO_TOKEN where the best is no finite number."""
-    values: list[float] = (value_NT.max(0) if len(value_NT) > 1 else value_NT[0]).tolist()
-    return [
-        best if isfinite(value) else NO_TOKEN for best, value in zip(best_ids(value_NT, ids_NT), values, strict=True)
-    ]
+    top_T, ids_T = _best(value_NT, ids_NT)
+    values: list[float] = top_T.tolist()
+    ids: list[int] = ids_T.tolist()
+    if all(map(isfinite, values)):
+        return ids
+    return [best if isfinite(value) else NO_TOKEN for best, value in zip(ids, values, strict=True)]
 
 
 def best_ids(value_NT: NDArray[np.float32], ids_NT: NDArray[np.int32]) -> list[int]:
     """Some id even where there is nothing to draw."""
-    if len(ids_NT) > 1:
-        beaten_NT = value_NT < value_NT.max(0)
-        ids_NT = np.where(beaten_NT, np.iinfo(ids_NT.dtype).max, ids_NT).min(0, keepdims=True)
-    told: list[int] = ids_NT[0].tolist()
-    return told
+    ids: list[int] = _best(value_NT, ids_NT)[1].tolist()
+    return ids
+
+
+def _best(value_NT: NDArray[np.float32], ids_NT: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """The largest value, and the lowest id that has it; some id where the largest is NaN."""
+    if len(value_NT) == 1:
+        return value_NT[0], ids_NT[0]
+    top_T = value_NT.max(0)
+    return top_T, np.where(value_NT < top_T, NO_ID, ids_NT).min(0)
 
 
 def log_mass(scores_TV: Tensor) -> tuple[Tensor, Tensor]:
