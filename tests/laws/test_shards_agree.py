@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpspec.request import Sampling
+from tpspec.staged import Fetched
 from tpspec.tokens import Draws, TokenTree, Verdict
-from tpspec.verify import RULES, rule
+from tpspec.verify import RULES, rule, shards
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import Case, RowLogits
 
@@ -122,6 +123,30 @@ def test_match_sends_eight_bytes_a_row_and_nothing_else() -> None:
     cases, logits_TV = some_cases([Sampling(), Sampling(temperature=0.8)], 3, 2.0, False, False)
     _, sent = sharded("match", cases, logits_TV, EDGES[3])
     assert sent == [8 * sum(len(case.rows()) for case in cases)]
+
+
+def test_what_shards_tell_is_read_once_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three shards; 8-byte numbers begin at an odd word in every other one. Stands against what was in memory before
+    they came, for how they are read is made ready while they are on their way."""
+    parts = [torch.tensor([[1.5], [2.5], [4.0]]), torch.arange(6.0).double().view(3, 2), torch.tensor([[7], [8], [9]])]
+    said_N = [[part[shard] for part in parts] for shard in range(3)]
+
+    class Late(Fetched):
+        def __init__(self, x: torch.Tensor) -> None:
+            super().__init__(x.clone().zero_())
+            self._late = x
+
+        def here(self) -> torch.Tensor:
+            return self.place.copy_(self._late)
+
+    def in_words(said: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([part.view(torch.int32) for part in said])
+
+    monkeypatch.setattr(shards, "Fetched", Late)
+    rows = RowLogits(torch.empty(0), VOCAB, gather=lambda _: torch.stack([*map(in_words, said_N)]))
+    told = shards.exchange(rows, said_N[0])
+    assert [part.tolist() for part in told] == [part.tolist() for part in parts]
+    assert [part.dtype for part in told] == [part.dtype for part in parts]
 
 
 def test_rejection_sends_one_sketch_a_row() -> None:

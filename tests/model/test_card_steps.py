@@ -206,3 +206,23 @@ def test_a_table_that_goes_on_is_what_a_new_one_would_be(
         assert table._words[:size] == fresh._words[:size]
     if window is None and rounds[:2] == ["row", "row"]:
         assert went_on[1] is all((start + 1) % card_rows.KEYS for start in starts)
+
+
+def test_what_is_written_of_a_round_leaves_the_one_before_it_where_a_copy_takes_it_from() -> None:
+    """Whether it goes on or is another: it is written while the card may not have fetched that one's. Stands against a
+    round that runs by the next one's integers."""
+    first, then, other = (Span(0, start, (5,), ((1000, start + 1),), 1) for start in (70, 71, 200))
+    table = card_tables.Table(4000, None, 4000, torch.device("cpu"))
+    table.write([first], [card_tables.Seen.by(first)], 4)
+    table.put()
+    table.copy()
+    there = table.there.tolist()
+    assert table.goes_on([then])
+    table.copy()
+    assert table.there.tolist() == there
+    table.write([other], [card_tables.Seen.by(other)], 4)
+    table.copy()
+    assert table.there.tolist() == there
+    table.put()
+    table.copy()
+    assert table.there[card_rows.ROW_POSITION * table.most_rows] == 200

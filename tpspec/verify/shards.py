@@ -62,7 +62,8 @@ class Exchange:
     beginning on all has been asked of the device."""
 
     def __init__(self, rows: RowLogits, parts: Sequence[Tensor]) -> None:
-        self._parts, self._coming = parts, None
+        self._parts = parts
+        self._coming: Fetched | None = None
         if rows.gather is whole and not any(part.is_cuda for part in parts):  # a drafter's, alone with its vocabulary
             return
         words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
