@@ -35,6 +35,8 @@ def test_rows_are_those_of_the_table(stored: torch.dtype, dtype: torch.dtype, sc
     embedding.put(TOKENS, room.view(WORDS[dtype.itemsize]).numpy())
     assert torch.equal(room[:24].view(4, 6), wanted_TD)
     assert (room[24:] == 7).all()
+    embedding.put(TOKENS[2:3], room.view(WORDS[dtype.itemsize]).numpy())
+    assert torch.equal(room[:24].view(4, 6), wanted_TD[[2, 1, 2, 3]])
     assert embedding.rows([]).shape == (0, 6)
 
 

@@ -67,15 +67,15 @@ class Embedding:
 
     def put(self, tokens: Sequence[int], room: NDArray[Any]) -> None:
         """The same, one row behind the other, into the first of a room's words."""
-        if len(tokens) == 1 and self._is_takeable:
-            self._check(tokens)
-            room[: self.width] = self._words_VD[tokens[0]]
-        elif tokens and self._is_takeable:
-            self._check(tokens)
+        if not (tokens and self._is_takeable):
+            _put(self.rows(tokens), room)
+            return
+        self._check(tokens)
+        if len(tokens) == 1:
+            room[: self.width] = self._words_VD[tokens[0]]  # in half the time that numpy needs to take one
+        else:
             room_TD = room[: len(tokens) * self.width].reshape(-1, self.width)
             self._words_VD.take(tokens, 0, room_TD, "clip")  # where numpy could still raise, it copies twice
-        else:
-            _put(self.rows(tokens), room)
 
     def _check(self, tokens: Sequence[int]) -> None:
         for token in tokens:
