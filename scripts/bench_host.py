@@ -21,13 +21,14 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 import torch
 
 from tpspec.cache.pages import PagePool
 from tpspec.comm.channel import OneRankChannel
-from tpspec.comm.communicator import OneRank, Purpose
+from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import Report, Stats, Stop, Submit, ToLead
 from tpspec.draft.ahead import Ahead, Grown, Policy
 from tpspec.draft.model import ModelDrafter
@@ -43,6 +44,7 @@ from tpspec.model.target import ShardedTarget
 from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.roles.target import lead_rounds
+from tpspec.staged import Fetched
 from tpspec.topology.checkpoint import find
 from tpspec.topology.config import automatic
 from tpspec.topology.shape import ModelShape
@@ -82,7 +84,7 @@ TIMES = 30  # that each is made ready
 
 
 class Clocked(OneRank):
-    """In place of a card: a recorder whose replays do nothing, a gate, and a communicator. All note when."""
+    """In place of a card: a recorder whose replays do nothing, a gate, and the wait for a verdict. All note when."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, float]] = []
@@ -102,15 +104,13 @@ class Clocked(OneRank):
         self.events.append(("replay", perf_counter()))
 
     def _replay(self) -> None:
-        if self._is_open:
+        if self._is_open:  # else it has been launched while the card computes what gives the verdict
             self.events.append(("replay", perf_counter()))
-        else:  # it has been launched while the card computes what gives the verdict, which comes now
-            self.events[-1] = "verdict", perf_counter()
 
-    def all_gather(self, x: Tensor, purpose: Purpose) -> Tensor:
-        heard = super().all_gather(x, purpose)
+    def here(self, coming: Fetched) -> Tensor:
+        """In place of a wait for the verdict, which comes at once."""
         self.events.append(("verdict", perf_counter()))
-        return heard
+        return coming.place
 
     def waits(self) -> list[float]:
         """Seconds from a verdict to the next replay, of every round but the first few."""
@@ -163,7 +163,8 @@ def rounds(model: str, source: str, samplings: Sequence[Sampling], num_tokens: i
     assert isinstance(engine.target, ShardedTarget)
     clocked, engine.target.launches = as_on_a_card(engine.target.decoder), True
     asked = [Request(i, PROMPT, num_tokens, sampling) for i, sampling in enumerate(samplings)]
-    lead_rounds(engine, OneRankChannel(), Asking(asked))
+    with patch.object(Fetched, "here", lambda coming: clocked.here(coming)):
+        lead_rounds(engine, OneRankChannel(), Asking(asked))
     return clocked.waits()
 
 
