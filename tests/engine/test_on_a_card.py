@@ -634,7 +634,7 @@ def test_a_drafter_in_gaps_has_the_card_at_the_same_time(
 
 @pytest.mark.parametrize(
     ("sampling", "most", "sums"),
-    [(Sampling(), 7, "sum_add_norm"), (WARM, 10, "exchange")],
+    [(Sampling(), 6, "sum_add_norm"), (WARM, 9, "exchange")],
     ids=["greedy", "warm, rows that are too wide"],
 )
 def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(

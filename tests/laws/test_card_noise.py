@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpspec.verify.largest import SHORT
 from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _keys
 
 pytest.importorskip("triton")
@@ -26,7 +27,7 @@ OF_PROGRAM = BLOCKS * LENGTH
 def on_card(scores_TV: torch.Tensor, seeds: list[int], stream: Stream, start: int) -> tuple[torch.Tensor, torch.Tensor]:
     keys_3T = torch.from_numpy(_keys(seeds, range(len(seeds)), stream)).to(DEVICE)
     value_T, ids_T = best(scores_TV.to(DEVICE), keys_3T, start)
-    assert (value_T.dtype, ids_T.dtype) == (torch.float32, torch.int64)
+    assert (value_T.dtype, ids_T.dtype) == (torch.float32, torch.int32)
     return value_T.cpu(), ids_T.cpu()
 
 
@@ -51,12 +52,17 @@ def test_the_winner_is_that_of_the_cpu(seed: int, num_ids: int, start: int, spre
 
 @pytest.mark.skipif(HAS_CARD or shutil.which("c++") is None, reason="of an emulated card, for which there is c++")
 def test_both_ways_to_a_winner_are_there_before_the_first_draw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands against a first text at temperature 0, or at another, that waits for a compiler."""
-    tried, draw = list[bool](), card_noise.best
-    monkeypatch.setattr(card_noise, "best", lambda *given: tried.append(given[1] is None) or draw(*given))
+    """Of logits of any kind. Stands against a first text at temperature 0, or at another, that waits for a compiler."""
+    tried, draw = list[tuple[str, bool]](), card_noise.best
+
+    def noted(scores_TV: torch.Tensor, keys_3T: torch.Tensor | None, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tried.append((str(scores_TV.dtype), keys_3T is None))
+        return draw(scores_TV, keys_3T, start)
+
+    monkeypatch.setattr(card_noise, "best", noted)
     with emulated_card():
         CounterNoise().prepare(torch.device("cuda"))
-    assert sorted(tried) == [False, True]
+    assert sorted(tried) == [(kind, is_plain) for kind in sorted(map(str, SHORT)) for is_plain in (False, True)]
 
 
 @pytest.mark.parametrize("num_ids", [1, OF_PROGRAM, 3 * OF_PROGRAM - 5])
@@ -71,6 +77,18 @@ def test_the_largest_is_the_first_of_those_alike(num_ids: int) -> None:
     scores_TV[1, num_ids // 2] = torch.nan
     value_T, _ = best(scores_TV.to(DEVICE), None, 0)
     assert value_T.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("seeds", [None, [3, 4]], ids=["cold", "warm"])
+def test_logits_of_any_kind_have_the_winner_that_they_have_as_float32(
+    seeds: list[int] | None, dtype: torch.dtype
+) -> None:
+    """Of 16 bits many are alike. Stands against noise that is added in 16 bits, and a value that is told in those."""
+    logits_TV = torch.randn(2, 2 * OF_PROGRAM - 5, generator=torch.Generator().manual_seed(0)).to(dtype).to(DEVICE)
+    keys_3T = None if seeds is None else torch.from_numpy(_keys(seeds, range(2), Stream.target)).to(DEVICE)
+    told, due = best(logits_TV, keys_3T, 0), best(logits_TV.float(), keys_3T, 0)
+    assert all(map(torch.equal, told, due))
 
 
 @pytest.mark.parametrize("num_programs", [1, 3])

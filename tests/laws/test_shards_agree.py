@@ -21,6 +21,7 @@ from tpspec.tokens import Draws, TokenTree, Verdict
 from tpspec.verify import RULES, rule, shards
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import Case, RowLogits
+from tpspec.verify.shards import _in_line
 
 VOCAB, PADDED = 230, 240
 EDGES = {2: [0, 100, PADDED], 3: [0, 13, 235, PADDED], 5: [0, 50, 90, 91, 200, PADDED]}
@@ -195,3 +196,17 @@ def test_no_cases_need_no_gather(name) -> None:
         raise AssertionError("nothing to agree on")
 
     assert rule(name).judge([], RowLogits(torch.zeros(0, VOCAB), VOCAB, gather=refuse), CounterNoise()) == []
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans(), st.integers(0, 3))
+def test_what_stands_in_line_is_told_as_what_does_not(sizes: list[int], stands: bool, start: int) -> None:
+    """A card's winners lie one behind the other, and need no copy. Stands against a part that is left out, told twice,
+    or read from where another begins."""
+    whole = torch.arange(start + sum(sizes), dtype=torch.int32)
+    parts = [*whole[start:].split(sizes)]
+    if not stands:
+        parts = [part.clone() for part in parts]
+    told = _in_line(parts)
+    assert told.tolist() == whole[start:].tolist()
+    assert (told.untyped_storage().data_ptr() == parts[0].untyped_storage().data_ptr()) == (stands or len(parts) == 1)
+    assert _in_line(parts[::-1]).tolist() == torch.cat(parts[::-1]).tolist()

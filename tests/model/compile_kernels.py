@@ -120,7 +120,7 @@ def variants(
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": tile.columns, "has_biases": biased, "tile_rows": tile.rows, "tile_outputs": tile.outputs,
-            "gate": gate, "num_stages": tile.stages, "num_warps": tile.warps})
+            "gate": gate, "lines": card_products.LINES, "num_stages": tile.stages, "num_warps": tile.warps})
           for tile, biased, gate in PLAIN if not small and x == "*bf16"),
     ]  # fmt: skip
 
@@ -159,7 +159,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
-            of_tile |= {"stages": tile.stages}
+            of_tile |= {"stages": tile.stages, "code_lines": card_coded.CODE_LINES}
             kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
             is_split = at_once == card_shares.MORE_GROUPS and tile in SPLIT_TILES and tiles is CODED_TILES
             made += [
@@ -174,7 +174,7 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
 def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list[tuple[Any, dict[str, str], Any]]:
     """The same by the other kernel; every: tile, and gates and shares, where a program has most groups at once."""
     types = {name: kind for name, kind in types.items() if name != "codes_at"}
-    types |= {"pairs_at": "*i32", "counters_at": "*i32", "partials_at": "*fp32", "width": "i32"}
+    types |= {"x_at": "*i32", "pairs_at": "*i32", "counters_at": "*i32", "partials_at": "*fp32", "width": "i32"}
     few, most = AT_ONCE
     tiles: list[Any] = [(few, FRAGMENT_TILES[0], "", 1), (most, FRAGMENT_TILES[0], "", card_shares.MOST_SPLITS)]
     if every:
@@ -186,6 +186,7 @@ def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list
         tiles.append((most, max(GATED_FRAGMENT_TILES), "gelu", card_shares.MOST_SPLITS))
     side_by_side = card_fragments.side_by_side(of["group"] * of["bits"] // 16)
     of = of | {"together": card_tiles.TILE_OUTPUTS, "side_by_side": side_by_side, "inline_ptx": True}
+    of |= {"fetched_groups": card_fragments.FETCHED_GROUPS}
     return [
         (card_fragments.few_fragments, types, of | {
             "tile_rows": tile.rows, "tile_outputs": tile.outputs, "ahead": tile.ahead, "at_once": at_once,
@@ -201,7 +202,7 @@ def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
              "num_outputs": "i32", "num_groups": "i32", "expert_at": "*i32", "pairs_at": "*i32", "fan": "i32",
              "width": "i32", "counters_at": x, "partials_at": x}  # fmt: skip
     of, made = {"group": USUAL_GROUP, "gate": "", "sorted_rows": card_tiles.TILE_ROWS, "inline_ptx": True}, []
-    of |= {"splits": 1}
+    of |= {"splits": 1, "code_lines": card_coded.CODE_LINES}
     sides = product((card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), card_experts.STAGES)
     for (rows, outputs), at_once in product(sides, AT_ONCE):
         tile = {"tile_rows": rows, "tile_outputs": outputs, "together": card_tiles.TILE_OUTPUTS, "at_once": at_once}
@@ -264,10 +265,10 @@ def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
 def noise() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     of_programs = {"values_at": "*fp32", "ids_at": "*i64"}
     return [
-        *((card_noise._best_of_blocks, of_programs | {"scores_at": "*fp32", "keys_at": "*i64", "num_ids": "i32",
+        *((card_noise._best_of_blocks, of_programs | {"scores_at": scores, "keys_at": "*i64", "num_ids": "i32",
                                                       "start": "i32", "first": "i32"},
-           {"blocks": card_noise.BLOCKS, "noisy": noisy}) for noisy in (False, True)),
-        (card_noise._best_of_programs, of_programs | {"value_at": "*fp32", "id_at": "*i64", "num_programs": "i32"},
+           {"blocks": card_noise.BLOCKS, "noisy": noisy}) for noisy in (False, True) for scores in ("*fp32", "*bf16")),
+        (card_noise._best_of_programs, of_programs | {"value_at": "*fp32", "id_at": "*i32", "num_programs": "i32"},
          {"wide": card_noise.USUAL_PROGRAMS}),
     ]  # fmt: skip
 

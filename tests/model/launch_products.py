@@ -20,8 +20,8 @@ for num_rows in map(int, sys.argv[1:]):
     x = torch.zeros(num_rows, SIZE, dtype=torch.bfloat16)
     of_few = card_products._few_rows.warmup(
         x, weight, x, x, num_rows, SIZE, SIZE, SIZE, columns=tile.columns, has_biases=False, tile_rows=tile.rows,
-        tile_outputs=tile.outputs, gate="", overlaps=True, launch_pdl=True, grid=(1, 1), num_stages=tile.stages,
-        num_warps=tile.warps,
+        tile_outputs=tile.outputs, gate="", lines=card_products.LINES, overlaps=True, launch_pdl=True, grid=(1, 1),
+        num_stages=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     of_codes: Any = {"group": 128, "bits": 8, "kept_zeros": "", "overlaps": True, "launch_pdl": True, "grid": (1, 1)}
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
@@ -31,7 +31,7 @@ for num_rows in map(int, sys.argv[1:]):
         **card_coded.in_tile(card_tiles.USUAL_CODED, SHARES), **of_codes,
     )  # fmt: skip
     of_fragments = card_fragments.few_fragments.warmup(
-        x, codes.view(torch.int32), *given[2:], counters, partials, SIZE,
+        x.view(torch.int32), codes.view(torch.int32), *given[2:], counters, partials, SIZE,
         **card_fragments.in_tile(card_tiles.FRAGMENT_TILES[8][0], SHARES, 32), gate="", **of_codes | {"bits": 4},
     )  # fmt: skip
     of_many = card_groups.coded.warmup(

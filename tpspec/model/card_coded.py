@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 CODE_LINES, SCALE_LINES = 64, 64  # of a tile: 8 KB of codes; scales, in words, of 16,384 columns
 
-_CODE_LINES, _SCALE_LINES = tl.constexpr(CODE_LINES), tl.constexpr(SCALE_LINES)
+_SCALE_LINES = tl.constexpr(SCALE_LINES)
 
 
 class CodedProduct(TriedProduct[Cut], Generic[Cut]):
@@ -121,7 +121,7 @@ def in_tile(tile: CodedTile, shares: Shares) -> dict[str, Any]:
     return {
         "tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": TILE_OUTPUTS, "num_stages": tile.stages,
         "at_once": groups, "num_warps": groups, "splits": shares.splits, "stages": tile.stages,
-        "inline_ptx": not knobs.runtime.interpret,
+        "code_lines": CODE_LINES, "inline_ptx": not knobs.runtime.interpret,
     }  # fmt: skip
 
 
@@ -138,13 +138,14 @@ def _fetch_tiles(
     tiles: tl.constexpr,
     together: tl.constexpr,
     kept_zeros: tl.constexpr,
+    code_lines: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """The first codes, scales and zeros, from that group on, of so many tiles, this output's and those behind it, as
     far as there are any. A tile has `size` scales, and words for each."""
     tile = tl.minimum(output + tl.arange(0, tiles) * together, num_outputs - 1) // together
     begin_at, left = tile.to(tl.int64) * size + first_group * together, size - first_group * together
-    fetch(codes_at + begin_at * columns, left * columns, _CODE_LINES, overlaps)
+    fetch(codes_at + begin_at * columns, left * columns, code_lines, overlaps)
     fetch(scales_at + begin_at, left, _SCALE_LINES, overlaps)
     if kept_zeros == "apart":
         fetch(zeros_at + begin_at, left, _SCALE_LINES, overlaps)
@@ -230,6 +231,7 @@ def few_coded(
     at_once: tl.constexpr,
     splits: tl.constexpr,
     stages: tl.constexpr,
+    code_lines: tl.constexpr,
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
@@ -271,7 +273,7 @@ def few_coded(
     if sorted_rows == 0:
         _fetch_tiles(
             first_output, count, first_group, codes_at, scales_at, zeros_at, size, columns, tiles, together,
-            kept_zeros, overlaps,
+            kept_zeros, code_lines, overlaps,
         )  # fmt: skip
     if gate != "":
         more = num_outputs + outputs
@@ -279,7 +281,7 @@ def few_coded(
         apart = (more_at - first_at)[None, :]
         _fetch_tiles(
             num_outputs + first_output, count, first_group, codes_at, scales_at, zeros_at, size, columns, tiles,
-            together, kept_zeros, overlaps,
+            together, kept_zeros, code_lines, overlaps,
         )  # fmt: skip
         ups = tl.zeros((at_once, tile_outputs, tile_rows), tl.float32)
     if sorted_rows == 0:

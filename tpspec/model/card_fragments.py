@@ -44,7 +44,7 @@ MOST_SIDE_BY_SIDE = 8  # words of a thread: 16 bytes
 # Of a tile of 16 outputs: what a card reads in the time of a small kernel, as of `few_coded`.
 FETCHED_GROUPS, SCALE_LINES = 8, 64
 
-_LINE_BYTES, _FETCHED_GROUPS, _SCALE_LINES = (tl.constexpr(n) for n in (LINE_BYTES, FETCHED_GROUPS, SCALE_LINES))
+_LINE_BYTES, _SCALE_LINES = tl.constexpr(LINE_BYTES), tl.constexpr(SCALE_LINES)
 
 
 def product_of(matrix: Matrix, bias_O: Tensor | None, device: torch.device) -> CodedProduct[Any]:
@@ -77,7 +77,8 @@ def in_tile(tile: FragmentTile, shares: Shares, num_words: int) -> dict[str, Any
     return {
         "tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": TILE_OUTPUTS, "ahead": tile.ahead,
         "at_once": shares.at_once, "num_warps": shares.at_once, "splits": shares.splits,
-        "side_by_side": side_by_side(num_words), "inline_ptx": not knobs.runtime.interpret,
+        "side_by_side": side_by_side(num_words), "fetched_groups": FETCHED_GROUPS,
+        "inline_ptx": not knobs.runtime.interpret,
     }  # fmt: skip
 
 
@@ -261,6 +262,7 @@ def few_fragments(
     splits: tl.constexpr,
     ahead: tl.constexpr,
     side_by_side: tl.constexpr,
+    fetched_groups: tl.constexpr,
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
@@ -290,7 +292,7 @@ def few_fragments(
     line = _row(tile_outputs // together * tile_lines, of_lines)
     tile = _outputs(line // tile_lines * together, first_output, own, num_outputs) // together
     lines_at = pairs_at + tile.to(tl.int64) * (size * (columns // 2)) + line % tile_lines * (_LINE_BYTES // 4)
-    fetched: tl.constexpr = _FETCHED_GROUPS // at_once if overlaps else 2  # turns; two are read at once
+    fetched: tl.constexpr = fetched_groups // at_once if overlaps else 2  # turns; two are read at once
     if overlaps:
         for turn in tl.static_range(fetched):
             _fetch_codes(lines_at, first + turn * at_once, end, of_group, at_once, of_lines)

@@ -28,8 +28,6 @@ TENSOR_CORES = (8, 0)  # compute capability that Triton asks for; below it there
 LINES = 8  # of a row of weights: what a card reads in the time of a small kernel, for programs of a whole card
 ALIGNED = 16  # numbers, at which rows of a matrix begin: what Triton needs to know for loads of 16 bytes
 
-_LINES = tl.constexpr(LINES)
-
 
 class TriedProduct(ABC, Generic[Cut]):
     """Of few rows by a kernel of ours, in tiles of which some are tried; where its outputs are those of an MLP's gate
@@ -103,7 +101,8 @@ class FewRowsLinear(TriedProduct[Tile]):
         _few_rows[(triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs))](
             x_TI.contiguous(), self._weight_OI, y_TO if bias_O is None else bias_O, y_TO, num_rows, num_outputs,
             num_inputs, stride, columns=tile.columns, has_biases=bias_O is not None, tile_rows=tile.rows,
-            tile_outputs=tile.outputs, gate=gate, num_stages=tile.stages, num_warps=tile.warps, **self._overlap,
+            tile_outputs=tile.outputs, gate=gate, lines=LINES, num_stages=tile.stages, num_warps=tile.warps,
+            **self._overlap,
         )  # fmt: skip
         return y_TO
 
@@ -133,6 +132,7 @@ def _few_rows(
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
     gate: tl.constexpr,
+    lines: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """A tile of y [T, O] from x [T, I] and weights [O, stride]. The same code for any number of rows, of which each is
@@ -144,9 +144,9 @@ def _few_rows(
     from_x = x_at + rows[:, None] * num_inputs
     from_weights = weights_at + outputs[None, :].to(tl.int64) * stride
     fetched = tl.minimum(outputs, num_outputs - 1)
-    fetch(weights_at + fetched.to(tl.int64) * stride, stride, _LINES, overlaps)
+    fetch(weights_at + fetched.to(tl.int64) * stride, stride, lines, overlaps)
     if gate != "":
-        fetch(weights_at + (num_outputs + fetched).to(tl.int64) * stride, stride, _LINES, overlaps)
+        fetch(weights_at + (num_outputs + fetched).to(tl.int64) * stride, stride, lines, overlaps)
     begin(overlaps)
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     if gate != "":

@@ -28,13 +28,16 @@ _NONE = tl.constexpr(1 << 62)  # more than any id
 
 
 def best(scores_TV: Tensor, keys_3T: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
-    """`Noise.best` of float32 scores by the keys of their rows, int64 [3, T, 1]; None: without noise, the largest."""
+    """`Noise.best` of scores by the keys of their rows, int64 [3, T, 1]; None: without noise, the largest. The ids are
+    int32, and stand behind the values."""
     num_rows, num_ids = scores_TV.shape
     first = start // LENGTH
     num_programs = triton.cdiv((start + num_ids - 1) // LENGTH + 1 - first, BLOCKS)
-    values_TP = scores_TV.new_empty(num_rows, num_programs)
-    ids_TP = scores_TV.new_empty(num_rows, num_programs, dtype=torch.int64)
-    value_T, id_T = values_TP.new_empty(num_rows), ids_TP.new_empty(num_rows)
+    values_TP, ids_TP = (
+        scores_TV.new_empty(num_rows, num_programs, dtype=dtype) for dtype in (torch.float32, torch.int64)
+    )
+    value_T, id_T = scores_TV.new_empty(2, num_rows, dtype=torch.int32)
+    value_T = value_T.view(torch.float32)
     _best_of_blocks[(num_rows, num_programs)](
         scores_TV.contiguous(), ids_TP if keys_3T is None else keys_3T, values_TP, ids_TP, num_ids, start, first,
         blocks=BLOCKS, noisy=keys_3T is not None,
@@ -87,7 +90,8 @@ def _best_of_blocks(
     ids = block * _LENGTH + within
     columns = ids - start
     real = (columns >= 0) & (columns < num_ids)
-    perturbed = tl.load(scores_at + row.to(tl.int64) * num_ids + columns, mask=real, other=-float("inf"))
+    scores = tl.load(scores_at + row.to(tl.int64) * num_ids + columns, mask=real, other=-float("inf"))
+    perturbed = scores.to(tl.float32)
     if noisy:
         least_key = tl.load(keys_at + row).to(tl.uint64, bitcast=True)
         place_key = tl.load(keys_at + num_rows + row).to(tl.uint64, bitcast=True)
@@ -119,4 +123,4 @@ def _best_of_programs(
     values = tl.load(values_at + at, mask=real, other=-float("inf"))
     value, winner = _winner(values, tl.load(ids_at + at, mask=real, other=_NONE))
     tl.store(value_at + row, value)
-    tl.store(id_at + row, winner)
+    tl.store(id_at + row, winner.to(tl.int32))

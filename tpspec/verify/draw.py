@@ -60,7 +60,10 @@ def pick(
     """
     if not draws:
         return []
-    tokens, _ = _picked(rows, process(rows, draws), draws, noise, stream, listener=listener)
+    # A card looks for a winner among numbers of any kind, and saves a copy.
+    truncates = any(draw.sampling.truncates for draw in draws)
+    scores_TV = process(rows, draws, as_they_are=rows.logits_TV.is_cuda and not truncates)
+    tokens, _ = _picked(rows, scores_TV, draws, noise, stream, listener=listener)
     return tokens
 
 

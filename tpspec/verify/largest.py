@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 LONG = 8192  # columns
 NUM_PARTS = 64  # of a row, each of neighbours
 NUM_HEAPED = 32  # numbers of a heap, which stand far apart
+SHORT = (torch.float32, torch.bfloat16, torch.float16)  # numbers that float32 holds
 
 
 def largest(x_TV: Tensor) -> tuple[Tensor, Tensor]:
     """The largest number of each row and its column, the first where several are: [T] each. NaN is larger than all;
-    where it stands a card does not say."""
+    where it stands a card does not say. On a card the numbers are float32."""
     num_columns = x_TV.shape[1]
-    if x_TV.is_cuda and x_TV.dtype == torch.float32:
+    if x_TV.is_cuda and x_TV.dtype in SHORT:
         from tpspec.verify import card_noise  # Triton comes with torch for cards only
 
         return card_noise.best(x_TV, None, 0)

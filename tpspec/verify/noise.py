@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tpspec.staged import sent
-from tpspec.verify.largest import largest
+from tpspec.verify.largest import SHORT, largest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Noise(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """argmax of score + Gumbel noise over the ids [start, start + V): a draw from softmax of each row.
 
-        Returns the perturbed score, float32 [T], and the id, int64 [T]; the lowest id where float32 scores tie.
+        Returns the perturbed score, float32 [T], and the id, an integer [T]; the lowest id where float32 scores tie.
         A row that is all -inf gives -inf, one with a NaN gives NaN, and both an id without meaning.
         """
 
@@ -88,9 +88,10 @@ class CounterNoise:
 
     def prepare(self, device: torch.device) -> None:
         """What would otherwise make the first draw slow: a card compiles."""
-        scores_TV = torch.zeros(1, 1, device=device)
-        self.best(scores_TV, [0], [0], Stream.target, 0)
-        largest(scores_TV)  # at temperature 0
+        for dtype in SHORT if device.type == "cuda" else SHORT[:1]:
+            scores_TV = torch.zeros(1, 1, dtype=dtype, device=device)
+            self.best(scores_TV, [0], [0], Stream.target, 0)
+            largest(scores_TV)  # at temperature 0
 
     def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
         """Gumbel noise of any ids, float64, the shape of ids: the plain reference of `best`."""

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 MANY = 8  # a part of all ids: where so many tokens are counted, that is quicker by a count for each id than by sorting
 
 
-def process(rows: RowLogits, draws: Sequence[Draw]) -> Tensor:
+def process(rows: RowLogits, draws: Sequence[Draw], *, as_they_are: bool = False) -> Tensor:
     """Scores of each row after all but truncation, float32 [T, V]; -inf at padding. draws[i]: row i.
 
-    The logits handed in are not changed. Rows at temperature 0 keep their scale.
+    The logits handed in are not changed. Rows at temperature 0 keep their scale. as_they_are: logits that no request
+    changes may be of another kind, whose numbers are the same.
     """
+    if as_they_are and not any(draw.edits or draw.sampling.temperature not in (0, 1) for draw in draws):
+        return without_padding(rows.logits_TV, rows)
     scores_TV = _edited(rows.logits_TV, rows.start, draws)
     temperatures = [draw.sampling.temperature or 1.0 for draw in draws]
     if any(temperature != 1 for temperature in temperatures):

@@ -66,8 +66,7 @@ class Exchange:
         self._coming: Fetched | None = None
         if rows.gather is whole and not any(part.is_cuda for part in parts):  # a drafter's, alone with its vocabulary
             return
-        words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in parts])
-        self._coming = Fetched(rows.gather(words))
+        self._coming = Fetched(rows.gather(_in_line([part.contiguous().view(torch.int32).flatten() for part in parts])))
 
     def here(self) -> list[NDArray[Any]]:
         """Waits for the device. What comes behind the wait stands between a verdict and the next round: least of it."""
@@ -81,6 +80,16 @@ class Exchange:
         ]
         self._coming.here()
         return [part if part.itemsize == 4 else part.copy() for part in told]  # torch takes none from an odd word on
+
+
+def _in_line(parts: Sequence[Tensor]) -> Tensor:
+    """One behind the other; not copied where they stand so, as a card's winners do."""
+    first, behind = parts[0], parts[0].storage_offset()
+    for part in parts:
+        if part.untyped_storage()._cdata != first.untyped_storage()._cdata or part.storage_offset() != behind:
+            return torch.cat([*parts])
+        behind += len(part)
+    return first.as_strided((behind - first.storage_offset(),), (1,))
 
 
 def tell_winners(
@@ -97,13 +106,14 @@ def tell_winners(
     if not cold:
         value, ids = noise.best(scores_TV, seeds, positions, stream, start)
         return value, ids.int()
-    value = scores_TV.new_empty(len(draws))
-    ids = torch.empty_like(value, dtype=torch.int64)
+    value = scores_TV.new_empty(len(draws), dtype=torch.float32)
+    ids = torch.empty_like(value, dtype=torch.int32)
     cold_at, warm_at = (sent(rows, value.device) for rows in (cold, warm))
     value[cold_at], column = largest(scores_TV[cold_at])
-    ids[cold_at] = column + start
-    value[warm_at], ids[warm_at] = noise.best(scores_TV[warm_at], seeds, positions, stream, start)
-    return value, ids.int()
+    ids[cold_at] = (column + start).int()
+    value[warm_at], winners = noise.best(scores_TV[warm_at], seeds, positions, stream, start)
+    ids[warm_at] = winners.int()
+    return value, ids
 
 
 def hear_winners(value_NT: NDArray[np.float32], ids_NT: NDArray[np.int32]) -> list[int]:
