@@ -131,7 +131,7 @@ CODES = (
     (8, USUAL_GROUP, "*bf16", ""),
     (4, USUAL_GROUP, "*i32", "beside"),
     (8, 32, "*fp32", "apart"),
-    (4, 64, "*fp32", ""),
+    (4, 64, "*fp32", "apart"),
 )
 
 
