@@ -95,7 +95,7 @@ def test_a_short_matrix_of_few_bits_is_read_without_a_processors_memory(
     num_outputs: int, bits: Literal[8, 4], due: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is tried, and on another card perhaps not. Stands against the slower of two kernels: by one, 6144
-    outputs of 4 bits take a fifth longer; by the other those of 8 bits, or a long matrix of 4."""
+    outputs of 4 bits take a quarter longer; by the other those of 8 bits, or a long matrix of 4."""
     monkeypatch.setattr(card_shares, "num_processors", lambda device: 132)
     monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: True)
     codes = torch.zeros(num_outputs, GROUP, dtype=torch.int8 if bits == 8 else torch.uint8)

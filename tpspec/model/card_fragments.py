@@ -3,8 +3,8 @@ them: no memory of a processor lies between. In Gluon, which says what lies wher
 
 A product in Triton's own language (card_coded.py) brings rows and codes into a processor's memory and from there to
 tensor cores. Where a matrix has few tiles of outputs that takes longer: a program is short, and waits. By this one, on
-an H200, a matrix of 6144 outputs took 7.2 us for 8.6, and one of 28672, of which there is enough to do meanwhile, 21.6
-for 21.9; of codes of 8 bits all took longer. Which numbers meet in one instruction is another here, so that last bits
+an H200, a matrix of 6144 outputs took 7.2 us for 9.1, and one of 28672, of which there is enough to do meanwhile, 21.6
+for 22.0; of codes of 8 bits all took longer. Which numbers meet in one instruction is another here, so that last bits
 are: how a matrix is read follows from it and the card alone, whatever the number of rows. Must not know what a matrix
 is of. Imported on cards only.
 
