@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpspec.request import Sampling
 from tpspec.verify.largest import SHORT
 from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _keys
 
@@ -16,6 +17,8 @@ pytest.importorskip("triton")
 from tests.emulated_card import emulated_card
 from tpspec.verify import card_noise
 from tpspec.verify.card_noise import BLOCKS, best
+from tpspec.verify.draw import pick
+from tpspec.verify.rows import Draw, RowLogits
 
 HAS_CARD = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if HAS_CARD else []
@@ -63,6 +66,22 @@ def test_both_ways_to_a_winner_are_there_before_the_first_draw(monkeypatch: pyte
     with emulated_card():
         CounterNoise().prepare(torch.device("cuda"))
     assert sorted(tried) == [(kind, is_plain) for kind in sorted(map(str, SHORT)) for is_plain in (False, True)]
+
+
+@pytest.mark.skipif(HAS_CARD or shutil.which("c++") is None, reason="of an emulated card, for which there is c++")
+@pytest.mark.parametrize("temperatures", [(0, 0, 0), (1, 1, 1), (0, 1, 0)], ids=str)
+def test_logits_of_16_bits_are_judged_as_they_are(temperatures: tuple[int, ...]) -> None:
+    """By as many launches as those of float32, and with the CPU's winners. Stands against a copy of a vocabulary in
+    every round, and a winner that is told in 16 bits."""
+    logits_TV = torch.randn(3, 700, generator=torch.Generator().manual_seed(0)).bfloat16()
+    draws = [Draw([1, 2], 1, Sampling(temperature=wanted, seed=row)) for row, wanted in enumerate(temperatures)]
+    due, launches = pick(RowLogits(logits_TV, 700), draws, CounterNoise()), list[int]()
+    with emulated_card() as card:
+        for on_card in (logits_TV.to("cuda"), logits_TV.float().to("cuda")):
+            before = card.launches
+            assert pick(RowLogits(on_card, 700), draws, CounterNoise()) == due
+            launches.append(card.launches - before)
+    assert launches[0] == launches[1]
 
 
 @pytest.mark.parametrize("num_ids", [1, OF_PROGRAM, 3 * OF_PROGRAM - 5])

@@ -75,14 +75,14 @@ def test_bug_5_noise_reused_shows_only_in_several_rounds() -> None:
     assert error(certain_chain, Match(), length=1, noise=Frozen) < 1e-12
 
 
-def raw_bonus(rows: RowLogits, draws) -> torch.Tensor:
+def raw_bonus(rows: RowLogits, draws, **how) -> torch.Tensor:
     deepest = max(len(wanted.path) for wanted in draws)
     raw = [replace(wanted, sampling=PLAIN) if len(wanted.path) == deepest and deepest else wanted for wanted in draws]
-    return process(rows, raw)
+    return process(rows, raw, **how)
 
 
-def blind_to_drafts(rows: RowLogits, draws) -> torch.Tensor:
-    return process(rows, [replace(wanted, path=()) for wanted in draws])
+def blind_to_drafts(rows: RowLogits, draws, **how) -> torch.Tensor:
+    return process(rows, [replace(wanted, path=()) for wanted in draws], **how)
 
 
 @pytest.mark.parametrize("mutant", [raw_bonus, blind_to_drafts])

@@ -267,7 +267,8 @@ def noise() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     return [
         *((card_noise._best_of_blocks, of_programs | {"scores_at": scores, "keys_at": "*i64", "num_ids": "i32",
                                                       "start": "i32", "first": "i32"},
-           {"blocks": card_noise.BLOCKS, "noisy": noisy}) for noisy in (False, True) for scores in ("*fp32", "*bf16")),
+           {"blocks": card_noise.BLOCKS, "noisy": noisy})
+          for noisy in (False, True) for scores in ("*fp32", "*bf16", "*fp16")),
         (card_noise._best_of_programs, of_programs | {"value_at": "*fp32", "id_at": "*i32", "num_programs": "i32"},
          {"wide": card_noise.USUAL_PROGRAMS}),
     ]  # fmt: skip

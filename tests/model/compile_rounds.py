@@ -20,6 +20,8 @@ from tpspec.model.loader import Loader
 from tpspec.topology.links import straight
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
+from tpspec.verify.largest import largest
+from tpspec.verify.noise import CounterNoise
 
 
 def rounds(folder: Path, quantize: str | None = None, comm: Communicator | None = None) -> None:
@@ -33,7 +35,14 @@ folders = {kind: tiny(kind, Path(sys.argv[1], kind)) for kind in KINDS}
 with compiling_card((major, minor)) as names:
     for folder in folders.values():
         rounds(folder)
-    for quantize in ("int8", "int4"):
-        rounds(folders["llama"], quantize)
+    rounds(folders["llama"], "int8")
+    wide = tiny("llama", Path(sys.argv[1], "wide"), hidden_size=128, num_attention_heads=8, head_dim=16)
+    for folder in (folders["llama"], wide):  # groups of 32 and of 128
+        rounds(folder, "int4")
     rounds(folders["llama"], comm=CardOnALink(straight(30.0)))
+    CounterNoise().prepare(torch.device("cuda"))
+    ready = len(names)
+    for num_rows in (1, 2, 4, 8):
+        largest(torch.zeros(num_rows, 70, device="cuda", dtype=torch.bfloat16))
+    assert len(names) == ready, "the first rounds of four would wait for a compiler"
     sys.stdout.writelines(f"{name}\n" for name in names)

@@ -130,6 +130,17 @@ def plans(draw: st.DrawFn) -> list[list[tuple[int, list[int], int]]]:
     return plan
 
 
+def test_what_a_card_is_told_of_a_round_is_the_same_behind_a_larger_one() -> None:
+    """Stands against rows and states of a round that was, in the numbers that are kept from round to round."""
+    used, fresh = (Case("card", SMALL).steps for _ in range(2))
+    large = [Text(slot).span(5, 4, [-1, 0])[0] for slot in range(TEXTS)]
+    small = [Text(0).span(9, 1, [])[0]]
+    for steps, rounds in ((used, [large, small]), (fresh, [small])):
+        for spans in rounds:
+            steps.begin(spans, sum(len(span.tokens) for span in spans))
+    assert (used._states._numbers == fresh._states._numbers).all()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("way", "sizes", "kernel"),
     [

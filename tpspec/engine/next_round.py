@@ -34,7 +34,7 @@ class NextRound:
 
     def __init__(self, target: Ahead, seqs: Sequence[int], foreseen: Sequence[Span]) -> None:
         self._target, self._foreseen = target, foreseen
-        rows = {seq: row for row, seq in enumerate(seqs)}
+        self._num_rows, rows = len(seqs), {seq: row for row, seq in enumerate(seqs)}
         self._rows = [rows[span.seq] for span in foreseen]
         self._waits = self._is_vain = self.is_launched = False
         self.spans: Sequence[Span] = ()
@@ -49,6 +49,7 @@ class NextRound:
     def drawn(self, tokens: Sequence[int]) -> None:
         if self._is_vain:
             return
+        assert len(tokens) == self._num_rows
         drawn = [ANY if (token := tokens[row]) == NO_TOKEN else token for row in self._rows]
         self._release(drawn)
         self.spans = tuple(with_tokens(self._foreseen, drawn))

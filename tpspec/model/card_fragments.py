@@ -57,6 +57,7 @@ class FragmentLinear(CodedProduct[FragmentTile]):
     """By the kernel below, which adds in another order than that of `CodedLinear`: last bits are others."""
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
+        assert matrix.bits == BITS, "a word has as many codes as it has quarters"
         super().__init__(matrix, bias_O, FRAGMENT_TILES, GATED_FRAGMENT_TILES)
 
     def few(self, x_TI: Tensor, tile: FragmentTile, gate: str = "") -> Tensor:
@@ -65,7 +66,7 @@ class FragmentLinear(CodedProduct[FragmentTile]):
         num_tiles = triton.cdiv(len(x_TI), tile.rows), triton.cdiv(num_outputs, tile.outputs)
         x_TW, codes, *others = self.given(x_TI, y_TO)
         few_fragments[(*num_tiles, self._shares.splits)](
-            x_TW.view(torch.int32), codes.view(torch.int32), *others, self._counters,
+            x_TW.flatten().view(torch.int32), codes.view(torch.int32), *others, self._counters,
             self._shares.partials(x_TI, num_outputs), self._grid.width, gate=gate,
             **in_tile(tile, self._shares, codes.shape[-1]), **self._of_codes,
         )  # fmt: skip

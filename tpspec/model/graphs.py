@@ -179,6 +179,7 @@ class Graphs:
         finally:
             if not is_launched:  # or the card would wait for ever
                 self._gate.open()
+                self._sent()
         return True
 
     def release(self, tokens: Sequence[int]) -> Callable[[], Forward]:

@@ -108,7 +108,8 @@ def _best_of_blocks(
     tl.store(ids_at + at, winner)
 
 
-@triton.jit(do_not_specialize=["num_programs"])  # type: ignore[untyped-decorator]
+# Ids stand behind values, as it happens at a multiple of 16 bytes: of four rows there would be another kernel.
+@triton.jit(do_not_specialize=["num_programs"], do_not_specialize_on_alignment=["id_at"])  # type: ignore[untyped-decorator]
 def _best_of_programs(
     values_at: tl.tensor,
     ids_at: tl.tensor,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.tokens import NO_TOKEN, Draws
-from tpspec.verify.largest import some_largest
+from tpspec.verify.largest import SHORT, some_largest
 from tpspec.verify.noise import Stream
 from tpspec.verify.processors import num_kept, process
 from tpspec.verify.rows import Draw, RowLogits, take
@@ -60,9 +60,10 @@ def pick(
     """
     if not draws:
         return []
-    # A card looks for a winner among numbers of any kind, and saves a copy.
+    # A card looks for a winner among numbers of any such kind, and saves a copy.
+    is_taken = rows.logits_TV.is_cuda and rows.logits_TV.dtype in SHORT
     truncates = any(draw.sampling.truncates for draw in draws)
-    scores_TV = process(rows, draws, as_they_are=rows.logits_TV.is_cuda and not truncates)
+    scores_TV = process(rows, draws, as_they_are=is_taken and not truncates)
     tokens, _ = _picked(rows, scores_TV, draws, noise, stream, listener=listener)
     return tokens
 

@@ -22,17 +22,17 @@ NUM_HEAPED = 32  # numbers of a heap, which stand far apart
 SHORT = (torch.float32, torch.bfloat16, torch.float16)  # numbers that float32 holds
 
 
-def largest(x_TV: Tensor) -> tuple[Tensor, Tensor]:
+def largest(x_TV: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
     """The largest number of each row and its column, the first where several are: [T] each. NaN is larger than all;
-    where it stands a card does not say. On a card the numbers are float32."""
+    where it stands a card does not say. On a card the numbers are float32. start: the number of the first column."""
     num_columns = x_TV.shape[1]
     if x_TV.is_cuda and x_TV.dtype in SHORT:
         from tpspec.verify import card_noise  # Triton comes with torch for cards only
 
-        return card_noise.best(x_TV, None, 0)
+        return card_noise.best(x_TV, None, start)
     if x_TV.is_cuda or num_columns < LONG:
         value_T, column_T = x_TV.max(1)
-        return value_T, column_T
+        return value_T, column_T + start
     width = -(-num_columns // NUM_PARTS)
     whole = num_columns // width * width
     tops = [x_TV[:, :whole].view(len(x_TV), -1, width).amax(2)]
@@ -41,7 +41,7 @@ def largest(x_TV: Tensor) -> tuple[Tensor, Tensor]:
     part_T = torch.cat(tops, 1).max(1).indices
     begin_T1 = (part_T * width).clamp(max=num_columns - width).unsqueeze(1)  # all are as long, and the last overlaps
     value_T, place_T = x_TV.gather(1, begin_T1 + torch.arange(width)).max(1)
-    return value_T, place_T + begin_T1.squeeze(1)
+    return value_T, place_T + begin_T1.squeeze(1) + start
 
 
 def some_largest(x_TV: Tensor, num: int) -> tuple[Tensor, Tensor]:

@@ -99,8 +99,8 @@ def tell_winners(
     warm = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     cold = [i for i, draw in enumerate(draws) if draw.sampling.temperature == 0]
     if not warm:
-        value, column = largest(scores_TV)
-        return value, (column + start if start else column).int()
+        value, ids = largest(scores_TV, start)
+        return value, ids.int()
     seeds = [draws[i].sampling.seed for i in warm]
     positions = [draws[i].position for i in warm]
     if not cold:
@@ -109,10 +109,9 @@ def tell_winners(
     value = scores_TV.new_empty(len(draws), dtype=torch.float32)
     ids = torch.empty_like(value, dtype=torch.int32)
     cold_at, warm_at = (sent(rows, value.device) for rows in (cold, warm))
-    value[cold_at], column = largest(scores_TV[cold_at])
-    ids[cold_at] = (column + start).int()
-    value[warm_at], winners = noise.best(scores_TV[warm_at], seeds, positions, stream, start)
-    ids[warm_at] = winners.int()
+    value[cold_at], first = largest(scores_TV[cold_at], start)
+    value[warm_at], best = noise.best(scores_TV[warm_at], seeds, positions, stream, start)
+    ids[cold_at], ids[warm_at] = first.int(), best.int()
     return value, ids
 
 
