@@ -6,8 +6,6 @@ known is that of LZ77 (Ziv, Lempel 1977).
 
 from __future__ import annotations
 
-from itertools import accumulate, takewhile
-from operator import mul
 from typing import TYPE_CHECKING
 
 from tpspec.draft.prefix import common_length
@@ -72,43 +70,54 @@ class Ngram:
 
     def _worth(self, record: Record, length: int, most: int) -> list[float]:
         """Odds of the tokens after a match of `length`, each given the one before, as far as the floor allows."""
-        odds = [record.odds(_kind(length + i)) for i in range(most)]
-        paths = accumulate(odds, mul)
-        return odds[: sum(1 for _ in takewhile(lambda path: path >= self._floor, paths))]
+        odds: list[float] = []
+        path = 1.0
+        for agreed in range(length, length + most):
+            told = record.odds(_kind(agreed))
+            path *= told
+            if path < self._floor:
+                break
+            odds.append(told)
+        return odds
 
 
 def _kind(length: int) -> int:
     """Of a guess, by tokens that agreed before it."""
-    return min(length, len(BELIEF)) - 1
+    return (length if length < len(BELIEF) else len(BELIEF)) - 1
 
 
 def copied(tokens: Sequence[int], source: int, count: int) -> list[int]:
     """`count` tokens from position `source` on; those past the end are what was copied before, so a period goes on."""
-    period = len(tokens) - source
     known = list(tokens[source : source + count])
-    return [known[i % period] for i in range(count)]
+    period = len(tokens) - source
+    return known if count <= period else [known[i % period] for i in range(count)]
 
 
 class _Text:
     """The tokens of a sequence, for each n-gram the position of the latest token after one, and the last guess.
 
-    To take tokens back, every push keeps what it replaced.
+    Of a text shorter than n all of it stands for its n-gram, and is never found: nothing of that length is looked up
+    before the text has grown beyond it.
     """
 
     def __init__(self, grams: Sequence[int]) -> None:
         self.record = Record(BELIEF, BELIEF_WEIGHT)
-        self._grams = grams
+        self._longest_first, self._longest = grams[::-1], grams[-1]
         self._tokens: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}
-        self._replaced: list[list[int | None]] = []
         self._guess: tuple[int, list[int], int] = (0, [], 0)  # after so many tokens, what, and how many agreed
 
     def become(self, tokens: Sequence[int]) -> None:
-        kept = common_length(self._tokens, tokens)
-        while len(self._tokens) > kept:
-            self._pop()
-        for token in tokens[kept:]:
-            self._push(token)
+        """Costs as much as has come. A text only grows (see `Ask`): one that has not is read anew."""
+        if common_length(self._tokens, tokens) < len(self._tokens):
+            self._tokens, self._next = [], {}
+        text, next_of = self._tokens, self._next
+        begin = len(text)
+        text += tokens[begin:]
+        for end in range(begin, len(text)):
+            last = tuple(text[max(0, end - self._longest) : end])
+            for size in self._longest_first:
+                next_of[last[-size:]] = end
         self._judge()
 
     def guessed(self, guess: list[int], length: int) -> None:
@@ -116,40 +125,25 @@ class _Text:
 
     def longest_match(self) -> tuple[int, int] | None:
         """Tokens that agree (as far as that tells more), and the position after their latest earlier occurrence."""
-        known = (gram for gram in reversed(self._suffixes()) if gram in self._next)
-        found = next(((len(gram), self._next[gram]) for gram in known), None)
-        if found is None:
+        text, last = self._tokens, tuple(self._tokens[-self._longest :])
+        for size in self._longest_first:
+            if (source := self._next.get(last[-size:])) is not None:
+                break
+        else:
             return None
-        length, source = found
-        end = len(self._tokens)
-        while length < min(len(BELIEF), source) and self._tokens[source - length - 1] == self._tokens[end - length - 1]:
+        most = min(len(BELIEF), source)
+        if text[source - most : source] == text[-most:]:
+            return most, source
+        length = size
+        while text[source - length - 1] == text[-length - 1]:
             length += 1
         return length, source
 
     def _judge(self) -> None:
         """The last guess against what came; as far as something came, and up to the first that was wrong."""
         begin, guess, length = self._guess
-        for i, (said, token) in enumerate(zip(guess, self._tokens[begin:], strict=False)):
-            self.record.add(_kind(length + i), right=said == token)
+        for agreed, (said, token) in enumerate(zip(guess, self._tokens[begin:], strict=False), length):
+            self.record.add(_kind(agreed), right=said == token)
             if said != token:
                 break
         self._guess = 0, [], 0
-
-    def _suffixes(self) -> list[tuple[int, ...]]:
-        last = tuple(self._tokens[-self._grams[-1] :])
-        return [last[-length:] for length in self._grams if length <= len(last)]
-
-    def _push(self, token: int) -> None:
-        grams, end = self._suffixes(), len(self._tokens)
-        self._replaced.append([self._next.get(gram) for gram in grams])
-        for gram in grams:
-            self._next[gram] = end
-        self._tokens.append(token)
-
-    def _pop(self) -> None:
-        self._tokens.pop()
-        for gram, before in zip(self._suffixes(), self._replaced.pop(), strict=True):
-            if before is None:
-                del self._next[gram]
-            else:
-                self._next[gram] = before
