@@ -38,8 +38,7 @@ class Draws:
         return len(self.ids) == len(self.probs) and ascends and _are_odds(self.probs) and isclose(sum(self.probs), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTree:
+class TokenTree(msgspec.Struct, frozen=True):
     """Tokens proposed under the root.
 
     tokens[i] is node i; parents[i] < i is its parent node, or ROOT. Siblings stand in draw order and differ.
@@ -103,8 +102,9 @@ class TokenTree:
 
     def known(self, vocab: int) -> TokenTree:
         """The nodes before the first whose token is no id of a vocabulary of `vocab` ids; usually the tree itself."""
-        strange = (node for node, token in enumerate(self.tokens) if not 0 <= token < vocab)
-        return self.pruned(next(strange, len(self.tokens)))
+        if not self.tokens or (min(self.tokens) >= 0 and max(self.tokens) < vocab):
+            return self
+        return self.pruned(next(node for node, token in enumerate(self.tokens) if not 0 <= token < vocab))
 
     def only(self, nodes: Sequence[int]) -> TokenTree:
         """These nodes, ascending, each with its parent among them; they are numbered anew."""

@@ -125,7 +125,7 @@ class PagePool:
     def shrink(self, seq: int, num_tokens: int) -> None:
         """Give up the pages that hold nothing of the first num_tokens slots."""
         owned = self._owned.get(seq, _NOTHING)
-        excess = -self._num_missing(seq, num_tokens)
+        excess = owned.stop - -(-num_tokens // self.page_size)
         while excess > 0 and owned.runs:
             last = owned.runs[-1]
             first = max(last.first, last.stop - excess)

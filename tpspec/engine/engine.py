@@ -197,7 +197,7 @@ class Engine:
         num_drafted = self._draft_on(verdicts, taps, commit.finished, {case.seq for case in plan.cases})
         self._drafted(num_drafted, self.clock() - committed)
         self._ran(plan, judged - begin, committed - begin)
-        self._gained(sum(len(delta.tokens) for delta in commit.deltas))
+        self._gained(sum([len(delta.tokens) for delta in commit.deltas]))
         self._account(plan, verdicts, commit)
         return joined(commit.deltas, found)
 
@@ -309,8 +309,8 @@ class Engine:
         if not known:
             return {}
         ready = self.scheduler.ready()
-        paced = {seq.id for seq in ready if self._fixed(seq) is None}
-        return known | self.pace.cut({seq: tree for seq, tree in known.items() if seq in paced}, len(ready))
+        paced = {seq.id: known[seq.id] for seq in ready if seq.id in known and self._fixed(seq) is None}
+        return known | self.pace.cut(paced, len(ready)) if paced else known
 
     def _ask(self, seq: SequenceState) -> Ask:
         fixed = self._fixed(seq)
@@ -344,12 +344,12 @@ class Engine:
             self.meter.gain(num_tokens, now - before)
 
     def _account(self, plan: Plan, verdicts: Sequence[Verdict], commit: Commit) -> None:
-        deltas = commit.deltas
         self._num_rounds += 1
         self.ledger.mark_round()
-        self._num_tokens += sum(len(delta.tokens) for delta in deltas)
-        self._num_drafted += sum(sum(delta.drafted) for delta in deltas)
-        self._num_accepted += sum(sum(delta.accepted) for delta in deltas)
+        for delta in commit.deltas:
+            self._num_tokens += len(delta.tokens)
+            self._num_drafted += sum(delta.drafted)
+            self._num_accepted += sum(delta.accepted)
         kept = {"pages": self.pool.num_used, "kept": self.scheduler.reuse.digest}  # which may change before it is asked
         self._undigested = partial(_digest, plan, verdicts, commit, self._trees, kept)
 

@@ -85,12 +85,13 @@ class Pace:
     def learn(self, cases: Sequence[Case], verdicts: Sequence[Verdict]) -> None:
         """What became of the drafts of a round."""
         for case, verdict in zip(cases, verdicts, strict=True):
-            record = self._records.setdefault(case.seq, _Record())
+            if (record := self._records.get(case.seq)) is None:
+                record = self._records[case.seq] = _Record()
             record.silent_rounds = 0 if case.tree else record.silent_rounds + 1
             if case.tree:
                 good, end = len(verdict.path), verdict.path[-1] if verdict.path else ROOT
                 record.accepted = record.accepted * KEPT + good
-                record.tried = record.tried * KEPT + good + bool(case.tree.children(end))
+                record.tried = record.tried * KEPT + good + (end in case.tree.parents)
 
     def forget(self, seq: int) -> None:
         self._records.pop(seq, None)

@@ -85,4 +85,4 @@ def tally(tree: TokenTree, num_accepted: int) -> tuple[tuple[int, ...], tuple[in
     drafted = [0] * max(depths)
     for depth in depths:
         drafted[depth - 1] += 1
-    return tuple(drafted), tuple(int(depth < num_accepted) for depth in range(len(drafted)))
+    return tuple(drafted), (1,) * num_accepted + (0,) * (len(drafted) - num_accepted)

@@ -139,13 +139,15 @@ class Scheduler:
             self._pool.pass_by(seq.id, seq.num_cached)
         self._secure_roots()
         admitted, copies = self._admit()
-        verifying = [seq for seq in self.ready() if seq.id not in held]
-        behind = [seq for seq in self._running.values() if not seq.is_ready]
+        ready = self.ready()
+        verifying = [seq for seq in ready if seq.id not in held] if held else ready
+        behind = [seq for seq in self._running.values() if not seq.is_ready] if len(ready) < self.num_running else []
         left = self._budget - len(verifying)
         # Trees would otherwise take every row, round after round, while a new prompt waits for an old text to end.
-        for_chunks = min(sum(seq.num_uncached for seq in behind), (left + 1) // 2)
+        for_chunks = min(sum([seq.num_uncached for seq in behind]), (left + 1) // 2)
         spans, cut = self._verification_spans(verifying, trees, left - for_chunks)
-        spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
+        if behind:
+            spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
         cases, owed = self._cases(spans, cut)
         return Plan(tuple(spans), cases, tuple(admitted), owed, tuple(copies))
 
@@ -296,7 +298,7 @@ class Scheduler:
         self._pool.grow_recent(seq.id, stop)
         parents = None if tree.is_chain else (ROOT, *(parent + 1 for parent in tree.parents))
         num_judged = 1 + len(tree) if stop >= seq.num_tokens else 0
-        unscored = seq.unscored(stop)
+        unscored = seq.unscored(stop) if seq.request.prompt_logprobs else None
         num_logits = stop - unscored.start if unscored else num_judged
         recent = self._pool.recent_runs(seq.id, seq.num_cached, stop)
         carried = self._states.carried(seq.id, len(tokens) - len(tree))
@@ -353,7 +355,7 @@ class Scheduler:
             seq.num_cached = seq.num_tokens - 1  # once more, without drafts: rows beside it must not decide its fate
         else:
             self.reuse.keep(seq)
-        rows = (0, *(node + 1 for node in path))[: seq.num_cached - root]
+        rows = (0, *[node + 1 for node in path])[: seq.num_cached - root]
         commit.copies.extend(self._states.has_gone_on(seq, rows))
         if finish is not None:
             commit.finished.append(seq.id)
@@ -372,9 +374,9 @@ class Scheduler:
 
         A path never moves forward, so an earlier copy in the lists is never undone by a later one.
         """
-        moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
-        if not moved:
+        if not path or path[-1] == len(path) - 1:
             return
+        moved = [(node, depth) for depth, node in enumerate(path) if node != depth]
         behind_root = seq.num_tokens, seq.num_tokens + path[-1] + 1
         slots, recent = self._pool.slots(seq.id, *behind_root), self._pool.recent_slots(seq.id, *behind_root)
         moves.src.extend(slots[node] for node, _ in moved)

@@ -31,7 +31,7 @@ from tpspec.measure.trace import Mark, Round, round_between
 from tpspec.roles.build_drafter import ways_of
 from tpspec.roles.target import lead_rounds
 from tpspec.topology.caches import target_slots
-from tpspec.verify.match import walk
+from tpspec.verify.match import children, walk
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
 
@@ -142,7 +142,8 @@ class ScriptedRule:
 
     def _verdict(self, case: Case) -> Verdict:
         script, start = self._scripts[case.seq], len(case.context) - case.num_prompt
-        return walk(case, iter([script.truth(start + depth) for depth in (0, *case.tree.depths())]))
+        picks = iter([script.truth(start + depth) for depth in (0, *case.tree.depths())])
+        return walk(case, picks, children(case.tree))
 
 
 class Simulation:

@@ -14,8 +14,9 @@ from tpspec.verify.draw import pick
 from tpspec.verify.noise import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from tpspec.tokens import TokenTree
     from tpspec.verify.noise import Noise
     from tpspec.verify.rows import Case, Listener, RowLogits
 
@@ -29,15 +30,19 @@ class Match:
     ) -> list[Verdict]:
         judged = rows.select([*chain.from_iterable(case.rows() for case in cases)])
         draws = [*chain.from_iterable(case.draws() for case in cases)]
+        below = [children(case.tree) for case in cases]  # before anybody waits for what is drawn
         picks = iter(pick(judged, draws, noise, Stream.target, listener))
-        return [walk(case, picks) for case in cases]
+        return [walk(case, picks, of) for case, of in zip(cases, below, strict=True)]
 
 
-def walk(case: Case, picks: Iterator[int]) -> Verdict:
+def children(tree: TokenTree) -> dict[tuple[int, int], int]:
+    """Nodes, by the node above and the token: the first of those that are alike."""
+    return {(tree.parents[node], tree.tokens[node]): node for node in reversed(range(len(tree)))}
+
+
+def walk(case: Case, picks: Iterator[int], children: Mapping[tuple[int, int], int]) -> Verdict:
     """Descend while the tree holds the target's draw. Takes one pick for each row of the case."""
-    tree = case.tree
-    own = (*islice(picks, 1 + len(tree)),)
-    children = {(tree.parents[node], tree.tokens[node]): node for node in reversed(range(len(tree)))}
+    own = (*islice(picks, 1 + len(case.tree)),)
     node: int | None = ROOT
     path: list[int] = []
     tokens: list[int] = []
