@@ -111,11 +111,11 @@ class _Text:
         """Costs as much as has come. A text only grows (see `Ask`): one that has not is read anew."""
         if common_length(self._tokens, tokens) < len(self._tokens):
             self._tokens, self._next = [], {}
-        text, next_of = self._tokens, self._next
+        text, next_of, longest = self._tokens, self._next, self._longest
         begin = len(text)
         text += tokens[begin:]
         for end in range(begin, len(text)):
-            last = tuple(text[max(0, end - self._longest) : end])
+            last = tuple(text[end - longest if end > longest else 0 : end])
             for size in self._longest_first:
                 next_of[last[-size:]] = end
         self._judge()
@@ -142,7 +142,8 @@ class _Text:
     def _judge(self) -> None:
         """The last guess against what came; as far as something came, and up to the first that was wrong."""
         begin, guess, length = self._guess
-        for agreed, (said, token) in enumerate(zip(guess, self._tokens[begin:], strict=False), length):
+        came = self._tokens[begin : begin + len(guess)]
+        for agreed, (said, token) in enumerate(zip(guess, came, strict=False), length):
             self.record.add(_kind(agreed), right=said == token)
             if said != token:
                 break

@@ -43,11 +43,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def num_rows(self) -> int:
-        return sum(len(span.tokens) for span in self.spans)
+        return sum([len(span.tokens) for span in self.spans])
 
     @property
     def num_logits(self) -> int:
-        return sum(span.num_logits for span in self.spans)
+        return sum([span.num_logits for span in self.spans])
 
 
 class Commit(msgspec.Struct, frozen=True):

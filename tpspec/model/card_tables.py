@@ -118,13 +118,16 @@ class Table:
         for span, (positions, chained, own_bits) in zip(spans, seen, strict=True):
             count, first, begin = len(span.tokens), len(rows), num_blocks
             num_blocks += self._put_blocks(span, words[self._size(num_blocks) :])
-            for tile in range(0, count, tile_rows):
-                num_rows, needed = min(tile_rows, count - tile), (begin, num_blocks)
-                if count > tile_rows:
+            if count <= tile_rows:
+                tiles += first + chained, -chained, count, span.start + chained, begin, num_blocks
+                lengths += [num_blocks - begin] * count
+            else:
+                for tile in range(0, count, tile_rows):
+                    num_rows = min(tile_rows, count - tile)
                     least = min(positions[tile : tile + num_rows])
-                    needed = self._needed(needed, least, span.start + tile + num_rows)
-                tiles += first + chained, tile - chained, num_rows, span.start + chained, *needed
-                lengths += [needed[1] - needed[0]] * num_rows
+                    needed = self._needed((begin, num_blocks), least, span.start + tile + num_rows)
+                    tiles += first + chained, tile - chained, num_rows, span.start + chained, *needed
+                    lengths += [needed[1] - needed[0]] * num_rows
             rows += positions
             slots += span.own_slots(windowed=windowed)
             bits += own_bits
@@ -134,7 +137,7 @@ class Table:
             words[at : at + len(ints)] = array("q", ints)
         self.num_tiles = len(tiles) // kernels.TILE_SIZE
         self._end = self._size(num_blocks)
-        if self._window is None and self._end <= self._usual_size and all(len(span.tokens) == 1 for span in spans):
+        if self._window is None and self._end <= self._usual_size and len(rows) == len(spans):
             self._plain = [(span, self._size(end - 1) + 1) for span, end in zip(spans, ends, strict=True)]
 
     def put(self) -> None:
@@ -155,8 +158,11 @@ class Table:
 
     def _num_blocks(self, spans: Sequence[Span]) -> int:
         """That their keys take, at most."""
-        held = (span.held(windowed=self._window is not None)[1] for span in spans)
-        return sum(count // kernels.KEYS + 2 for runs in held for _, count in runs)
+        num_blocks, windowed = 0, self._window is not None
+        for span in spans:
+            for _, count in span.held(windowed=windowed)[1]:
+                num_blocks += count // kernels.KEYS + 2
+        return num_blocks
 
     def _size(self, num_blocks: int) -> int:
         return self._blocks_at + kernels.BLOCK_SIZE * num_blocks

@@ -148,7 +148,10 @@ class Runner:
 
     def graphs(self, spans: Sequence[Span], num_rows: int) -> Graphs | None:
         """What these rows are a replay of, if they are."""
-        return next((graphs for graphs in self._graphs if graphs.fits(spans, num_rows)), None)
+        for graphs in self._graphs:
+            if graphs.fits(spans, num_rows):
+                return graphs
+        return None
 
     def steps(self, spans: Sequence[Span], num_rows: int) -> Steps:
         """What these rows take where they are no replay."""
