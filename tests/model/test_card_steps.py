@@ -174,14 +174,16 @@ def test_every_key_that_is_seen_is_in_one_block(
 
 @given(
     starts=st.lists(st.integers(1, 150), min_size=1, max_size=3),
-    rounds=st.lists(st.sampled_from(["row", "row", "row", "rows", "run", "fewer"]), min_size=1, max_size=12),
+    rounds=st.lists(st.sampled_from(["row", "row", "rows", "rows", "tree", "run", "fewer"]), min_size=1, max_size=12),
+    kept=st.integers(1, 3),
     window=st.none() | st.integers(1, 100),
 )
 def test_a_table_that_goes_on_is_what_a_new_one_would_be(
-    starts: list[int], rounds: list[str], window: int | None
+    starts: list[int], rounds: list[str], kept: int, window: int | None
 ) -> None:
-    """Rounds of one row a text, and of several, texts that go on in another run of slots, and texts that end. Stands
-    against a table that says where a row stood in the round before, or that a block has no more keys."""
+    """Rounds of one row a text, and of several of which some are kept, texts that go on in another run of slots, and
+    texts that end. Stands against a table that says where a row stood in the round before, or that a block has no more
+    keys."""
     device, texts = torch.device("cpu"), [[[1000 * text, start]] for text, start in enumerate(starts)]
     table, went_on = card_tables.Table(4000, window, 4000, device), []
     for kind in rounds:
@@ -189,13 +191,13 @@ def test_a_table_that_goes_on_is_what_a_new_one_would_be(
             texts.pop()
         if kind == "run":
             texts[0].append([3000 + 10 * len(texts[0]), 0])
-        num_rows = 2 if kind == "rows" else 1
-        for runs in texts:
+        num_rows, parents = {"rows": (3, None), "tree": (3, (-1, 0, 0))}.get(kind, (1, None))
+        spans = []
+        for seq, runs in enumerate(texts):
             runs[-1][1] += num_rows
-        spans = [
-            Span(seq, sum(count for _, count in runs) - num_rows, (5,) * num_rows, tuple(map(tuple, runs)), num_rows)
-            for seq, runs in enumerate(texts)
-        ]
+            start = sum(count for _, count in runs) - num_rows
+            spans.append(Span(seq, start, (5,) * num_rows, tuple(map(tuple, runs)), num_rows, parents))
+            runs[-1][1] -= max(0, num_rows - kept)
         fresh, seen = card_tables.Table(4000, window, 4000, device), [card_tables.Seen.by(span) for span in spans]
         fresh.write(spans, seen, 4)
         went_on.append(table.goes_on(spans))
@@ -204,8 +206,9 @@ def test_a_table_that_goes_on_is_what_a_new_one_would_be(
         ends = fresh._words[fresh._tiles_at + card_rows.TILE_SIZE - 1 : fresh._blocks_at : card_rows.TILE_SIZE]
         size = fresh._size(max(ends))
         assert table._words[:size] == fresh._words[:size]
-    if window is None and rounds[:2] == ["row", "row"]:
-        assert went_on[1] is all((start + 1) % card_rows.KEYS for start in starts)
+    if window is None and rounds[:2] in (["row", "row"], ["rows", "rows"], ["tree", "tree"]):
+        last, on = (0, 1) if rounds[0] == "row" else (2, kept)
+        assert went_on[1] is all((at + last) // card_rows.KEYS == (at + last + on) // card_rows.KEYS for at in starts)
 
 
 def test_what_is_written_of_a_round_leaves_the_one_before_it_where_a_copy_takes_it_from() -> None:

@@ -73,7 +73,7 @@ class Table:
         begin = np.arange(0, most_positions, kernels.KEYS)  # the blocks of a text whose slots are its positions
         self._whole_blocks = np.stack([begin, np.full_like(begin, kernels.KEYS), begin], 1).ravel()
         self._shifted, self._num_written = dict[int, tuple[memoryview, int]](), 0
-        self._plain: list[tuple[Span, int]] = []
+        self._last: list[tuple[Span, int]] = []  # that were written, where their last blocks' keys are counted
 
     @property
     def there(self) -> Tensor:
@@ -88,29 +88,36 @@ class Table:
         return self._num_blocks(spans) <= min(USUAL_BLOCKS, self._most_blocks)
 
     def goes_on(self, spans: Sequence[Span]) -> bool:
-        """Whether each is one row of a text and follows the one that was written last: then all is. Most rounds without
-        drafts are such, in which four numbers a text change."""
-        if not self._plain or len(spans) != len(self._plain):
+        """Whether each has as many rows as the one that was written last, in the same tree, further on in the same
+        block of the same run: then all is written. Most rounds without drafts are such, and many with as many drafts as
+        the one before: two numbers of a row change, and two of a text."""
+        if not self._last or len(spans) != len(self._last):
             return False
-        for span, (last, _) in zip(spans, self._plain, strict=True):
+        for span, (last, _) in zip(spans, self._last, strict=True):
             *before, (slot, count) = last.runs
-            if len(span.tokens) != 1 or span.start != last.start + 1 or span.start % kernels.KEYS == 0:
+            num_rows, on = len(span.tokens), span.start - last.start
+            if num_rows != len(last.tokens) or span.parents != last.parents or on < 1 or count < num_rows:
                 return False
-            if span.runs != (*before, (slot, count + 1)):
+            end = span.start + num_rows - 1
+            if end // kernels.KEYS != (end - on) // kernels.KEYS or span.runs != (*before, (slot, count + on)):
                 return False
-        words, tile_at = self._words, self._tiles_at + kernels.TILE_PLACE
-        for row, (_, keys_at) in enumerate(self._plain):
-            words[kernels.ROW_POSITION * self.most_rows + row] += 1
-            words[kernels.ROW_SLOT * self.most_rows + row] += 1
-            words[tile_at + kernels.TILE_SIZE * row] += 1
-            words[keys_at] += 1
-        self._plain = [(span, keys_at) for span, (_, keys_at) in zip(spans, self._plain, strict=True)]
+        words, tile_at, row = self._words, self._tiles_at + kernels.TILE_PLACE, 0
+        to_slot = (kernels.ROW_SLOT - kernels.ROW_POSITION) * self.most_rows
+        for span, (last, keys_at) in zip(spans, self._last, strict=True):
+            on, first = span.start - last.start, kernels.ROW_POSITION * self.most_rows + row
+            for at in range(first, first + len(span.tokens)):
+                words[at] += on
+                words[at + to_slot] += on
+            words[tile_at] += on
+            words[keys_at] += on
+            tile_at, row = tile_at + kernels.TILE_SIZE, row + len(span.tokens)
+        self._last = [(span, keys_at) for span, (_, keys_at) in zip(spans, self._last, strict=True)]
         return True
 
     def write(self, spans: Sequence[Span], seen: Sequence[Seen], tile_rows: int) -> None:
         """Rows behind the spans' are padding. seen: by each span."""
         self._num_written += 1
-        self._plain = []
+        self._last = []
         words, windowed = self._words, self._window is not None
         parts: tuple[list[int], ...] = [], [], [], [], []
         (rows, slots, bits, lengths, tiles), num_blocks = parts, 0
@@ -137,8 +144,8 @@ class Table:
             words[at : at + len(ints)] = array("q", ints)
         self.num_tiles = len(tiles) // kernels.TILE_SIZE
         self._end = self._size(num_blocks)
-        if self._window is None and self._end <= self._usual_size and len(rows) == len(spans):
-            self._plain = [(span, self._size(end - 1) + 1) for span, end in zip(spans, ends, strict=True)]
+        if self._window is None and self._end <= self._usual_size and self.num_tiles == len(spans):
+            self._last = [(span, self._size(end - 1) + 1) for span, end in zip(spans, ends, strict=True)]
 
     def put(self) -> None:
         """What `copy` leaves out goes to the card at once."""
