@@ -109,7 +109,7 @@ class PagePool:
 
     def num_reachable(self, seq: int) -> int:
         """`num_slots` if `seq` took every free page."""
-        return self.num_slots(seq) + self.num_free * self.page_size
+        return (self._owned.get(seq, _NOTHING).stop + self._num_free) * self.page_size
 
     def can_grow(self, seq: int, num_tokens: int) -> bool:
         return self._num_missing(seq, num_tokens) <= self._num_free

@@ -17,6 +17,10 @@ def common_length(old: Sequence[int], new: Sequence[int]) -> int:
     that is longer than any draft is agreement from the start. (Where it is not, a draft is worse, never wrong.)
     """
     n = min(len(old), len(new))
-    while n > 0 and list(old[max(0, n - WINDOW) : n]) != list(new[max(0, n - WINDOW) : n]):
+    while n > 0 and not _are_alike(old[max(0, n - WINDOW) : n], new[max(0, n - WINDOW) : n]):
         n -= 1
     return n
+
+
+def _are_alike(some: Sequence[int], others: Sequence[int]) -> bool:
+    return some == others or list(some) == list(others)

@@ -305,8 +305,7 @@ class Engine:
 
     def _worth_verifying(self, trees: Mapping[int, TokenTree]) -> dict[int, TokenTree]:
         # A source may be wrong, but an id that does not exist would break the forward.
-        known = {seq: tree.known(self.vocab) for seq, tree in trees.items() if tree}
-        if not known:
+        if not (known := {seq: tree.known(self.vocab) for seq, tree in trees.items() if tree}):
             return {}
         ready = self.scheduler.ready()
         paced = {seq.id: known[seq.id] for seq in ready if seq.id in known and self._fixed(seq) is None}

@@ -81,8 +81,8 @@ def tally(tree: TokenTree, num_accepted: int) -> tuple[tuple[int, ...], tuple[in
     """Draft tokens verified and accepted, by depth, both as long as the tree is deep."""
     if not tree:
         return (), ()
-    depths = tree.depths()
-    drafted = [0] * max(depths)
-    for depth in depths:
-        drafted[depth - 1] += 1
+    drafted = [1] * len(tree)
+    if not tree.is_chain:
+        depths = tree.depths()
+        drafted = [depths.count(depth) for depth in range(1, max(depths) + 1)]
     return tuple(drafted), (1,) * num_accepted + (0,) * (len(drafted) - num_accepted)

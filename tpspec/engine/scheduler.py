@@ -225,6 +225,8 @@ class Scheduler:
         Who has to go is not admitted again in the same round: he would need all that he had, and an elder took some.
         """
         for seq in list(self._running.values()):
+            if self._pool.num_slots(seq.id) >= seq.num_tokens:
+                continue
             while seq.id in self._running and not self._pool.can_grow(seq.id, seq.num_tokens):
                 self._preempt_youngest()
             if seq.id in self._running:
@@ -270,15 +272,17 @@ class Scheduler:
         """A span for each sequence, with at most num_rows tree nodes in all; and the trees as they were cut."""
         if not trees:
             return [self._span(seq, (seq.root,), NO_DRAFT) for seq in verifying], {}
-        wanted = [NO_DRAFT if seq.is_doubtful else trees.get(seq.id, NO_DRAFT) for seq in verifying]
-        useful = [tree.up_to_depth(seq.remaining - 1) for seq, tree in zip(verifying, wanted, strict=True)]
-        shares = fair_shares([len(tree) for tree in useful], num_rows)
+        useful = [
+            NO_DRAFT if seq.is_doubtful else trees.get(seq.id, NO_DRAFT).up_to_depth(seq.remaining - 1)
+            for seq in verifying
+        ]
+        shares = fair_shares([len(tree.tokens) for tree in useful], num_rows)
         spans: list[Span] = []
         cut: dict[int, TokenTree] = {}
         for seq, tree, share in zip(verifying, useful, shares, strict=True):
             room = self._pool.num_reachable(seq.id) - seq.num_tokens  # a tree never preempts anybody
-            cut[seq.id] = tree.pruned(min(share, self._states.most_nodes(room)))
-            spans.append(self._span(seq, (seq.root, *cut[seq.id].tokens), cut[seq.id]))
+            cut[seq.id] = tree = tree.pruned(min(share, self._states.most_nodes(room)))
+            spans.append(self._span(seq, (seq.root, *tree.tokens), tree))
         return spans, cut
 
     def _chunk_spans(self, behind: list[Sequence], num_rows: int) -> list[Span]:

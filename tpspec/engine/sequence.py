@@ -99,8 +99,9 @@ class Sequence:
 
     def _within_limits(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """Up to the first stop token, which is kept, or up to max_tokens."""
-        allowed = tokens[: self.remaining]
+        remaining = self.remaining
+        allowed = tokens[:remaining]
         if not self.request.stop_ids.isdisjoint(allowed):
             end = next(i for i, token in enumerate(allowed, 1) if token in self.request.stop_ids)
             return allowed[:end], "stop"
-        return allowed, "length" if len(allowed) == self.remaining else None
+        return allowed, "length" if len(allowed) == remaining else None
