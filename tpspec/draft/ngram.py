@@ -102,7 +102,7 @@ class _Text:
 
     def __init__(self, grams: Sequence[int]) -> None:
         self.record = Record(BELIEF, BELIEF_WEIGHT)
-        self._longest_first, self._longest = grams[::-1], grams[-1]
+        self._longest, self._suffixes = grams[-1], [slice(-size, None) for size in reversed(grams)]  # the longest first
         self._tokens: list[int] = []
         self._next: dict[tuple[int, ...], int] = {}
         self._guess: tuple[int, list[int], int] = (0, [], 0)  # after so many tokens, what, and how many agreed
@@ -116,8 +116,8 @@ class _Text:
         text += tokens[begin:]
         for end in range(begin, len(text)):
             last = tuple(text[end - longest if end > longest else 0 : end])
-            for size in self._longest_first:
-                next_of[last[-size:]] = end
+            for suffix in self._suffixes:
+                next_of[last[suffix]] = end
         self._judge()
 
     def guessed(self, guess: list[int], length: int) -> None:
@@ -126,15 +126,15 @@ class _Text:
     def longest_match(self) -> tuple[int, int] | None:
         """Tokens that agree (as far as that tells more), and the position after their latest earlier occurrence."""
         text, last = self._tokens, tuple(self._tokens[-self._longest :])
-        for size in self._longest_first:
-            if (source := self._next.get(last[-size:])) is not None:
+        for suffix in self._suffixes:
+            if (source := self._next.get(last[suffix])) is not None:
                 break
         else:
             return None
         most = min(len(BELIEF), source)
         if text[source - most : source] == text[-most:]:
             return most, source
-        length = size
+        length = len(last[suffix])
         while text[source - length - 1] == text[-length - 1]:
             length += 1
         return length, source
