@@ -109,7 +109,7 @@ class PagePool:
 
     def num_reachable(self, seq: int) -> int:
         """`num_slots` if `seq` took every free page."""
-        return (self._owned.get(seq, _NOTHING).stop + self._num_free) * self.page_size
+        return self.num_slots(seq) + self.num_free * self.page_size
 
     def can_grow(self, seq: int, num_tokens: int) -> bool:
         return self._num_missing(seq, num_tokens) <= self._num_free
@@ -125,7 +125,7 @@ class PagePool:
     def shrink(self, seq: int, num_tokens: int) -> None:
         """Give up the pages that hold nothing of the first num_tokens slots."""
         owned = self._owned.get(seq, _NOTHING)
-        excess = owned.stop - -(-num_tokens // self.page_size)
+        excess = -self._num_missing(seq, num_tokens)
         while excess > 0 and owned.runs:
             last = owned.runs[-1]
             first = max(last.first, last.stop - excess)

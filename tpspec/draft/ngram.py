@@ -83,7 +83,7 @@ class Ngram:
 
 def _kind(length: int) -> int:
     """Of a guess, by tokens that agreed before it."""
-    return (length if length < len(BELIEF) else len(BELIEF)) - 1
+    return min(length, len(BELIEF)) - 1
 
 
 def copied(tokens: Sequence[int], source: int, count: int) -> list[int]:

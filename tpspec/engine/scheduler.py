@@ -139,15 +139,13 @@ class Scheduler:
             self._pool.pass_by(seq.id, seq.num_cached)
         self._secure_roots()
         admitted, copies = self._admit()
-        ready = self.ready()
-        verifying = [seq for seq in ready if seq.id not in held] if held else ready
-        behind = [seq for seq in self._running.values() if not seq.is_ready] if len(ready) < self.num_running else []
+        verifying = [seq for seq in self.ready() if seq.id not in held]
+        behind = [seq for seq in self._running.values() if not seq.is_ready]
         left = self._budget - len(verifying)
         # Trees would otherwise take every row, round after round, while a new prompt waits for an old text to end.
         for_chunks = min(sum([seq.num_uncached for seq in behind]), (left + 1) // 2)
         spans, cut = self._verification_spans(verifying, trees, left - for_chunks)
-        if behind:
-            spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
+        spans += self._chunk_spans(behind, self._budget - sum(len(span.tokens) for span in spans))
         cases, owed = self._cases(spans, cut)
         return Plan(tuple(spans), cases, tuple(admitted), owed, tuple(copies))
 
@@ -302,7 +300,7 @@ class Scheduler:
         self._pool.grow_recent(seq.id, stop)
         parents = None if tree.is_chain else (ROOT, *(parent + 1 for parent in tree.parents))
         num_judged = 1 + len(tree) if stop >= seq.num_tokens else 0
-        unscored = seq.unscored(stop) if seq.request.prompt_logprobs else None
+        unscored = seq.unscored(stop)
         num_logits = stop - unscored.start if unscored else num_judged
         recent = self._pool.recent_runs(seq.id, seq.num_cached, stop)
         carried = self._states.carried(seq.id, len(tokens) - len(tree))

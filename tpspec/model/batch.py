@@ -79,12 +79,9 @@ class Span(msgspec.Struct, frozen=True):
 
     def own_slots(self, *, windowed: bool = False) -> list[int]:
         """Slot of every row, in layers with or without a window: those of the last len(tokens) positions."""
-        missing, runs = len(self.tokens), self.held(windowed=windowed)[1]
-        first, count = runs[-1]
-        if missing <= count:
-            return list(range(first + count - missing, first + count))
         slots: list[int] = []
-        for first, count in reversed(runs):
+        missing = len(self.tokens)
+        for first, count in reversed(self.held(windowed=windowed)[1]):
             taken = min(count, missing)
             slots = [*range(first + count - taken, first + count), *slots]
             missing -= taken

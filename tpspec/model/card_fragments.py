@@ -25,7 +25,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from tpspec.model.card_coded import CodedLinear, CodedProduct
+from tpspec.model.card_coded import SCALE_LINES, CodedLinear, CodedProduct
 from tpspec.model.card_codes import as_numbers, floats_of, kept_numbers, zeros_of
 from tpspec.model.card_overlap import LINE_BYTES, begin, prefetch
 from tpspec.model.card_products import as_kept
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 BITS = 4  # of a code
 MOST_SIDE_BY_SIDE = 8  # words of a thread: 16 bytes
-# Of a tile of 16 outputs: what a card reads in the time of a small kernel, as of `few_coded`.
-FETCHED_GROUPS, SCALE_LINES = 8, 64
+FETCHED_GROUPS = 8  # of a tile of 16 outputs: what a card reads in the time of a small kernel, as of `few_coded`
 
 _LINE_BYTES, _SCALE_LINES = tl.constexpr(LINE_BYTES), tl.constexpr(SCALE_LINES)
 
@@ -163,11 +162,16 @@ def _read(
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
+def _apart(pairs: tl.tensor) -> tl.tensor:
+    """[..., 2]: what has 16 bits, of pairs."""
+    return tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
 def _words(pairs: tl.tensor, of_words: tl.constexpr) -> tl.tensor:
     """[N, O, C] of pairs [N, O, C / 2]: what a thread carries from turn to turn is pairs, or it would take them apart.
     They stay where they are."""
-    words = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))
-    words = tl.reshape(words, (pairs.shape[0], pairs.shape[1], 2 * pairs.shape[2]))
+    words = tl.reshape(_apart(pairs), (pairs.shape[0], pairs.shape[1], 2 * pairs.shape[2]))
     return gl.convert_layout(words, of_words, assert_trivial=True)
 
 
@@ -204,8 +208,8 @@ def _read_rows(
 @gluon.jit  # type: ignore[untyped-decorator]
 def _rows(pairs: tl.tensor, like: tl.tensor, of_x: tl.constexpr) -> tl.tensor:
     """[N, C, R] of pairs [N, C / 2, R], of the type of `like`; as of `_words`."""
-    numbers = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))
-    numbers = tl.reshape(tl.permute(numbers, (0, 1, 3, 2)), (pairs.shape[0], 2 * pairs.shape[1], pairs.shape[2]))
+    numbers = tl.permute(_apart(pairs), (0, 1, 3, 2))
+    numbers = tl.reshape(numbers, (pairs.shape[0], 2 * pairs.shape[1], pairs.shape[2]))
     return gl.convert_layout(numbers.to(like.dtype.element_ty, bitcast=True), of_x, assert_trivial=True)
 
 

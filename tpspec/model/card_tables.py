@@ -125,16 +125,13 @@ class Table:
         for span, (positions, chained, own_bits) in zip(spans, seen, strict=True):
             count, first, begin = len(span.tokens), len(rows), num_blocks
             num_blocks += self._put_blocks(span, words[self._size(num_blocks) :])
-            if count <= tile_rows:
-                tiles += first + chained, -chained, count, span.start + chained, begin, num_blocks
-                lengths += [num_blocks - begin] * count
-            else:
-                for tile in range(0, count, tile_rows):
-                    num_rows = min(tile_rows, count - tile)
+            for tile in range(0, count, tile_rows):
+                num_rows, needed = min(tile_rows, count - tile), (begin, num_blocks)
+                if count > tile_rows:
                     least = min(positions[tile : tile + num_rows])
-                    needed = self._needed((begin, num_blocks), least, span.start + tile + num_rows)
-                    tiles += first + chained, tile - chained, num_rows, span.start + chained, *needed
-                    lengths += [needed[1] - needed[0]] * num_rows
+                    needed = self._needed(needed, least, span.start + tile + num_rows)
+                tiles += first + chained, tile - chained, num_rows, span.start + chained, *needed
+                lengths += [needed[1] - needed[0]] * num_rows
             rows += positions
             slots += span.own_slots(windowed=windowed)
             bits += own_bits
