@@ -85,8 +85,16 @@ def ask(seq: int, tokens: Sequence[int], num_tokens: int = 4, **sampling: float)
 
 def next_token(tokens: Sequence[int], sampling: Sampling, vocab: int = VOCAB) -> int:
     """What the table's model says, without a cache."""
-    rows = RowLogits(logits_after(tokens, vocab).unsqueeze(0), VOCAB)
-    return pick(rows, [Draw(tokens, 1, sampling)], CounterNoise())[0]
+    return next_tokens(tokens, sampling, 1, vocab)[0]
+
+
+def next_tokens(tokens: Sequence[int], sampling: Sampling, width: int, vocab: int = VOCAB) -> list[int]:
+    """That, and what it would say if it could not say that, and so on."""
+    logits_1V, said = logits_after(tokens, vocab).unsqueeze(0), list[int]()
+    for _ in range(width):
+        said += pick(RowLogits(logits_1V, VOCAB), [Draw(tokens, 1, sampling)], CounterNoise())
+        logits_1V[0, said[-1]] = -torch.inf
+    return said
 
 
 def expected(asked: Ask, vocab: int = VOCAB) -> tuple[int, ...]:
