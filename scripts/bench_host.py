@@ -36,7 +36,8 @@ from tpspec.draft.protocol import Ask
 from tpspec.draft.run import ModelRun
 from tpspec.model.batch import Span
 from tpspec.model.card_many import ManySteps
-from tpspec.model.card_steps import CardSteps, Tiling
+from tpspec.model.card_steps import CardSteps
+from tpspec.model.card_tilings import Tiling
 from tpspec.model.graphs import Forward
 from tpspec.model.loader import load_whole
 from tpspec.model.steps import TorchSteps

@@ -35,8 +35,10 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_norms, card_overlap, card_products, card_rows
+from tpspec.model import card_norms, card_overlap, card_products
+from tpspec.model.card_attention import attend, join
 from tpspec.model.card_flash import Flash
+from tpspec.model.card_heads import place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")
@@ -214,7 +216,7 @@ def test_all_kernels_divide_a_processors_memory_alike(tmp_path: Path) -> None:
     (whole,) = split(ModelShape.of(tiny("smollm2", tmp_path)), (1.0,))
     decoder = Loader.open(tmp_path, whole, torch.bfloat16, CUDA).decoder(OneRank(), 512)
     decoder.forward([Span(0, 0, IDS[:1], ((0, 1),), 1)])
-    kernels = [card_norms.add_norm, card_rows.place, card_rows.attend, card_rows.join, card_products._few_rows]
+    kernels = [card_norms.add_norm, place, attend, join, card_products._few_rows]
     for kernel in kernels:
         found = kernel.device_caches[torch.cuda.current_device()][0].values()
         made = [one for one in found if one.metadata.launch_pdl]  # another test's are not, which begin in turn

@@ -20,11 +20,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from tpspec.comm import peer_kernel
 from tpspec.model import (
+    card_attention,
     card_coded,
     card_delta,
     card_experts,
     card_fragments,
     card_groups,
+    card_heads,
     card_many,
     card_norms,
     card_products,
@@ -36,11 +38,14 @@ from tpspec.model import (
     card_tiles,
 )
 from tpspec.model.card_overlap import OVERLAP_FROM
-from tpspec.model.card_steps import JOINED, LEAST_SIDE, Tiling, norm_warps
+from tpspec.model.card_steps import JOINED, PLACING_ROWS, PLACING_WIDE, norm_warps
+from tpspec.model.card_tilings import LEAST_SIDE, Tiling
 from tpspec.verify import card_noise
 
 TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
+PLACED_APART = dict.fromkeys(("placing", "normed", "values_normed", "turned", "grown"), False)
+PLACED_APART |= {"num_kv_heads": 0, "num_lines": 0}
 LOOP = re.compile(r"^( *)(?:%\S+ = )?scf\.for .*?^\1}", re.MULTILINE | re.DOTALL)
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
 TILES, CODED_TILES, FRAGMENT_TILES, GATED_TILES, GATED_CODED_TILES, GATED_FRAGMENT_TILES = (
@@ -71,8 +76,7 @@ def variants(
         "num_slots": "i32",
     }
     partial = {"sums_at": "*fp32", "tops_at": "*fp32", "masses_at": "*fp32"}
-    place = {
-        "qkv_at": x,
+    placing = {
         "q_weight_at": "*fp32",
         "k_weight_at": "*fp32",
         "v_weight_at": "*fp32",
@@ -80,11 +84,14 @@ def variants(
         "cos_at": x,
         "sin_at": x,
         "gains_at": "*fp32",
-        "q_at": x,
     }
+    placed = {"num_kv_heads": 8, "num_lines": 48, "normed": True, "values_normed": True, "turned": True, "grown": True}
     sinks = {"sinks_at": "*fp32"}
-    attend = {"q_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | cache | partial | TABLE | sinks
+    attend = (
+        {"rows_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | placing | cache | partial | TABLE | sinks
+    )
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
+    places = tiling.wide <= PLACING_WIDE and not tiling.rest
     attended |= {"cap": 0.0 if dim == USUAL_DIM else 50.0}  # as Gemma 2's wide heads have it
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
@@ -98,13 +105,14 @@ def variants(
             "norms_delta": own, "scales": own, "on_card": True}) for own in (False, True)),
         *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "kind": kind})
           for kind in ("silu", "gelu", "clamped")),
-        (card_rows.place, place | cache | TABLE,
-         heads | {"num_kv_heads": 8, "num_lines": 48, "wide": whole, "normed": True, "values_normed": True,
-                  "turned": True, "grown": True, "small": small}),
-        *((card_rows.attend, attend, heads | attended | in_tiles(tiling, rows) | {"splits": 32, "recorded": True})
-          for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, tiling.rows}) if rows <= tiling.rows),
-        *((card_rows.attend, attend | ({"sums_at": x} if splits == 1 else {}),
-           heads | attended | in_tiles(many, many.rows) | {"splits": splits, "recorded": False})
+        (card_heads.place, {"qkv_at": x, "q_at": x} | placing | cache | TABLE,
+         heads | placed | {"wide": whole, "small": small}),
+        *((card_attention.attend, attend,
+           heads | attended | in_tiles(tiling, rows) | {"splits": 32, "recorded": True} | how)
+          for how, most in ((PLACED_APART, tiling.rows), (placed | {"placing": True}, PLACING_ROWS if places else 0))
+          for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, tiling.rows}) if rows <= min(tiling.rows, most)),
+        *((card_attention.attend, attend | ({"sums_at": x} if splits == 1 else {}),
+           heads | attended | in_tiles(many, many.rows) | {"splits": splits, "recorded": False} | PLACED_APART)
           for splits in ((1,) if small or dim != USUAL_DIM else (1, card_many.MOST_SPLITS))),
         *((peer_kernel.exchange, {"x_at": sent, "out_at": sent, "memories_at": "*i64", "epochs_at": "*i32",
                                   "lost_at": "*i32", "count": "i32", "most_looks": "i32"},
@@ -114,7 +122,7 @@ def variants(
                                      "count": "i32", "share": "i32", "most_looks": "i32"},
          {"rank": 1, "size": 4, "chunk": 1024, "leg": peer_kernel.leg_bytes(4),
           "on_card": True}),
-        *((card_rows.join, partial | TABLE | sinks | {"out_at": x},
+        *((card_attention.join, partial | TABLE | sinks | {"out_at": x},
            heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": has}) for has in (False, True)),
         *([] if small else coded(x, capability) + mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
@@ -343,7 +351,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 options = {"num_warps": constants.pop("num_warps")}
             if kernel is card_groups.coded:
                 options = {"num_warps": 8 if constants["tile_rows"] == card_groups.MANY_ROWS else 4}
-            if kernel is card_rows.attend:
+            if kernel is card_attention.attend:
                 cut = tiling if constants["recorded"] else many
                 options = {"num_stages": cut.stages, "num_warps": cut.warps}
             signature = {name: "constexpr" if name in constants else types[name] for name in names}
@@ -362,7 +370,11 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
             }
             told |= {"biased": constants.get("has_biases", False), "gate": constants.get("gate", "")}
             told |= {"stages": options.get("num_stages")}
-            told |= {"recorded": constants.get("recorded", True), "splits": constants.get("splits")}
+            told |= {
+                "recorded": constants.get("recorded", True),
+                "placing": constants.get("placing", False),
+                "splits": constants.get("splits"),
+            }
             told |= {"loads": loads(made.asm["ttgir"]), "scales": types.get("scales_at")}
             told |= {
                 "waits": constants.get("overlaps"),

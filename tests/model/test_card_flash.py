@@ -63,6 +63,7 @@ class Documented:
         self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], *, out: torch.Tensor
     ) -> torch.Tensor:
         made, plan = out, self.plans[-1]
+        plan["runs"] = 1 + plan.get("runs", 0)
         assert q.dtype == plan["q_data_type"]
         assert (self.kv_layout, plan["page_size"], plan["causal"]) == ("HND", 1, True)
         assert q.shape[1:] == (plan["num_qo_heads"], plan["head_dim_qk"])
@@ -116,11 +117,12 @@ def rounds(decoder: Decoder) -> torch.Tensor:
 
 def test_rounds_are_what_torch_makes_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands against pages, rows or heads that are told otherwise than FlashInfer reads them, a plan of the last
-    round, and a tree taken for a chain."""
+    round, a tree taken for a chain, and rounds that are planned and then go another way."""
     made = install(monkeypatch)
     torchs, cards = halves(tiny("smollm2", tmp_path, **EVEN))
     assert (rounds(cards) - rounds(torchs)).abs().max() < 0.02
     assert [len(one.plans) for one in made] == [1 + 2]  # the trial's, and of two rounds of three
+    assert [plan["runs"] for plan in made[0].plans[1:]] == [len(cards.store.keys)] * 2
     cards._runner.many.agree_on_flash(lambda holds: not holds)
     assert len(made) == 1  # who has agreed is not asked again
 

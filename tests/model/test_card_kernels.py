@@ -25,7 +25,8 @@ MOST_STACK = 64  # bytes of a thread
 # What kernels read while the one in front of them may still write: weights, and the table of the whole round.
 READ_BEFORE = {
     "add_norm": {"weight_at", "delta_weight_at"}, "sum_add_norm": {"weight_at", "delta_weight_at"},
-    "gated": {"weight_at"}, "place": {"table_at", "cos_at", "sin_at", "gains_at"}, "join": {"table_at", "sinks_at"},
+    "gated": {"weight_at"}, "place": {"table_at", "cos_at", "sin_at", "gains_at"},
+    "attend": {"table_at", "cos_at", "sin_at", "gains_at", "heads_at"}, "join": {"table_at", "sinks_at"},
     "few_fragments": {"pairs_at", "scales_at", "zeros_at"},
 }  # fmt: skip
 # The usual heads, and the widest that have a tile for themselves; of Gemma 4's global layers, of latents, and of wide
@@ -76,11 +77,15 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     assert all(min(one["places"]) > 1 for one in of_many)
     on_tensor_cores = [one for one in attend if one["capability"] >= 80 and one["recorded"]] + of_few
     assert {tuple(one["products"]) for one in on_tensor_cores} == {("m16",)}
-    added: dict[tuple[int, int], dict[int, list[str]]] = {}
+    added: dict[tuple[int, int, bool], dict[int, list[str]]] = {}
     for one in on_tensor_cores:
         if one["kernel"] == "attend":
-            added.setdefault((one["capability"], one["dim"]), {}).setdefault(one["tile_rows"], []).extend(one["sums"])
-    assert {heads for heads, by_rows in added.items() if len(by_rows) == 1} == {(90, 32)}
+            of = added.setdefault((one["capability"], one["dim"], one["placing"]), {})
+            of.setdefault(one["tile_rows"], []).extend(one["sums"])
+    assert {heads for heads, by_rows in added.items() if len(by_rows) == 1} == {(90, 32, False), (90, 32, True)}
+    assert {(capability, dim) for capability, dim, placing in added if placing} == {
+        (86, 64), (86, 128), (86, 256), (90, 32), (90, 128), (90, 256)
+    }  # fmt: skip
     assert [heads for heads, by_rows in added.items() if len({*map(tuple, by_rows.values())}) > 1] == []
     orders = {name: [one["sums"] for one in made if one["kernel"] == name] for name in ("add_norm", "sum_add_norm")}
     assert all(orders["add_norm"])

@@ -27,7 +27,7 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_many, card_rows, card_steps, card_tables
+from tpspec.model import card_many, card_rows, card_tables, card_tilings
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 LONG = card_rows.MOST_ROWS + 10  # rows, and keys of more than one block
@@ -47,8 +47,8 @@ def pair(
     return torchs, cards
 
 
-def tiling(head_dim: int) -> card_steps.Tiling:
-    made = card_steps.Tiling.of_many(head_dim, NUMBER_BYTES, CAPABILITY)
+def tiling(head_dim: int) -> card_tilings.Tiling:
+    made = card_tilings.Tiling.of_many(head_dim, NUMBER_BYTES, CAPABILITY)
     assert made is not None, "no card has room for such heads"
     return made
 
@@ -157,16 +157,19 @@ def test_a_table_says_what_every_row_sees(some: list[Span], window: int | None, 
     table.copy()
     numbers = table.there.tolist()
     columns = [numbers[column * 512 :][:num_rows] for column in range(4)]
+    tiles_at, blocks_at = 4 * 512, (4 + card_rows.TILE_SIZE) * 512
+    begins = {(span.start, sum(len(other.tokens) for other in some[:at])) for at, span in enumerate(some)}
     expected, said = [], [set[int]() for _ in range(num_rows)]
     for span in some:
         slots = [first + at for first, count in span.runs for at in range(count)]
         expected += [{slots[at] for at, sees in enumerate(row) if sees} for row in _visible(span, 0, window).tolist()]
     for tile in range(table.num_tiles):
-        first, before, rows, tree_at, begin, end = numbers[4 * 512 + 6 * tile :][:6]
+        first, before, rows, tree_at, chained, begin, end = numbers[tiles_at + card_rows.TILE_SIZE * tile :][:7]
+        assert (tree_at - chained, first - chained) in begins
         for row in range(first + before, first + before + rows):
             assert columns[3][row] == end - begin
             for block in range(begin, end):
-                slot, count, place = numbers[10 * 512 + 3 * block :][:3]
+                slot, count, place = numbers[blocks_at + 3 * block :][:3]
                 for key in range(count):
                     own = place + key - tree_at
                     sees = columns[2][row] >> own & 1 if own >= 0 else place + key <= tree_at + row - first

@@ -25,7 +25,7 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_rows, card_steps, card_tables
+from tpspec.model import card_rows, card_steps, card_tables, card_tilings
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,9 +48,15 @@ def pair(
 
 
 def tiling(head_dim: int, most: int | None) -> Any:
-    tiling = card_steps.Tiling.of(head_dim, NUMBER_BYTES, CAPABILITY)
+    tiling = card_tilings.Tiling.of(head_dim, NUMBER_BYTES, CAPABILITY)
     assert tiling is not None, "no card has room for such heads"
     return replace(tiling, rows=most or tiling.rows, splits=4)
+
+
+@pytest.fixture(params=[card_steps.APART, card_steps.WITHIN])
+def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are placed by a kernel of their own, or by attention."""
+    monkeypatch.setenv(card_steps.SWITCH, request.param)
 
 
 # To the steps, what others are too: they differ in matrices and how those are stored.
@@ -66,6 +72,7 @@ def rounds(decoder: Decoder) -> torch.Tensor:
     return torch.cat([decoder.forward([tree, chain]), decoder.forward([Span(2, 0, IDS[50:55], ((300, 5),), 5)])])
 
 
+@pytest.mark.usefixtures("placing")
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - ALIKE))
 def test_a_round_is_what_torch_makes_of_it(kind: str, tmp_path: Path) -> None:
     """Stands against a key of another row's branch, sequence, window or block, a head folded elsewhere, and a query
@@ -80,12 +87,13 @@ def test_heads_that_are_read_in_pieces_are_what_torch_makes_of_them(tmp_path: Pa
     """A latent's, of 256 and 40 numbers. Stands against columns of the one piece taken for the other's, and keys of a
     block that come later."""
     torchs, cards = pair(tiny("deepseek_v3", tmp_path, kv_lora_rank=288, num_hidden_layers=2))
-    tiling = card_steps.Tiling.of(296, NUMBER_BYTES, CAPABILITY)
+    tiling = card_tilings.Tiling.of(296, NUMBER_BYTES, CAPABILITY)
     assert tiling is not None
     assert (tiling.wide, tiling.rest, tiling.keys) == (256, 64, card_rows.KEYS // 2)
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 
+@pytest.mark.usefixtures("placing")
 @pytest.mark.parametrize(("kind", "most"), [("smollm2", 2), ("deepseek_v3", 3), ("gpt_oss", 1)])
 def test_more_heads_than_a_tile_has_rows_are_cut_into_folds(kind: str, most: int, tmp_path: Path) -> None:
     """128 heads of DeepSeek-V3 read one latent: until now such models ran without kernels. Shard 0 of two: folds of
@@ -95,6 +103,7 @@ def test_more_heads_than_a_tile_has_rows_are_cut_into_folds(kind: str, most: int
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 
+@pytest.mark.usefixtures("placing")
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "deepseek_v3"])
 def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path: Path) -> None:
     """Stands against codes cut off instead of rounded, and a scale of another slot or head. A code on the edge between
@@ -108,6 +117,7 @@ def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path
         assert torch.allclose(mine.scales_GS, its.scales_GS, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("placing")
 def test_layers_with_a_window_find_their_keys_in_slots_of_their_own(tmp_path: Path) -> None:
     """Stands against a key that is written or looked for where the other layers have it, and blocks of keys that begin
     where the window does not."""
@@ -116,6 +126,7 @@ def test_layers_with_a_window_find_their_keys_in_slots_of_their_own(tmp_path: Pa
     assert (said[0] - said[1]).abs().max() < 1e-4
 
 
+@pytest.mark.usefixtures("placing")
 def test_a_row_sees_as_many_rows_as_a_round_has(tmp_path: Path) -> None:
     """Stands against the bit of the 64th row, which is the sign of a word, and tiles that are not full."""
     folder, size = tiny("smollm2", tmp_path, num_hidden_layers=1), card_rows.MOST_ROWS
@@ -131,15 +142,18 @@ def test_tables_that_are_longer_than_usual_are_whole(tmp_path: Path, monkeypatch
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 
+@pytest.mark.usefixtures("placing")
 def test_keys_in_single_slots_are_still_read(tmp_path: Path) -> None:
-    """Stands against a table with room for whole pages only."""
+    """Of a round of one row, and of one whose rows have keys in more than one block of a program. Stands against a
+    table with room for whole pages only, and a program that reads keys before they are written."""
     folder, size = tiny("smollm2", tmp_path, num_hidden_layers=1), 20
     torchs, cards = pair(folder)
     scattered = tuple((3 * at, 1) for at in range(size))
     told = []
     for decoder in (torchs, cards):
-        decoder.forward([Span(0, 0, IDS[: size - 1], scattered[:-1], 0)])
-        told.append(decoder.forward([Span(0, size - 1, IDS[size - 1 : size], scattered, 1)]))
+        decoder.forward([Span(0, 0, IDS[:5], scattered[:5], 0)])
+        said = decoder.forward([Span(0, 5, IDS[5 : size - 1], scattered[:-1], 2)]).clone()
+        told.append(torch.cat([said, decoder.forward([Span(0, size - 1, IDS[size - 1 : size], scattered, 1)])]))
     assert (told[0] - told[1]).abs().max() < 1e-4
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.checkpoints import tiny
 from tests.model.test_card_many import BEHIND, IDS, KINDS, MANY, pair
-from tests.model.test_card_steps import tiling
+from tests.model.test_card_steps import placing, tiling  # noqa: F401
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 
@@ -38,6 +38,7 @@ def rounds(decoder: Decoder) -> torch.Tensor:
     return torch.cat([said, decoder.forward([more, tree])])
 
 
+@pytest.mark.usefixtures("placing")
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounds_are_what_torch_makes_of_them(kind: str, tmp_path: Path) -> None:
     """Stands against a table whose columns are read as those of few rows, and splits that nobody joins. Shard 0 of two:

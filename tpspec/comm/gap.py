@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tpspec.comm.communicator import InTurn
-from tpspec.errors import UserError
+from tpspec.switches import switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,10 +127,7 @@ class Delay:
 def in_a_thread(device: torch.device) -> bool:
     """Whether a drafter in gaps is a thread of its rank's there. On the CPU, where the OS shares cores out by process,
     it is a process of its own."""
-    found = os.environ.get(SWITCH) or (THREAD if device.type == "cuda" else PROCESS)
-    if found not in (THREAD, PROCESS):
-        raise UserError(f"{SWITCH}={found}: should be {THREAD} or {PROCESS}")
-    return found == THREAD
+    return switch(SWITCH, THREAD if device.type == "cuda" else PROCESS, (THREAD, PROCESS)) == THREAD
 
 
 def go_first(device: torch.device) -> None:

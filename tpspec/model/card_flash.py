@@ -9,7 +9,6 @@ the same in less time, or is left, and that is told. Must not know what rows mea
 from __future__ import annotations
 
 import logging
-import os
 from functools import cache
 from itertools import accumulate
 from statistics import median
@@ -24,6 +23,7 @@ from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Span
 from tpspec.model.steps import Heads
 from tpspec.staged import sent
+from tpspec.switches import OFF, switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -88,7 +88,7 @@ class Flash:
 
 def has_kernels(shape: Shape) -> bool:
     """Whether FlashInfer is wanted, installed, and has kernels for such heads."""
-    if os.environ.get(SWITCH, "on") == "off" or shape.dtype.itemsize != 2 or shape.score_cap is not None:
+    if switch(SWITCH) == OFF or shape.dtype.itemsize != 2 or shape.score_cap is not None:
         return False
     even = (Heads.of(range(heads.num), heads.num // heads.num_kv, heads.dim) for heads in shape.heads)
     if shape.heads != {*even} or any(heads.dim not in DIMS for heads in shape.heads):

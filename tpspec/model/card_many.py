@@ -15,7 +15,8 @@ import triton
 
 from tpspec.model.card_flash import Flash, flash, has_kernels
 from tpspec.model.card_rows import MOST_ROWS
-from tpspec.model.card_steps import CardSteps, Tiling, splits_of, tilings_of, wanted_programs
+from tpspec.model.card_steps import CardSteps
+from tpspec.model.card_tilings import Tiling, splits_of, tilings_of, wanted_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
-    from tpspec.model.card_steps import Folds
     from tpspec.model.card_tables import Table
+    from tpspec.model.card_tilings import Folds
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Heads, Shape, Sight
 

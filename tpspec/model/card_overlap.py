@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from functools import cache
 from typing import Any, TypedDict
 
@@ -24,6 +23,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tpspec.switches import OFF, switch
 
 OVERLAP_FROM = (9, 0)  # compute capability
 SWITCH = "TPSPEC_OVERLAP"  # variable: "off" where kernels should begin when the last has ended
@@ -51,7 +52,7 @@ def overlap(device: torch.device) -> Overlap:
     processor's memory for that, or as the driver likes."""
     if device.type != "cuda":
         return IN_TURN
-    if os.environ.get(SWITCH, "on") == "off" or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
+    if switch(SWITCH) == OFF or torch.cuda.get_device_capability(device) < OVERLAP_FROM:
         knobs.runtime.kernel_load_end_hook.remove(_shares_all)  # where there is such
         return IN_TURN
     knobs.runtime.kernel_load_end_hook.add(_shares_all)  # once

@@ -1,4 +1,5 @@
-"""The steps of steps.py on a card, by the kernels of card_rows.py; this is their host side.
+"""The steps of steps.py on a card, by kernels of card_attention.py, card_heads.py, card_norms.py and
+card_rows.py; this is their host side.
 
 A round's integers go into a table in the card's memory, by one copy that nobody waits for; layers with a window have
 one of their own, for they see fewer keys. Of few rows kernels and their launches are then the same for every round of
@@ -10,23 +11,26 @@ Shapes: T rows of the round, D hidden, H query heads, G kv heads, E head dim, C 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
 from tpspec.model import card_rows as kernels
+from tpspec.model.card_attention import attend, join
+from tpspec.model.card_heads import place
 from tpspec.model.card_norms import add_norm
 from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_products import TriedProduct
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
+from tpspec.model.card_tilings import LEAST_SIDE, Folds, Tiling, splits_of, tilings_of, wanted_programs
+from tpspec.switches import switch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -40,99 +44,11 @@ if TYPE_CHECKING:
 
 MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
-CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, where keys are many enough
 MOST_SPLITS = 32
-MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
-USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 JOINED = 256  # columns of a program, at most
-LEAST_SIDE = 16  # of what tensor cores take
-MANY_ROWS, MANY_STAGES = 128, 5  # of a tile; so many give keys two places, for they come by way of a table
-OLD_CARDS = (8, 0)  # compute capability; below it there is less to share, and products take more registers
-# Compute capabilities, from 9.0 on, whose products of 64 rows are other instructions than those of fewer: a row's bits
-# would depend on how many stand beside it.
-OTHER_PRODUCTS = (9, 10, 11)
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Of attention: what fits into what a processor shares (tests/model/test_card_kernels.py).
-
-    rows: of a tile, each standing there once for each query head of a fold. wide, rest, keys: see `attend`. stages: of
-    loads, whose results have to fit as well. warps: of a program, whose threads hold a tile's sums. splits: programs
-    that share the keys of a row and kv head; a power of two.
-    """
-
-    rows: int
-    wide: int
-    rest: int
-    keys: int
-    stages: int = USUAL_STAGES
-    warps: int = USUAL_WARPS
-    splits: int = 1
-
-    @classmethod
-    def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
-        """Of few rows. None for heads that are too wide.
-
-        With as many rows as a head is wide, or more, threads are laid out otherwise: sums over keys would be added in
-        another order than with few rows, and a row's bits would depend on how many stand beside it.
-        """
-        tiling = cls._most(head_dim, item_bytes, capability)
-        if tiling is None or tiling.wide == LEAST_SIDE:
-            return tiling
-        return replace(tiling, rows=min(tiling.rows, max(LEAST_SIDE, tiling.wide // 2)))
-
-    @classmethod
-    def of_many(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
-        """Of many rows, whose bits may depend on how many they are: each thread has whole rows of a tile, if it can."""
-        tiling = cls.of(head_dim, item_bytes, capability)
-        if tiling is None or capability < OLD_CARDS or item_bytes > 2 or tiling.rest:
-            return tiling
-        has_others = capability[0] in OTHER_PRODUCTS
-        if tiling.wide <= MANY_ROWS:  # there would be room for more keys, but not in registers
-            keys = tiling.keys if has_others or tiling.wide < MANY_ROWS else tiling.keys // 2
-            return replace(tiling, rows=MANY_ROWS, keys=keys, stages=MANY_STAGES, warps=2 * USUAL_WARPS)
-        if has_others and tiling.wide == 2 * MANY_ROWS:
-            return replace(tiling, rows=MANY_ROWS // 2, keys=tiling.keys // 2, stages=MANY_STAGES)
-        return tiling
-
-    @classmethod
-    def _most(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
-        """With as many rows as there is room for."""
-        wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
-        if capability < OLD_CARDS:
-            return cls(32, wide, 0, kernels.KEYS // 2, warps=2 * USUAL_WARPS) if wide * item_bytes <= 256 else None
-        if wide * item_bytes <= 256 and item_bytes == 2:
-            return cls(32 if capability[0] in OTHER_PRODUCTS else 64, wide, 0, kernels.KEYS)
-        if wide * item_bytes <= 512:
-            return cls(32, wide, 0, kernels.KEYS, warps=2 * USUAL_WARPS)
-        wide //= 1 if head_dim == wide else 2
-        rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
-        if (wide + rest) * item_bytes > MOST_HEAD_BYTES:
-            return None
-        return cls(32, wide, rest, kernels.KEYS // 2, stages=1, warps=2 * USUAL_WARPS)
-
-
-@dataclass(frozen=True, slots=True)
-class Folds:
-    """The query heads of a layer, as its programs share them: those of a kv head in so many `cuts`, each a fold of
-    `most` at most. firsts: the first of each, and where the last ends, on the card."""
-
-    tiling: Tiling
-    cuts: int
-    most: int
-    firsts: Tensor
-
-    @classmethod
-    def of(cls, heads: Heads, tiling: Tiling, device: torch.device) -> Folds:
-        counts = [heads.kv_of.count(kv) for kv in range(heads.num_kv)]
-        cuts = triton.cdiv(max(counts), tiling.rows)
-        folds = [cut for count in counts for cut in _even(count, cuts)]
-        return cls(tiling, cuts, max(folds), torch.tensor([0, *accumulate(folds)], dtype=torch.int32).to(device))
-
-    def tile_rows(self, num_rows: int) -> int:
-        """No tile has more folded rows than it may, and none of few rows has many."""
-        return max(1, min(self.tiling.rows // self.most, num_rows))
+SWITCH = "TPSPEC_PLACING"  # variable: who places a round's heads, a kernel of its own ("apart") or attention ("within")
+APART, WITHIN = "apart", "within"
+PLACING_ROWS, PLACING_WIDE = 32, 256  # of a tile, at most, where attention places heads; of a head
 
 
 class CardSteps:
@@ -153,8 +69,14 @@ class CardSteps:
         states: StateStore | None = None,
     ) -> None:
         self._shape, self._ropes, self._store = shape, ropes, store
-        self._folds = {heads: Folds.of(heads, tilings[heads], shape.device) for heads in shape.heads}
         self._overlap = overlap(shape.device)
+        self._places = self.is_recorded and not shape.keys_alone and switch(SWITCH, APART, (APART, WITHIN)) == WITHIN
+        self._folds: dict[Heads, Folds] = {}
+        for heads in shape.heads:
+            tiling = tilings[heads]
+            if self._places:  # of more, queries and their angles find no place in registers
+                tiling = replace(tiling, rows=min(tiling.rows, PLACING_ROWS))
+            self._folds[heads] = Folds.of(heads, tiling, shape.device)
         self._text_states = states
         self._make_room(self.usual_rows)
 
@@ -229,33 +151,45 @@ class CardSteps:
         return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
+        tiling = self._folds[layer.sight.heads].tiling
+        is_wide = tiling.wide > PLACING_WIDE or tiling.rest > 0
+        if self._places and layer.kept_by == layer.index and not is_wide:
+            return self._attended(layer.sight, layer.kept_by, layer.sinks, qkv_TX, layer)
         return self.attended(layer.sight, layer.kept_by, layer.sinks, self._placed(layer, qkv_TX))
 
     def attended(self, sight: Sight, kept_by: int, sinks: Tensor | None, q_TX: Tensor) -> Tensor:
         """What the round's queries, [T, H * E], make of what the layer `kept_by` keeps."""
+        return self._attended(sight, kept_by, sinks, q_TX, None)
+
+    def _attended(
+        self, sight: Sight, kept_by: int, sinks: Tensor | None, rows_TX: Tensor, placed: Layer | None
+    ) -> Tensor:
+        """rows: queries, or what the qkv of the layer `placed` made, which the kernel then places."""
         heads, window = sight
         folds, table = self._folds[heads], self._tables[heads, sight.is_windowed]
-        keys, small, cells = self._cells(kept_by, q_TX)
-        num_rows, tiling, out_TX = len(q_TX), folds.tiling, torch.empty_like(q_TX)
+        keys, small, cells = self._cells(kept_by, rows_TX)
+        num_rows, tiling = len(rows_TX), folds.tiling
+        out_TX = rows_TX.new_empty(num_rows, heads.num * heads.dim)
         num_tiles, splits = self._shares(table, folds, num_rows)
         sums = tops = masses = out_TX
         are_parts = self.is_recorded or splits > 1  # which knows padding when it joins them
         if are_parts:
-            sums = torch.empty(num_rows, heads.num, splits, heads.dim, device=q_TX.device)
-            tops, masses = torch.empty(2, num_rows, heads.num, splits, device=q_TX.device).unbind()
+            sums = torch.empty(num_rows, heads.num, splits, heads.dim, device=rows_TX.device)
+            tops, masses = torch.empty(2, num_rows, heads.num, splits, device=rows_TX.device).unbind()
         sunk = {"sinks_at": out_TX if sinks is None else sinks, "sinks": sinks is not None}
         folded = max(LEAST_SIDE, triton.next_power_of_2(self._tile_rows(folds, num_rows) * folds.most))
-        kernels.attend[(num_tiles, len(folds.firsts) - 1, splits)](
-            q_TX, *cells, table.there, folds.firsts, sums_at=sums, tops_at=tops, masses_at=masses,
+        attend[(num_tiles, len(folds.firsts) - 1, splits)](
+            rows_TX, *cells, table.there, folds.firsts, sums_at=sums, tops_at=tops, masses_at=masses,
             num_slots=keys.num_slots, most_rows=table.most_rows, window=window or 0, scale=self._shape.score_scale,
             num_heads=heads.num, dim=heads.dim, wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts,
             tile_rows=folded, tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=splits,
             cap=self._shape.score_cap or 0.0, recorded=self.is_recorded, windowed=window is not None, small=small,
-            num_stages=tiling.stages, num_warps=tiling.warps, **sunk, **self._overlap,
+            placing=placed is not None, **self._placing(placed, rows_TX), num_stages=tiling.stages,
+            num_warps=tiling.warps, **sunk, **self._overlap,
         )  # fmt: skip
         if are_parts:
             joined = min(triton.next_power_of_2(heads.dim), JOINED)
-            kernels.join[(num_rows, heads.num, triton.cdiv(heads.dim, joined))](
+            join[(num_rows, heads.num, triton.cdiv(heads.dim, joined))](
                 sums, tops, masses, table.there, out_at=out_TX, most_rows=table.most_rows, num_heads=heads.num,
                 dim=heads.dim, wide=joined, splits=splits, **sunk, **self._overlap,
             )  # fmt: skip
@@ -328,23 +262,34 @@ class CardSteps:
     def _placed(self, layer: Layer, qkv_TX: Tensor) -> Tensor:
         """Queries, [T, H * E]; keys and values are then in the cache."""
         keys, small, cells = self._cells(layer.kept_by, qkv_TX)
-        heads, norms = layer.sight.heads, (layer.q_norm, layer.k_norm, layer.v_norm)
-        q_TX = qkv_TX.new_empty(len(qkv_TX), heads.num * heads.dim)
-        some = next((norm for norm in norms if norm is not None), None)  # kernels ask for the types of one of them
-        absent, eps = (qkv_TX, 0.0) if some is None else (some.weight, some.eps)
-        weights = [absent if norm is None else norm.weight for norm in norms]
-        rope, kept = self._ropes[layer.rope or 0], 1 if self._shape.keys_alone else 2
-        table = self._tables[heads, layer.sight.is_windowed]
+        heads, table = layer.sight.heads, self._tables[layer.sight.heads, layer.sight.is_windowed]
+        q_TX, kept = qkv_TX.new_empty(len(qkv_TX), heads.num * heads.dim), 1 if self._shape.keys_alone else 2
         num_written = heads.num_kv * kept if layer.kept_by == layer.index else 0
-        kernels.place[(len(qkv_TX), heads.num + num_written)](
-            qkv_TX, *weights, eps, rope.cos_PE, rope.sin_PE,
-            rope.cos_PE if rope.gains_P is None else rope.gains_P, table.there, q_TX, *cells,
-            keys.num_slots, table.most_rows, num_heads=heads.num, num_kv_heads=heads.num_kv,
-            num_lines=qkv_TX.shape[1] // heads.dim, dim=heads.dim, wide=triton.next_power_of_2(heads.dim),
-            normed=layer.q_norm is not None, values_normed=layer.v_norm is not None, turned=layer.rope is not None,
-            grown=rope.gains_P is not None, small=small, **self._overlap,
+        place[(len(qkv_TX), heads.num + num_written)](
+            qkv_TX, table.there, q_TX, *cells, num_slots=keys.num_slots, most_rows=table.most_rows,
+            num_heads=heads.num, dim=heads.dim, wide=triton.next_power_of_2(heads.dim), small=small,
+            **self._placing(layer, qkv_TX), **self._overlap,
         )  # fmt: skip
         return q_TX
+
+    def _placing(self, layer: Layer | None, x: Tensor) -> dict[str, Any]:
+        """What kernels ask for who norm and turn what the layer's qkv made, or do not; x: of what there is none."""
+        if layer is None:
+            no_tensors = dict.fromkeys(("q_weight_at", "k_weight_at", "v_weight_at", "cos_at", "sin_at", "gains_at"), x)
+            never = dict.fromkeys(("normed", "values_normed", "turned", "grown"), False)
+            return {**no_tensors, **never, "eps": 0.0, "num_kv_heads": 0, "num_lines": 0}
+        norms, rope, heads = (layer.q_norm, layer.k_norm, layer.v_norm), self._ropes[layer.rope or 0], layer.sight.heads
+        some = next((norm for norm in norms if norm is not None), None)  # kernels ask for the types of one of them
+        absent, eps = (x, 0.0) if some is None else (some.weight, some.eps)
+        q_weight, k_weight, v_weight = [absent if norm is None else norm.weight for norm in norms]
+        return {
+            "q_weight_at": q_weight, "k_weight_at": k_weight, "v_weight_at": v_weight, "eps": eps,
+            "cos_at": rope.cos_PE, "sin_at": rope.sin_PE,
+            "gains_at": rope.cos_PE if rope.gains_P is None else rope.gains_P, "num_kv_heads": heads.num_kv,
+            "num_lines": x.shape[1] // heads.dim, "normed": layer.q_norm is not None,
+            "values_normed": layer.v_norm is not None, "turned": layer.rope is not None,
+            "grown": rope.gains_P is not None,
+        }  # fmt: skip
 
 
 def norm_warps(wide: int) -> int:
@@ -362,28 +307,3 @@ def card_steps(
     for heads, tiling in cut.items():
         tilings[heads] = replace(tiling, splits=splits_of(heads.num_kv, wanted_programs(shape.device), MOST_SPLITS))
     return CardSteps(shape, ropes, store, tilings, states)
-
-
-def tilings_of(
-    shape: Shape, cut: Callable[[int, int, tuple[int, int]], Tiling | None]
-) -> Mapping[Heads, Tiling] | None:
-    """As `Tiling.of` cuts them, or `of_many`; None where some heads are too wide for the card."""
-    capability = torch.cuda.get_device_capability(shape.device)
-    made = {heads: cut(heads.dim, shape.dtype.itemsize, capability) for heads in shape.heads}
-    tilings = {heads: tiling for heads, tiling in made.items() if tiling is not None}
-    return tilings if len(tilings) == len(made) else None
-
-
-def splits_of(num_programs: int, wanted: int, most: int) -> int:
-    """Of the keys of so many programs, that there be as many as are wanted; a power of two."""
-    splits: int = triton.next_power_of_2(max(1, triton.cdiv(wanted, num_programs)))
-    return min(most, splits)
-
-
-def wanted_programs(device: torch.device) -> int:
-    """Of attention, that keep a card's processors busy."""
-    return CARD_PROCESSORS * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _even(count: int, parts: int) -> list[int]:
-    return [count * (part + 1) // parts - count * part // parts for part in range(parts)]

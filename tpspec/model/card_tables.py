@@ -130,7 +130,7 @@ class Table:
                 if count > tile_rows:
                     least = min(positions[tile : tile + num_rows])
                     needed = self._needed(needed, least, span.start + tile + num_rows)
-                tiles += first + chained, tile - chained, num_rows, span.start + chained, *needed
+                tiles += first + chained, tile - chained, num_rows, span.start + chained, chained, *needed
                 lengths += [needed[1] - needed[0]] * num_rows
             rows += positions
             slots += span.own_slots(windowed=windowed)

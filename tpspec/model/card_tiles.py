@@ -10,7 +10,6 @@ that gives other bits is not. Must not know how a product is launched. Imported 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Hashable
 from functools import partial
 from itertools import pairwise
@@ -21,6 +20,7 @@ from triton import knobs
 from triton.errors import TritonError
 
 from tpspec.comm.replay_time import recorded, replay_s
+from tpspec.switches import OFF, switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +140,7 @@ def chosen(
     trials that are alike one is made."""
     if trial in _chosen:
         return [tiles[found] for tiles, found in zip(candidates.values(), _chosen[trial], strict=True)]
-    if trial.num_bytes < LEAST_BYTES or knobs.runtime.interpret or os.environ.get(SWITCH, "on") == "off":
+    if trial.num_bytes < LEAST_BYTES or knobs.runtime.interpret or switch(SWITCH) == OFF:
         return [tiles[0] for tiles in candidates.values()]
     noise = torch.Generator().manual_seed(0)
     x_TI = torch.randn(max(candidates), trial.num_inputs, generator=noise).to(trial.device, trial.dtype)

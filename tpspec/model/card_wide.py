@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import triton
 
 from tpspec.model.card_rows import MOST_ROWS
-from tpspec.model.card_steps import CardSteps, Tiling, splits_of, tilings_of, wanted_programs
+from tpspec.model.card_steps import CardSteps
+from tpspec.model.card_tilings import Tiling, splits_of, tilings_of, wanted_programs
 from tpspec.topology.working import USUAL_ROWS
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
-    from tpspec.model.card_steps import Folds
     from tpspec.model.card_tables import Table
+    from tpspec.model.card_tilings import Folds
     from tpspec.model.rope import Rope
     from tpspec.model.steps import Heads, Shape
 

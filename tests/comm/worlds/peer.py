@@ -22,7 +22,8 @@ from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.peer import PeerMemory, attempt, memory_bytes, warm_up
 from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
-from tpspec.model.card_steps import CardSteps, Tiling
+from tpspec.model.card_steps import CardSteps
+from tpspec.model.card_tilings import Tiling
 from tpspec.model.steps import AddNorm, Heads, Norm, Shape, Sight
 
 CPU = torch.device("cpu")
