@@ -69,6 +69,7 @@ from serving import ROOT, end, torchrun
 
 sys.path.insert(0, str(ROOT))  # python adds scripts/ to the path, not the repository
 
+MODEL, DRAFT = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"  # shapes of models.yaml
 PROMPT, TOKENS, WARM_UP = 200, 256, 16
 ROWS = (1, 2, 4, 6, 8, 12, 16, 32, 64)
 DRAFTS, SHARED_TOKENS = 4, 32
@@ -799,8 +800,8 @@ WORKERS = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="meta-llama/Llama-3.1-8B-Instruct", help="a shape of models.yaml")
-    parser.add_argument("--draft", default="meta-llama/Llama-3.2-1B-Instruct", help="likewise, for gaps")
+    parser.add_argument("--model", default=MODEL, help="a shape of models.yaml")
+    parser.add_argument("--draft", default=DRAFT, help="likewise, for gaps")
     parser.add_argument("--mixture", default="Qwen/Qwen3-30B-A3B", help="likewise, for mixture")
     parser.add_argument("--only", nargs="+", choices=list(WORKERS), default=list(WORKERS), help="of the sections")
     parser.add_argument("--to", type=Path, metavar="DIR", help="where checkpoints are written and kept")

@@ -280,3 +280,15 @@ def test_how_late_a_host_is_told_is_measured_in_every_way(script: ModuleType, mo
     assert [name.split(",")[0] for name in found] == ["by torch", "by an event", "by asking"] * 2
     assert card_s >= 0.02
     assert late_s >= 0.02
+
+
+def test_what_it_launches_is_compiled_on_a_machine_without_a_card(tmp_path: Path) -> None:
+    """Stands against minutes of a card that go for a compiler."""
+    pytest.importorskip("triton")
+    model = ["--model", "smollm2-135m", "--draft", "smollm2-135m", "--only", "gaps"]
+    command = [sys.executable, str(ROOT / "scripts" / "compile_bench.py"), *model]
+    env = environment() | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    told = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr[-3000:]
+    made = {cubin.stem for cubin in tmp_path.glob("*/*.cubin")}
+    assert {"add_norm", "place", "attend", "join", "_few_rows", "linger"} <= made
