@@ -218,6 +218,14 @@ KINDS: dict[str, dict[str, Any]] = {
         },
     },
     "llama": {"model_type": "llama"},
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 1.25,
+        "rms_norm_eps": 0.05,
+    },
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "ministral3": {
         "model_type": "ministral3",

@@ -60,7 +60,7 @@ def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # To the steps, what others are too: they differ in matrices and how those are stored.
-ALIKE = {"glm4", "llama3", "mixtral", "phi3", "qwen2", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "seed_oss"}
+ALIKE = {"glm4", "granite", "llama3", "mixtral", "phi3", "qwen2", "qwen3_5_moe", "qwen3_moe", "qwen3_next", "seed_oss"}
 
 
 def rounds(decoder: Decoder) -> torch.Tensor:

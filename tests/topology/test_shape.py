@@ -212,6 +212,7 @@ CALLED = {
     "glm4v_text": "4.1V",
     "gpt_oss": "gpt-oss",
     "llama": "Llama",
+    "granite": "Granite 3",
     "ministral3": "Ministral 3",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
@@ -290,6 +291,7 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
         ({"model_type": "gemma2", "attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0; should be above 0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be above 0"),
+        ({"model_type": "granite", "residual_multiplier": 0.0}, "residual_multiplier is 0.0; should be above 0"),
         (
             {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
             "partial_rotary_factor is not supported for gemma3_text",

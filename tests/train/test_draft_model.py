@@ -112,7 +112,7 @@ def test_a_target_takes_more_of_what_was_learnt(
     assert shares[1] > 1.3 * shares[0]
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "smollm3", "mistral", "llama3", "gemma4"])
+@pytest.mark.parametrize("kind", ["qwen3", "smollm3", "mistral", "llama3", "granite", "gemma4"])
 def test_all_layers_of_a_target_are_the_target(kind: str, tmp_path: Path) -> None:
     """A layer out of its place, its own options left behind, or a token one place off, and not all drafts are right."""
     own = {"smollm3": {"no_rope_layers": [1, 0, 1, 1, 0]}, "gemma4": {"layer_types": SEES}}.get(kind, {})

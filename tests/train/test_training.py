@@ -16,8 +16,14 @@ from transformers import AutoModelForCausalLM
 from tests.checkpoints import tiny
 from tests.model.test_multimodal import IDS as SEEN
 from tests.model.test_multimodal import seeing
+from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
+from tpspec.model.batch import Span
+from tpspec.model.decoder import FINAL
+from tpspec.model.loader import Loader
 from tpspec.text import Text
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split as split_shape
 from tpspec.train.__main__ import main
 from tpspec.train.batches import split
 from tpspec.train.model import of_layers
@@ -139,6 +145,28 @@ def test_taps_are_the_inputs_of_their_layers_and_padding_does_not_show(model: Pa
             logits = plain(torch.tensor([told.ids])).logits[0]
             torch.testing.assert_close(plain.lm_head(final), logits)
         torch.testing.assert_close(features, torch.cat([seen[layer] for layer in tapped_layers(5)], -1))
+
+
+def test_training_is_told_of_hidden_states_what_our_decoder_tells(tmp_path: Path) -> None:
+    """Of a target whose hidden state our decoder holds at another scale. Stands against heads that are trained on what
+    they will never be given."""
+    model, layers = tiny("granite", tmp_path, num_hidden_layers=5), tapped_layers(5)
+    told = Told(0, "chat", 0.0, (5, 6, 7), (8, 9, 10, 11))
+    ((features, final),) = Tapper(model, CPU).taps([told])
+    (whole,) = split_shape(ModelShape.of(model), (1.0,))
+    decoder = Loader.open(model, whole, torch.float32, CPU).decoder(OneRank(), 64)
+    size = len(told.ids)
+    forward = decoder.tapped([Span(0, 0, tuple(told.ids), ((0, size),), size)], (*layers, 5, FINAL))
+    logits, taps = forward.logits_TV, forward.tapped
+    torch.testing.assert_close(torch.cat([taps[layer] for layer in layers], -1), features, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(taps[FINAL], final, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(final @ taught(model).head_VD.T, logits, atol=1e-4, rtol=1e-4)
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    last: list[torch.Tensor] = []
+    plain.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0][0]))
+    with torch.no_grad():
+        plain(torch.tensor([told.ids]))
+    torch.testing.assert_close(taps[5], last[0], atol=1e-4, rtol=1e-4)
 
 
 def test_taps_of_other_texts_are_refused(model: Path, data: Path, tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ class Architecture:
 
     norms: what a layer's are called. one_more: norms multiply by 1 + weight. gated: see topology/shape.py. gate: what
     its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size.
-    scaled_layers: what leaves a layer, by a number of its own. score_scale: the config's number that scores are divided
-    by the root of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say
-    so of logits, and of scores. apart: options that would change what it computes, and are not supported, with values
-    that would not.
+    scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores
+    and logits, by numbers of the config (spec.py). score_scale: the config's number that scores are divided by the root
+    of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say so of logits,
+    and of scores. apart: options that would change what it computes, and are not supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -65,6 +65,7 @@ class Architecture:
     clamped: bool = False
     scaled_embeddings: bool = False
     scaled_layers: bool = False
+    multiplied: bool = False
     score_scale: str | float | None = None
     capped: bool = False
     scores_capped: bool = False
@@ -139,6 +140,7 @@ ARCHITECTURES = {
     "gpt_oss": Architecture(
         qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
     ),
+    "granite": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", multiplied=True),
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "ministral3": Architecture(window="all"),
     "mistral": Architecture(window="all"),

@@ -46,7 +46,7 @@ class Decoder:
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
     compiled: whether rows may take steps made for them (where there are some). ledger: where `comm` is counted.
     states: of layers with linear attention, where there are some. inputs: of rows of the embedding, where they hold
-    numbers for each layer. most_verified: see Runner.
+    numbers for each layer. most_verified: see Runner. hidden_scale: of what is tapped between layers.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class Decoder:
         states: StateStore | None = None,
         inputs: TokenInputs | None = None,
         most_verified: int = 0,
+        hidden_scale: float = 1.0,
     ) -> None:
+        self._hidden_scale = hidden_scale
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.shape, self.comm, self.store, self.ropes, self.fixed_rows = shape, comm, store, ropes, fixed_rows
         self.left_out, self.states, self.inputs = NOTHING, states, inputs
@@ -166,7 +168,7 @@ class Decoder:
         tapped: dict[int, Tensor] = {}
         for layer in self.layers:
             if layer.index in taps:
-                tapped[layer.index] = copied(x_TD)
+                tapped[layer.index] = self._tapped(x_TD)
             mixes, has_mlp = self._kept(layer)
             inputs = layer.inputs if mixes or has_mlp else None
             if mixes:
@@ -183,8 +185,14 @@ class Decoder:
                 x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, next(norms), inputs.norm, layer.scale)
             elif not (mixes or has_mlp) and layer.scale != 1:
                 x_TD = x_TD * layer.scale  # and its norm is what it was
-        last = {len(self.layers): x_TD, FINAL: normed_TD}
-        return normed_TD, tapped | {tap: copied(last[tap]) for tap in taps if tap in last}
+        if len(self.layers) in taps:
+            tapped[len(self.layers)] = self._tapped(x_TD)
+        if FINAL in taps:
+            tapped[FINAL] = copied(normed_TD)
+        return normed_TD, tapped
+
+    def _tapped(self, x_TD: Tensor) -> Tensor:
+        return copied(x_TD) if self._hidden_scale == 1 else x_TD * self._hidden_scale
 
     def _kept(self, layer: Layer | LinearLayer) -> tuple[bool, bool]:
         """Whether its attention, and its MLP, are not left out."""

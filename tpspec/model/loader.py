@@ -133,7 +133,7 @@ class Loader:
             embedding=self._embedding(),
             inputs=self._context() if spec.per_layer else None,
             layers=layers,
-            norm=self._norm("model.norm.weight", spec.hidden),
+            norm=self._final_norm(),
             head=head,
             ropes=[Rope(frequencies, store.num_positions, self.dtype, self.device) for frequencies in spec.ropes],
             shape=self._shape(sights.values()),
@@ -144,6 +144,7 @@ class Loader:
             ledger=ledger,
             states=None if mixers is None else mixers.store(num_states, num_kept),
             most_verified=most_verified,
+            hidden_scale=spec.hidden_scale,
         )
 
     @property
@@ -334,6 +335,10 @@ class Loader:
         name = head_of(self.matrices.checkpoint, (spec.vocab, spec.hidden), tied=spec.tied)
         head = self.matrices.head(self._rows(name, self.shard.vocab, spec.vocab))
         return head if spec.cap is None else Capped(head, spec.cap)
+
+    def _final_norm(self) -> Norm:
+        norm, scale = self._norm("model.norm.weight", self.spec.hidden), self.spec.final_scale
+        return norm if scale == 1 else replace(norm, weight=norm.weight * scale)
 
     def _head_norm(self, name: str, head_dim: int) -> Norm:
         norm, order = self._norm(name, head_dim), self.spec.head_order

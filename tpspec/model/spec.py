@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.errors import UserError
 from tpspec.model.architectures import GATES, declared
@@ -61,9 +61,9 @@ class ModelSpec:
 
     num_kv_heads, head_dim: of most layers. v_norm, scaled_layers: see Architecture. cap, score_cap: of logits and
     scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some.
-    score_scale: of products of queries and keys. embedding_scale: None is 1. head_order: of the numbers of queries' and
-    keys' heads, such that rope turns a number with the one half a head away; None: as they are stored. per_layer: see
-    ModelShape; of so many ids. Source: its config.json.
+    score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale, final_scale: as Multipliers
+    says. head_order: of the numbers of queries' and keys' heads, such that rope turns a number with the one half a head
+    away; None: as they are stored. per_layer: see ModelShape; of so many ids. Source: its config.json.
     """
 
     model_type: str
@@ -102,6 +102,8 @@ class ModelSpec:
     sharing: Sharing | None = None
     per_layer: int = 0
     num_per_layer_ids: int = 0
+    hidden_scale: float = 1.0
+    final_scale: float = 1.0
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -169,6 +171,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
     if latent is not None:
         _check_turned(config, latent, list(ropes.values()), where)
+    numbers = _multipliers(config, where) if arch.multiplied else Multipliers()
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,
@@ -177,7 +180,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         head_dim=head_dim,
         intermediate=intermediate,
         vocab=config.vocab_size,
-        eps=config.rms_norm_eps,
+        eps=config.rms_norm_eps / numbers.residual**2,
         tied=getattr(config, "tie_word_embeddings", False),
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
@@ -190,7 +193,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         gated=arch.gated,
         gate="clamped" if arch.clamped else GATES[arch.gate[1]],
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
-        embedding_scale=config.hidden_size**0.5 if arch.scaled_embeddings else None,
+        embedding_scale=_embedding_scale(config, arch, numbers),
         scaled_layers=arch.scaled_layers,
         cap=_cap(config, "final_logit_softcapping", where) if arch.capped else None,
         score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
@@ -208,6 +211,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         sharing=sharing,
         per_layer=per_layer,
         num_per_layer_ids=num_ids_of(said) if per_layer else 0,
+        hidden_scale=numbers.residual,
+        final_scale=1 / numbers.logits,
     )
 
 
@@ -233,7 +238,37 @@ def _flag(config: Any, flag: bool | str | None) -> bool:
     return bool(getattr(config, flag)) if isinstance(flag, str) else bool(flag)
 
 
+class Multipliers(NamedTuple):
+    """Numbers of a config: of embeddings, of what layers add to them, and what logits are divided by.
+
+    Granite adds r times what a layer gives. Here r is divided out of the hidden state, x / r, to which layers then add
+    what they give: embeddings are multiplied by 1 / r more, and norms, which do not see it otherwise, divide by the
+    root of the mean square and eps / r^2. What is told of it (taps) is multiplied by r, `hidden_scale`; what the final
+    norm gives, and the head reads, by `final_scale`.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+def _multipliers(config: Any, where: str) -> Multipliers:
+    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
+    for key in keys:
+        if not (number := getattr(config, key)) > 0:
+            raise UserError(f"{where}: {key} is {number}; should be above 0")
+    return Multipliers(*(float(getattr(config, key)) for key in keys[:3]))
+
+
+def _embedding_scale(config: Any, arch: Architecture, numbers: Multipliers) -> float | None:
+    if arch.multiplied:
+        return numbers.embedding / numbers.residual
+    return float(config.hidden_size**0.5) if arch.scaled_embeddings else None
+
+
 def _score_scale(config: Any, arch: Architecture, where: str) -> float:
+    if arch.multiplied:
+        return float(config.attention_multiplier)
     if arch.score_scale is None:
         return float(head_dim_of(config) ** -0.5)
     if isinstance(arch.score_scale, float):

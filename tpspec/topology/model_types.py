@@ -149,6 +149,7 @@ MODEL_TYPES = {
         float16=False,
         intermediate=("intermediate_size", 2880),
     ),
+    "granite": Defaults(mlp_biased=True, float16=False),
     "llama": Defaults(mlp_biased=True),
     "ministral3": Defaults(
         hidden=4096,

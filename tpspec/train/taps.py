@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from tpspec.errors import UserError
+from tpspec.model.spec import read_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +117,8 @@ def fingerprint(folder: Path) -> str:
 
 
 class Tapper:
-    """The target, run for its hidden states by transformers: a whole model on one device."""
+    """The target, run for its hidden states by transformers: a whole model on one device. What it is told of is what
+    our decoder tells of."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         from transformers import (
@@ -134,7 +136,7 @@ class Tapper:
             raise UserError(
                 f"{folder}: transformers finds no {missing[0]} in it; should be a checkpoint as it writes them"
             )
-        self._body = model.get_decoder().to(device).eval()
+        self._body, self._final_scale = model.get_decoder().to(device).eval(), read_spec(folder).final_scale
         self._layers = tapped_layers(config.get_text_config().num_hidden_layers)
         self._device = device
 
@@ -147,7 +149,7 @@ class Tapper:
             # Padding stands behind the texts, where a causal model does not look.
             out = self._body(ids_BS.to(self._device), output_hidden_states=True, use_cache=False)
             features_BSX = torch.cat([out.hidden_states[layer] for layer in self._layers], -1).cpu()
-            final_BSD = out.last_hidden_state.cpu()
+            final_BSD = out.last_hidden_state.cpu() * self._final_scale
             for row, i in enumerate(group):
                 size = len(texts[i].ids)
                 found[i] = features_BSX[row, :size], final_BSD[row, :size]

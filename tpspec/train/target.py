@@ -71,7 +71,7 @@ def taught(folder: Path) -> Taught:
         cap=spec.cap,
         embedding_VD=embedding_VD,
         head_VD=checkpoint.mapped(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape),
-        norm_D=checkpoint.read("model.norm.weight", (spec.hidden,)) + (1 if spec.one_more else 0),
+        norm_D=(checkpoint.read("model.norm.weight", (spec.hidden,)) + (1 if spec.one_more else 0)) * spec.final_scale,
     )
 
 
