@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.model.test_card_products import KINDS
 from tpspec.model.quantized import Quantized, Ready
 from tpspec.topology.groups import Grid
 
@@ -32,7 +33,6 @@ TILES: dict[Any, list[Any]] = {
     kind: list(dict.fromkeys(tile for of_rows in tiles.values() for tile in of_rows))
     for kind, tiles in ((CodedLinear, CODED_TILES), (FragmentLinear, FRAGMENT_TILES))
 }
-KINDS: list[tuple[Any, Literal[8, 4]]] = [(CodedLinear, 8), (CodedLinear, 4), (FragmentLinear, 4)]
 WIDE: dict[Any, Any] = {CodedLinear: CodedTile(8, 32, 3), FragmentLinear: FragmentTile(8, 32, 4)}
 in_both_ways = pytest.mark.parametrize("kind", TILES)
 
