@@ -38,7 +38,7 @@ from tpspec.model import (
     card_tiles,
 )
 from tpspec.model.card_overlap import OVERLAP_FROM
-from tpspec.model.card_steps import JOINED, PLACING_ROWS, PLACING_WIDE, norm_warps
+from tpspec.model.card_steps import JOINED, norm_warps
 from tpspec.model.card_tilings import LEAST_SIDE, Tiling
 from tpspec.verify import card_noise
 
@@ -91,7 +91,6 @@ def variants(
         {"rows_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | placing | cache | partial | TABLE | sinks
     )
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
-    places = tiling.wide <= PLACING_WIDE and not tiling.rest
     attended |= {"cap": 0.0 if dim == USUAL_DIM else 50.0}  # as Gemma 2's wide heads have it
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
@@ -109,8 +108,9 @@ def variants(
          heads | placed | {"wide": whole, "small": small}),
         *((card_attention.attend, attend,
            heads | attended | in_tiles(tiling, rows) | {"splits": 32, "recorded": True} | how)
-          for how, most in ((PLACED_APART, tiling.rows), (placed | {"placing": True}, PLACING_ROWS if places else 0))
-          for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, tiling.rows}) if rows <= min(tiling.rows, most)),
+          for how, cut in ((PLACED_APART, tiling), (placed | {"placing": True}, tiling.placing()))
+          if cut is tiling or tiling.places
+          for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, cut.rows}) if rows <= cut.rows),
         *((card_attention.attend, attend | ({"sums_at": x} if splits == 1 else {}),
            heads | attended | in_tiles(many, many.rows) | {"splits": splits, "recorded": False} | PLACED_APART)
           for splits in ((1,) if small or dim != USUAL_DIM else (1, card_many.MOST_SPLITS))),
@@ -327,6 +327,13 @@ def read_before(ttir: str) -> list[str] | None:
     return sorted(read)
 
 
+def barriers(ptx: str) -> int | None:
+    """Between the last of its own keys that a program writes and the first copy of what it then reads; None where
+    nothing is copied in the background."""
+    before, copies, _ = ptx.partition("cp.async")
+    return before.rpartition("st.global")[2].count("bar.sync") if copies else None
+
+
 def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     many = Tiling.of_many(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
@@ -376,6 +383,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 "splits": constants.get("splits"),
             }
             told |= {"loads": loads(made.asm["ttgir"]), "scales": types.get("scales_at")}
+            told |= {"barriers": barriers(made.asm["ptx"]) if constants.get("placing") else None}
             told |= {
                 "waits": constants.get("overlaps"),
                 "read_before": read_before(made.asm.get("ttir") or made.asm["ttgir"]),

@@ -25,7 +25,11 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_rows, card_steps, card_tables, card_tilings
+import triton
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tpspec.model import card_attention, card_rows, card_steps, card_tables, card_tilings
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,10 +57,49 @@ def tiling(head_dim: int, most: int | None) -> Any:
     return replace(tiling, rows=most or tiling.rows, splits=4)
 
 
+class Alone:
+    """In place of attention that places heads, in Triton's interpreter: each program finds nothing of what the others
+    wrote, as the last of a card's programs may. Of what each wrote all stays."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        def launch(rows: torch.Tensor, *tensors: torch.Tensor, **named: Any) -> None:
+            if not named["placing"] or named["small"]:
+                self._kernel[grid](rows, *tensors, **named)
+                return
+            slots = tensors[4][card_rows.ROW_SLOT * named["most_rows"] :][: grid[0]]
+            slots = slots[slots >= 0]
+            cells = tensors[:2]
+            kept = [torch.full_like(cell[:, slots], torch.nan) for cell in cells]
+            begin = type(interpreter.interpreter_builder).set_grid_idx
+
+            def take() -> None:
+                for cell, written in zip(cells, kept, strict=True):
+                    own = cell[:, slots]
+                    written.copy_(torch.where(own.isnan(), written, own))
+                    cell[:, slots] = torch.nan
+
+            def begin_alone(*at: Any) -> None:
+                take()
+                begin(*at)
+
+            with patch.object(type(interpreter.interpreter_builder), "set_grid_idx", begin_alone):
+                self._kernel[grid](rows, *tensors, **named)
+            take()
+            for cell, written in zip(cells, kept, strict=True):
+                cell[:, slots] = written
+
+        return launch
+
+
 @pytest.fixture(params=[card_steps.APART, card_steps.WITHIN])
 def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads are placed by a kernel of their own, or by attention."""
     monkeypatch.setenv(card_steps.SWITCH, request.param)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(card_steps, "attend", Alone(card_steps.attend))
 
 
 # To the steps, what others are too: they differ in matrices and how those are stored.
@@ -133,6 +176,51 @@ def test_a_row_sees_as_many_rows_as_a_round_has(tmp_path: Path) -> None:
     span = Span(0, 0, IDS[:size], ((32, size),), size)
     torchs, cards = pair(folder)
     assert (cards.forward([span]) - torchs.forward([span])).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("first", "then"), [(20, 4), (5, 1), (5, 16)])
+def test_a_launch_writes_no_more_rows_than_it_has(
+    first: int, then: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the table of another round, as when a recording is timed, or rehearsed by padding. Stands against keys of rows
+    that there are not, in slots of other texts."""
+    monkeypatch.setenv(card_steps.SWITCH, card_steps.WITHIN)
+    _, cards = pair(tiny("smollm2", tmp_path, num_hidden_layers=1))
+    few, few_rows = cards._runner.few, min(3, first - 1)
+    text = Span(0, 0, IDS[: first - few_rows], ((40, first - few_rows),), 1)
+    cards.forward([Span(1, 0, IDS[:9], ((200, 9),), 0)])
+    cards.forward([text, Span(1, 9, IDS[9 : 9 + few_rows], ((200, 9), (300, few_rows)), 1)])
+    (table,) = few._tables.values()
+    slots = table.there[card_rows.ROW_SLOT * table.most_rows :][:then]
+    others = torch.ones(cards.store.num_slots, dtype=torch.bool, device=DEVICE)
+    others[slots[slots >= 0]] = False
+
+    def run() -> list[torch.Tensor]:
+        cards._whole(torch.ones(then, cards.embedding.width, device=DEVICE), few, None, ())
+        return [cell.numbers_GSE.clone() for cell in cards.store.cells]
+
+    before = [cell.numbers_GSE.clone() for cell in cards.store.cells]
+    after = run()
+    assert all(torch.equal(one[:, others], other[:, others]) for one, other in zip(before, after, strict=True))
+    few.begin((), then)
+    assert all(torch.equal(one, other) for one, other in zip(after, run(), strict=True))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def who_ends(said_at: tl.tensor, placing: tl.constexpr) -> None:
+    at = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + tl.program_id(2)
+    tl.store(said_at + at, tl.where(card_attention._waits_no_more(placing), 1, 0))
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 1), (6, 2, 1), (1, 8, 32), (8, 3, 4)])
+def test_of_programs_that_have_nothing_to_do_one_waits_for_what_is_in_front(grid: tuple[int, int, int]) -> None:
+    """Stands against a launch of padding that waits for nobody: whoever waits for it would not wait for what it stands
+    behind. A kernel that has waited before it asks lets all go."""
+    said = torch.full(grid, -1, dtype=torch.int32, device=DEVICE)
+    who_ends[grid](said, placing=True)
+    assert said.flatten().tolist() == [0, *[1] * (said.numel() - 1)]
+    who_ends[grid](said, placing=False)
+    assert said.all()
 
 
 def test_tables_that_are_longer_than_usual_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,8 @@ def attend(
 
     Programs: tiles x F x N. heads [F + 1]: the first query head of each fold; `cuts` of them read one kv head. rows:
     queries [T, H, E]; placing: qkv, as `place` reads it, whose work is done here, of a head's keys and values by each
-    program that reads them; it then writes what others write, too. sums [T, H, N, E], tops and masses [T, H, N],
+    program that reads them; it then writes what others write, too. So no span may read, as cached, what another one of
+    its round writes. sums [T, H, N, E], tops and masses [T, H, N],
     float32: to be joined by `join`. recorded: there are T tiles, some of padding; where not, and N is 1, sums are what
     `join` would make of them, and tops and masses are none. window: a row sees the keys of so many positions, its own
     the last.
@@ -91,8 +92,8 @@ def attend(
     tree_at, first_block, end_block = _small(tile_at + 3), tl.load(tile_at + 5), tl.load(tile_at + 6)
     blocks_at = table_at + (_ROW_SIZE + _TILE_SIZE) * most_rows + (first_block + split) * _BLOCK_SIZE
     num_blocks = tl.where(num_rows == 0, 0, tl.cdiv(end_block - first_block - split, splits))
-    # Most programs of a round of few rows and keys; `join` does not ask for what they have. One waits for all.
-    if (num_blocks <= 0) & (not placing or tl.program_id(0) + tl.program_id(1) + split > 0):
+    # Most programs of a round of few rows and keys; `join` does not ask for what they have.
+    if (num_blocks <= 0) & (_waits_no_more(placing)):
         return
     folded, columns = tl.arange(0, tile_rows), tl.arange(0, wide)
     rows, heads = first + before + folded // fold, tl.load(heads_at) + folded % fold
@@ -213,6 +214,13 @@ def attend(
     if rest:
         more_sums = more_sums.to(sums_at.dtype.element_ty)
         tl.store(sums_at + at[:, None] * dim + others[None, :], more_sums, mask=real_others)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _waits_no_more(placing: tl.constexpr) -> tl.tensor:
+    """Whether a program that has nothing to do may end before all in front have: one of each launch waits, or what
+    waits for the launch would wait for nobody."""
+    return not placing or tl.program_id(0) + tl.program_id(1) + tl.program_id(2) > 0
 
 
 @triton.jit  # type: ignore[untyped-decorator]

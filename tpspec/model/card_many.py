@@ -1,10 +1,10 @@
 """The steps of steps.py for rows that are not recorded, on a card: chunks of prompts, and rounds of very many rows.
 
-Kernels are those of few rows (card_rows.py): no keys are gathered, no mask is made, and texts however many are one
-launch. Tiles are as large as there is room for, so that a row's bits depend on the rows beside it, as those of torch's
-products of many rows do. What a round needs is known when it is launched: there are no more tiles than it fills, and
-their keys are split only where those are too few to keep a card busy. Must not know what rows mean. Imported on cards
-only.
+Kernels are those of few rows (card_attention.py, card_heads.py): no keys are gathered, no mask is made, and texts
+however many are one launch. Tiles are as large as there is room for, so that a row's bits depend on the rows beside it,
+as those of torch's products of many rows do. What a round needs is known when it is launched: there are no more tiles
+than it fills, and their keys are split only where those are too few to keep a card busy. Must not know what rows mean.
+Imported on cards only.
 """
 
 from __future__ import annotations

@@ -48,7 +48,6 @@ MOST_SPLITS = 32
 JOINED = 256  # columns of a program, at most
 SWITCH = "TPSPEC_PLACING"  # variable: who places a round's heads, a kernel of its own ("apart") or attention ("within")
 APART, WITHIN = "apart", "within"
-PLACING_ROWS, PLACING_WIDE = 32, 256  # of a tile, at most, where attention places heads; of a head
 
 
 class CardSteps:
@@ -70,12 +69,11 @@ class CardSteps:
     ) -> None:
         self._shape, self._ropes, self._store = shape, ropes, store
         self._overlap = overlap(shape.device)
-        self._places = self.is_recorded and not shape.keys_alone and switch(SWITCH, APART, (APART, WITHIN)) == WITHIN
+        places = switch(SWITCH, APART, (APART, WITHIN)) == WITHIN and self.is_recorded and not shape.keys_alone
+        self._placed_by_attention = {heads for heads, tiling in tilings.items() if places and tiling.places}
         self._folds: dict[Heads, Folds] = {}
         for heads in shape.heads:
-            tiling = tilings[heads]
-            if self._places:  # of more, queries and their angles find no place in registers
-                tiling = replace(tiling, rows=min(tiling.rows, PLACING_ROWS))
+            tiling = tilings[heads].placing() if heads in self._placed_by_attention else tilings[heads]
             self._folds[heads] = Folds.of(heads, tiling, shape.device)
         self._text_states = states
         self._make_room(self.usual_rows)
@@ -151,9 +149,7 @@ class CardSteps:
         return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
-        tiling = self._folds[layer.sight.heads].tiling
-        is_wide = tiling.wide > PLACING_WIDE or tiling.rest > 0
-        if self._places and layer.kept_by == layer.index and not is_wide:
+        if layer.sight.heads in self._placed_by_attention and layer.kept_by == layer.index:
             return self._attended(layer.sight, layer.kept_by, layer.sinks, qkv_TX, layer)
         return self.attended(layer.sight, layer.kept_by, layer.sinks, self._placed(layer, qkv_TX))
 

@@ -25,6 +25,7 @@ CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, wh
 MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
 USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 LEAST_SIDE = 16  # of what tensor cores take
+PLACED_ROWS, PLACED_WIDE = 32, 256  # of a tile, and of a head, at most, where attention places heads
 MANY_ROWS, MANY_STAGES = 128, 5  # of a tile; so many give keys two places, for they come by way of a table
 OLD_CARDS = (8, 0)  # compute capability; below it there is less to share, and products take more registers
 # Compute capabilities, from 9.0 on, whose products of 64 rows are other instructions than those of fewer: a row's bits
@@ -48,6 +49,15 @@ class Tiling:
     stages: int = USUAL_STAGES
     warps: int = USUAL_WARPS
     splits: int = 1
+
+    @property
+    def places(self) -> bool:
+        """Whether attention can place such heads itself: wider ones find no room in registers beside their angles."""
+        return self.wide <= PLACED_WIDE and not self.rest
+
+    def placing(self) -> Tiling:
+        """Where it does, of as many rows as have room; and sums of a head's squares are laid out as those of more."""
+        return replace(self, rows=min(self.rows, PLACED_ROWS, max(LEAST_SIDE, self.wide // 2)))
 
     @classmethod
     def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
