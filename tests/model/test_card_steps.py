@@ -73,6 +73,8 @@ class Alone:
             slots = slots[slots >= 0]
             cells = tensors[:2]
             kept = [torch.full_like(cell[:, slots], torch.nan) for cell in cells]
+            for cell in cells:
+                cell[:, slots] = torch.nan
             begin = type(interpreter.interpreter_builder).set_grid_idx
 
             def take() -> None:

@@ -93,7 +93,7 @@ def attend(
     blocks_at = table_at + (_ROW_SIZE + _TILE_SIZE) * most_rows + (first_block + split) * _BLOCK_SIZE
     num_blocks = tl.where(num_rows == 0, 0, tl.cdiv(end_block - first_block - split, splits))
     # Most programs of a round of few rows and keys; `join` does not ask for what they have.
-    if (num_blocks <= 0) & (_waits_no_more(placing)):
+    if (num_blocks <= 0) & _waits_no_more(placing):
         return
     folded, columns = tl.arange(0, tile_rows), tl.arange(0, wide)
     rows, heads = first + before + folded // fold, tl.load(heads_at) + folded % fold

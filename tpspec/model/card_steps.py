@@ -1,5 +1,4 @@
-"""The steps of steps.py on a card, by kernels of card_attention.py, card_heads.py, card_norms.py and
-card_rows.py; this is their host side.
+"""The steps of steps.py on a card: the host side of the kernels in card_{attention,heads,norms,rows}.py.
 
 A round's integers go into a table in the card's memory, by one copy that nobody waits for; layers with a window have
 one of their own, for they see fewer keys. Of few rows kernels and their launches are then the same for every round of
