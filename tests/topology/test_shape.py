@@ -35,6 +35,7 @@ PUBLISHED = {
     "Qwen/Qwen2.5-72B-Instruct": 72.71,
     "Qwen/Qwen3-0.6B": 0.5960,
     "Qwen/Qwen3-8B": 8.191,
+    "ibm-granite/granite-3.3-8b-instruct": 8.17,
     "Qwen/Qwen3-14B": 14.77,
     "Qwen/Qwen3-32B": 32.76,
     "Qwen/Qwen3-30B-A3B": 30.53,
