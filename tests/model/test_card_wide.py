@@ -14,6 +14,7 @@ from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 
 pytest.importorskip("triton")
+from tpspec.model import card_steps
 from tpspec.model.card_wide import MOST_SPLITS, WideSteps
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -38,8 +39,12 @@ def rounds(decoder: Decoder) -> torch.Tensor:
     return torch.cat([said, decoder.forward([more, tree])])
 
 
+@pytest.mark.parametrize(
+    ("kind", "placing"),
+    [*((kind, card_steps.APART) for kind in KINDS), ("gpt_oss", card_steps.WITHIN), ("smollm2", card_steps.WITHIN)],
+    indirect=["placing"],
+)
 @pytest.mark.usefixtures("placing")
-@pytest.mark.parametrize("kind", KINDS)
 def test_rounds_are_what_torch_makes_of_them(kind: str, tmp_path: Path) -> None:
     """Stands against a table whose columns are read as those of few rows, and splits that nobody joins. Shard 0 of two:
     an uneven group of heads in some kinds."""
