@@ -510,13 +510,11 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
     from tpspec.topology.links import link
     from tpspec.topology.shape import ModelShape
 
-    model = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.tokens": DRAFTS}
-    beside = model | {"draft.placement": "{gaps: 0}", "pipeline.policy": "fan_out"}
-    sources = {"draft.source": "none"}, {"draft.source": "ngram", "draft.tokens": DRAFTS}, beside
+    sources = gaps_sources(options)
     plain, free, told = (answered(options, **draft) for draft in sources)
     shape, cost = ModelShape.of(at(options.model, options.to)), link(GAPS_LINK)
     waits_s = 2 * shape.num_layers * (cost.seconds(2 * shape.hidden) + cost.skew_s)
-    drafting_s = told.drafts * draft_step_s(topology_of(options, **beside), torch.device(options.device))
+    drafting_s = told.drafts * draft_step_s(topology_of(options, **sources[-1]), torch.device(options.device))
     return {
         "plain round, ms": 1e3 * plain.round_s,
         "of which it waits for the link, ms": 1e3 * waits_s,
@@ -527,6 +525,13 @@ def gaps(options: argparse.Namespace) -> dict[str, Any]:
         "drafting alone, ms": 1e3 * drafting_s,
         "drafting hidden in waits": 1 - max(0.0, told.round_s - free.round_s) / drafting_s if drafting_s else None,
     }
+
+
+def gaps_sources(options: argparse.Namespace) -> tuple[dict[str, Any], ...]:
+    """Of drafts: none, n-grams, and a model in the gaps."""
+    model = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.tokens": DRAFTS}
+    beside = model | {"draft.placement": "{gaps: 0}", "pipeline.policy": "fan_out"}
+    return {"draft.source": "none"}, {"draft.source": "ngram", "draft.tokens": DRAFTS}, beside
 
 
 class Answered(NamedTuple):

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 import bench_gpu
 import torch
-from bench_gpu import DRAFTS, GAPS_LINK, PROMPT, ROWS, open_engine, rounds, rounds_of, topology_of
+from bench_gpu import GAPS_LINK, PROMPT, ROWS, gaps_sources, open_engine, rounds, rounds_of, topology_of
 from random_checkpoint import at, write
 
 from tests.compiling_card import compiling_card, refused
@@ -76,15 +76,14 @@ def gaps(options: argparse.Namespace) -> None:
     from tpspec.roles.build import build_engine
     from tpspec.roles.build_drafter import build_ahead
 
-    for draft in ({"draft.source": "none"}, {"draft.source": "ngram", "draft.tokens": DRAFTS}):
+    *of_the_shard, beside = gaps_sources(options)
+    for draft in of_the_shard:
         topology = topology_of(options, **draft, **{"link.table": GAPS_LINK})
         assert topology.link.cost is not None
         built = build_engine(topology, CardOnALink(topology.link.cost), torch.device(options.device))
         built.own.prepare()
         run(built.engine)
-    model = {"draft.source": "model", "draft.model": at(options.draft, options.to), "draft.tokens": DRAFTS}
-    beside = topology_of(options, **model, **{"draft.placement": "{gaps: 0}", "pipeline.policy": "fan_out"})
-    build_ahead(beside, torch.device(options.device))
+    build_ahead(topology_of(options, **beside), torch.device(options.device))
 
 
 def asked(

@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 
 from tpspec.model.card_heads import angles, keep, turned_heads
-from tpspec.model.card_overlap import LINE_BYTES, begin, fetch, fetch_row
+from tpspec.model.card_overlap import begin, fetch_row, fetch_rows
 from tpspec.model.card_rows import BLOCK_SIZE, KEYS, ROW_BLOCKS, ROW_POSITION, ROW_SEES, ROW_SIZE, ROW_SLOT, TILE_SIZE
 
 _POSITIONS, _SLOTS, _SEES, _BLOCKS = (tl.constexpr(column) for column in (ROW_POSITION, ROW_SLOT, ROW_SEES, ROW_BLOCKS))
 _ROW_SIZE, _TILE_SIZE, _BLOCK_SIZE = tl.constexpr(ROW_SIZE), tl.constexpr(TILE_SIZE), tl.constexpr(BLOCK_SIZE)
-_KEYS, _LINE_BYTES = tl.constexpr(KEYS), tl.constexpr(LINE_BYTES)
+_KEYS = tl.constexpr(KEYS)
 _FETCHED_BLOCKS = tl.constexpr(2)  # of a program's keys and values, before it waits
 _OWN_ROWS = tl.constexpr(8)  # of a round, that a program places at a time: fewer than a tile has
 
@@ -237,9 +237,8 @@ def _fetch_block(
     """What is cached of a block comes into the card's cache, and with it what is not yet."""
     key = tl.minimum(tl.arange(0, _KEYS), _small(block_at + 1) - 1)
     at = (kv.to(tl.int64) * num_slots + tl.load(block_at) + key) * dim
-    lines: tl.constexpr = (wide * (keys_at.dtype.element_ty.primitive_bitwidth // 8) + _LINE_BYTES - 1) // _LINE_BYTES
-    fetch(keys_at + at, dim, lines, overlaps)
-    fetch(values_at + at, dim, lines, overlaps)
+    fetch_rows(keys_at + at, dim, wide, overlaps)
+    fetch_rows(values_at + at, dim, wide, overlaps)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -103,8 +103,14 @@ def prefetch(lines_at: tl.tensor) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def fetch_rows(rows_at: tl.tensor, size: tl.constexpr, wide: tl.constexpr, overlaps: tl.constexpr) -> None:
+    """The same of all numbers of rows; `wide`: the next power of two. Who writes some meanwhile does so in that cache,
+    too."""
+    each: tl.constexpr = _LINE_BYTES // (rows_at.dtype.element_ty.primitive_bitwidth // 8)
+    fetch(rows_at, size, (wide + each - 1) // each, overlaps)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def fetch_row(row_at: tl.tensor, size: tl.constexpr, wide: tl.constexpr, overlaps: tl.constexpr) -> None:
-    """The same of all numbers of one row; `wide`: the next power of two. Who writes some meanwhile does so in that
-    cache, too."""
-    each: tl.constexpr = _LINE_BYTES // (row_at.dtype.element_ty.primitive_bitwidth // 8)
-    fetch(row_at + tl.zeros((1,), tl.int32), size, (wide + each - 1) // each, overlaps)
+    """Of one row."""
+    fetch_rows(row_at + tl.zeros((1,), tl.int32), size, wide, overlaps)

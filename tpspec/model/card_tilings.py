@@ -57,7 +57,12 @@ class Tiling:
 
     def placing(self) -> Tiling:
         """Where it does, of as many rows as have room; and sums of a head's squares are laid out as those of more."""
-        return replace(self, rows=min(self.rows, PLACED_ROWS, max(LEAST_SIDE, self.wide // 2)))
+        return replace(self, rows=min(self.rows, PLACED_ROWS, self._most_alike))
+
+    @property
+    def _most_alike(self) -> int:
+        """Rows of a tile, at most, whose threads are laid out as those of fewer."""
+        return max(LEAST_SIDE, self.wide // 2)
 
     @classmethod
     def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
@@ -69,7 +74,7 @@ class Tiling:
         tiling = cls._most(head_dim, item_bytes, capability)
         if tiling is None or tiling.wide == LEAST_SIDE:
             return tiling
-        return replace(tiling, rows=min(tiling.rows, max(LEAST_SIDE, tiling.wide // 2)))
+        return replace(tiling, rows=min(tiling.rows, tiling._most_alike))
 
     @classmethod
     def of_many(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
