@@ -20,7 +20,6 @@ from scripts import serving
 from tests.checkpoints import KINDS, tiny
 from tests.draft.heads.assistant import assistant
 from tests.draft.kits import KITS, draft_section
-from tests.model.test_card_steps import placing  # noqa: F401
 from tests.rounds import tree_and_chain
 from tests.worlds import drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm.communicator import OneRank
@@ -169,7 +168,6 @@ def flashinfer_wrapper() -> Any:
     return BatchPrefillWithPagedKVCacheWrapper
 
 
-@pytest.mark.usefixtures("placing")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 32, 64, 128])
 def test_a_row_in_16_bits_is_the_same_beside_others(head_dim: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -188,7 +186,6 @@ def test_a_row_in_16_bits_is_the_same_beside_others(head_dim: int, dtype: torch.
     assert torch.equal(logits(60, 16), alone)
 
 
-@pytest.mark.usefixtures("placing")
 @pytest.mark.parametrize("taps", [(), (0, 2)], ids=["untapped", "tapped"])
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "int8"])
 def test_kernels_that_overlap_compute_what_they_do_in_turn(

@@ -4,7 +4,6 @@ capability. Tells a line a kernel."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.checkpoints import KINDS, tiny
 from tests.compiling_card import compiling_card
 from tests.rounds import tree_and_chain
 from tpspec.comm.communicator import Communicator, OneRank
-from tpspec.model.card_steps import SWITCH, WITHIN
 from tpspec.model.loader import Loader
 from tpspec.topology.links import straight
 from tpspec.topology.shape import ModelShape
@@ -42,10 +40,6 @@ with compiling_card((major, minor)) as names:
     for folder in (folders["llama"], wide):  # groups of 32 and of 128
         rounds(folder, "int4")
     rounds(folders["llama"], comm=CardOnALink(straight(30.0)))
-    os.environ[SWITCH] = WITHIN  # by what norms and ropes there are, or are not
-    for kind in ("gemma4", "gpt_oss", "llama", "qwen3", "smollm3"):
-        rounds(folders[kind])
-    del os.environ[SWITCH]
     CounterNoise().prepare(torch.device("cuda"))
     ready = len(names)
     for num_rows in (1, 2, 4, 8):

@@ -96,10 +96,9 @@ class Alone:
         return launch
 
 
-@pytest.fixture(params=[card_steps.APART, card_steps.WITHIN])
-def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads are placed by a kernel of their own, or by attention."""
-    monkeypatch.setenv(card_steps.SWITCH, request.param)
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no card."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(card_steps, "attend", Alone(card_steps.attend))
 
@@ -117,7 +116,7 @@ def rounds(decoder: Decoder) -> torch.Tensor:
     return torch.cat([decoder.forward([tree, chain]), decoder.forward([Span(2, 0, IDS[50:55], ((300, 5),), 5)])])
 
 
-@pytest.mark.usefixtures("placing")
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - ALIKE))
 def test_a_round_is_what_torch_makes_of_it(kind: str, tmp_path: Path) -> None:
     """Stands against a key of another row's branch, sequence, window or block, a head folded elsewhere, and a query
@@ -138,7 +137,7 @@ def test_heads_that_are_read_in_pieces_are_what_torch_makes_of_them(tmp_path: Pa
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 
-@pytest.mark.usefixtures("placing")
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("kind", "most"), [("smollm2", 2), ("deepseek_v3", 3), ("gpt_oss", 1)])
 def test_more_heads_than_a_tile_has_rows_are_cut_into_folds(kind: str, most: int, tmp_path: Path) -> None:
     """128 heads of DeepSeek-V3 read one latent: until now such models ran without kernels. Shard 0 of two: folds of
@@ -148,7 +147,7 @@ def test_more_heads_than_a_tile_has_rows_are_cut_into_folds(kind: str, most: int
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 
-@pytest.mark.usefixtures("placing")
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("kind", ["qwen3", "mistral", "deepseek_v3"])
 def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path: Path) -> None:
     """Stands against codes cut off instead of rounded, and a scale of another slot or head. A code on the edge between
@@ -162,7 +161,7 @@ def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path
         assert torch.allclose(mine.scales_GS, its.scales_GS, rtol=1e-4)
 
 
-@pytest.mark.usefixtures("placing")
+@pytest.mark.usefixtures("alone")
 def test_layers_with_a_window_find_their_keys_in_slots_of_their_own(tmp_path: Path) -> None:
     """Stands against a key that is written or looked for where the other layers have it, and blocks of keys that begin
     where the window does not."""
@@ -171,7 +170,7 @@ def test_layers_with_a_window_find_their_keys_in_slots_of_their_own(tmp_path: Pa
     assert (said[0] - said[1]).abs().max() < 1e-4
 
 
-@pytest.mark.usefixtures("placing")
+@pytest.mark.usefixtures("alone")
 def test_a_row_sees_as_many_rows_as_a_round_has(tmp_path: Path) -> None:
     """Stands against the bit of the 64th row, which is the sign of a word, and tiles that are not full."""
     folder, size = tiny("smollm2", tmp_path, num_hidden_layers=1), card_rows.MOST_ROWS
@@ -181,12 +180,9 @@ def test_a_row_sees_as_many_rows_as_a_round_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [(20, 4), (5, 1), (5, 16)])
-def test_a_launch_writes_no_more_rows_than_it_has(
-    first: int, then: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_writes_no_more_rows_than_it_has(first: int, then: int, tmp_path: Path) -> None:
     """By the table of another round, as when a recording is timed, or rehearsed by padding. Stands against keys of rows
     that there are not, in slots of other texts."""
-    monkeypatch.setenv(card_steps.SWITCH, card_steps.WITHIN)
     _, cards = pair(tiny("smollm2", tmp_path, num_hidden_layers=1))
     few, few_rows = cards._runner.few, min(3, first - 1)
     text = Span(0, 0, IDS[: first - few_rows], ((40, first - few_rows),), 1)
@@ -232,7 +228,7 @@ def test_tables_that_are_longer_than_usual_are_whole(tmp_path: Path, monkeypatch
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 
-@pytest.mark.usefixtures("placing")
+@pytest.mark.usefixtures("alone")
 def test_keys_in_single_slots_are_still_read(tmp_path: Path) -> None:
     """Of a round of one row, and of one whose rows have keys in more than one block of a program. Stands against a
     table with room for whole pages only, and a program that reads keys before they are written."""

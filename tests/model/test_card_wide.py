@@ -9,12 +9,11 @@ import torch
 
 from tests.checkpoints import tiny
 from tests.model.test_card_many import BEHIND, IDS, KINDS, MANY, pair
-from tests.model.test_card_steps import placing, tiling  # noqa: F401
+from tests.model.test_card_steps import alone, tiling  # noqa: F401
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 
 pytest.importorskip("triton")
-from tpspec.model import card_steps
 from tpspec.model.card_wide import MOST_SPLITS, WideSteps
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
@@ -39,12 +38,8 @@ def rounds(decoder: Decoder) -> torch.Tensor:
     return torch.cat([said, decoder.forward([more, tree])])
 
 
-@pytest.mark.parametrize(
-    ("kind", "placing"),
-    [*((kind, card_steps.APART) for kind in KINDS), ("gpt_oss", card_steps.WITHIN), ("smollm2", card_steps.WITHIN)],
-    indirect=["placing"],
-)
-@pytest.mark.usefixtures("placing")
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", KINDS)
 def test_rounds_are_what_torch_makes_of_them(kind: str, tmp_path: Path) -> None:
     """Stands against a table whose columns are read as those of few rows, and splits that nobody joins. Shard 0 of two:
     an uneven group of heads in some kinds."""

@@ -26,7 +26,6 @@ from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
 from tpspec.model.card_tilings import LEAST_SIDE, Folds, Tiling, splits_of, tilings_of, wanted_programs
-from tpspec.switches import switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,8 +44,6 @@ MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 MOST_SPLITS = 32
 JOINED = 256  # columns of a program, at most
-SWITCH = "TPSPEC_PLACING"  # variable: who places a round's heads, a kernel of its own ("apart") or attention ("within")
-APART, WITHIN = "apart", "within"
 
 
 class CardSteps:
@@ -68,7 +65,7 @@ class CardSteps:
     ) -> None:
         self._shape, self._ropes, self._store = shape, ropes, store
         self._overlap = overlap(shape.device)
-        places = switch(SWITCH, APART, (APART, WITHIN)) == WITHIN and self.is_recorded and not shape.keys_alone
+        places = self.is_recorded and not shape.keys_alone
         self._placed_by_attention = {heads for heads, tiling in tilings.items() if places and tiling.places}
         self._folds: dict[Heads, Folds] = {}
         for heads in shape.heads:
