@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoints import KINDS, tiny
-from tests.parity.test_logits import prompt, reference
+from tests.parity.test_logits import MOST_OFF, off_in_16_bits, prompt, reference
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.model.batch import Span
@@ -31,6 +31,12 @@ def test_logits_on_a_card_equal_those_of_transformers(kind: str, tmp_path: Path)
     ids = prompt()
     logits = decoder.forward([Span(0, 0, tuple(ids), ((32, len(ids)),), len(ids))])
     assert (logits.cpu() - reference(folder, ids)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_in_16_bits_are_as_near_as_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """As on a CPU."""
+    assert off_in_16_bits(tiny(kind, tmp_path), torch.device("cuda")) < MOST_OFF
 
 
 def test_noise_on_a_card_is_that_of_the_cpu() -> None:
