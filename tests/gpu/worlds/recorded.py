@@ -56,8 +56,8 @@ def norms_are_right(peers: PeerMemory) -> bool:
     return right
 
 
-def text(folder: Path, comm: Communicator, dtype: str) -> list[int]:
-    keys = {"target.dtype": dtype, "draft.source": "ngram", "draft.tokens": 3, "cache.tokens": 512}
+def text(folder: Path, comm: Communicator, dtype: str, source: str = "ngram") -> list[int]:
+    keys = {"target.dtype": dtype, "draft.source": source, "draft.tokens": 3, "cache.tokens": 512}
     overrides = [f"{key}={value}" for key, value in keys.items()]
     topology = automatic(comm.size, str(folder), cuda=True, overrides=overrides)
     built = build_engine(topology, comm, CARD)
@@ -84,4 +84,5 @@ def main() -> None:
         sys.stdout.write(f"{'same' if right else 'differs'}\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
