@@ -1,9 +1,9 @@
 """Triton's interpreter, made quicker where no card is: what it computes is as it was.
 
 At every call of a function by a kernel it looks through all of Triton's language for what it has to replace, where all
-has been replaced when the kernel was launched. Of every sum and product it asks whether it overflows, and does not look
-at the answer, which only its debugging does. And it makes the same table of types again for every tensor. Half of the
-time of tests of kernels.
+has been replaced when the kernel was launched, and what that is was known from the first time. Of every sum and product
+it asks whether it overflows, and does not look at the answer, which only its debugging does. And it makes the same
+table of types, and the same type and shape, again for every tensor. Most of the time of tests of kernels.
 
 And it learns what bfloat16 is in a product, or made of an integer: it has them as integers, and takes those. And what
 Gluon says, which is Triton's language and where numbers lie, of which it knows nothing.
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from inspect import getmembers
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,12 +38,14 @@ def hurry() -> None:
 
     interpreter._get_np_dtype = found_once
     _look_once()
+    _know_types()
     _learn_bfloat16()
     _learn_gluon()
 
 
 def _look_once() -> None:
-    """Once a launch, for each of the modules that functions know the language by."""
+    """Once a launch, for each of the modules that functions know the language by. What there is to replace is looked
+    for once and for all."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -63,7 +67,52 @@ def _look_once() -> None:
         replaced.clear()
         return launch(*args, **kwargs)
 
+    @cache
+    def builtins_of(namespace: Any) -> list[tuple[str, Any]]:
+        return [(name, member) for name, member in getmembers(namespace) if tl.core.is_builtin(member)]
+
+    def replace_builtins(namespace: Any, builder: Any, scope: Any) -> None:
+        for name, member in builtins_of(namespace):
+            interpreter._patch_attr(namespace, name, member, builder, scope)
+
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = replace_once, launch_anew
+    interpreter._patch_builtin = replace_builtins
+
+
+def _know_types() -> None:
+    """What a type is, and a tensor of it has, is made once, and shapes that are alike need no broadcast."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+
+    core: Any = tl.core
+    make_type, broadcast = core.block_type.__init__, TritonSemantic.broadcast_impl_value
+    types = dict[tuple[Any, ...], tuple[Any, ...]]()
+
+    def block_type(self: Any, element: Any, shape: Any) -> None:
+        sizes = shape.values if isinstance(shape, core.tuple) else shape
+        key = (element.name, *[size.value if isinstance(size, core.constexpr) else size for size in sizes])
+        if key not in types:
+            make_type(self, element, shape)
+            types[key] = element, self.shape, self.numel, self.name, _of_tensors(self)
+        self.element_ty, self.shape, self.numel, self.name, self.of_tensors = types[key]
+
+    def _of_tensors(type: Any) -> tuple[Any, Any, Any]:
+        shape = type.shape if type.is_block() else ()
+        type.of_tensors = core.tuple([core.constexpr(size) for size in shape]), core.constexpr(prod(shape)), type.scalar
+        return type.of_tensors  # type: ignore[no-any-return]
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type = handle, type
+        self.shape, self.numel, self.dtype = getattr(type, "of_tensors", None) or _of_tensors(type)
+
+    def broadcast_impl_value(self: Any, one: Any, other: Any) -> Any:
+        are_blocks = one.type.is_block() and other.type.is_block()
+        if are_blocks and one.type.shape.values == other.type.shape.values:
+            return one, other
+        return broadcast(self, one, other)
+
+    core.block_type.__init__, core.tensor.__init__ = block_type, tensor
+    TritonSemantic.broadcast_impl_value = broadcast_impl_value
 
 
 def _learn_bfloat16() -> None:
