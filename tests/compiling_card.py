@@ -27,7 +27,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tests import emulated_card
-from tests.emulated_card import ROOM, Card, OnCard
+from tests.emulated_card import OnCard
 from tpspec.model import card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
@@ -75,7 +75,7 @@ class Absent:
 def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
     """The names of kernels that have been compiled, or found where Triton keeps them, each variant once."""
     found: dict[str, str] = {}
-    launched, ran = JITFunction.run, Card.run
+    launched = JITFunction.run
 
     def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         card = emulated_card.running
@@ -97,21 +97,14 @@ def compiling_card(capability: tuple[int, int]) -> Iterator[list[str]]:
             card.recording.kernels.append(kernel.__name__)
         return made
 
-    def zeros(card: Card, func: Any, args: Any, kwargs: Any) -> Any:
-        made = ran(card, func, args, kwargs)
-        if getattr(func, "overloadpacket", None) in ROOM and isinstance(made, OnCard):
-            made.inside.zero_()
-        return made
-
     names: list[str] = []
     driver.set_active(Absent(capability))
     with ExitStack() as stack:
         for name, value in (("CAPABILITY", capability), ("PROPERTIES", PROPERTIES), ("MEMORY", MEMORY)):
             stack.enter_context(patch.object(emulated_card, name, value))
         stack.enter_context(patch.object(JITFunction, "run", launch))
-        stack.enter_context(patch.object(Card, "run", zeros))
         stack.enter_context(patch.object(card_tiles, "seconds", lambda works, device: [1.0] * len(works)))
-        stack.enter_context(emulated_card.emulated_card())
+        stack.enter_context(emulated_card.emulated_card(computes=False))
         yield names
 
 

@@ -192,6 +192,7 @@ class Card:
     replays: int = 0
     waits: list[str] = field(default_factory=list)
     tells_waits: bool = False
+    computes: bool = True  # or its kernels do nothing, and what is left for them to write is zero
     in_thread: threading.local = field(default_factory=threading.local)
     one_at_a_time: Any = field(default_factory=threading.Lock)  # Triton's interpreter knows one thread
     pinned: list[torch.Tensor] = field(default_factory=list)  # kept, so that no address of one is another's
@@ -231,6 +232,8 @@ class Card:
         given = {id(x.inside): x for x in on_card}
         args, kwargs = tree_map(_inside, (args, kwargs))
         made = func(*args, **kwargs)
+        if not self.computes and getattr(func, "overloadpacket", None) in ROOM:
+            made.zero_()
         self._launched(func, args, kwargs, made)
         to_card = not devices or devices[0].type == "cuda"
 
@@ -269,6 +272,8 @@ class Card:
         args, kwargs = tree_map(_inside, (args, kwargs))
 
         def work() -> None:
+            if not self.computes:
+                return
             with self.one_at_a_time:
                 kernel(*args, **kwargs)
 
@@ -375,14 +380,14 @@ running: Card | None = None
 
 
 @contextmanager
-def emulated_card() -> Iterator[Card]:
-    """While it lasts torch has one card, also in threads that begin meanwhile."""
+def emulated_card(*, computes: bool = True) -> Iterator[Card]:
+    """While it lasts torch has one card, also in threads that begin meanwhile. computes: see `Card`."""
     global running
     from triton.runtime.interpreter import GridExecutor
 
     assert running is None, "there is one already"
     _guard()
-    running = card = Card()
+    running = card = Card(computes=computes)
     launched, ran = GridExecutor.__call__, threading.Thread.run
 
     def launch(grid: Any, *args: Any, **kwargs: Any) -> None:

@@ -150,7 +150,7 @@ def test_rounds_take_no_more_of_a_card_than_is_asked_for(kind: str, tmp_path: Pa
     made = topology(folder, engine={"max_rows": rows}, cache={"tokens": 2 * rows}, device="cuda")
     spans = [Span(seq, 0, (5,) * 48, ((48 * seq, 48),), 48) for seq in range(2)]
     asked, unrecorded = memories(made)[0], recorded_bytes(vocab, "float32")  # for there are no recordings here
-    with emulated_card() as card:
+    with emulated_card(computes=False) as card:
         built = build_engine(made, OneRank(), CARD)
         loaded = card.held
         with torch.inference_mode():
@@ -212,7 +212,7 @@ def test_a_head_takes_no_more_of_a_card_than_is_asked_for(head: str, tmp_path: P
     draft = {"source": source} | ({} if source == "mtp" else {"model": str(folder)})
     made = topology(target, draft=draft, cache={"tokens": 256}, device="cuda", serve={"max_running": 4})
     asked = memories(made)[0]
-    with emulated_card() as card:
+    with emulated_card(computes=False) as card:
         built = build_engine(made, OneRank(), CARD)
         assert asked.weights + asked.kv <= (2 if head.endswith("in a model, pickled") else 1.15) * card.held
         assert card.held <= asked.total(on_card=True)
