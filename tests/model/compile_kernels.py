@@ -108,9 +108,8 @@ def variants(
          heads | placed | {"wide": whole, "small": small}),
         *((card_attention.attend, attend,
            heads | attended | in_tiles(tiling, rows) | {"splits": 32, "recorded": True} | how)
-          for how, cut in ((PLACED_APART, tiling), (placed | {"placing": True}, tiling.placing()))
-          if cut is tiling or tiling.places
-          for rows in sorted({LEAST_SIDE, 2 * LEAST_SIDE, cut.rows}) if rows <= cut.rows),
+          for how in (PLACED_APART, *([placed | {"placing": True}] if tiling.places else []))
+          for rows in sorted({LEAST_SIDE, tiling.rows})),
         *((card_attention.attend, attend | ({"sums_at": x} if splits == 1 else {}),
            heads | attended | in_tiles(many, many.rows) | {"splits": splits, "recorded": False} | PLACED_APART)
           for splits in ((1,) if small or dim != USUAL_DIM else (1, card_many.MOST_SPLITS))),

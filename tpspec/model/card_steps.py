@@ -67,10 +67,7 @@ class CardSteps:
         self._overlap = overlap(shape.device)
         places = self.is_recorded and not shape.keys_alone
         self._placed_by_attention = {heads for heads, tiling in tilings.items() if places and tiling.places}
-        self._folds: dict[Heads, Folds] = {}
-        for heads in shape.heads:
-            tiling = tilings[heads].placing() if heads in self._placed_by_attention else tilings[heads]
-            self._folds[heads] = Folds.of(heads, tiling, shape.device)
+        self._folds = {heads: Folds.of(heads, tilings[heads], shape.device) for heads in shape.heads}
         self._text_states = states
         self._make_room(self.usual_rows)
 

@@ -25,11 +25,13 @@ CARD_PROCESSORS = 2  # programs of attention for each of a card's processors, wh
 MOST_HEAD_BYTES = 1280  # of a head that is read in pieces, as 576 numbers of a latent in 16 bits
 USUAL_STAGES, USUAL_WARPS = 3, 4  # Triton's own
 LEAST_SIDE = 16  # of what tensor cores take
-PLACED_ROWS, PLACED_WIDE = 32, 256  # of a tile, and of a head, at most, where attention places heads
+# Of a tile, at most: of more there is no room in registers beside what places heads, and where products of 64 are other
+# instructions a row's bits would depend on how many stand beside it.
+FEW_ROWS = 32
+PLACED_WIDE = 256  # of a head that attention places, at most
 MANY_ROWS, MANY_STAGES = 128, 5  # of a tile; so many give keys two places, for they come by way of a table
 OLD_CARDS = (8, 0)  # compute capability; below it there is less to share, and products take more registers
-# Compute capabilities, from 9.0 on, whose products of 64 rows are other instructions than those of fewer: a row's bits
-# would depend on how many stand beside it.
+# Compute capabilities, from 9.0 on, whose products of 64 rows are other instructions than those of fewer.
 OTHER_PRODUCTS = (9, 10, 11)
 
 
@@ -55,26 +57,27 @@ class Tiling:
         """Whether attention can place such heads itself: wider ones find no room in registers beside their angles."""
         return self.wide <= PLACED_WIDE and not self.rest
 
-    def placing(self) -> Tiling:
-        """Where it does, of as many rows as have room; and sums of a head's squares are laid out as those of more."""
-        return replace(self, rows=min(self.rows, PLACED_ROWS, self._most_alike))
-
-    @property
-    def _most_alike(self) -> int:
-        """Rows of a tile, at most, whose threads are laid out as those of fewer."""
-        return max(LEAST_SIDE, self.wide // 2)
-
     @classmethod
     def of(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
         """Of few rows. None for heads that are too wide.
 
-        With as many rows as a head is wide, or more, threads are laid out otherwise: sums over keys would be added in
-        another order than with few rows, and a row's bits would depend on how many stand beside it.
+        With as many rows as a head is wide, or more, threads are laid out otherwise: sums over keys, or of a head's
+        squares, would be added in another order than with few rows, and a row's bits would depend on how many stand
+        beside it.
         """
-        tiling = cls._most(head_dim, item_bytes, capability)
-        if tiling is None or tiling.wide == LEAST_SIDE:
-            return tiling
-        return replace(tiling, rows=min(tiling.rows, tiling._most_alike))
+        wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
+        rows = max(LEAST_SIDE, min(FEW_ROWS, wide // 2))
+        if capability < OLD_CARDS:
+            return cls(rows, wide, 0, KEYS // 2, warps=2 * USUAL_WARPS) if wide * item_bytes <= 256 else None
+        if wide * item_bytes <= 256 and item_bytes == 2:
+            return cls(rows, wide, 0, KEYS)
+        if wide * item_bytes <= 512:
+            return cls(rows, wide, 0, KEYS, warps=2 * USUAL_WARPS)
+        wide //= 1 if head_dim == wide else 2
+        rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
+        if (wide + rest) * item_bytes > MOST_HEAD_BYTES:
+            return None
+        return cls(rows, wide, rest, KEYS // 2, stages=1, warps=2 * USUAL_WARPS)
 
     @classmethod
     def of_many(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
@@ -89,22 +92,6 @@ class Tiling:
         if has_others and tiling.wide == 2 * MANY_ROWS:
             return replace(tiling, rows=MANY_ROWS // 2, keys=tiling.keys // 2, stages=MANY_STAGES)
         return tiling
-
-    @classmethod
-    def _most(cls, head_dim: int, item_bytes: int, capability: tuple[int, int]) -> Tiling | None:
-        """With as many rows as there is room for."""
-        wide = max(LEAST_SIDE, triton.next_power_of_2(head_dim))
-        if capability < OLD_CARDS:
-            return cls(32, wide, 0, KEYS // 2, warps=2 * USUAL_WARPS) if wide * item_bytes <= 256 else None
-        if wide * item_bytes <= 256 and item_bytes == 2:
-            return cls(32 if capability[0] in OTHER_PRODUCTS else 64, wide, 0, KEYS)
-        if wide * item_bytes <= 512:
-            return cls(32, wide, 0, KEYS, warps=2 * USUAL_WARPS)
-        wide //= 1 if head_dim == wide else 2
-        rest = max(LEAST_SIDE, triton.next_power_of_2(head_dim - wide)) if head_dim > wide else 0
-        if (wide + rest) * item_bytes > MOST_HEAD_BYTES:
-            return None
-        return cls(32, wide, rest, KEYS // 2, stages=1, warps=2 * USUAL_WARPS)
 
 
 @dataclass(frozen=True, slots=True)
