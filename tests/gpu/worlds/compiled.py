@@ -1,7 +1,7 @@
 """What worlds whose ranks share a card have it launch (test_rounds.py's that run alone), compiled for one that is not
 here: each rank's part by itself, in one process. Run by scripts/test-gpu. argv: compute capability.
 
-Otherwise it is compiled there, by all ranks at once, in most of the time that such a world may take.
+Otherwise all ranks compile it there at once, within the time that such a world may take.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tpspec.comm.peer import PeerMemory, warm_up
 SIZES = 2, 3
 
 
-class Alone(InTurn):
-    """A rank of a group whose others bring nothing."""
+class OneOf(InTurn):
+    """So many ranks, whose others bring nothing."""
 
     is_queued = False
 
@@ -39,7 +39,7 @@ class Alone(InTurn):
 
 
 def compile_rank(folder: Path, rank: int, size: int) -> None:
-    host = Alone(rank, size)
+    host = OneOf(rank, size)
     peers = PeerMemory(host, [0] * size, CARD)  # addresses that nobody goes to
     warm_up(peers, CARD)
     sums_are_right(peers, host)
