@@ -90,6 +90,9 @@ def variants(
     attend = (
         {"rows_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | placing | cache | partial | TABLE | sinks
     )
+    # Who places heads: attention, where it can, but for layers that read what another keeps, as a rule in 16 bits.
+    ways = [placed | {"placing": True}] if tiling.places else []
+    ways += [PLACED_APART] if not (small and tiling.places) else []
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     attended |= {"cap": 0.0 if dim == USUAL_DIM else 50.0}  # as Gemma 2's wide heads have it
     return [
@@ -108,7 +111,7 @@ def variants(
          heads | placed | {"wide": whole, "small": small}),
         *((card_attention.attend, attend,
            heads | attended | in_tiles(tiling, rows) | {"splits": 32, "recorded": True} | how)
-          for how in (PLACED_APART, *([placed | {"placing": True}] if tiling.places else []))
+          for how in ways
           for rows in sorted({LEAST_SIDE, tiling.rows})),
         *((card_attention.attend, attend | ({"sums_at": x} if splits == 1 else {}),
            heads | attended | in_tiles(many, many.rows) | {"splits": splits, "recorded": False} | PLACED_APART)
