@@ -29,9 +29,9 @@ READ_BEFORE = {
     "attend and place": {"table_at", "cos_at", "sin_at", "gains_at", "heads_at"}, "join": {"table_at", "sinks_at"},
     "few_fragments": {"pairs_at", "scales_at", "zeros_at"},
 }  # fmt: skip
+COMPILES_S = 1500.0  # where Triton keeps nothing yet, eight minutes of a processor, of which others may want half
 # The usual heads, and the widest that have a tile for themselves; of Gemma 4's global layers, of latents, and of wide
 # heads where accumulators take more registers, what depends on heads; and of narrow heads.
-COMPILES_S = 1500.0  # where Triton keeps nothing yet, eight minutes of a processor, of which others may want half
 CASES = ["75:*fp16:128", "86:*bf16:128", "86:*bf16:256", "86:*fp32:128", "90:*bf16:128"]
 HEADS = ["86:*bf16:512:heads", "86:*bf16:576:heads", "90:*bf16:256:heads", "90:*bf16:512:heads"]
 HEADS += ["86:*bf16:64:heads", "90:*bf16:32:heads", "90:*bf16:16:heads"]

@@ -41,7 +41,7 @@ def off_in_16_bits(folder: Path, device: torch.device) -> float:
     """How far bfloat16 takes our logits from those of float32 with the same rounded weights, to how far it takes those
     of transformers: of the last rows of a long prompt the median, for one that is sent to another expert says little.
     """
-    ids = torch.randint(3, 263, (4 * LAST,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = prompt(length=4 * LAST)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
     with torch.inference_mode():
         theirs = model(torch.tensor([ids])).logits[0, -LAST:]
@@ -50,14 +50,14 @@ def off_in_16_bits(folder: Path, device: torch.device) -> float:
     decoder = Loader.open(folder, whole, torch.bfloat16, device).decoder(OneRank(), 256, num_states=2)
     for start in range(0, len(ids), LAST):
         stop = start + LAST
-        carried = Carried(0, (0,) if start else (), LAST)
+        carried = Carried.alone(start, LAST)
         ours = decoder.forward([Span(0, start, tuple(ids[start:stop]), ((32, stop),), LAST, carried=carried)]).cpu()
     ours_off, theirs_off = [(logits.float() - exact).square().mean(-1).sqrt().median() for logits in (ours, theirs)]
     return float(ours_off / theirs_off)
 
 
-def prompt(seed: int = 0) -> list[int]:
-    return torch.randint(3, 263, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+def prompt(seed: int = 0, length: int = LENGTH) -> list[int]:
+    return torch.randint(3, 263, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def sharded(folder: Path, weights: tuple[int, ...], run: Any, compiled: bool = True) -> list[Any]:

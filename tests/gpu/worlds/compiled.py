@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from tests.checkpoints import tiny
 from tests.compiling_card import compiling_card, refused
 from tests.gpu.worlds.recorded import CARD, norms_are_right, sums_are_right, text
-from tpspec.comm.communicator import InTurn, OneRank, Purpose
+from tpspec.comm.communicator import Communicator, InTurn, OneRank, Purpose
 from tpspec.comm.peer import PeerMemory, warm_up
 
 SIZES = 2, 3
@@ -44,10 +45,10 @@ def compile_rank(folder: Path, rank: int, size: int) -> None:
     warm_up(peers, CARD)
     sums_are_right(peers, host)
     norms_are_right(peers)
-    for is_queued in (False, True):
-        peers.is_queued = is_queued
-        for source in ("none", "ngram"):
-            text(folder, peers if is_queued else host, "float32", source)
+    peers.is_queued = True
+    ways: tuple[Communicator, ...] = host, peers
+    for comm, source in product(ways, ("none", "ngram")):
+        text(folder, comm, "float32", source)
     text(folder, peers, "bfloat16")
 
 
