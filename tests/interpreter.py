@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from inspect import getmembers
 from math import prod
 from typing import Any
 
@@ -44,12 +43,12 @@ def hurry() -> None:
 
 
 def _look_once() -> None:
-    """Once a launch, for each of the modules that functions know the language by. What there is to replace is looked
-    for once and for all."""
+    """Once and for all, for each of the modules that functions know the language by: no launch restores what was there.
+    What is replaced knows the interpreter without asking whether who calls it has named another."""
     import triton.language as tl
     from triton.runtime import interpreter
 
-    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patch, nothing_to_restore = interpreter._patch_lang, interpreter._LangPatchScope()
     replaced = set[frozenset[str]]()
 
     @cache
@@ -58,25 +57,21 @@ def _look_once() -> None:
         return frozenset(module.__name__ for module in (tl, tl.core) if any(one is module for one in known))
 
     def replace_once(function: Callable[..., Any]) -> Any:
-        if known_by(function) in replaced:
-            return None  # of a call by a kernel, which does not restore
-        replaced.add(known_by(function))
-        return patch(function)
+        if known_by(function) not in replaced:
+            replaced.add(known_by(function))
+            patch(function)
+        return nothing_to_restore
 
-    def launch_anew(*args: Any, **kwargs: Any) -> Any:
-        replaced.clear()
-        return launch(*args, **kwargs)
+    def replace(namespace: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        asked = getattr(member, "__wrapped__", member)
 
-    @cache
-    def builtins_of(namespace: Any) -> list[tuple[str, Any]]:
-        return [(name, member) for name, member in getmembers(namespace) if tl.core.is_builtin(member)]
+        def interpreted(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return asked(*args, **kwargs)
 
-    def replace_builtins(namespace: Any, builder: Any, scope: Any) -> None:
-        for name, member in builtins_of(namespace):
-            interpreter._patch_attr(namespace, name, member, builder, scope)
+        setattr(namespace, name, interpreted)
 
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = replace_once, launch_anew
-    interpreter._patch_builtin = replace_builtins
+    interpreter._patch_lang, interpreter._patch_attr = replace_once, replace
 
 
 def _know_types() -> None:

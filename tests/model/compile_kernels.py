@@ -148,6 +148,9 @@ CODES = (
 PLAIN_CODES = {"gate": "", "sorted_rows": 0, "are_floats": False, "has_biases": False, "splits": 1}
 # Of programs that share a tile's columns: where they have most to keep, and to tell each other.
 SPLIT_TILES = {*GATED_CODED_TILES, *(max(tiles) for tiles in card_tiles.CODED_TILES.values())}
+# Cards with tensor cores and little room get all tiles of codes, and all heads in 8 bits; others the usual one and the
+# largest, and the usual heads.
+LITTLE_ROOM, FEW_TILES = 86, [CODED_TILES[0], max(GATED_CODED_TILES), max(CODED_TILES)]
 
 
 def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -165,19 +168,20 @@ def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, 
         made.append((card_groups.coded, types, of | tile))
         if zeros == "beside":  # of groups that words are too long for
             made.append((card_groups.coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
-        tiles = CODED_TILES if rows == x and group == USUAL_GROUP else CODED_TILES[:1]
+        every = rows == x and group == USUAL_GROUP
+        tiles = (CODED_TILES if capability == LITTLE_ROOM else FEW_TILES) if every else CODED_TILES[:1]
         for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             of_tile |= {"stages": tile.stages, "code_lines": card_coded.CODE_LINES}
-            kinds = ("", "silu") if tile in GATED_CODED_TILES and tiles is CODED_TILES else ("",)
-            is_split = at_once == card_shares.MORE_GROUPS and tile in SPLIT_TILES and tiles is CODED_TILES
+            kinds = ("", "silu") if every and tile in GATED_CODED_TILES else ("",)
+            is_split = every and at_once == card_shares.MORE_GROUPS and tile in SPLIT_TILES
             made += [
                 (card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate, "splits": splits})
                 for gate, splits in product(kinds, (1, card_shares.MOST_SPLITS) if is_split else (1,))
             ]
         if on_tensor_cores and of["bits"] == card_fragments.BITS:
-            made += fragments(types, of, every=rows == x and group == USUAL_GROUP)
+            made += fragments(types, of, every=every)
     return made + (coded_experts(x) if on_tensor_cores else [])
 
 
@@ -341,7 +345,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
     many = Tiling.of_many(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
     assert many is not None, "which few rows have a tile for"
-    for small in (False, True):
+    for small in (False,) if heads and capability != LITTLE_ROOM else (False, True):
         for kernel, types, constants in variants(x, dim, capability, small, tiling, many):
             if heads and "num_heads" not in constants:
                 continue
