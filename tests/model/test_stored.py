@@ -385,7 +385,7 @@ def test_texts_depend_on_neither_drafts_nor_ranks(written: Any, name: str) -> No
     assert told.stats[-1].accepted > 0
 
 
-def _changed(folder: Path, tmp_path: Path, change: Any) -> Path:
+def changed(folder: Path, tmp_path: Path, change: Any) -> Path:
     made = tmp_path / "changed"
     made.mkdir()
     config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
@@ -425,14 +425,14 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 def test_a_tensor_that_is_not_as_it_should_is_named(written: Any, tmp_path: Path, case: str) -> None:
     """Stands against a checkpoint of another layout, read as numbers that mean nothing."""
     name, change, message = WRONG[case]
-    folder = _changed(written(name)[0], tmp_path, change)
+    folder = changed(written(name)[0], tmp_path, change)
     with pytest.raises(UserError, match=message):
         load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
 
 
 def test_biases_of_nothings_are_no_biases(written: Any, tmp_path: Path) -> None:
     """Some tools write one beside every matrix. Stands against refusing those."""
-    folder = _changed(written("gptq")[0], tmp_path, lambda c, t: t.update({AT + "bias": torch.zeros(96)}))
+    folder = changed(written("gptq")[0], tmp_path, lambda c, t: t.update({AT + "bias": torch.zeros(96)}))
     load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
 
 
@@ -449,7 +449,16 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "no method": ({"bits": 4}, "quantization_config.quant_method is missing"),
     "3 bits": ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits is 3; should be 4 or 8"),
     "marlin": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"}, "is 'marlin'"),
-    "dynamic": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:x": {}}}, "dynamic"),
+    "dynamic": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"x": {"bits": 2}}},
+                "dynamic.x.bits is 2; should be 4 or 8"),
+    "a pattern": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:(": {}}}, "is no pattern"),
+    "dynamic awq": ({"quant_method": "awq", "bits": 4, "group_size": 128, "dynamic": {"-:x": {}}}, "dynamic is"),
+    "no targets": ({"quant_method": "compressed-tensors", "format": "pack-quantized",
+                    "config_groups": {"a": {"weights": {"num_bits": 4, "strategy": "channel"}}}}, "targets is missing"),
+    "no weights": ({"quant_method": "compressed-tensors", "format": "pack-quantized",
+                    "config_groups": {"a": {"targets": ["Linear"]}}}, "at least one group with weights"),
+    "no blocks": ({"quant_method": "compressed-tensors", "format": "float-quantized",
+                   **_group(type="float", num_bits=8, strategy="block")}, "block_structure is missing"),
     "no group": ({"quant_method": "gptq", "bits": 4}, "group_size is missing"),
     "gemv": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}, "version is 'gemv'"),
     "2:4": ({"quant_method": "compressed-tensors", "format": "marlin-24", **_group()}, "format is 'marlin-24'"),

@@ -33,7 +33,7 @@ def head_of(checkpoint: Checkpoint, shape: tuple[int, int], *, tied: bool) -> st
     A head of other numbers that is there all the same is meant, as by transformers.
     """
     table, head = f"{TABLE}.weight", f"{HEAD}.weight"
-    if not tied:
+    if not tied or checkpoint.under(HEAD) - {"weight", "bias"}:  # the latter: in codes
         return HEAD
     if head not in checkpoint or torch.equal(checkpoint.mapped(head, shape), checkpoint.mapped(table, shape)):
         return TABLE

@@ -364,7 +364,7 @@ def _tell(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantize: Quantize 
     """What a reader of a quantized checkpoint might not expect."""
     stored, kind = spec.stored, str(dtype).removeprefix("torch.")
     assert stored is not None, "only of such"
-    if quantize is None and not all(scheme.is_small for _, scheme in stored.schemes):
+    if quantize is None and not stored.is_small:
         log.warning("%s: %s weights like these are held in %s, %d bytes each; with quantize: int8 it is one, rounded "
                     "once more", folder, stored.method, kind, dtype.itemsize)  # fmt: skip
     if stored.rounds:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.model.laid import Slice
     from tpspec.model.linear import Linear
-    from tpspec.model.stored import Slice
     from tpspec.model.weights import Checkpoint
     from tpspec.topology.config import Quantize
     from tpspec.topology.formats import Scheme, Stored
@@ -131,7 +131,9 @@ class Matrices:
         )
 
     def _scheme(self, name: str) -> Scheme | None:
-        return None if self.stored is None else self.stored.scheme_of(name)
+        """None: a plain weight, also where none of the ways in which we read lists of such names it."""
+        scheme = None if self.stored is None else self.stored.scheme_of(name)
+        return None if scheme is not None and self.checkpoint.has_numbers_alone(name) else scheme
 
     def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:
         """The product with matrices that are all stored in codes to compute with; None where they are not."""

@@ -3,7 +3,7 @@
 A slice may begin and end anywhere: what is packed in words is read in whole words and trimmed. Knows tensors' names and
 layouts (formats.py says which); must not know shards, layers or what is computed.
 
-Shapes: O outputs and I inputs of the slice, G groups of the whole matrix, W columns of its grid.
+Shapes: O outputs and I inputs of the slice, G groups of the whole matrix.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from tpspec.errors import UserError
-from tpspec.model.quantized import AT_ONCE, Quantized, Ready, unpacked_nibbles
-from tpspec.topology.experts import has_narrow_columns
-from tpspec.topology.groups import GROUPS, Grid, stored_grid
+from tpspec.model.laid import Codes, Slice, laid_by_group, laid_in_place
+from tpspec.model.quantized import AT_ONCE, Ready, unpacked_nibbles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +28,18 @@ if TYPE_CHECKING:
 
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble of a word in which each of eight outputs stands
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
-# What a module may consist of besides a bias. Scales of activations and of the cache are of no use here: neither is
+FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two
+# What a module may consist of besides a bias. Of activations and of the cache they are of no use here: neither is
 # rounded.
-UNUSED = {"input_scale", "output_scale", "activation_scale", "k_scale", "v_scale"}
+UNUSED = {
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+    "activation_scale",
+    "k_scale",
+    "v_scale",
+}
 TENSORS: dict[Kind, set[str]] = {
     "gptq": {"qweight", "qzeros", "scales", "g_idx"},
     "awq": {"qweight", "qzeros", "scales"},
@@ -111,38 +118,6 @@ def in_heads(num_rows: int, head_order: tuple[int, ...]) -> Tensor:
     return (starts[:, None] + torch.tensor(head_order)).flatten()
 
 
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """A slice as it is stored: weight = scale * (code - middle - point), with scale and point of the column's group; or
-    as `Quantized` says of codes that are floats.
-
-    points_OG: whole numbers, None: all nothing. groups_I: the group of each column.
-    """
-
-    codes_OI: Tensor
-    scales_OG: Tensor
-    points_OG: Tensor | None
-    groups_I: Tensor
-
-    @property
-    def zeros_OG(self) -> Tensor | None:
-        return None if self.points_OG is None else -self.scales_OG * self.points_OG
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A quantized slice. places_I: the column of the grid in which each input stands; None: as the grid says."""
-
-    matrix: Ready
-    places_I: Tensor | None
-
-    def is_laid_out_like(self, other: Slice) -> bool:
-        """Whether one product can serve both, one under the other."""
-        mine, its = self.places_I, other.places_I
-        same = mine is its or (mine is not None and its is not None and torch.equal(mine, its))
-        return same and self.matrix.grid == other.matrix.grid
-
-
 class StoredMatrices:
     """The quantized matrices of a checkpoint. Raises UserError with the tensor's name where one is not as it should."""
 
@@ -153,7 +128,7 @@ class StoredMatrices:
         """Of a scheme whose codes are computed with."""
         codes = self._codes(scheme, place)
         in_order = torch.equal(codes.groups_I, _in_order(scheme, place))
-        laid = _laid_in_place(codes, scheme, place) if in_order else _laid_by_group(codes)
+        laid = laid_in_place(codes, scheme, place) if in_order else laid_by_group(codes)
         return Slice(Ready(laid.matrix.made.rows(place.ordered()), laid.matrix.grid), laid.places_I)
 
     def plain(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
@@ -230,9 +205,12 @@ class StoredMatrices:
     def _packed_points(self, scheme: Scheme, place: Place, each: int) -> Tensor | None:
         if not scheme.zeros:
             return None
+        groups, name = range(_num_groups(scheme, place)), "weight_zero_point"
+        unpacked = (place.num_outputs, len(groups))
+        if self._checkpoint.has(f"{place.name}.{name}", unpacked):  # as compressed-tensors kept them until 2025
+            return self._take(place, name, unpacked, place.rows, groups, (torch.int8,)).float()
         words, skipped = _words(place.rows, each)
-        shape = (-(-place.num_outputs // each), _num_groups(scheme, place))
-        packed = self._take(place, "weight_zero_point", shape, words, range(shape[1]))
+        packed = self._take(place, name, (-(-place.num_outputs // each), len(groups)), words, groups)
         return _points(_unpacked(packed.T, scheme.bits)[:, skipped : skipped + len(place.rows)].T, scheme)
 
     def _int8(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -301,16 +279,25 @@ class StoredMatrices:
 
     def _float_scales(self, place: Place, shape: tuple[int, int]) -> Tensor:
         """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""
-        suffix = "weight_scale_inv" if f"{place.name}.weight_scale_inv" in self._checkpoint else "weight_scale"
+        names = ("weight_scale", "weight_scale_inv")
+        found = sorted(self._checkpoint.under(place.name).intersection(names))
+        if len(found) != 1:
+            which = "both are there" if found else "neither is there"
+            raise self._refusal(place.name, " or .".join(names), f"is needed, and {which}")
         if shape == (1, 1):
-            return self._checkpoint.one(f"{place.name}.{suffix}").float().view(1, 1)
-        return self._take(place, suffix, shape, range(shape[0]), range(shape[1]), SCALES).float()
+            one = self._checkpoint.one(f"{place.name}.{found[0]}")
+            return self._typed(place, found[0], one, FLOAT_SCALES).float().view(1, 1)
+        return self._take(place, found[0], shape, range(shape[0]), range(shape[1]), FLOAT_SCALES).float()
 
     def _take(
         self, place: Place, suffix: str, shape: tuple[int, int], rows: range, columns: range,
         dtypes: tuple[torch.dtype, ...] = (torch.int32,),
     ) -> Tensor:  # fmt: skip
         taken = self._checkpoint.read(f"{place.name}.{suffix}", shape, rows=rows, columns=columns)
+        return self._typed(place, suffix, taken, dtypes)
+
+    def _typed(self, place: Place, suffix: str, taken: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        """What was taken, where it is of one of these."""
         if taken.dtype not in dtypes:
             right = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise self._refusal(place.name, suffix, f"is of {str(taken.dtype).removeprefix('torch.')}, not {right}")
@@ -327,39 +314,6 @@ class StoredMatrices:
 
     def _refusal(self, name: str, suffix: str, what: str) -> UserError:
         return UserError(f"{self._checkpoint.folder}: tensor {name}.{suffix} {what}")
-
-
-def _laid_in_place(codes: Codes, scheme: Scheme, place: Place) -> Slice:
-    """Columns stay where they are; those of other shards in the first and last group get any code."""
-    grid = stored_grid(place.columns, place.num_inputs, scheme.group, narrow=has_narrow_columns(place.name))
-    first = place.columns.start - grid.before
-    starts = torch.arange(first, first + grid.width, grid.group)
-    groups = starts // (scheme.group or starts[-1] + 1)
-    codes_OW = F.pad(codes.codes_OI, (grid.before, grid.width - grid.before - grid.inputs))
-    return Slice(Ready(_cut(codes_OW, codes, groups), grid), None)
-
-
-def _laid_by_group(codes: Codes) -> Slice:
-    """Columns of a group side by side, each group filled up to whole groups of the grid."""
-    counts = torch.bincount(codes.groups_I, minlength=codes.scales_OG.shape[1])
-    group = next((own for own in GROUPS if not (counts % own).any()), GROUPS[-1])
-    nums = -(-counts // group)
-    starts, before = (nums.cumsum(0) - nums) * group, counts.cumsum(0) - counts
-    order = codes.groups_I.argsort(stable=True)
-    sorted_I = codes.groups_I[order]
-    places_I = torch.empty_like(order)
-    places_I[order] = starts[sorted_I] + torch.arange(len(order)) - before[sorted_I]
-    grid = Grid(group, 0, int(nums.sum()) * group)
-    codes_OW = codes.codes_OI.new_zeros(codes.codes_OI.shape[0], grid.width)
-    codes_OW[:, places_I] = codes.codes_OI
-    groups = torch.arange(len(counts)).repeat_interleave(nums)
-    return Slice(Ready(_cut(codes_OW, codes, groups), grid), places_I)
-
-
-def _cut(codes_OW: Tensor, codes: Codes, groups: Tensor) -> Quantized:
-    """groups: of the checkpoint's, one for each of the grid's."""
-    zeros = codes.zeros_OG
-    return Quantized(codes_OW, codes.scales_OG[:, groups], None if zeros is None else zeros[:, groups])
 
 
 def _in_order(scheme: Scheme, place: Place) -> Tensor:

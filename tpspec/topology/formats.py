@@ -22,9 +22,13 @@ Kind = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
 HEAD = "lm_head"
 LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 EXPERTS = ("w1", "w2", "w3")
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, "gate_proj", "up_proj", "down_proj", *EXPERTS, HEAD)
+LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_a", "in_proj_b", "in_proj_ba", "out_proj")
+PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, *LINEAR, *PER_LAYER, "gate_proj", "up_proj", "down_proj",
+            *EXPERTS, HEAD)  # fmt: skip
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
+Schemes = tuple[tuple[tuple[str, ...], "Scheme | None"], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,13 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """schemes: by targets, the first that names a matrix counts. plain: matrices that are stored as they are.
+    """schemes: by targets, the first that names a matrix counts; None: it is stored as it is. So are those of plain.
 
     rounds: its publisher's kernels round activations to 8 bits as well; ours do not.
     """
 
     method: str
-    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]
+    schemes: Schemes
     plain: tuple[str, ...] = (HEAD,)
     rounds: bool = False
 
@@ -74,7 +78,12 @@ class Stored:
     @property
     def small_bits(self) -> Bits | None:
         """Of its codes, the fewest; None where its weights are held in the dtype of the model."""
-        return min((scheme.bits for _, scheme in self.schemes if scheme.is_small), default=None)
+        return min((scheme.bits for _, scheme in self.schemes if scheme is not None and scheme.is_small), default=None)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the codes of all its matrices are computed with as they are."""
+        return all(scheme is None or scheme.is_small for _, scheme in self.schemes)
 
 
 @cache
@@ -85,10 +94,11 @@ def _scheme_of(stored: Stored, name: str) -> Scheme | None:
 
 
 def _names(entry: str, name: str) -> bool:
-    """Whether an entry of a list names the module: by a pattern, or by some of the words between its dots."""
+    """Whether an entry of a list names the module: by a pattern, or by some of the words between its dots. Some lists
+    keep a dot at the end."""
     if entry.startswith(PATTERN):
         return any(re.match(entry.removeprefix(PATTERN), spelling) for spelling in spellings(name))
-    return entry == EVERY or f".{text_name(entry)}." in f".{name}."
+    return entry == EVERY or f".{text_name(entry).strip('.')}." in f".{name}."
 
 
 def stored_as(config: dict[str, object], where: str) -> Stored | None:
@@ -108,7 +118,10 @@ def stored_as(config: dict[str, object], where: str) -> Stored | None:
 
 def _check_experts(stored: Stored, read: Reads, model_type: str, *, mixed: bool) -> None:
     """Those of gpt-oss' layers are one tensor in mxfp4, and in no other format; and nobody else's are."""
-    names, has_blocks = mlp_names(model_type, mixed=mixed), any(scheme.kind == "mxfp4" for _, scheme in stored.schemes)
+    names, has_blocks = (
+        mlp_names(model_type, mixed=mixed),
+        any(scheme is not None and scheme.kind == "mxfp4" for _, scheme in stored.schemes),
+    )
     if has_blocks and not names.alternate:
         raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
     experts = f"{names.within('model.layers.0.')}experts.{names.together}"
@@ -134,40 +147,59 @@ def check_unquantized(stored: Stored | None, quantize: str | None) -> None:
         )
 
 
-def _bits(read: Reads, *known: Bits) -> Bits:
-    return cast("Bits", read.one_of("num_bits" if "num_bits" in read.config else "bits", known))
-
-
 def _group(read: Reads, key: str = "group_size") -> int | None:
     return None if read.config.get(key) == -1 else read.size(key)
 
 
 def _gptq(read: Reads) -> Stored:
-    read.refuse("dynamic", "rotation", "is_marlin_format", "adapter")
     read.one_of("pack_dtype", ("int32",), "int32")
-    layout = read.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    scheme = Scheme("gptq", _bits(read, 4, 8), _group(read), zeros=not read.flag("sym", True),
-                    shuffled=read.flag("desc_act", False), less_one=layout == "gptq")  # fmt: skip
     lists = read.config.get("modules_in_block_to_quantize") or [[EVERY]]
     if not isinstance(lists, list) or not all(isinstance(some, list) for some in lists):
         raise read.refusal("modules_in_block_to_quantize", "a list of lists of texts")
     targets = tuple(str(name) for some in lists for name in some)
-    return Stored("GPTQ", ((targets, scheme),), () if read.flag("lm_head", False) else (HEAD,))
+    schemes = (*_overrides(read), (targets, _gptq_scheme(read)))
+    return Stored("GPTQ", schemes, () if read.flag("lm_head", False) else (HEAD,))
+
+
+def _gptq_scheme(read: Reads) -> Scheme:
+    """Newer files say twice how zero points are kept."""
+    read.refuse("rotation", "is_marlin_format", "adapter")
+    known = ("gptq", "gptq_v2")
+    layout = read.one_of("format", known, read.one_of("checkpoint_format", known, "gptq"))
+    if read.one_of("checkpoint_format", known, layout) != layout:
+        raise read.refusal("checkpoint_format", f"{layout}, as format is")
+    bits = cast("Bits", read.one_of("bits", (4, 8)))
+    return Scheme("gptq", bits, _group(read), zeros=not read.flag("sym", True),
+                  shuffled=read.flag("desc_act", False), less_one=layout == "gptq")  # fmt: skip
+
+
+def _overrides(read: Reads) -> Schemes:
+    """What GPTQModel's `dynamic` says of some modules: patterns, whose first that names one counts. With -: in front
+    such modules are left as they are; else what is said is in place of what is said of all."""
+    section, made = read.section("dynamic"), []
+    for key in section.config:
+        pattern = (PATTERN + key.removeprefix("+:").removeprefix("-:"),)
+        own = section.section(key)
+        said = Reads({**read.config, **own.config}, read.where, own.within)
+        made.append((pattern, None if key.startswith("-:") else _gptq_scheme(said)))
+    return tuple(made)
 
 
 def _awq(read: Reads) -> Stored:
+    read.refuse("dynamic", "rotation", "adapter")
     read.one_of("version", ("gemm", "GEMM"), "gemm")
-    read.one_of("checkpoint_format", ("gemm",), "gemm")
+    for key in ("format", "checkpoint_format"):
+        read.one_of(key, ("gemm",), "gemm")
     read.one_of("zero_point", (True,), True)
     group = _group(read, "q_group_size" if "q_group_size" in read.config else "group_size")
     bits = cast("Bits", read.one_of("w_bit" if "w_bit" in read.config else "bits", (4,)))
-    scheme = Scheme("awq", bits, group, zeros=True)
-    return Stored("AWQ", (((EVERY,), scheme),), (HEAD, *read.texts("modules_to_not_convert")))
+    scheme, plain = Scheme("awq", bits, group, zeros=True), read.texts("modules_to_not_convert")
+    return Stored("AWQ", (((EVERY,), scheme),), plain if read.flag("lm_head", False) else (HEAD, *plain))
 
 
 def _fp8(read: Reads) -> Stored:
     read.one_of("fmt", ("e4m3",), "e4m3")
-    read.one_of("scale_fmt", ("float",), "float")
+    read.one_of("scale_fmt", ("float", "ue8m0"), "float")  # the second: powers of two, whatever holds them
     read.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
     read.refuse("modules_to_convert")
     plain = read.texts("modules_to_not_convert") or read.texts("ignored_layers")
@@ -176,7 +208,10 @@ def _fp8(read: Reads) -> Stored:
 
 
 def _block(read: Reads, key: str) -> tuple[int | None, int | None]:
-    match read.config.get(key):
+    sizes = read.config.get(key)
+    if isinstance(sizes, str) and re.fullmatch(r"\d{1,9}x\d{1,9}", sizes):  # as compressed-tensors once wrote them
+        sizes = [*map(int, sizes.split("x"))]
+    match sizes:
         case None:
             return None, None
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
@@ -185,16 +220,28 @@ def _block(read: Reads, key: str) -> tuple[int | None, int | None]:
 
 
 def _compressed(read: Reads) -> Stored:
-    read.refuse("transform_config", "moe_sparsity_config")
-    sparsity = read.section("sparsity_config")
-    sparsity.one_of("format", ("dense",), "dense")
+    read.refuse("moe_sparsity_config")
+    read.section("transform_config").refuse("config_groups")
+    read.section("sparsity_config").one_of("format", ("dense",), "dense")
     groups = read.section("config_groups")
-    if not groups.config:
-        raise read.refusal("config_groups", "a section with at least one group")
-    sections = [groups.section(name) for name in groups.config]
-    schemes = tuple((one.texts("targets"), _compressed_scheme(read, one)) for one in sections)
+    sections = [one for one in map(groups.section, groups.config) if one.config.get("weights")]
+    if not sections:
+        raise read.refusal("config_groups", "a section with at least one group with weights")
+    schemes = [((target,), _compressed_scheme(read, one)) for one in sections for target in _targets(one)]
+    schemes.sort(key=lambda scheme: _breadth(*scheme[0]))
     rounds = any(one.config.get("input_activations") for one in sections)
-    return Stored("compressed-tensors", schemes, read.texts("ignore"), rounds)
+    return Stored("compressed-tensors", tuple(schemes), read.texts("ignore"), rounds)
+
+
+def _targets(group: Reads) -> tuple[str, ...]:
+    if not (targets := group.texts("targets")):
+        raise group.refusal("targets", f"a list of at least one text, as [{EVERY}]")
+    return targets
+
+
+def _breadth(target: str) -> int:
+    """A name goes before a pattern, and a pattern before all matrices, in whichever group they are."""
+    return 2 if target == EVERY else 1 if target.startswith(PATTERN) else 0
 
 
 def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
@@ -206,23 +253,27 @@ def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
     weights.one_of("dynamic", (False,), False)
     if weights.one_of("type", ("int", "float"), "int") == "float":
         return _compressed_floats(weights)
-    packed, bits = layout == "pack-quantized", _bits(weights, 4, 8)
-    columns = _group(weights) if weights.one_of("strategy", ("group", "channel")) == "group" else None
+    packed, bits = layout == "pack-quantized", cast("Bits", weights.one_of("num_bits", (4, 8), 8))
+    size = weights.config.get("group_size")
+    usual = None if size is None else "channel" if size == -1 else "group"
+    columns = _group(weights) if weights.one_of("strategy", ("group", "channel"), usual) == "group" else None
     zeros = not weights.flag("symmetric", True)
-    order = weights.one_of("actorder", ("group", "dynamic", "weight", "static", False), False)
+    order = weights.one_of("actorder", ("group", "dynamic", "weight", "static", True, False), False)
     # What is not packed has a byte to a code, whatever its bits.
     kind: Kind = "packed" if packed else "int8"
-    return Scheme(kind, bits if packed else 8, columns, zeros, shuffled=order in ("group", "dynamic"))
+    return Scheme(kind, bits if packed else 8, columns, zeros, shuffled=order in ("group", "dynamic", True))
 
 
 def _compressed_floats(weights: Reads) -> Scheme:
-    _bits(weights, 8)
+    weights.one_of("num_bits", (8,), 8)
     weights.one_of("symmetric", (True,), True)
-    match weights.one_of("strategy", ("tensor", "channel", "block")):
+    match weights.one_of("strategy", ("tensor", "channel", "block"), "tensor"):
         case "tensor":
             return Scheme("float8")
         case "channel":
             return Scheme("float8", block=(1, None))
+    if weights.config.get("block_structure") is None:
+        raise weights.refusal("block_structure", "two whole numbers above 0")
     return Scheme("float8", block=_block(weights, "block_structure"))
 
 

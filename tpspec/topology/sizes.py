@@ -113,11 +113,13 @@ def _linear_bytes(shard: Shard, held: _Held) -> int:
     shape, net = held.shape, held.shape.delta_net
     if net is None:
         return 0
-    matrices = sum(times * held.bytes_of(_mixer(shape, net, shard, at)) for at, times in _linear_layers(shape))
-    heads = len(shard.delta_values)
-    wide = net.kernel * _mixed(net, shard) + 2 * heads + net.value_dim
-    rates = 2 * heads * shape.hidden * DTYPE_BYTES[held.dtype]
-    return matrices + len(net.layers) * (wide * WIDE_BYTES + rates)
+    as_stored = replace(held, quantize=None)  # of rates, which are not quantized now
+    matrices = sum(
+        times * (held.bytes_of(_mixer(shape, net, shard, at)) + as_stored.bytes_of([_rates(shape, net, shard, at)]))
+        for at, times in _linear_layers(shape)
+    )
+    wide = net.kernel * _mixed(net, shard) + 2 * len(shard.delta_values) + net.value_dim
+    return matrices + len(net.layers) * wide * WIDE_BYTES
 
 
 def _per_layer_bytes(held: _Held) -> int:
@@ -199,7 +201,9 @@ def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str
 def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of layers of linear attention."""
     net = shape.delta_net
-    linear, names = ([], ()) if net is None else (sorted(net.layers), (net.mixed, net.gate, OUT))
+    if net is None:
+        return ()
+    linear, names = sorted(net.layers), (net.mixed, net.gate, OUT, net.writes, net.decays)
     return _alike(shape.stored, (f"model.layers.{index}.{MODULE}." for index in linear), names)
 
 
@@ -307,6 +311,13 @@ def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fuse
         Fused(((at + net.gate, values),), hidden, shape.hidden),
         Fused(((at + OUT, shape.hidden),), columns, net.value_heads * net.value_dim),
     ]
+
+
+def _rates(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> Fused:
+    """Of what is written to a state, and what it forgets. at: before their names."""
+    heads = len(shard.delta_values)
+    each = ((net.writes, 2 * heads),) if net.is_in_groups else ((net.writes, heads), (net.decays, heads))
+    return Fused(tuple((at + name, rows) for name, rows in each), range(shape.hidden), shape.hidden)
 
 
 def _mixed(net: DeltaNet, shard: Shard) -> int:

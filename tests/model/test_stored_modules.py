@@ -1,0 +1,261 @@
+"""Which modules of a published quantized checkpoint are stored in codes, as its lists and its files say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints import tiny
+from tests.model import published
+from tests.model.published import Format, publish
+from tests.model.test_delta_net import tensors
+from tests.model.test_stored import AT, CPU, changed, logits
+from tpspec.comm.communicator import OneRank
+from tpspec.errors import UserError
+from tpspec.model.loader import Loader, load_whole
+from tpspec.topology.formats import Scheme, stored_as
+from tpspec.topology.shape import ModelShape
+from tpspec.topology.shards import split
+from tpspec.topology.sizes import weight_bytes
+
+SHARES = (3, 1, 2)
+FORMATS = {
+    "gptq": published.gptq(desc_act=True),
+    "awq": published.awq(),
+    "packed": published.pack_quantized(sym=False),
+    "fp8": published.fp8(),
+}
+RATES = ("in_proj_a", "in_proj_b", "in_proj_ba")
+PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
+
+
+def is_right(quantized: Path, meant: Path, shares: tuple[int, ...] = (1,)) -> bool:
+    return bool((logits(quantized, shares) - logits(meant, (1,))).abs().max() < 1e-4)
+
+
+@pytest.mark.parametrize("rates", [(), RATES], ids=["rates as they are", "rates in codes"])
+@pytest.mark.parametrize("name", list(FORMATS))
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_layers_of_linear_attention_are_stored_as_others_are(
+    kind: str, name: str, rates: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As Qwen3.5's and Qwen3-Next's are in FP8, whose rates are in 16 bits though no list says so. Stands against names
+    that are taken for plain weights, which then are missing."""
+    form = FORMATS[name]
+    quantized, meant = publish(tiny(kind, tmp_path / "plain"), tmp_path, Format(form.config, form.write, rates))
+    assert is_right(quantized, meant, (2, 1))
+
+
+@pytest.mark.parametrize("name", ["awq", "packed", "fp8"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
+def test_a_plan_knows_codes_of_linear_attention(kind: str, name: str, tmp_path: Path) -> None:
+    """Stands against a plan that counts them as plain weights."""
+    form = FORMATS[name]
+    quantized, _ = publish(tiny(kind, tmp_path / "plain"), tmp_path, Format(form.config, form.write, RATES))
+    shape = ModelShape.of(quantized)
+    for shard in split(shape, (2, 1)):
+        decoder = Loader.open(quantized, shard, torch.float32, CPU).decoder(OneRank(), 8, num_states=1, compiled=False)
+        assert shape.delta_net is not None
+        key_of = 8 * len(shard.delta_values) * len(shape.delta_net.layers)  # which no plan counts
+        held = sum(x.nbytes for x in tensors([decoder.layers, decoder.norm, decoder.head]))
+        assert held - key_of == weight_bytes(shape, shard, "float32")
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_what_layers_make_of_their_numbers_of_a_token_may_be_in_codes(name: str, tmp_path: Path) -> None:
+    """As Gemma 4 E2B's and E4B's are."""
+    form = FORMATS[name]
+    plain = tiny("gemma4_small", tmp_path / "plain")
+    assert is_right(*publish(plain, tmp_path, Format(form.config, form.write, PER_LAYER)), (2, 1))
+
+
+@pytest.mark.parametrize(
+    "listed", [["model.layers.0.", "self_attn"], ["model.layers.0.mlp", "attn"], [r"model\.layers\..*"]]
+)
+def test_a_weight_alone_is_plain_whatever_a_list_means(listed: list[str], tmp_path: Path) -> None:
+    """Lists have words, words with a dot at the end, parts of words, and patterns. Stands against any that is not
+    understood: what a module consists of tells the same."""
+    form = FORMATS["awq"]
+    form = Format(form.config | {"modules_to_not_convert": listed}, form.write)
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, form)
+    held, wanted = load_file(quantized / "model.safetensors"), load_file(meant / "model.safetensors")
+    for module in {name.rpartition(".")[0] for name in held if ".layers.0." in name or "self_attn" in name}:
+        if f"{module}.qweight" in held:
+            for part in ("qweight", "qzeros", "scales"):
+                del held[f"{module}.{part}"]
+            held[f"{module}.weight"] = wanted[f"{module}.weight"]
+    save_file(held, quantized / "model.safetensors", {"format": "pt"})
+    assert is_right(quantized, meant, SHARES)
+
+
+def test_a_dot_at_the_end_of_a_listed_name_changes_nothing() -> None:
+    """Stands against a plan of codes for what is plain."""
+    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["model.layers.0."]}
+    made = stored_as({"quantization_config": said}, "here")
+    assert made is not None
+    names = [f"model.layers.{index}.mlp.up_proj" for index in (0, 1, 10)]
+    assert [made.scheme_of(name) is None for name in names] == [True, False, False]
+
+
+def test_what_gptq_says_of_some_modules_goes_before_what_it_says_of_all(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: as published, the modules that stay as they are. Stands against one that is read with
+    another's bits, and against the second pattern that names one."""
+    said = {
+        "-:.*self_attn.*": {},
+        "+:.*gate_proj": {"bits": 8, "sym": False},
+        ".*_proj": {"group_size": 16},
+        "lm_head": {},
+    }
+    made = stored_as({"quantization_config": published.gptq(dynamic=said).config}, "here")
+    assert made is not None
+    usual = Scheme("gptq", 4, 32, less_one=True)
+    names = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.experts.0.w1")
+    found = [made.scheme_of(f"model.layers.0.{name}") for name in names]
+    assert found == [
+        None,
+        Scheme("gptq", 8, 32, zeros=True, less_one=True),
+        Scheme("gptq", 4, 16, less_one=True),
+        usual,
+    ]
+    assert made.scheme_of("lm_head") is None
+    assert made.small_bits == 4
+    mixed = published.gptq(8, dynamic={".*": {"bits": 8}})
+    mixed = Format(mixed.config | {"bits": 4}, mixed.write)
+    assert is_right(*publish(tiny("llama", tmp_path / "plain"), tmp_path, mixed), SHARES)
+
+
+def test_the_narrowest_target_counts_in_whichever_group_it_is() -> None:
+    """compressed-tensors' own order: a name, a pattern, a class. Stands against the first group that names a module."""
+
+    def group(bits: int, *targets: str) -> dict[str, Any]:
+        return {"targets": list(targets), "weights": {"num_bits": bits, "strategy": "channel"}}
+
+    wide, pattern, name = group(4, "Linear"), group(8, "re:.*up_proj"), group(4, "model.layers.0.mlp.up_proj")
+    for groups in ([wide, pattern, name], [name, pattern, wide], [pattern, name, wide]):
+        said = published.compressed("pack-quantized", {}) | {"config_groups": dict(zip("abc", groups, strict=True))}
+        made = stored_as({"quantization_config": said}, "here")
+        assert made is not None
+        found = [
+            made.scheme_of(f"model.layers.{where}") for where in ("0.mlp.up_proj", "1.mlp.up_proj", "1.mlp.down_proj")
+        ]
+        assert [one is not None and one.bits for one in found] == [4, 8, 4]
+
+
+def test_a_group_of_activations_alone_is_no_group_of_weights() -> None:
+    said = published.compressed("pack-quantized", {"num_bits": 4, "strategy": "channel"})
+    said["config_groups"]["b"] = {"targets": ["re:.*up_proj"], "weights": None, "input_activations": {"num_bits": 8}}
+    made = stored_as({"quantization_config": said}, "here")
+    assert made is not None
+    assert made.scheme_of("model.layers.0.mlp.up_proj") == Scheme("packed", 4)
+
+
+HEADS = {
+    "gptq": published.gptq(lm_head=True),
+    "awq": Format(published.awq().config | {"lm_head": True}, published.awq().write),
+    "packed": Format(published.pack_quantized().config | {"ignore": []}, published.pack_quantized().write),
+}
+
+
+@pytest.mark.parametrize("name", list(HEADS))
+def test_a_head_in_codes_is_meant_whatever_is_said_of_ties(name: str, tmp_path: Path) -> None:
+    """Stands against the table of embeddings in its place, without a word."""
+    form = Format(HEADS[name].config, HEADS[name].write, ("lm_head",))
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, form)
+    expected = logits(meant, (1,))
+    config = (quantized / "config.json").read_text()
+    assert '"tie_word_embeddings": false' in config
+    (quantized / "config.json").write_text(
+        config.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
+    )
+    assert (logits(quantized, SHARES) - expected).abs().max() < 1e-4
+
+
+def test_what_kind_of_zero_points_gptq_has_is_said_by_either_key(tmp_path: Path) -> None:
+    """GPTQModel's own key is `format`, beside which it writes the older one. Stands against zero points one off."""
+    form = published.gptq(sym=False, v2=True)
+    form.config["format"] = form.config.pop("checkpoint_format")
+    assert is_right(*publish(tiny("llama", tmp_path / "plain"), tmp_path, form))
+    both = form.config | {"checkpoint_format": "gptq"}
+    with pytest.raises(UserError, match="checkpoint_format is 'gptq'; should be gptq_v2, as format is"):
+        stored_as({"quantization_config": both}, "here")
+
+
+def weights(config: dict[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = config["config_groups"]["group_0"]["weights"]
+    return said
+
+
+OTHERWISE: dict[str, tuple[str, Any]] = {
+    "zero points of activations": ("packed", lambda c, t: t.update({AT + "input_zero_point": torch.ones(1)})),
+    "zero points that are not packed": ("packed", lambda c, t: unpack(t)),
+    "powers of two": ("fp8", lambda c, t: c.update(scale_fmt="ue8m0")),
+    "a block as a text": ("blocks", lambda c, t: weights(c).update(block_structure="16x24")),
+    "no strategy": ("packed", lambda c, t: weights(c).pop("strategy")),
+    "no transforms": ("packed", lambda c, t: c.update(transform_config={"config_groups": {}})),
+    "a table, if it is said by true": ("ordered", lambda c, t: weights(c).update(actorder=True)),
+}  # fmt: skip
+WRITTEN = FORMATS | {
+    "blocks": published.float_quantized("block"),
+    "ordered": published.pack_quantized(actorder="group", group=16),
+}
+
+
+def unpack(held: dict[str, torch.Tensor]) -> None:
+    """As compressed-tensors kept them before it packed them: one byte each, less the middle."""
+    for name in [name for name in held if name.endswith("weight_zero_point")]:
+        num_outputs = held[name.replace("zero_point", "scale")].shape[0]
+        nibbles = [held[name] >> shift & 15 for shift in range(0, 32, 4)]
+        held[name] = (torch.stack(nibbles, 1).flatten(0, 1)[:num_outputs] - 8).to(torch.int8)
+
+
+@pytest.mark.parametrize("case", list(OTHERWISE))
+def test_other_ways_to_say_the_same_are_read(case: str, tmp_path: Path) -> None:
+    name, change = OTHERWISE[case]
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, WRITTEN[name])
+    assert is_right(changed(quantized, tmp_path, change), meant, SHARES)
+
+
+def test_scales_that_are_powers_of_two_may_be_bytes(tmp_path: Path) -> None:
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, published.fp8())
+    plain = load_file(meant / "model.safetensors")
+
+    def powers(config: dict[str, Any], held: dict[str, torch.Tensor]) -> None:
+        config["scale_fmt"] = "ue8m0"
+        for name in [name for name in held if name.endswith("_scale_inv")]:
+            module = name.removesuffix("_scale_inv")
+            held[name] = held[name].log2().round().exp2()
+            scales = held[name].repeat_interleave(16, 0).repeat_interleave(24, 1)
+            weight = held[module].float()
+            plain[module] = weight * scales[: weight.shape[0], : weight.shape[1]]
+            held[name] = held[name].to(torch.float8_e8m0fnu)
+
+    read = changed(quantized, tmp_path, powers)
+    save_file(plain, meant / "model.safetensors", {"format": "pt"})
+    assert is_right(read, meant, SHARES)
+
+
+UNTOLD: dict[str, tuple[str, Any, str]] = {
+    "codes that no config tells of": ("gptq", lambda c, t: c.update(modules_in_block_to_quantize=[["attn.q_proj"]]),
+                                      "weight is missing; .* is stored as g_idx, qweight, qzeros, scales, of which"),
+    "floats that no config tells of": ("fp8", lambda c, t: c.update(modules_to_not_convert=["down_proj"]),
+                                       "down_proj.weight is float8_e4m3fn, of which quantization_config"),
+    "no scale": ("fp8", lambda c, t: t.pop(AT + "weight_scale_inv"), "or .weight_scale_inv is needed, and neither is"),
+    "two scales": ("fp8", lambda c, t: t.update({AT + "weight_scale": torch.ones(1)}), "is needed, and both are there"),
+    "a scale of another type": ("whole", lambda c, t: t.update({AT + "weight_scale": torch.tensor(1)}),
+                                "weight_scale is of int64, not float16 or"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(UNTOLD))
+def test_what_is_stored_otherwise_than_it_is_said_is_named(case: str, tmp_path: Path) -> None:
+    """Stands against messages of a checkpoint that is incomplete, which it is not."""
+    name, change, message = UNTOLD[case]
+    written = FORMATS | {"whole": published.fp8(None)}
+    quantized, _ = publish(tiny("llama", tmp_path / "plain"), tmp_path, written[name])
+    folder = changed(quantized, tmp_path, change)
+    with pytest.raises(UserError, match=message):
+        load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
