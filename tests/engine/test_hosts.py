@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.draft.liar import Liar
 from tests.draft.table import ask
 from tests.worlds import serve, topology
 from tpspec.draft.protocol import Ask
+from tpspec.draft.texts import OverTexts
 from tpspec.engine.hosts import InlineHost
 from tpspec.errors import WorldFailure
 from tpspec.request import Request, Sampling
@@ -30,6 +32,37 @@ def test_a_lost_rank_is_not_a_failed_draft() -> None:
     """Against a rank that decodes on without drafts after a draft's collective failed: the next one hangs."""
     with pytest.raises(WorldFailure, match="rank 1 is gone"):
         InlineHost(Lost(263)).ask([ask(0, [1, 2])])
+
+
+@pytest.mark.parametrize("method", ["observe", "_read"])
+def test_a_source_that_fails_as_it_reads_drafts_for_later_texts_only(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a card has no memory left for what it is told. Stands against a world that ends; and against a text that
+    has a hole in what is known of it, in which lies whatever lay there."""
+    target = tiny("smollm2", tmp_path / "target")
+    section = draft_section("eagle", target, tmp_path / "head") | {"tokens": 3}
+    asks = [Request(i, (5, 6, 7, 8 + i) * 3, 12, Sampling()) for i in range(2)]
+    texts = serve(topology(target), asks).texts()
+    usual, reads, calls, read = getattr(OverTexts, method), OverTexts._read, Counter[str](), set[int]()
+
+    def fails_once(run: OverTexts, given: Any) -> Any:
+        calls[method] += 1
+        if calls[method] == 3:
+            raise RuntimeError("CUDA out of memory")
+        return usual(run, given)
+
+    def noted(run: OverTexts, spans: Any) -> Any:
+        if calls[method] > 2:
+            read.update(span.seq for span in spans)
+        return (fails_once if method == "_read" else reads)(run, spans)
+
+    monkeypatch.setattr(OverTexts, method, fails_once)
+    monkeypatch.setattr(OverTexts, "_read", noted)
+    told = serve(topology(target, draft=section, serve={"max_running": 1}), asks)
+    assert told.texts() == texts
+    assert sum("draft source failed" in record.message for record in caplog.records) == 1
+    assert len(read) == 1, "more was read of the first text"
 
 
 @pytest.mark.parametrize("source", ["model", "eagle", "mtp", "medusa", "pard", "ngram+eagle", "lookahead+eagle"])

@@ -27,11 +27,12 @@ from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.model.published import publish_mxfp4
 from tests.worlds import Script, Told, drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm import peer
-from tpspec.comm.communicator import OneRank
+from tpspec.comm.communicator import Communicator, OneRank
 from tpspec.comm.distributed import Place
 from tpspec.comm.gap import go_first, go_last
 from tpspec.comm.messages import Cancel, News, Reach, Stats, Submit, ToLead
 from tpspec.comm.peer import PeerMemory, memory_bytes
+from tpspec.comm.threads import ThreadCommunicator, ThreadWorld
 from tpspec.draft.medusa import MedusaHeads
 from tpspec.draft.medusa_files import read_heads
 from tpspec.engine import remote
@@ -712,6 +713,25 @@ def test_rounds_that_cannot_be_recorded_have_compiled_their_kernels_before_the_f
         assert rows == [count for count in counts for _ in range(2)]  # layers
         assert card.replays == 0
         assert built.engine.stats().collectives == {}
+
+
+@pytest.mark.parametrize("others", [("none", "eagle"), ("medusa", "none")])
+def test_ranks_record_another_source_together(
+    others: tuple[str, str], few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against a lead that rehearses what it has not recorded with the taps of its source, where the others have
+    all they need: its collectives would meet none, or others."""
+    target = small("smollm2", tmp_path / "target")
+    made = [topology(target, 2, device="cuda", draft=draft_section(one, target, tmp_path / one)) for one in others]
+    monkeypatch.setattr(ThreadCommunicator, "is_queued", True)
+
+    def prepare(comm: Communicator) -> None:
+        built = build_engine(made[0], comm, CARD)
+        for supply in (built.own, built.supply(made[1])):
+            supply.prepare()
+
+    with emulated_card(computes=False):
+        ThreadWorld(2).run(prepare)
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])

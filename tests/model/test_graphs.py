@@ -153,7 +153,7 @@ class Doubling:
         return Forward(x_TD.clone(), {tap: x_TD + tap for tap in taps})
 
     def prepare(self) -> None:
-        self.graphs.prepare(self._run, ())
+        self.graphs.prepare(self._run, (), bool)
 
     @torch.inference_mode()
     def forward(self, tokens: list[int], taps: tuple[int, ...] = ()) -> Forward:

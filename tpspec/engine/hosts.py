@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tpspec.tokens import TokenTree, Verdict
 
 log = logging.getLogger(__name__)
+FAILED = "the draft source failed; decoding goes on without its drafts"
 
 
 class Gathered(NamedTuple):
@@ -139,20 +140,36 @@ class Failsafe:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter, self.needs = drafter, drafter.needs
         self._warned = False
+        self._lost = set[int]()  # texts of which it would have to be told again what it is told once
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+        trees = {ask.seq: NO_DRAFT for ask in asks}
+        known = [ask for ask in asks if ask.seq not in self._lost]
         try:
-            return self._drafter.propose(asks)
+            trees |= zip((ask.seq for ask in known), self._drafter.propose(known) if known else [], strict=True)
         except Exception:
             if not self._warned:
-                log.warning("the draft source failed; decoding goes on without its drafts", exc_info=True)
-            self._warned = True
-            for ask in asks:  # what it remembers of them may be half done
-                self._drafter.forget(ask.seq)
-            return [NO_DRAFT] * len(asks)
+                log.warning(FAILED, exc_info=True)
+            self._failed({ask.seq for ask in known})
+        return [trees[ask.seq] for ask in asks]
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        self._drafter.observe(verdicts, taps)
+        try:
+            self._drafter.observe(verdicts, taps)
+        except Exception:
+            if not self._warned:
+                log.warning(FAILED, exc_info=True)
+            tapped = set() if taps is None else {*taps.rows, *taps.before}
+            self._failed({verdict.seq for verdict in verdicts} | tapped)
 
     def forget(self, seq: int) -> None:
+        self._lost.discard(seq)
         self._drafter.forget(seq)
+
+    def _failed(self, seqs: set[int]) -> None:
+        """What it remembers of them may be half done."""
+        self._warned = True
+        for seq in seqs:
+            self._drafter.forget(seq)
+        if self.needs.taps:
+            self._lost |= seqs

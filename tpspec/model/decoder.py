@@ -89,7 +89,7 @@ class Decoder:
         """What would otherwise make the first round of each row count slow. Every rank calls it. Whether forwards may
         be launched before it is known what of: on all, and without taps."""
         self._runner.agree(self._everywhere)
-        self._runner.prepare(self._whole, taps)
+        self._runner.prepare(self._whole, taps, self._everywhere)
         self._runner.agree_on_flash(self._everywhere)
         return self._runner.can_launch(self._everywhere, here=not taps)
 

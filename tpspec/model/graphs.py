@@ -147,10 +147,13 @@ class Graphs:
         num_logits = num_rows if num_rows <= ROW_COUNTS[-1] else sum(span.num_logits for span in spans)
         return self.holds(num_rows, num_logits) and self._steps.fits(spans, num_rows)
 
-    def prepare(self, run: Run, taps: Taps) -> None:
-        """Records every row count. Ranks do so in the same order: the collectives in it meet each other."""
+    def prepare(self, run: Run, taps: Taps, everywhere: Callable[[bool], bool]) -> None:
+        """Records every row count, on all ranks or none: the collectives in it meet each other, and some ranks may have
+        recordings with the taps that are theirs where others have none."""
+        if everywhere(all((num_rows, taps) in self._recordings for num_rows in self._row_counts)):
+            return
         for num_rows in reversed(self._row_counts):  # what the largest takes serves the others
-            self._recording(run, num_rows, taps)
+            self._recordings[num_rows, taps] = self._record(run, num_rows, taps)
 
     def forward(self, run: Run, spans: Sequence[Span], tokens: Sequence[int], taps: Taps) -> Forward:
         """Of the rows of the spans, whose tokens these are. The next forward overwrites what it returns."""

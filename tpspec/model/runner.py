@@ -121,10 +121,11 @@ class Runner:
             self.few = self.many = None
             self._graphs = []
 
-    def prepare(self, run: Run, taps: Taps = ()) -> None:
-        """What would otherwise make the first forward of each row count slow. Every rank calls it."""
+    def prepare(self, run: Run, taps: Taps = (), everywhere: Callable[[bool], bool] = bool) -> None:
+        """What would otherwise make the first forward of each row count slow. Every rank calls it. everywhere: as of
+        `agree`, where there is more than one."""
         for graphs in reversed(self._graphs):  # what the largest takes serves the others
-            graphs.prepare(run, taps)
+            graphs.prepare(run, taps, everywhere)
         if self._gate is not None:  # whose kernel compiles as it is launched
             self._gate.open()
             self._gate.wait()
