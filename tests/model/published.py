@@ -238,6 +238,23 @@ def fp8(block: tuple[int, int] | None = (16, 24)) -> Format:
     return Format(config | ({} if block is None else {"fmt": "e4m3", "weight_block_size": list(block)}), write)
 
 
+def fbgemm() -> Format:
+    """As Meta published Llama 3.1 405B."""
+    write = float_quantized("channel").write
+    return Format({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []}, write)
+
+
+def modelopt() -> Format:
+    """As NVIDIA publishes models in FP8, of which its older tools said so in hf_quant_config.json alone."""
+    config = {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8",
+        "kv_cache_scheme": {"num_bits": 8},
+        "ignore": ["lm_head"],
+    }
+    return Format(config, fp8(None).write)
+
+
 MXFP4 = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": [

@@ -65,6 +65,8 @@ FORMATS: dict[str, Format] = {
     "float8 in blocks": published.float_quantized("block"),
     "fp8": published.fp8(),
     "fp8 with static scales": published.fp8(None),
+    "fp8 of fbgemm": published.fbgemm(),
+    "fp8 of modelopt": published.modelopt(),
 }
 MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
 EVERY = pytest.mark.parametrize("name", list(FORMATS))
@@ -470,6 +472,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "6 bits": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(num_bits=6)},
                "config_groups.a.weights.num_bits is 6"),
     "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; should be FP8"),
     "blocks": ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is \\[128\\]"),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,43 @@ def test_what_is_stored_otherwise_than_it_is_said_is_named(case: str, tmp_path: 
     folder = changed(quantized, tmp_path, change)
     with pytest.raises(UserError, match=message):
         load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
+
+
+BESIDE: dict[str, tuple[str, Format, Any]] = {
+    "AutoGPTQ": ("quantize_config.json", published.gptq(sym=False), lambda said: said),
+    "AutoAWQ": ("quant_config.json", published.awq(), lambda said: {
+        "w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}),
+    "ModelOpt": ("hf_quant_config.json", published.modelopt(), lambda said: {
+        "producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", list(BESIDE))
+def test_a_file_beside_config_json_may_say_how_weights_are_stored(tool: str, tmp_path: Path) -> None:
+    """As older tools left it. Stands against weights that are told missing, of a checkpoint that is whole."""
+    name, form, said = BESIDE[tool]
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, form)
+    config = json.loads((quantized / "config.json").read_text())
+    told = config.pop("quantization_config")
+    del told["quant_method"]
+    (quantized / "config.json").write_text(json.dumps(config))
+    (quantized / name).write_text(json.dumps(said(told)))
+    assert is_right(quantized, meant, SHARES)
+    (quantized / name).write_text("[]")
+    with pytest.raises(UserError, match=f"{name} should hold a JSON object"):
+        ModelShape.of(quantized)
+
+
+def test_what_patterns_leave_out_is_seen_by_what_there_is_of_it(tmp_path: Path) -> None:
+    """ModelOpt's lists have stars. Stands against a scale that is asked for."""
+    form = published.modelopt()
+    form.config["ignore"] = ["lm_head", "model.layers.1.mlp*"]
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, form)
+    plain = load_file(meant / "model.safetensors")
+
+    def left_out(config: dict[str, Any], held: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in held if name.startswith("model.layers.1.mlp.")]:
+            held.pop(name)
+        held.update({name: x for name, x in plain.items() if name.startswith("model.layers.1.mlp.")})
+
+    assert is_right(changed(quantized, tmp_path, left_out), meant)

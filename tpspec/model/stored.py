@@ -33,6 +33,7 @@ FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last 
 # rounded.
 UNUSED = {
     "input_scale",
+    "input_scale_ub",
     "input_zero_point",
     "output_scale",
     "output_zero_point",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.topology.multimodal import text_config
+from tpspec.topology.multimodal import STORAGE, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +24,8 @@ HEADS = Path(__file__).parents[1] / "heads"
 _HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{0,94}\w)?")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 _COPIES = ["consolidated*", "original/*"]  # of the same weights, by other names: Mistral's, Llama's
+# Where config.json says nothing of how weights are stored: files of older tools that do, and what they need not say.
+_BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 MOST_HEADER = 100 << 20  # bytes, as safetensors has it
 _HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were never published as anything else
 
@@ -73,17 +75,35 @@ def local(model: str, *, head: bool = False) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """config.json of a model's folder; of one that sees besides reading, what it says of the text model."""
+    """config.json of a model's folder; of one that sees besides reading, what it says of the text model. With what says
+    how weights are stored, where that is in a file of its own."""
     path = folder / "config.json"
+    if (config := _object(path)) is None:
+        raise UserError(f"{folder} holds no config.json; should be a model's folder in Hugging Face layout")
+    if not any(config.get(key) for key in STORAGE):
+        config |= _said_beside(folder)
+    return text_config(config)
+
+
+def _said_beside(folder: Path) -> dict[str, object]:
+    for name, method in _BESIDE.items():
+        if (told := _object(folder / name)) is not None:
+            inner = told.get("quantization")
+            return {STORAGE[0]: {"quant_method": method} | (inner if isinstance(inner, dict) else told)}
+    return {}
+
+
+def _object(path: Path) -> dict[str, object] | None:
+    """None where there is no such file."""
     try:
-        config: object = json.loads(path.read_text(encoding="utf-8"))
+        told: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{folder} holds no config.json; should be a model's folder in Hugging Face layout") from None
+        return None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(config, dict):
+    if not isinstance(told, dict):
         raise UserError(f"{path} should hold a JSON object")
-    return text_config(config)
+    return told
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -237,7 +237,7 @@ class ServeConfig(Section):
 
 
 class EngineConfig(Section):
-    # A card counts the tiles of a mixture's rows up to 65,535: this many rows, each sent to up to 15 experts, have fewer.
+    # A card counts the tiles of a mixture's rows up to 65,535; so many rows, each sent to 15 experts, have fewer.
     max_rows: int = Field(default=256, ge=1, le=65536, description="a whole number of rows, 1 to 65536")
     fixed_rows: int = Field(default=16, ge=1, description="a whole number of rows, 1 or more")
     timeout_s: Positive = Field(default=60.0, description="a number of seconds above 0")

@@ -1,8 +1,8 @@
 """How a published checkpoint stores its matrices: the quantization_config of its config.json, read with types.
 
 What is not supported is refused by name. Knows keys and module names; must not know tensors, shards or devices.
-Sources: AutoGPTQ, GPTQModel, AutoAWQ, compressed-tensors, transformers (FineGrainedFP8Config, Mxfp4Config), OCP's
-Microscaling Formats 1.0.
+Sources: AutoGPTQ, GPTQModel, AutoAWQ, compressed-tensors, transformers (FineGrainedFP8Config, FbgemmFp8Config,
+Mxfp4Config), NVIDIA's Model Optimizer, OCP's Microscaling Formats 1.0.
 """
 
 from __future__ import annotations
@@ -282,4 +282,18 @@ def _mxfp4(read: Reads) -> Stored:
     return Stored("MXFP4", ((("mlp.experts",), Scheme("mxfp4", 4, 32)),))
 
 
-METHODS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4}
+def _fbgemm(read: Reads) -> Stored:
+    """As Llama 3.1 405B was published: a scale for a row."""
+    plain = (HEAD, *read.texts("modules_to_not_convert"))
+    return Stored("FBGEMM FP8", (((EVERY,), Scheme("float8", block=(1, None))),), plain, rounds=True)
+
+
+def _modelopt(read: Reads) -> Stored:
+    """NVIDIA's. What its patterns leave out is seen by what there is of it."""
+    read.one_of("quant_algo", ("FP8",))
+    plain = read.texts("ignore") or read.texts("exclude_modules")
+    return Stored("ModelOpt FP8", (((EVERY,), Scheme("float8")),), (HEAD, *plain), rounds=True)
+
+
+METHODS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "fbgemm_fp8": _fbgemm,
+           "modelopt": _modelopt, "mxfp4": _mxfp4}  # fmt: skip
