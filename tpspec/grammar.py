@@ -29,6 +29,7 @@ ANNOTATIONS = frozenset((  # of a schema: they say nothing of what it accepts
 OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 OF_VALUES = ("enum", "const")
 MAX_FAULT_CHARS = 300
+NOTHING_ALLOWED = "the grammar of this request allows no token where its text has come to, or is too much to follow"
 MOST_STATES = 50_000  # of a lexer, 1 to 2 kB each
 MOST_ITEMS = 8_000  # of what may come next: an object with a thousand properties has three of each
 MOST_KEPT = 8  # compiled grammars: the choices of one request share theirs

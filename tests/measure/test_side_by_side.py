@@ -212,10 +212,15 @@ def test_the_ratio_is_of_each_prompt_its_quartiles_over_prompts() -> None:
 def test_table_and_page_of_many_sources(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is cut off on 80 columns, nothing unescaped, and a way without a single token has no numbers."""
     plain, none = [record(10, 100.0, 10)], [record(0, 0.0, 0)]
+    cascade = "ngram+eagle (smollm2-135m-eagle3)"
     found = {
         "sources": [
             {"source": name} | source_beside_plain(plain, records)
-            for name, records in (("plain", plain), ("ngram+model (a name)", [record(10, 5.0, 2)]), ("eagle", none))
+            for name, records in (
+                ("plain", plain),
+                (cascade, [record(10, 5.0, 2)]),
+                ("eagle", none),
+            )
         ],
         "left_out": [{"source": "medusa [1] <b>", "reason": "no file"}],
     }

@@ -347,6 +347,20 @@ def test_where_all_is_bound_a_call_has_its_marks() -> None:
     assert read([f"[{ADD}]"], FORMS["mistral-list"], lenient=False) == (f"[{ADD}]", [])
 
 
+@pytest.mark.parametrize("form", [HERMES, CODER], ids=["hermes", "qwen3-coder"])
+def test_a_mark_that_is_cut_short_is_no_text(form: Format) -> None:
+    """As by max_tokens. Behind a call, and where one has to be; else it may be what somebody wanted to say."""
+    call = ADD if form is HERMES else "<function=add></function>"
+    begun, whole = f"{form.opening}\n{call}", f"{form.opening}\n{call}\n{form.closing}\n{form.opening}"
+    for size in range(len(begun), len(whole) + 1):
+        said, calls = read([whole[:size]], form)
+        assert (said, len(calls)) == ("", 1), whole[:size]
+    for size in range(1, len(form.opening)):
+        assert read([form.opening[:size]], form, lenient=False)[0] == ""
+        assert read(["One " + form.opening[:size]], form, lenient=False)[0] == "One " + form.opening[:size]
+        assert read([form.opening[:size]], form)[0] == form.opening[:size]
+
+
 def test_ids_are_as_templates_take_them() -> None:
     """Mistral's raise where an id is not of nine letters and digits."""
     reader = CallReader(Calling(FORMS["mistral"], FUNCTIONS))

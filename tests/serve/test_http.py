@@ -12,6 +12,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tpspec.grammar import NOTHING_ALLOWED
+
 ANSWER = "The bus is slow, naïve 日本 and 👩‍🚀 fly on; the end."
 MODEL = "tiny/talker"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -195,6 +197,14 @@ def test_the_sdk_of_openai_works(front) -> None:
             client.completions.create(model=MODEL, prompt="a")
         with pytest.raises(openai.APIError, match="not finite"):
             list(client.completions.create(model=MODEL, prompt="a", stream=True))
+
+
+def test_a_grammar_that_cannot_be_followed_is_its_requests_fault(front) -> None:
+    """Though it compiles, and was found out on the way. Stands against a fault of the server's."""
+    front.engine.error = NOTHING_ALLOWED
+    response = front.post(prompt="a", guided_regex="([a-z]{1,500}){1,500}")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (400, "invalid_grammar", "invalid_request_error")
 
 
 @pytest.mark.parametrize("stream", [True, False])

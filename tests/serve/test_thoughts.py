@@ -179,10 +179,11 @@ def test_every_token_is_rated(server: Front, client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
-        ("chat/completions", {"reasoning_effort": "extreme"}, "'low', 'medium' or 'high'"),
+        ("chat/completions", {"reasoning_effort": "extreme"}, "'none', 'minimal', 'low', 'medium', 'high' or 'xhigh'"),
         ("chat/completions", {"include_reasoning": "no"}, "include_reasoning"),
         ("chat/completions", {"messages": [ASK[0] | {"reasoning_content": "Hm."}]}, "of the assistant"),
         ("responses", {"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ("responses", {"include": ["message.output_text.logprobs"]}, "include: message.output_text.logprobs is not"),
         ("responses", {"input": [{"type": "reasoning", "content": [{"type": "text", "text": "a"}]}]}, "reasoning_text"),
     ],
 )

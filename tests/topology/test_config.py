@@ -124,6 +124,10 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
         ("pipeline: {policy: fan_out}", "should be serial, or draft elsewhere"),
         ("draft: {placement: {dedicated: true}}", "should be inline, {dedicated: RANK} or {gaps: RANK}"),
         ("draft: {placement: {dedicated: 2, gaps: 1}}", "should be inline, {dedicated: RANK} or {gaps: RANK}"),
+        (
+            "accept: rejection\ndraft: {source: [ngram, lookahead]}",
+            "does not tell lookahead what the target says",
+        ),
         ("draft: {tokens: 65}", "should be auto, or a whole number from 1 to 64"),
         ("draft: {source: ngrams}", "is 'ngrams'; should be one of none, ngram, model"),
         ("deterministic: true\ndraft: {tokens: 16}", "16 draft tokens and the root are 17 rows"),

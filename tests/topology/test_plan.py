@@ -214,7 +214,8 @@ def test_ngram_needs_no_model_and_no_card(capsys: pytest.CaptureFixture[str]) ->
     ("change", "why"),
     [
         ({"gpus": "8x3900"}, "no card '3900' is known; did you mean 3090"),
-        ({"gpus": "0x3090"}, "should be a number of cards and their name"),
+        ({"gpus": "0x3090"}, "should be a number of cards, 1 to 999, and their name"),
+        ({"gpus": "99999x3090"}, "should be a number of cards, 1 to 999, and their name"),
         ({"link": "pcie44"}, "no link table 'pcie44'; did you mean pcie4"),
         ({"model": "llama-70b"}, "no model 'llama-70b'"),
         ({"draft": "llama-1b"}, "no model 'llama-1b'"),

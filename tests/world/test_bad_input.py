@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -142,6 +143,9 @@ def test_a_world_of_the_wrong_size_prints_the_command_that_is_right(
     message = refused(capsys, [path, "--prompt", "a"])
     assert "a test needs 2 ranks, this world has 1" in message
     assert message.endswith(f"torchrun --nproc-per-node 2 -m tpspec.generate {path}")
+    changed = ["--set", "target.ranks=[0, 1, 2]"]
+    message = refused(capsys, [path, "--prompt", "a", *changed])
+    assert message.endswith(f"torchrun --nproc-per-node 3 -m tpspec.generate {path} {shlex.join(changed)}")
 
 
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], topology_file: Callable[..., str]) -> None:

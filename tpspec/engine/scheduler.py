@@ -18,6 +18,7 @@ from tpspec.engine.plan import Commit, Owed, Plan, fair_shares, tally
 from tpspec.engine.reuse import Reuse
 from tpspec.engine.sequence import Sequence
 from tpspec.engine.text_states import Stateless
+from tpspec.grammar import NOTHING_ALLOWED
 from tpspec.model.batch import Moves, Span
 from tpspec.request import Delta, Request
 from tpspec.tokens import NO_DRAFT, NO_TOKEN, ROOT, TokenTree, Verdict
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 
 CORRUPT = "the model computed no finite logits for this request"
-NOTHING_ALLOWED = "the grammar of this request allows no token where its text has come to, or is too much to follow"
 
 
 class Scheduler:

@@ -126,7 +126,8 @@ def _table(columns: Sequence[str]) -> Any:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        # Where all is wider than a terminal, names go over lines, and numbers are not cut.
+        table.add_column(column, justify="right" if index else "left", no_wrap=index > 0, overflow="fold")
     return table
 
 

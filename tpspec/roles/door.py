@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import shlex
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -163,8 +164,9 @@ def read_topology(options: argparse.Namespace, place: Place, module: str) -> Top
         if place.rank == 0:
             _say(f"no topology file; this one was made:\n{dump(topology)}")
     if topology.num_ranks != place.world_size:
-        file = options.topology or ""
-        command = f"torchrun --nproc-per-node {topology.num_ranks} -m {module} {file}".rstrip()
+        words = [str(options.topology)] if options.topology else []
+        words += [word for one in options.set for word in ("--set", one)]
+        command = f"torchrun --nproc-per-node {topology.num_ranks} -m {module} {shlex.join(words)}".rstrip()
         needs = f"{topology.name} needs {topology.num_ranks} ranks, this world has {place.world_size}"
         raise UserError(f"{needs}; start it with: {command}")
     if options.save_topology is not None and place.rank == 0:

@@ -103,7 +103,9 @@ def asks(
 
 def _check_effort(body: ChatBody | ResponsesBody, text: Text) -> None:
     """Raises ApiError where the chat template would not read it."""
-    if body.effort and "reasoning_effort" not in text.chat_template(tools=body.toolbox is not None):
+    if body.effort not in (None, "none") and "reasoning_effort" not in text.chat_template(
+        tools=body.toolbox is not None
+    ):
         message = (
             f"{body.effort_in}: the chat template of this model knows no effort; leave it out, or set what it knows in "
             "chat_template_kwargs"

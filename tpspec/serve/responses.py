@@ -101,6 +101,7 @@ Item = Annotated[
         custom_error_message="Input should be a message, function_call, function_call_output or reasoning, by its type",
     ),
 ]
+LOGPROBS = "message.output_text.logprobs"
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
@@ -123,12 +124,21 @@ class ResponsesBody(Body):
     text: TextOptions = TextOptions()
     truncation: Literal["disabled"] = "disabled"
     store: bool = False
+    include: list[str] = Field([])
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field({})
 
     @field_validator("input", mode="before", json_schema_input_type=str | Items)
     @classmethod
     def _text_is_a_message(cls, value: object) -> object:
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+    @field_validator("include")
+    @classmethod
+    def _no_logprobs(cls, value: list[str]) -> list[str]:
+        """What else an answer may include it has, or there is none of it."""
+        if LOGPROBS in value:
+            raise ValueError(f"{LOGPROBS} is not supported yet")
+        return value
 
     @model_validator(mode="after")
     def _tools_can_be_chosen(self) -> ResponsesBody:

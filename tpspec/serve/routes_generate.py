@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
+from tpspec.grammar import NOTHING_ALLOWED
 from tpspec.serve.answers import Piece
 from tpspec.serve.asking import chat_asks, check_ids, completion_asks
 from tpspec.serve.chats import ChatBody
-from tpspec.serve.errors import ApiError
+from tpspec.serve.errors import ApiError, bad_request
 from tpspec.serve.key import salt_of
 from tpspec.serve.log import EFFORT
 from tpspec.serve.protocol import Body, ChoicesBody, CompletionBody, check, parse
@@ -134,4 +135,6 @@ async def _events(exchange: Exchange, reply: Reply) -> AsyncGenerator[Any]:
 def _error_of(piece: Piece) -> ApiError | None:
     if piece.error is None and piece.finish != "error":
         return None
+    if piece.error == NOTHING_ALLOWED:
+        return bad_request(NOTHING_ALLOWED, code="invalid_grammar")
     return ApiError(500, piece.error or "the engine failed on this request", code="engine_error")

@@ -46,7 +46,8 @@ def encode_chat(text: Text, chat: Chat, limit: int, param: str = "messages") -> 
     Raises ApiError where the model has no template, or it refuses this chat.
     """
     if chat.uses_tools and text.has_chat_template and "tool" not in text.chat_template(tools=True):
-        raise bad_request("the chat template of this model knows no tools", "tools", "chat_template_error")
+        field = "tools" if chat.tools else param
+        raise bad_request("the chat template of this model knows no tools", field, "chat_template_error")
     try:
         rendered = text.render_chat(chat.messages, tools=chat.tools, answer=chat.answer, options=chat.options)
     except NoChat as error:

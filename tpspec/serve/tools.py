@@ -114,7 +114,11 @@ class CallReader:
         rest = "" if self.ended else self._blanks + self._held
         self._blanks = self._held = ""
         if self._ending is not None:
-            return self._without_marks(rest)
+            text = self._without_marks(rest)
+            return text if text.strip() or not self._num_calls else ""
+        is_all = not self._num_said and not self._calling.lenient
+        if (self._num_calls or is_all) and any(mark.startswith(rest.strip()) for mark in self._marks):
+            return ""  # the beginning of a mark, behind a call or where one has to be
         return rest.rstrip(BETWEEN if self._is_bare else None) if self._num_calls else rest
 
     @property

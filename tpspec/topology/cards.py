@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 # What CUDA, graphs and activations leave of a card; estimated.
 USABLE = 0.92
 FIRST_SM_WITH_BFLOAT16 = 80
-_COUNTED = re.compile(r"(?:(\d{1,3})\s*x\s*)?(.+)")
+MOST_CARDS = 999
+_COUNTED = re.compile(r"(?:(\d{1,9})\s*x\s*)?(.+)")
 
 
 class Card(BaseModel):
@@ -71,7 +72,8 @@ def parse_gpus(words: Iterable[str]) -> tuple[Card, ...]:
     for word in words:
         match = _COUNTED.fullmatch(word.strip())
         count = int(match[1] or 1) if match else 0
-        if match is None or count < 1:
-            raise UserError(f"--gpus {word!r}: should be a number of cards and their name, for example 8x3090")
+        if match is None or not 1 <= count <= MOST_CARDS:
+            should = f"should be a number of cards, 1 to {MOST_CARDS}, and their name, for example 8x3090"
+            raise UserError(f"--gpus {word!r}: {should}")
         found += [card(match[2])] * count
     return tuple(found)

@@ -55,6 +55,13 @@ def _options_of_the_source(options: dict[str, object], source: str | tuple[str, 
     return f"{unknown[0]} is none of source {' or '.join(kinds)}; {suggestion(unknown[0], known)}"
 
 
+def _rule_tells_enough(accept: str, source: str | tuple[str, ...]) -> str | None:
+    learning = [name for name, kind in _kinds(source).items() if kind.learns]
+    if accept == "match" or not learning:
+        return None
+    return f"is {accept}, which does not tell {learning[0]} what the target says at every row; should be match"
+
+
 def _drafter_has_its_place(placement: Placement, ranks: tuple[int, ...]) -> str | None:
     shown = ", ".join(map(str, ranks))
     if placement.kind == "dedicated" and placement.rank in ranks:
@@ -143,6 +150,7 @@ RULES = (
     Rule(("draft.model", "draft.source"), _model_for_source),
     Rule(("draft.quantize", "draft.source"), _matrices_to_quantize),
     Rule(("draft.options", "draft.source"), _options_of_the_source),
+    Rule(("accept", "draft.source"), _rule_tells_enough),
     Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
     Rule(("draft.placement", "draft.source"), _drafter_of_its_own_runs_a_model),
     Rule(("draft.tree", "draft.placement"), _static_where_the_target_is),

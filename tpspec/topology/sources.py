@@ -26,7 +26,8 @@ class Kind:
     behind: whether it has weights of its own in the target's files, a layer behind the last.
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
-    its trees are verified whole or not at all. options: their names.
+    its trees are verified whole or not at all. learns: whether from what the target says at every row, which
+    `rejection` does not tell. options: their names.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
     folder (None: not here) and the number of its layers; ask `left_out`.
     """
@@ -38,6 +39,7 @@ class Kind:
     computes: bool = False
     quantizes: bool = False
     whole: bool = False
+    learns: bool = False
     options: tuple[str, ...] = ()
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
 
@@ -102,7 +104,7 @@ SOURCES = {
     "mtp": Kind(behind=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "medusa": Kind(loads="head", computes=True),
     "pard": Kind(loads="model", computes=True, quantizes=True, options=("places", *_SUPPORT)),
-    "lookahead": Kind(whole=True, options=("window", "level", "guesses")),
+    "lookahead": Kind(whole=True, learns=True, options=("window", "level", "guesses")),
     "suffix": Kind(options=("max_depth", "min_odds", "kept_tokens")),
 }
 OF_ANY_SOURCE = ("choices",)  # the shape of a static tree
