@@ -12,6 +12,9 @@ from tests.checkpoints import tiny
 from tests.draft.heads import mtp
 from tests.draft.heads.checked import Told, exercise, given
 from tests.draft.heads.eagle import Written
+from tests.model import published
+from tests.model.published import publish
+from tests.model.test_delta_net import tensors
 from tpspec.draft.mtp import load_mtp
 from tpspec.errors import UserError
 
@@ -51,6 +54,21 @@ def test_a_layer_behind_linear_attention_is_what_transformers_makes_of_it(
     folder = tiny(kind, tmp_path / "target", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
     written = mtp.hybrid(folder, tmp_path / "alone", kind)
     exercise(Told(written, load_mtp(given(folder, folder)), branches), branches)
+
+
+@pytest.mark.parametrize("block", [None, (16, 24)], ids=["a scale for a matrix", "in blocks"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "deepseek_v3"])
+def test_a_layer_may_be_stored_in_floats_of_8_bits(kind: str, block: tuple[int, int] | None, tmp_path: Path) -> None:
+    """As those of DeepSeek-V3, GLM and Qwen are, with the rest of the model. Stands against a gate that is taken apart
+    before its scales are known."""
+    is_hybrid = kind == "qwen3_5"
+    layers = {"layer_types": ["linear_attention", "full_attention"]} if is_hybrid else {}
+    folder = tiny(kind, tmp_path / "target", num_hidden_layers=2, **layers)
+    (mtp.hybrid if is_hybrid else mtp.glm)(folder, tmp_path / "alone", kind)
+    quantized, meant = publish(folder, tmp_path, published.fp8(block))
+    read, expected = (tensors([load_mtp(given(one, one)).layer]) for one in (quantized, meant))
+    assert len(read) == len(expected) > 4
+    assert all(torch.allclose(*both, rtol=1e-5, atol=1e-7) for both in zip(read, expected, strict=True))
 
 
 PLAIN, CODES = torch.float32, torch.float8_e4m3fn

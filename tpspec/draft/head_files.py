@@ -67,6 +67,18 @@ class HeadFiles:
             )
         return tensor
 
+    def in_floats(self, plain: Callable[[str, tuple[int, int]], Tensor | None]) -> None:
+        """Matrices in codes as what they stand for. plain: of a module by its name in the files, of so many rows and
+        columns; None where nobody says how it is stored."""
+        for name, tensor in [*self._tensors.items()]:
+            module, _, part = name.rpartition(".")
+            if part != "weight" or codes_in(tensor) is None or tensor.dim() != 2:
+                continue
+            weight = plain(self._spelt(name).removesuffix(".weight"), (tensor.shape[0], tensor.shape[1]))
+            if weight is not None:
+                beside = [one for one in self._tensors if one.startswith(f"{module}.") and one != f"{module}.bias"]
+                self._tensors = {one: x for one, x in self._tensors.items() if one not in beside} | {name: weight}
+
     def divide(self, module: str, other: str, sizes: Sequence[int]) -> None:
         """Rows of a module's tensors, so many in turn: every second such part is `other`'s from now on."""
         for part in ("weight", "bias"):

@@ -7,6 +7,7 @@ Its rope, biases and norms are the target's. DeepSeek-AI, arXiv 2412.19437, 2.2.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tpspec.draft.eagle import Fused, Head
@@ -16,13 +17,18 @@ from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.spec import read_spec
+from tpspec.model.stored import StoredMatrices, whole_place
+from tpspec.model.weights import Checkpoint
 from tpspec.topology.head_files import behind_last, no_layer
 from tpspec.topology.shape import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from tpspec.draft.protocol import Given
+    from tpspec.topology.formats import Stored
 
 # What the layouts call the same things; the rest of a layer has a whole model's names.
 DEEPSEEK = {
@@ -45,8 +51,17 @@ def load_mtp(given: Given) -> Head:
     for at, layer_at, names in ((mtp, f"{mtp}layers.0.", QWEN), (behind, behind, DEEPSEEK)):
         files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names))
         if files:
+            if spec.stored is not None:
+                files.in_floats(partial(_plain, given, spec.stored))
             return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
     raise no_layer(given.target, target.num_layers)
+
+
+def _plain(given: Given, stored: Stored, module: str, size: tuple[int, int]) -> Tensor | None:
+    scheme = stored.scheme_of(module)
+    if scheme is None or scheme.kind != "float8":
+        return None
+    return StoredMatrices(Checkpoint(given.target)).plain(scheme, whole_place(module, *size), given.dtype)
 
 
 def _renamed(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], str | None]:
