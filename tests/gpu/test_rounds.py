@@ -313,6 +313,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_collectives_by_peer_memory_are_right_also_in_a_recording(num_ranks: int, tmp_path: Path) -> None:
+    """Stands against flags of an epoch that a replay does not count on, and sums in another order."""
+    script = Path(__file__).parent / "worlds" / "recorded.py"
+    ended = torchrun(num_ranks, str(script), str(tiny("smollm2", tmp_path)))
+    assert ended.stdout.split() == ["same"] * num_ranks
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize("transport", ["host", "peer"])
 @pytest.mark.parametrize(("num_ranks", "source"), [(2, "none"), (3, "ngram")])
 def test_ranks_that_share_a_card_write_the_text_of_one(
@@ -322,12 +331,3 @@ def test_ranks_that_share_a_card_write_the_text_of_one(
     each rank launches rounds before their tokens are known, where these are recorded."""
     folder, text = alone
     assert text_of(folder, num_ranks, transport, source) == text
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_collectives_by_peer_memory_are_right_also_in_a_recording(num_ranks: int, tmp_path: Path) -> None:
-    """Stands against flags of an epoch that a replay does not count on, and sums in another order."""
-    script = Path(__file__).parent / "worlds" / "recorded.py"
-    ended = torchrun(num_ranks, str(script), str(tiny("smollm2", tmp_path)))
-    assert ended.stdout.split() == ["same"] * num_ranks
