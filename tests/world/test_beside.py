@@ -18,7 +18,7 @@ from tests.worlds import drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm.draft_link import LeadDraftLink
 from tpspec.comm.gap import SWITCH, in_a_thread
 from tpspec.comm.messages import Drafts, Outcome, Outcomes, Stop
-from tpspec.errors import UserError
+from tpspec.errors import OutOfMemory, UserError
 from tpspec.request import Request, Sampling
 from tpspec.roles.beside import TURN_S, Beside
 from tpspec.roles.drafter import Orders
@@ -127,6 +127,18 @@ def test_one_that_cannot_start_says_why(model: Path, tmp_path: Path) -> None:
     for draft, why in ((tmp_path / "nowhere", "no model"), (broken, "model.safetensors")):
         with pytest.raises(UserError, match=why), drafting_beside(drafting(model, draft)):
             pass
+    assert threads() == []
+
+
+def test_one_whose_model_finds_no_room_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a process of its own does. Stands against a fault without a word of what would be right."""
+
+    def no_room(*_: object) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("tpspec.roles.drafter.build_ahead", no_room)
+    with pytest.raises(OutOfMemory, match="loading ran out of memory"), drafting_beside(drafting(model)):
+        pass
     assert threads() == []
 
 

@@ -25,6 +25,7 @@ from tpspec.topology.shape import ModelShape
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
     from tpspec.draft.protocol import Given
@@ -52,16 +53,19 @@ def load_mtp(given: Given) -> Head:
         files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names))
         if files:
             if spec.stored is not None:
-                files.in_floats(partial(_plain, given, spec.stored))
+                files.in_floats(partial(_plain, StoredMatrices(Checkpoint(given.target)), spec.stored, given.dtype))
             return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
     raise no_layer(given.target, target.num_layers)
 
 
-def _plain(given: Given, stored: Stored, module: str, size: tuple[int, int]) -> Tensor | None:
+def _plain(
+    matrices: StoredMatrices, stored: Stored, dtype: torch.dtype, module: str, size: tuple[int, int]
+) -> Tensor | None:
+    """Of floats of 8 bits alone."""
     scheme = stored.scheme_of(module)
     if scheme is None or scheme.kind != "float8":
         return None
-    return StoredMatrices(Checkpoint(given.target)).plain(scheme, whole_place(module, *size), given.dtype)
+    return matrices.plain(scheme, whole_place(module, *size), dtype)
 
 
 def _renamed(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], str | None]:

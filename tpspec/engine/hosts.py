@@ -7,19 +7,19 @@ neither. Must not know tensors of the target.
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tpspec.tokens import NO_DRAFT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tpspec.comm.messages import Drafting
     from tpspec.draft.protocol import Ask, Drafter, Taps
     from tpspec.tokens import TokenTree, Verdict
 
 log = logging.getLogger(__name__)
-FAILED = "the draft source failed; decoding goes on without its drafts"
 
 
 class Gathered(NamedTuple):
@@ -145,31 +145,30 @@ class Failsafe:
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         trees = {ask.seq: NO_DRAFT for ask in asks}
         known = [ask for ask in asks if ask.seq not in self._lost]
-        try:
-            trees |= zip((ask.seq for ask in known), self._drafter.propose(known) if known else [], strict=True)
-        except Exception:
-            if not self._warned:
-                log.warning(FAILED, exc_info=True)
-            self._failed({ask.seq for ask in known})
+        if known:
+            with self._survived({ask.seq for ask in known}):
+                trees |= zip((ask.seq for ask in known), self._drafter.propose(known), strict=True)
         return [trees[ask.seq] for ask in asks]
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
-        try:
+        tapped = set() if taps is None else {*taps.rows, *taps.before}
+        with self._survived({verdict.seq for verdict in verdicts} | tapped):
             self._drafter.observe(verdicts, taps)
-        except Exception:
-            if not self._warned:
-                log.warning(FAILED, exc_info=True)
-            tapped = set() if taps is None else {*taps.rows, *taps.before}
-            self._failed({verdict.seq for verdict in verdicts} | tapped)
 
     def forget(self, seq: int) -> None:
         self._lost.discard(seq)
         self._drafter.forget(seq)
 
-    def _failed(self, seqs: set[int]) -> None:
-        """What it remembers of them may be half done."""
-        self._warned = True
-        for seq in seqs:
-            self._drafter.forget(seq)
-        if self.needs.taps:
-            self._lost |= seqs
+    @contextmanager
+    def _survived(self, seqs: set[int]) -> Iterator[None]:
+        """A failure inside, in work on these texts: what the drafter remembers of them may be half done."""
+        try:
+            yield
+        except Exception:
+            if not self._warned:
+                log.warning("the draft source failed; decoding goes on without its drafts", exc_info=True)
+            self._warned = True
+            for seq in seqs:
+                self._drafter.forget(seq)
+            if self.needs.taps:
+                self._lost |= seqs

@@ -21,7 +21,6 @@ from tpspec.comm.process import is_alive
 from tpspec.errors import UserError
 from tpspec.roles.drafter import draft
 from tpspec.roles.guard import Pauses
-from tpspec.roles.memory import memory_suffices
 
 if TYPE_CHECKING:
     from tpspec.roles.drafter import Orders
@@ -51,15 +50,10 @@ class Beside:
     def wait_until_ready(self) -> None:
         """Raises what is wrong when it cannot start."""
         self._begun.wait()
-        if self._fault is None:
-            return
-        try:
-            with memory_suffices():
-                raise self._fault
-        except UserError:
-            raise
-        except BaseException as fault:
-            raise UserError(f"the drafter cannot start: {fault}") from fault
+        if isinstance(self._fault, UserError):
+            raise self._fault
+        if self._fault is not None:
+            raise UserError(f"the drafter cannot start: {self._fault}") from self._fault
 
     def close(self) -> None:
         """It ends; once more, nothing happens."""

@@ -27,6 +27,7 @@ from tpspec.draft.protocol import Ask, Taps
 from tpspec.engine.tapped import tensor_of
 from tpspec.errors import UserError
 from tpspec.roles.build_drafter import build_ahead, reaching
+from tpspec.roles.memory import memory_suffices
 from tpspec.topology.config import from_json
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ class Drafter:
 def draft(orders: Orders, ready: Callable[[], None], is_wanted: Callable[[], bool]) -> int:
     """One drafter, from its weights to its end; the exit code. ready: called when it can answer."""
     with closing(DrafterDraftLink(orders.endpoint)) as link:
-        ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
+        with memory_suffices():
+            ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
         gap = GapReader(orders.gap) if orders.gap else None
         ready()
         return Drafter(ahead, link, gap).run(is_wanted)

@@ -146,8 +146,9 @@ def _checked(tools: list[Tool]) -> list[Tool]:
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_checked)]
 Choice = Literal["none", "auto", "required"]
 # With a title, or Python takes it, where it is optional, for another module's of the same words in another order.
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]  # of which a template may know some
-ReasoningEffort = Annotated[Effort, Field(title="ReasoningEffort")]
+ReasoningEffort = Annotated[
+    Literal["none", "minimal", "low", "medium", "high", "xhigh"], Field(title="ReasoningEffort")
+]  # of which a template may know some
 
 
 class ChatBody(ChoicesBody):

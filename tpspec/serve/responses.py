@@ -33,6 +33,8 @@ from tpspec.serve.protocol import Body, Strict
 from tpspec.serve.text import Chat
 from tpspec.serve.tools import Toolbox
 
+LOGPROBS = "message.output_text.logprobs"  # of what an answer may include
+
 
 class InputMessage(Strict):
     type: Literal["message"] = "message"
@@ -101,7 +103,6 @@ Item = Annotated[
         custom_error_message="Input should be a message, function_call, function_call_output or reasoning, by its type",
     ),
 ]
-LOGPROBS = "message.output_text.logprobs"
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
@@ -135,7 +136,7 @@ class ResponsesBody(Body):
     @field_validator("include")
     @classmethod
     def _no_logprobs(cls, value: list[str]) -> list[str]:
-        """What else an answer may include it has, or there is none of it."""
+        """What else there is to include an answer has, or there is none of it."""
         if LOGPROBS in value:
             raise ValueError(f"{LOGPROBS} is not supported yet")
         return value

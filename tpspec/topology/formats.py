@@ -28,7 +28,6 @@ MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, *LINEAR, *PER_LAYE
             *EXPERTS, HEAD)  # fmt: skip
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
-Schemes = tuple[tuple[tuple[str, ...], "Scheme | None"], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,9 @@ class Scheme:
     def scale_bits(self) -> int:
         """Of a scale, as it is held."""
         return EXPONENT_BITS if self.kind == "mxfp4" else STORED_SCALE_BITS
+
+
+Schemes = tuple[tuple[tuple[str, ...], Scheme | None], ...]  # by targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,8 @@ def stored_as(config: dict[str, object], where: str) -> Stored | None:
 
 def _check_experts(stored: Stored, read: Reads, model_type: str, *, mixed: bool) -> None:
     """Those of gpt-oss' layers are one tensor in mxfp4, and in no other format; and nobody else's are."""
-    names, has_blocks = (
-        mlp_names(model_type, mixed=mixed),
-        any(scheme is not None and scheme.kind == "mxfp4" for _, scheme in stored.schemes),
-    )
+    names = mlp_names(model_type, mixed=mixed)
+    has_blocks = any(scheme is not None and scheme.kind == "mxfp4" for _, scheme in stored.schemes)
     if has_blocks and not names.alternate:
         raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
     experts = f"{names.within('model.layers.0.')}experts.{names.together}"
