@@ -14,9 +14,9 @@ from tests.draft.kits import draft_section
 from tests.draft.liar import Liar
 from tests.draft.table import ask
 from tests.worlds import serve, topology
-from tpspec.draft.protocol import Ask
+from tpspec.draft.protocol import Ask, Needs, Taps
 from tpspec.draft.texts import OverTexts
-from tpspec.engine.hosts import InlineHost
+from tpspec.engine.hosts import Failsafe, InlineHost
 from tpspec.errors import WorldFailure
 from tpspec.request import Request, Sampling
 from tpspec.tokens import TokenTree
@@ -63,6 +63,43 @@ def test_a_source_that_fails_as_it_reads_drafts_for_later_texts_only(
     assert told.texts() == texts
     assert sum("draft source failed" in record.message for record in caplog.records) == 1
     assert len(read) == 1, "more was read of the first text"
+
+
+class Forgetful(Liar):
+    """Which texts it is told of; it fails while it is broken."""
+
+    needs = Needs(taps=(0,))
+
+    def __init__(self) -> None:
+        super().__init__(263)
+        self.told, self.is_broken = list[set[int]](), False
+
+    def observe(self, verdicts: Any, taps: Any) -> None:
+        self.told.append(set(taps.rows))
+        if self.is_broken:
+            raise RuntimeError("CUDA out of memory")
+
+
+def test_a_text_that_was_lost_is_told_no_more_unless_it_begins_anew() -> None:
+    """Stands against features that fill a card's memory and nobody reads, and against one text that takes others along
+    every time that it fails."""
+    drafter, tapped = Forgetful(), torch.zeros(1, 2)
+    guarded = Failsafe(drafter)
+
+    def tell(**rows: int) -> None:
+        guarded.observe([], Taps({int(seq.removeprefix("text")): (first, tapped) for seq, first in rows.items()}))
+
+    def drafts_for() -> list[int]:
+        asks = [ask(seq, [1, 2]) for seq in (0, 1)]
+        return [one.seq for one, tree in zip(asks, guarded.propose(asks), strict=True) if len(tree)]
+
+    drafter.is_broken = True
+    tell(text0=0)
+    drafter.is_broken = False
+    tell(text0=1, text1=0)
+    assert (drafter.told, drafts_for()) == ([{0}, {1}], [1])
+    tell(text0=0, text1=1)
+    assert (drafter.told[-1], drafts_for()) == ({0, 1}, [0, 1])
 
 
 @pytest.mark.parametrize("source", ["model", "eagle", "mtp", "medusa", "pard", "ngram+eagle", "lookahead+eagle"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,11 @@ def test_a_weight_alone_is_plain_whatever_a_list_means(listed: list[str], tmp_pa
             held[f"{module}.weight"] = wanted[f"{module}.weight"]
     save_file(held, quantized / "model.safetensors", {"format": "pt"})
     assert is_right(quantized, meant, SHARES)
+    shape = ModelShape.of(quantized)
+    (whole,) = split(shape, (1,))
+    decoder = Loader.open(quantized, whole, torch.float32, CPU).decoder(OneRank(), 8, compiled=False)
+    taken = sum(x.nbytes for x in tensors([decoder.layers, decoder.norm, decoder.head]))
+    assert taken == weight_bytes(shape, whole, "float32")
 
 
 def test_a_dot_at_the_end_of_a_listed_name_changes_nothing() -> None:
@@ -124,20 +130,26 @@ def test_what_gptq_says_of_some_modules_goes_before_what_it_says_of_all(tmp_path
     ]
     assert made.scheme_of("lm_head") is None
     assert made.small_bits == 4
+    some = stored_as({"quantization_config": published.awq().config | {"dynamic": {"-:.*down_proj": {}}}}, "here")
+    assert some is not None
+    assert [some.scheme_of(f"model.layers.0.mlp.{name}") is None for name in ("down_proj", "up_proj")] == [True, False]
     mixed = published.gptq(8, dynamic={".*": {"bits": 8}})
     mixed = Format(mixed.config | {"bits": 4}, mixed.write)
     assert is_right(*publish(tiny("llama", tmp_path / "plain"), tmp_path, mixed), SHARES)
 
 
 def test_the_narrowest_target_counts_in_whichever_group_it_is() -> None:
-    """compressed-tensors' own order: a name, a pattern, a class. Stands against the first group that names a module."""
+    """compressed-tensors' own order: names, patterns, classes, each by the alphabet; of groups with one and the same
+    target the last. Stands against the first group that names a module."""
 
     def group(bits: int, *targets: str) -> dict[str, Any]:
         return {"targets": list(targets), "weights": {"num_bits": bits, "strategy": "channel"}}
 
     wide, pattern, name = group(4, "Linear"), group(8, "re:.*up_proj"), group(4, "model.layers.0.mlp.up_proj")
-    for groups in ([wide, pattern, name], [name, pattern, wide], [pattern, name, wide]):
-        said = published.compressed("pack-quantized", {}) | {"config_groups": dict(zip("abc", groups, strict=True))}
+    ways = [[wide, pattern, name], [name, pattern, wide], [pattern, name, wide]]
+    ways += [[group(8, "Linear"), wide, pattern, name], [group(4, "re:.*up_proj$"), wide, pattern, name]]
+    for groups in ways:
+        said = published.compressed("pack-quantized", {}) | {"config_groups": dict(zip("abcd", groups, strict=False))}
         made = stored_as({"quantization_config": said}, "here")
         assert made is not None
         found = [
@@ -161,18 +173,23 @@ HEADS = {
 }
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", list(HEADS))
-def test_a_head_in_codes_is_meant_whatever_is_said_of_ties(name: str, tmp_path: Path) -> None:
-    """Stands against the table of embeddings in its place, without a word."""
+def test_a_head_in_codes_is_read_unless_it_is_the_table(
+    name: str, tied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stands against the table of embeddings in its place without a word."""
     form = Format(HEADS[name].config, HEADS[name].write, ("lm_head",))
     quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, form)
-    expected = logits(meant, (1,))
-    config = (quantized / "config.json").read_text()
-    assert '"tie_word_embeddings": false' in config
-    (quantized / "config.json").write_text(
-        config.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
-    )
-    assert (logits(quantized, SHARES) - expected).abs().max() < 1e-4
+    if tied:
+        for folder in (quantized, meant):
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+        plain = load_file(meant / "model.safetensors")
+        del plain["lm_head.weight"]
+        save_file(plain, meant / "model.safetensors", {"format": "pt"})
+    assert is_right(quantized, meant, SHARES)
+    assert ("is not read, model.embed_tokens makes logits" in caplog.text) == tied
 
 
 def test_what_kind_of_zero_points_gptq_has_is_said_by_either_key(tmp_path: Path) -> None:
@@ -241,9 +258,9 @@ def test_scales_that_are_powers_of_two_may_be_bytes(tmp_path: Path) -> None:
 
 UNTOLD: dict[str, tuple[str, Any, str]] = {
     "codes that no config tells of": ("gptq", lambda c, t: c.update(modules_in_block_to_quantize=[["attn.q_proj"]]),
-                                      "weight is missing; .* is stored as g_idx, qweight, qzeros, scales, of which"),
+                                      "weight is missing; .* is stored as g_idx, qweight, qzeros, scales, and read as"),
     "floats that no config tells of": ("fp8", lambda c, t: c.update(modules_to_not_convert=["down_proj"]),
-                                       "down_proj.weight is float8_e4m3fn, of which quantization_config"),
+                                       "down_proj.weight is float8_e4m3fn, and read as plain"),
     "no scale": ("fp8", lambda c, t: t.pop(AT + "weight_scale_inv"), "or .weight_scale_inv is needed, and neither is"),
     "two scales": ("fp8", lambda c, t: t.update({AT + "weight_scale": torch.ones(1)}), "is needed, and both are there"),
     "a scale of another type": ("whole", lambda c, t: t.update({AT + "weight_scale": torch.tensor(1)}),
@@ -282,9 +299,20 @@ def test_a_file_beside_config_json_may_say_how_weights_are_stored(tool: str, tmp
     (quantized / "config.json").write_text(json.dumps(config))
     (quantized / name).write_text(json.dumps(said(told)))
     assert is_right(quantized, meant, SHARES)
+    assert is_right(beside(meant, quantized / name), meant)
+    (quantized / name).write_text(json.dumps({"bits": 3, "quant_algo": "NVFP4"}))
+    with pytest.raises(UserError, match=rf"{name}\.\w+ is (3|missing|'NVFP4')"):
+        ModelShape.of(quantized)
     (quantized / name).write_text("[]")
     with pytest.raises(UserError, match=f"{name} should hold a JSON object"):
         ModelShape.of(quantized)
+
+
+def beside(plain: Path, file: Path) -> Path:
+    """A folder of plain weights that such a file was left in."""
+    made = Path(shutil.copytree(plain, plain.parent / "left"))
+    shutil.copy(file, made)
+    return made
 
 
 def test_what_patterns_leave_out_is_seen_by_what_there_is_of_it(tmp_path: Path) -> None:
@@ -298,5 +326,6 @@ def test_what_patterns_leave_out_is_seen_by_what_there_is_of_it(tmp_path: Path) 
         for name in [name for name in held if name.startswith("model.layers.1.mlp.")]:
             held.pop(name)
         held.update({name: x for name, x in plain.items() if name.startswith("model.layers.1.mlp.")})
+        held["model.layers.1.mlp.up_proj.k_scale"] = torch.ones(())  # of a cache, as beside keys
 
     assert is_right(changed(quantized, tmp_path, left_out), meant)

@@ -103,8 +103,10 @@ CALLS = {
 }
 
 
-def read(pieces: list[str], form: Format = HERMES, *, parallel: bool = True, lenient: bool = True) -> Found:
-    reader = CallReader(Calling(form, FUNCTIONS, parallel, lenient=lenient))
+def read(
+    pieces: list[str], form: Format = HERMES, *, parallel: bool = True, lenient: bool = True, must: bool = False
+) -> Found:
+    reader = CallReader(Calling(form, FUNCTIONS, parallel, lenient, must))
     fed = [reader.feed(piece) for piece in pieces]
     calls = [call for _, calls in fed for call in calls]
     assert [call.index for call in calls] == [*range(len(calls))]
@@ -355,10 +357,12 @@ def test_a_mark_that_is_cut_short_is_no_text(form: Format) -> None:
     for size in range(len(begun), len(whole) + 1):
         said, calls = read([whole[:size]], form)
         assert (said, len(calls)) == ("", 1), whole[:size]
-    for size in range(1, len(form.opening)):
-        assert read([form.opening[:size]], form, lenient=False)[0] == ""
-        assert read(["One " + form.opening[:size]], form, lenient=False)[0] == "One " + form.opening[:size]
-        assert read([form.opening[:size]], form)[0] == form.opening[:size]
+    for size in range(1, len(form.opening) + 2):
+        begun = f"{form.opening}\n"[:size]
+        assert read([begun], form, lenient=False, must=True) == ("", [])
+        if begun in form.opening[:-1]:
+            assert read([begun], form, lenient=False) == read([begun], form) == (begun, [])
+            assert read([f"One {begun}"], form, must=True) == (f"One {begun}", [])
 
 
 def test_ids_are_as_templates_take_them() -> None:

@@ -132,6 +132,7 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
         ("draft: {source: ngrams}", "is 'ngrams'; should be one of none, ngram, model"),
         ("deterministic: true\ndraft: {tokens: 16}", "16 draft tokens and the root are 17 rows"),
         ("draft: {tokens: 4}\nengine: {max_rows: 4}", "should fit engine.max_rows (4)"),
+        ("engine: {max_rows: 65537}", "should be a whole number of rows, 1 to 65536"),
         ("cache: {page: 12}", "should be a power of two"),
         ("cache: {page: 0}", "should be a power of two"),
         ("link: {table: a, latency_us: 3}", "should be a table or numbers"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tpspec.tokens import NO_DRAFT
@@ -151,6 +152,8 @@ class Failsafe:
         return [trees[ask.seq] for ask in asks]
 
     def observe(self, verdicts: Sequence[Verdict], taps: Taps | None) -> None:
+        if self._lost:
+            verdicts, taps = self._of_known(verdicts, taps)
         tapped = set() if taps is None else {*taps.rows, *taps.before}
         with self._survived({verdict.seq for verdict in verdicts} | tapped):
             self._drafter.observe(verdicts, taps)
@@ -158,6 +161,14 @@ class Failsafe:
     def forget(self, seq: int) -> None:
         self._lost.discard(seq)
         self._drafter.forget(seq)
+
+    def _of_known(self, verdicts: Sequence[Verdict], taps: Taps | None) -> tuple[Sequence[Verdict], Taps | None]:
+        """Without lost texts, but those that are told anew, from their beginning on."""
+        if taps is not None:
+            self._lost -= {*taps.before, *(seq for seq, (first, _) in taps.rows.items() if first == 0)}
+            rows = {seq: told for seq, told in taps.rows.items() if seq not in self._lost}
+            taps = replace(taps, rows=rows)
+        return [verdict for verdict in verdicts if verdict.seq not in self._lost], taps
 
     @contextmanager
     def _survived(self, seqs: set[int]) -> Iterator[None]:

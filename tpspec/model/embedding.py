@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tpspec.staged import WORDS
-from tpspec.topology.formats import HEAD
+from tpspec.topology.formats import HEAD, UNUSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +33,14 @@ def head_of(checkpoint: Checkpoint, shape: tuple[int, int], *, tied: bool) -> st
     A head of other numbers that is there all the same is meant, as by transformers.
     """
     table, head = f"{TABLE}.weight", f"{HEAD}.weight"
-    if not tied or checkpoint.under(HEAD) - {"weight", "bias"}:  # the latter: in codes
+    if not tied:
         return HEAD
+    if in_codes := sorted(checkpoint.under(HEAD) - {"weight", "bias"} - UNUSED):
+        log.warning(
+            "%s: config.json says tie_word_embeddings: %s of %s is not read, %s makes logits; should be "
+            "tie_word_embeddings: false, if the head is another", checkpoint.folder, ", ".join(in_codes), HEAD, TABLE,
+        )  # fmt: skip
+        return TABLE
     if head not in checkpoint or torch.equal(checkpoint.mapped(head, shape), checkpoint.mapped(table, shape)):
         return TABLE
     log.warning(

@@ -227,8 +227,7 @@ class Graphs:
         for _ in range(REHEARSALS):
             collectives = self._ledger.aside(work)
         forward, replay = self._recorder.record(work)
-        if self._gate is not None:
-            replay()  # the first time, it is brought to the card, and that may wait for what waits at the gate
+        replay()  # the first time, it is brought to the card, and that may wait for what waits at a gate
         self._sent()
         return _Recording(forward, replay, collectives)
 

@@ -131,9 +131,7 @@ class Matrices:
         )
 
     def _scheme(self, name: str) -> Scheme | None:
-        """None: a plain weight, also where none of the ways in which we read lists of such names it."""
-        scheme = None if self.stored is None else self.stored.scheme_of(name)
-        return None if scheme is not None and self.checkpoint.has_numbers_alone(name) else scheme
+        return None if self.stored is None else self.stored.scheme_of(name)
 
     def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:
         """The product with matrices that are all stored in codes to compute with; None where they are not."""

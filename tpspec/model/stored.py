@@ -17,6 +17,7 @@ import torch
 from tpspec.errors import UserError
 from tpspec.model.laid import Codes, Slice, laid_by_group, laid_in_place
 from tpspec.model.quantized import AT_ONCE, Ready, unpacked_nibbles
+from tpspec.topology.formats import UNUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,18 +30,6 @@ if TYPE_CHECKING:
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble of a word in which each of eight outputs stands
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two
-# What a module may consist of besides a bias. Of activations and of the cache they are of no use here: neither is
-# rounded.
-UNUSED = {
-    "input_scale",
-    "input_scale_ub",
-    "input_zero_point",
-    "output_scale",
-    "output_zero_point",
-    "activation_scale",
-    "k_scale",
-    "v_scale",
-}
 TENSORS: dict[Kind, set[str]] = {
     "gptq": {"qweight", "qzeros", "scales", "g_idx"},
     "awq": {"qweight", "qzeros", "scales"},

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PLAIN_BYTES = 2  # of a number, at least: in fewer, it is a code without its scale
-PLAIN = ("F64", "F32", "F16", "BF16")  # the same, as files name them
 MOST_MAPPED = 2 * 2**20  # bytes that are read before files are closed: until then their pages stay resident
 
 
@@ -86,13 +85,6 @@ class Checkpoint:
         """Whether there is a tensor of that name, and it has that shape."""
         return name in self and self.shape(name) == shape
 
-    def has_numbers_alone(self, module: str) -> bool:
-        """Whether a module is its weight, and perhaps a bias, and no codes."""
-        if self.under(module) not in ({"weight"}, {"weight", "bias"}):
-            return False
-        name = f"{module}.weight"
-        return str(self._shared(name).get_slice(self._stored_as[name]).get_dtype()) in PLAIN
-
     def under(self, module: str) -> set[str]:
         """What the tensors of a module, and not of modules in it, are called within it."""
         return self._parts.get(module, set())
@@ -108,8 +100,8 @@ class Checkpoint:
         """The numbers of a tensor. Raises UserError where they are codes."""
         if kind := codes_in(numbers):
             raise UserError(
-                f"{self.folder}: {name} is {kind}, of which quantization_config of config.json does not tell; "
-                "should be float32, bfloat16 or float16"
+                f"{self.folder}: {name} is {kind}, and read as plain numbers; should be float32, bfloat16 or float16, "
+                "or codes of which quantization_config of config.json tells"
             )
         return numbers
 
@@ -146,8 +138,8 @@ class Checkpoint:
             others = ", ".join(sorted(self.under(module) - {"bias"}))
             if part == "weight" and others:
                 raise UserError(
-                    f"{self.folder}: tensor {name} is missing; {module} is stored as {others}, of which "
-                    "quantization_config of config.json does not tell"
+                    f"{self.folder}: tensor {name} is missing; {module} is stored as {others}, and read as plain "
+                    "numbers: quantization_config of config.json should tell of codes"
                 )
             raise UserError(f"{self.folder}: tensor {name} is missing; the checkpoint is incomplete")
         return self._file_of[name]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.serve.answers import Ask
 from tpspec.serve.arguments import Arguments
 from tpspec.serve.call_formats import format_of
+from tpspec.serve.chats import EFFORT, THINKING
 from tpspec.serve.errors import bad_request
 from tpspec.serve.reasoning import splitter_of
 from tpspec.serve.text import encode, encode_chat, too_long
@@ -44,8 +45,8 @@ async def completion_asks(body: CompletionBody, text: Text, cache_tokens: int) -
 
 async def chat_asks(body: ChatBody | ResponsesBody, text: Text, cache_tokens: int) -> list[Ask]:
     prompt = await asyncio.to_thread(encode_chat, text, body.chat, cache_tokens - 1, body.asks_in)
-    _check_effort(body, text)
     splitter, toolbox, grammar = splitter_of(text, prompt), body.toolbox, body.grammar
+    _check_effort(body, text, thinks=splitter is not None)
     calling = None if toolbox is None else _calling(toolbox, text)
     is_bound = bool(grammar) or (toolbox is not None and toolbox.must)
     if is_bound and splitter and (calling is None or not calling.format.is_addressed):
@@ -101,11 +102,11 @@ def asks(
     ]
 
 
-def _check_effort(body: ChatBody | ResponsesBody, text: Text) -> None:
-    """Raises ApiError where the chat template would not read it."""
-    if body.effort not in (None, "none") and "reasoning_effort" not in text.chat_template(
-        tools=body.toolbox is not None
-    ):
+def _check_effort(body: ChatBody | ResponsesBody, text: Text, *, thinks: bool) -> None:
+    """Raises ApiError where the chat template would not read it. thinks: whether the model does."""
+    template = text.chat_template(tools=body.toolbox is not None)
+    obeys_none = THINKING in template or not thinks
+    if body.effort and EFFORT not in template and not (body.effort == "none" and obeys_none):
         message = (
             f"{body.effort_in}: the chat template of this model knows no effort; leave it out, or set what it knows in "
             "chat_template_kwargs"
@@ -120,7 +121,7 @@ def _calling(toolbox: Toolbox, text: Text) -> Calling:
         message = "the chat template of this model has calls of tools written in a way this server does not read"
         raise bad_request(message, "tools", "chat_template_error")
     functions = {name: Arguments(schema) for name, schema in toolbox.schemas.items()}
-    return Calling(written, functions, toolbox.parallel)
+    return Calling(written, functions, toolbox.parallel, must=toolbox.must)
 
 
 async def _prompt_ids(text: Text, prompt: str | list[int], cache_tokens: int) -> Ids:

@@ -145,6 +145,7 @@ def _checked(tools: list[Tool]) -> list[Tool]:
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_checked)]
 Choice = Literal["none", "auto", "required"]
+EFFORT, THINKING = "reasoning_effort", "enable_thinking"  # as chat templates call them
 # With a title, or Python takes it, where it is optional, for another module's of the same words in another order.
 ReasoningEffort = Annotated[
     Literal["none", "minimal", "low", "medium", "high", "xhigh"], Field(title="ReasoningEffort")
@@ -199,7 +200,9 @@ class ChatBody(ChoicesBody):
 
 
 def with_effort(options: dict[str, Option], effort: ReasoningEffort | None) -> dict[str, Option]:
-    return options if effort is None else {**options, "reasoning_effort": effort}
+    """What a chat template is told of it: most know but whether there shall be thoughts at all."""
+    thinking: dict[str, Option] = {THINKING: False} if effort == "none" else {}
+    return options if effort is None else {**thinking, **options, EFFORT: effort}
 
 
 def chat_of(messages: list[Message], toolbox: Toolbox | None, answer: bool, options: dict[str, Option]) -> Chat:

@@ -136,7 +136,7 @@ class ResponsesBody(Body):
     @field_validator("include")
     @classmethod
     def _no_logprobs(cls, value: list[str]) -> list[str]:
-        """What else there is to include an answer has, or there is none of it."""
+        """Who asks for more than there is, of the rest, gets what there is."""
         if LOGPROBS in value:
             raise ValueError(f"{LOGPROBS} is not supported yet")
         return value

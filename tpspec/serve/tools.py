@@ -42,13 +42,14 @@ class Calling:
     """Which calls a text may hold: of these functions, and only one of them where they may not be parallel.
 
     lenient: what a text begins with may be a call without its marks, and so may what nothing but a call begins with.
-    Small models forget them.
+    Small models forget them. must: as of a Toolbox.
     """
 
     format: Format
     functions: Functions
     parallel: bool = True
     lenient: bool = True
+    must: bool = False
 
     def read(self, text: str) -> list[Call] | None:
         """None where the text calls no function of the request."""
@@ -114,12 +115,16 @@ class CallReader:
         rest = "" if self.ended else self._blanks + self._held
         self._blanks = self._held = ""
         if self._ending is not None:
-            text = self._without_marks(rest)
-            return text if text.strip() or not self._num_calls else ""
-        is_all = not self._num_said and not self._calling.lenient
-        if (self._num_calls or is_all) and any(mark.startswith(rest.strip()) for mark in self._marks):
-            return ""  # the beginning of a mark, behind a call or where one has to be
+            rest = self._without_marks(rest)
+            return rest if rest.strip() or not self._has_to_be_a_call else ""
+        if self._has_to_be_a_call and any(mark.startswith(rest.strip()) for mark in self._marks):
+            return ""  # the beginning of one
         return rest.rstrip(BETWEEN if self._is_bare else None) if self._num_calls else rest
+
+    @property
+    def _has_to_be_a_call(self) -> bool:
+        """What comes, as far as anybody can tell."""
+        return self._num_calls > 0 or (self._calling.must and not self._num_said)
 
     @property
     def _is_bare(self) -> bool:

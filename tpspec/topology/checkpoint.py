@@ -9,14 +9,15 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.topology.multimodal import STORAGE, text_config
+from tpspec.topology.multimodal import BESIDE, STORAGE, text_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+CODED = (".qweight", ".weight_scale")  # tensors of modules in codes
 DEMO_MODELS = frozenset({"smollm2-135m"})
 DEMO_HEADS = frozenset({"smollm2-135m-eagle3"})  # these come with the package
 HEADS = Path(__file__).parents[1] / "heads"
@@ -24,8 +25,7 @@ HEADS = Path(__file__).parents[1] / "heads"
 _HUB_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]{0,94}\w)?")
 _FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 _COPIES = ["consolidated*", "original/*"]  # of the same weights, by other names: Mistral's, Llama's
-# Where config.json says nothing of how weights are stored: files of older tools that do, and what they need not say.
-_BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+METADATA = "__metadata__"  # of a header, beside its tensors
 MOST_HEADER = 100 << 20  # bytes, as safetensors has it
 _HEAD_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]  # many heads were never published as anything else
 
@@ -75,8 +75,8 @@ def local(model: str, *, head: bool = False) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """config.json of a model's folder; of one that sees besides reading, what it says of the text model. With what says
-    how weights are stored, where that is in a file of its own."""
+    """config.json of a model's folder; of one that sees besides reading, what it says of the text model. Under the name
+    of a file beside it, what that says of how weights are stored, where it says nothing of that."""
     path = folder / "config.json"
     if (config := _object(path)) is None:
         raise UserError(f"{folder} holds no config.json; should be a model's folder in Hugging Face layout")
@@ -86,10 +86,15 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def _said_beside(folder: Path) -> dict[str, object]:
-    for name, method in _BESIDE.items():
+    """Such a file may have been left beside weights that are plain by now, or tell of the cache alone."""
+    for name, method in BESIDE.items():
         if (told := _object(folder / name)) is not None:
             inner = told.get("quantization")
-            return {STORAGE[0]: {"quant_method": method} | (inner if isinstance(inner, dict) else told)}
+            section = inner if isinstance(inner, dict) else told
+            said = {key: value for key, value in section.items() if value is not None}
+            found = tensors(folder)
+            if not found or any(tensor.endswith(CODED) for tensor in found):
+                return {name: {"quant_method": method} | said}
     return {}
 
 
@@ -106,20 +111,27 @@ def _object(path: Path) -> dict[str, object] | None:
     return told
 
 
-def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Of the tensors in a model's folder, by name, as the headers of its files say; none where there are no such files,
-    or one that cannot be read."""
+class Tensor(NamedTuple):
+    """What a header says of one: its dtype as safetensors spells it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """Those in a model's folder, by name, as the headers of its files say; none where there are no such files, or one
+    that cannot be read."""
     try:
-        return {name: shape for path in folder.glob("*.safetensors") for name, shape in _header(path)}
+        return {name: told for path in folder.glob("*.safetensors") for name, told in _header(path)}
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}
 
 
-def _header(path: Path) -> Iterable[tuple[str, tuple[int, ...]]]:
+def _header(path: Path) -> Iterable[tuple[str, Tensor]]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(min(size, MOST_HEADER)))
-    return [(name, tuple(told["shape"])) for name, told in header.items() if name != "__metadata__"]
+    return [(name, Tensor(told["dtype"], tuple(told["shape"]))) for name, told in header.items() if name != METADATA]
 
 
 def _expanded(folder: str, variable: str) -> Path:

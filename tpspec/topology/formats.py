@@ -8,15 +8,19 @@ Mxfp4Config), NVIDIA's Model Optimizer, OCP's Microscaling Formats 1.0.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from tpspec.errors import UserError
 from tpspec.topology.experts import mlp_names
 from tpspec.topology.groups import EXPONENT_BITS, GROUPS, STORED_SCALE_BITS, Bits
-from tpspec.topology.multimodal import spellings, text_name
+from tpspec.topology.multimodal import STORAGE, spellings, text_name
 from tpspec.topology.reads import Reads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 Kind = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
 HEAD = "lm_head"
@@ -26,6 +30,13 @@ LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_a", "in_proj_b", 
 PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, *LINEAR, *PER_LAYER, "gate_proj", "up_proj", "down_proj",
             *EXPERTS, HEAD)  # fmt: skip
+# What a module may consist of besides a weight or its codes, and a bias. Of activations and of the cache they are of no
+# use here: neither is rounded.
+UNUSED = frozenset((
+    "input_scale", "input_scale_ub", "input_zero_point", "output_scale", "output_zero_point", "activation_scale",
+    "k_scale", "v_scale",
+))  # fmt: skip
+PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes of numbers that are no codes
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
 
@@ -65,13 +76,15 @@ Schemes = tuple[tuple[tuple[str, ...], Scheme | None], ...]  # by targets
 class Stored:
     """schemes: by targets, the first that names a matrix counts; None: it is stored as it is. So are those of plain.
 
-    rounds: its publisher's kernels round activations to 8 bits as well; ours do not.
+    seen: modules of which the files have plain weights, whatever is said of them: lists have words, parts of words,
+    and patterns of several kinds. rounds: its publisher's kernels round activations to 8 bits as well; ours do not.
     """
 
     method: str
     schemes: Schemes
     plain: tuple[str, ...] = (HEAD,)
     rounds: bool = False
+    seen: frozenset[str] = frozenset()
 
     def scheme_of(self, name: str) -> Scheme | None:
         """Of a module such as model.layers.0.mlp.up_proj; None: a plain weight."""
@@ -88,9 +101,19 @@ class Stored:
         return all(scheme is None or scheme.is_small for _, scheme in self.schemes)
 
 
+def plain_modules(dtypes: Mapping[str, str]) -> frozenset[str]:
+    """Of the matrices in a checkpoint, by its tensors' dtypes as safetensors spells them, those that are no codes."""
+    parts = defaultdict[str, dict[str, str]](dict)
+    for name, dtype in dtypes.items():
+        module, _, part = text_name(name).rpartition(".")
+        if module.endswith(MATRICES) and part not in UNUSED and part != "bias":
+            parts[module][part] = dtype
+    return frozenset(module for module, own in parts.items() if own.keys() == {"weight"} and own["weight"] in PLAIN)
+
+
 @cache
 def _scheme_of(stored: Stored, name: str) -> Scheme | None:
-    if not name.endswith(MATRICES) or any(_names(entry, name) for entry in stored.plain):
+    if not name.endswith(MATRICES) or name in stored.seen or any(_names(entry, name) for entry in stored.plain):
         return None
     return next((scheme for targets, scheme in stored.schemes if any(_names(one, name) for one in targets)), None)
 
@@ -105,8 +128,8 @@ def _names(entry: str, name: str) -> bool:
 
 def stored_as(config: dict[str, object], where: str) -> Stored | None:
     """None for a checkpoint that is not quantized."""
-    key = "compression_config" if config.get("compression_config") else "quantization_config"  # the first: an old name
-    if not config.get(key):
+    key = next((key for key in STORAGE if config.get(key)), None)
+    if key is None:
         return None
     read = Reads(config, where).section(key)
     method = read.text("quant_method")
@@ -156,9 +179,8 @@ def _gptq(read: Reads) -> Stored:
     lists = read.config.get("modules_in_block_to_quantize") or [[EVERY]]
     if not isinstance(lists, list) or not all(isinstance(some, list) for some in lists):
         raise read.refusal("modules_in_block_to_quantize", "a list of lists of texts")
-    targets = tuple(str(name) for some in lists for name in some)
-    schemes = (*_overrides(read), (targets, _gptq_scheme(read)))
-    return Stored("GPTQ", schemes, () if read.flag("lm_head", False) else (HEAD,))
+    usual = (tuple(str(name) for some in lists for name in some), _gptq_scheme(read))
+    return Stored("GPTQ", (*_overrides(read, _gptq_scheme), usual), () if read.flag("lm_head", False) else (HEAD,))
 
 
 def _gptq_scheme(read: Reads) -> Scheme:
@@ -173,7 +195,7 @@ def _gptq_scheme(read: Reads) -> Scheme:
                   shuffled=read.flag("desc_act", False), less_one=layout == "gptq")  # fmt: skip
 
 
-def _overrides(read: Reads) -> Schemes:
+def _overrides(read: Reads, scheme_of: Callable[[Reads], Scheme]) -> Schemes:
     """What GPTQModel's `dynamic` says of some modules: patterns, whose first that names one counts. With -: in front
     such modules are left as they are; else what is said is in place of what is said of all."""
     section, made = read.section("dynamic"), []
@@ -181,20 +203,25 @@ def _overrides(read: Reads) -> Schemes:
         pattern = (PATTERN + key.removeprefix("+:").removeprefix("-:"),)
         own = section.section(key)
         said = Reads({**read.config, **own.config}, read.where, own.within)
-        made.append((pattern, None if key.startswith("-:") else _gptq_scheme(said)))
+        made.append((pattern, None if key.startswith("-:") else scheme_of(said)))
     return tuple(made)
 
 
 def _awq(read: Reads) -> Stored:
-    read.refuse("dynamic", "rotation", "adapter")
+    usual, plain = ((EVERY,), _awq_scheme(read)), read.texts("modules_to_not_convert")
+    schemes = (*_overrides(read, _awq_scheme), usual)
+    return Stored("AWQ", schemes, plain if read.flag("lm_head", False) else (HEAD, *plain))
+
+
+def _awq_scheme(read: Reads) -> Scheme:
+    read.refuse("rotation", "adapter")
     read.one_of("version", ("gemm", "GEMM"), "gemm")
     for key in ("format", "checkpoint_format"):
         read.one_of(key, ("gemm",), "gemm")
     read.one_of("zero_point", (True,), True)
     group = _group(read, "q_group_size" if "q_group_size" in read.config else "group_size")
     bits = cast("Bits", read.one_of("w_bit" if "w_bit" in read.config else "bits", (4,)))
-    scheme, plain = Scheme("awq", bits, group, zeros=True), read.texts("modules_to_not_convert")
-    return Stored("AWQ", (((EVERY,), scheme),), plain if read.flag("lm_head", False) else (HEAD, *plain))
+    return Scheme("awq", bits, group, zeros=True)
 
 
 def _fp8(read: Reads) -> Stored:
@@ -227,10 +254,10 @@ def _compressed(read: Reads) -> Stored:
     sections = [one for one in map(groups.section, groups.config) if one.config.get("weights")]
     if not sections:
         raise read.refusal("config_groups", "a section with at least one group with weights")
-    schemes = [((target,), _compressed_scheme(read, one)) for one in sections for target in _targets(one)]
-    schemes.sort(key=lambda scheme: _breadth(*scheme[0]))
+    found = {target: _compressed_scheme(read, one) for one in sections for target in _targets(one)}  # the last counts
+    schemes = tuple(((target,), found[target]) for target in sorted(found, key=_order))
     rounds = any(one.config.get("input_activations") for one in sections)
-    return Stored("compressed-tensors", tuple(schemes), read.texts("ignore"), rounds)
+    return Stored("compressed-tensors", schemes, read.texts("ignore"), rounds)
 
 
 def _targets(group: Reads) -> tuple[str, ...]:
@@ -239,9 +266,9 @@ def _targets(group: Reads) -> tuple[str, ...]:
     return targets
 
 
-def _breadth(target: str) -> int:
+def _order(target: str) -> tuple[bool, bool, str]:
     """A name goes before a pattern, and a pattern before all matrices, in whichever group they are."""
-    return 2 if target == EVERY else 1 if target.startswith(PATTERN) else 0
+    return target == EVERY, target.startswith(PATTERN), target
 
 
 def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
@@ -254,9 +281,7 @@ def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
     if weights.one_of("type", ("int", "float"), "int") == "float":
         return _compressed_floats(weights)
     packed, bits = layout == "pack-quantized", cast("Bits", weights.one_of("num_bits", (4, 8), 8))
-    size = weights.config.get("group_size")
-    usual = None if size is None else "channel" if size == -1 else "group"
-    columns = _group(weights) if weights.one_of("strategy", ("group", "channel"), usual) == "group" else None
+    columns = _group(weights) if weights.one_of("strategy", ("group", "channel"), _usual(weights)) == "group" else None
     zeros = not weights.flag("symmetric", True)
     order = weights.one_of("actorder", ("group", "dynamic", "weight", "static", True, False), False)
     # What is not packed has a byte to a code, whatever its bits.
@@ -264,10 +289,16 @@ def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
     return Scheme(kind, bits if packed else 8, columns, zeros, shuffled=order in ("group", "dynamic", True))
 
 
+def _usual(weights: Reads) -> str | None:
+    """The strategy, where none is named, that a size of groups stands for."""
+    size = weights.config.get("group_size")
+    return None if size is None else "channel" if size == -1 else "group"
+
+
 def _compressed_floats(weights: Reads) -> Scheme:
     weights.one_of("num_bits", (8,), 8)
     weights.one_of("symmetric", (True,), True)
-    match weights.one_of("strategy", ("tensor", "channel", "block"), "tensor"):
+    match weights.one_of("strategy", ("tensor", "channel", "block"), _usual(weights) or "tensor"):
         case "tensor":
             return Scheme("float8")
         case "channel":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
 
 from tpspec.errors import UserError
-from tpspec.topology.checkpoint import read_config, tensor_shapes
+from tpspec.topology.checkpoint import read_config, tensors
 from tpspec.topology.model_types import Defaults
 from tpspec.topology.multimodal import STORAGE
 from tpspec.topology.shape import ModelShape
@@ -33,13 +33,13 @@ HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that f
 def head_bytes(folder: Path, target: ModelShape, dtype: str, *, is_eagle: bool) -> int:
     """Of a head's weights where it runs: its table of embeddings stays on the host, and a head without an output of its
     own brings the target's once more, whole."""
-    shapes, output = tensor_shapes(folder), target.vocab * target.hidden
+    found, output = tensors(folder), target.vocab * target.hidden
     if is_assistant(folder):
         return sum(path.stat().st_size for path in head_files(folder))
-    if not shapes:
+    if not found:
         return _pickled_bytes(folder, output, target.hidden, DTYPE_BYTES[dtype], is_eagle=is_eagle)
-    own = {name: shape for name, shape in shapes.items() if name.startswith(IN_MODEL)} or shapes
-    held = sum(prod(shape) for name, shape in own.items() if not name.endswith("embed_tokens.weight"))
+    own = {name: tensor for name, tensor in found.items() if name.startswith(IN_MODEL)} or found
+    held = sum(prod(tensor.shape) for name, tensor in own.items() if not name.endswith("embed_tokens.weight"))
     return DTYPE_BYTES[dtype] * (held + output * (not any(map(OUTPUT.search, own))))
 
 
@@ -110,7 +110,7 @@ def is_third(config: Mapping[str, Any], layer: Mapping[str, Any], names: Iterabl
 def check_eagle(folder: Path, hidden: int) -> None:
     """UserError where a head is no layer that EAGLE knows, or as wide as its target, of that hidden size, where it has
     to be; of weights in torch's files, where nobody looks, loading tells."""
-    config, names = read_config(folder), tensor_shapes(folder)
+    config, names = read_config(folder), tensors(folder)
     layer, own = layer_of(config, f"{folder}/config.json"), layer_shape(folder).hidden
     if names and own != hidden and not is_third(config, layer, names):
         raise other_width(folder, own, hidden)
@@ -152,6 +152,6 @@ def no_layer(model: object, num_layers: int) -> UserError:
 
 def check_layer(folder: Path, num_layers: int) -> None:
     """UserError where the model in a folder has none."""
-    names = tensor_shapes(folder)
+    names = tensors(folder)
     if names and not any(name.startswith(behind_last(num_layers)) for name in names):
         raise no_layer(folder, num_layers)

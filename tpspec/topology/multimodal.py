@@ -37,7 +37,9 @@ EITHER_TIED = ("glm4v", "glm4v_moe", "llava", "llava_onevision", "qwen2_5_vl", "
 FLAT = ("qwen2_5_vl", "qwen2_vl")  # as these were published: what a text model says stands beside its eyes
 SECTION = "text_config"
 TIED = "tie_word_embeddings"  # which the whole model decides, for its head is not the text model's; see _tied
-STORAGE = ("quantization_config", "compression_config")  # of the whole model, text model included
+# Files of older tools that say how weights are stored, where config.json does not, and what method they need not name.
+BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+STORAGE = ("compression_config", "quantization_config", *BESIDE)  # of the whole model, text model included
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
 
 

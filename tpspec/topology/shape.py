@@ -5,7 +5,7 @@ Knows numbers. Which layers an architecture has is `model/`'s matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from tpspec.errors import UserError
 from tpspec.topology import checkpoint
 from tpspec.topology.delta_net import DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
-from tpspec.topology.formats import Stored, stored_as
+from tpspec.topology.formats import Stored, plain_modules, stored_as
 from tpspec.topology.global_heads import GlobalHeads, global_heads_of
 from tpspec.topology.latent import Latent, latent_of
 from tpspec.topology.model_types import MODEL_TYPES
@@ -134,7 +134,11 @@ class ModelShape:
     @classmethod
     def of(cls, folder: Path) -> ModelShape:
         """Of the model in a folder."""
-        return cls.from_config(checkpoint.read_config(folder), str(folder))
+        shape = cls.from_config(checkpoint.read_config(folder), str(folder))
+        if shape.stored is None:
+            return shape
+        seen = plain_modules({name: tensor.dtype for name, tensor in checkpoint.tensors(folder).items()})
+        return replace(shape, stored=replace(shape.stored, seen=seen))
 
     @property
     def group(self) -> int:
@@ -184,8 +188,7 @@ def shape_of(model: str) -> ModelShape:
     folder = checkpoint.local(model)
     if folder is None and model in known_models():
         return ModelShape.from_config(known_models()[model], f"tpspec/topology/models.yaml: {model}")
-    folder = folder or checkpoint.find(model)
-    return ModelShape.from_config(checkpoint.read_config(folder), str(folder / "config.json"))
+    return ModelShape.of(folder or checkpoint.find(model))
 
 
 @cache
