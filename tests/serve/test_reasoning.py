@@ -391,6 +391,16 @@ def test_effort_that_the_template_would_not_read_is_refused(tagged: Text) -> Non
     assert (refused.value.param, refused.value.code) == ("reasoning_effort", "unsupported_parameter")
 
 
+def test_no_effort_is_no_thoughts(model_folder: Path, tmp_path: Path) -> None:
+    """Where a template knows but whether there shall be any, as Qwen3's does. Stands against a model that thinks all
+    the same."""
+    none = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    text = Text.load(reasoning_folder(model_folder, tmp_path, THINK_TEMPLATE + none))
+    assert prompt_of(text, asked(text, reasoning_effort="none")).endswith("<think>\n\n</think>\n\n")
+    wanted = {"chat_template_kwargs": {"enable_thinking": True}}
+    assert "<think>" not in prompt_of(text, asked(text, reasoning_effort="none", **wanted))
+
+
 def test_thoughts_go_back_to_the_template(tagged: Text, harmony: Text) -> None:
     """Under both names that templates have for them; that of harmony refuses them beside text and a call."""
     call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
