@@ -220,7 +220,7 @@ def test_a_target_whose_embeddings_are_codes_is_refused(folder: Path, target: Ta
 
     third(target, tmp_path / "head")
     rewritten(Path(shutil.copytree(folder, tmp_path / "target")), coded)
-    with pytest.raises(UserError, match=r"embed_tokens.weight is float8_e4m3fn, for which"):
+    with pytest.raises(UserError, match=r"embed_tokens.weight is float8_e4m3fn, and read as"):
         load_head(given(tmp_path / "target", tmp_path / "head"))
 
 
