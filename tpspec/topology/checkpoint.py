@@ -111,14 +111,14 @@ def _object(path: Path) -> dict[str, object] | None:
     return told
 
 
-class Tensor(NamedTuple):
+class TensorInfo(NamedTuple):
     """What a header says of one: its dtype as safetensors spells it."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-def tensors(folder: Path) -> dict[str, Tensor]:
+def tensors(folder: Path) -> dict[str, TensorInfo]:
     """Those in a model's folder, by name, as the headers of its files say; none where there are no such files, or one
     that cannot be read."""
     try:
@@ -127,11 +127,13 @@ def tensors(folder: Path) -> dict[str, Tensor]:
         return {}
 
 
-def _header(path: Path) -> Iterable[tuple[str, Tensor]]:
+def _header(path: Path) -> Iterable[tuple[str, TensorInfo]]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(min(size, MOST_HEADER)))
-    return [(name, Tensor(told["dtype"], tuple(told["shape"]))) for name, told in header.items() if name != METADATA]
+    return [
+        (name, TensorInfo(told["dtype"], tuple(told["shape"]))) for name, told in header.items() if name != METADATA
+    ]
 
 
 def _expanded(folder: str, variable: str) -> Path:
