@@ -71,9 +71,6 @@ KITS: dict[str, Kit] = {
 }
 
 
-MATCH_ONLY = {"lookahead"}  # refused beside a rule that does not tell what the target said at every row
-
-
 def draft_section(name: str, target: Path, folder: Path) -> dict[str, Any]:
     """The section `draft` of a topology that drafts with source `name`. folder: where files may be made."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tests.checkpoints import tiny
-from tests.draft.kits import KITS, MATCH_ONLY, draft_section
+from tests.draft.kits import KITS, draft_section
 from tests.draft.table import ask
 from tests.worlds import topology
 from tpspec.draft.protocol import Drafter
@@ -47,8 +48,8 @@ def thinned(target: Path) -> Callable[[Sublayers], ShardedTarget]:
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_every_source_keeps_the_protocol(name: str, accept: str, target: Path, tmp_path: Path) -> None:
     """One tree an ask, in order, no longer than wanted, ids of the target's; forgetting the unknown is harmless."""
-    if accept != "match" and name in MATCH_ONLY:
-        with pytest.raises(UserError, match=f"{name} .* should stand beside accept: match"):
+    if accept != "match" and sources.SOURCES[name].learns:
+        with pytest.raises(ValidationError, match=f"does not tell {name} what the target says .*; should be match"):
             made(draft_section(name, target, tmp_path / "draft"), target, accept)
         return
     drafter = made(draft_section(name, target, tmp_path / "draft"), target, accept)

@@ -137,11 +137,6 @@ def _pard(given: Given, *, places: int = 12, support: int = 64) -> Drafter:
 
 
 def _lookahead(given: Given, *, window: int = 7, level: int = 5, guesses: int = 7) -> Drafter:
-    if given.accept == NEEDS_Q:
-        raise UserError(
-            f"draft source lookahead learns from what the target says at every row, which accept: {given.accept} does "
-            "not tell; should stand beside accept: match"
-        )
     return Lookahead(window=window, level=level, guesses=guesses)
 
 
