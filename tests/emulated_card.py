@@ -111,15 +111,18 @@ class Recording:
         self.work: list[Callable[[], None]] = []
         self.kernels: list[str] = []
         self.priority = 0
+        self._is_there = False  # on the card, to which the first replay brings it
 
     def replay(self) -> None:
         assert running is not None, "the card has gone"
         assert self.work, "nothing was recorded, or it was forgotten"
-        running.replays += 1
+        running.replays += self._is_there
         if (held := running.held_back()) is not None:
+            assert self._is_there, "what brings a recording to the card may wait for what waits at the gate"
             held.work.append(self._again)
         else:
             self._again()
+        self._is_there = True
 
     @torch.inference_mode()
     def _again(self) -> None:
@@ -184,9 +187,9 @@ class Held:
 
 @dataclass
 class Card:
-    """launches: operations that no replay did; a view is none, nor is room that is made. replays: of recordings.
-    waits: of the host, why. held: bytes of its memory that are in use; most_held: since that was set last. What a
-    recording has made stays in use."""
+    """launches: operations that no replay did; a view is none, nor is room that is made. replays: of recordings, beside
+    the first of each. waits: of the host, why. held: bytes of its memory that are in use; most_held: since that was set
+    last. What a recording has made stays in use."""
 
     launches: int = 0
     replays: int = 0

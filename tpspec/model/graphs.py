@@ -73,6 +73,7 @@ class CardRecorder:
         graph = torch.cuda.CUDAGraph()
         with captured(graph, pool=self._pool, stream=self._stream):
             made = work()
+        graph.replay()  # the first time it is brought to the card, and that may wait for what waits at a gate
         self._graphs.append(graph)
         return made, graph.replay
 
@@ -227,7 +228,6 @@ class Graphs:
         for _ in range(REHEARSALS):
             collectives = self._ledger.aside(work)
         forward, replay = self._recorder.record(work)
-        replay()  # the first time, it is brought to the card, and that may wait for what waits at a gate
         self._sent()
         return _Recording(forward, replay, collectives)
 
