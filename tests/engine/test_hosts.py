@@ -86,19 +86,19 @@ def test_a_text_that_was_lost_is_told_no_more_unless_it_begins_anew() -> None:
     drafter, tapped = Forgetful(), torch.zeros(1, 2)
     guarded = Failsafe(drafter)
 
-    def tell(**rows: int) -> None:
-        guarded.observe([], Taps({int(seq.removeprefix("text")): (first, tapped) for seq, first in rows.items()}))
+    def tell(firsts: dict[int, int]) -> None:
+        guarded.observe([], Taps({seq: (first, tapped) for seq, first in firsts.items()}))
 
     def drafts_for() -> list[int]:
         asks = [ask(seq, [1, 2]) for seq in (0, 1)]
         return [one.seq for one, tree in zip(asks, guarded.propose(asks), strict=True) if len(tree)]
 
     drafter.is_broken = True
-    tell(text0=0)
+    tell({0: 0})
     drafter.is_broken = False
-    tell(text0=1, text1=0)
+    tell({0: 1, 1: 0})
     assert (drafter.told, drafts_for()) == ([{0}, {1}], [1])
-    tell(text0=0, text1=1)
+    tell({0: 0, 1: 1})
     assert (drafter.told[-1], drafts_for()) == ({0, 1}, [0, 1])
 
 

@@ -19,9 +19,9 @@ from tests.model.test_stored import AT, CPU, changed, logits
 from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.loader import Loader, load_whole
-from tpspec.topology.formats import Scheme, stored_as
+from tpspec.topology.formats import Scheme, Stored, stored_as
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.shards import split
+from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import weight_bytes
 
 SHARES = (3, 1, 2)
@@ -37,6 +37,20 @@ PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_pr
 
 def is_right(quantized: Path, meant: Path, shares: tuple[int, ...] = (1,)) -> bool:
     return bool((logits(quantized, shares) - logits(meant, (1,))).abs().max() < 1e-4)
+
+
+def said(config: dict[str, Any]) -> Stored:
+    """What a quantization_config says."""
+    made = stored_as({"quantization_config": config}, "here")
+    assert made is not None
+    return made
+
+
+def held_by(quantized: Path, shape: ModelShape, shard: Shard) -> int:
+    """Bytes of a shard's weights, once they are loaded."""
+    states = 0 if shape.delta_net is None else 1
+    decoder = Loader.open(quantized, shard, torch.float32, CPU).decoder(OneRank(), 8, num_states=states, compiled=False)
+    return sum(x.nbytes for x in tensors([decoder.layers, decoder.norm, decoder.head]))
 
 
 @pytest.mark.parametrize("rates", [(), RATES], ids=["rates as they are", "rates in codes"])
@@ -60,11 +74,9 @@ def test_a_plan_knows_codes_of_linear_attention(kind: str, name: str, tmp_path: 
     quantized, _ = publish(tiny(kind, tmp_path / "plain"), tmp_path, Format(form.config, form.write, RATES))
     shape = ModelShape.of(quantized)
     for shard in split(shape, (2, 1)):
-        decoder = Loader.open(quantized, shard, torch.float32, CPU).decoder(OneRank(), 8, num_states=1, compiled=False)
         assert shape.delta_net is not None
         key_of = 8 * len(shard.delta_values) * len(shape.delta_net.layers)  # which no plan counts
-        held = sum(x.nbytes for x in tensors([decoder.layers, decoder.norm, decoder.head]))
-        assert held - key_of == weight_bytes(shape, shard, "float32")
+        assert held_by(quantized, shape, shard) - key_of == weight_bytes(shape, shard, "float32")
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
@@ -94,16 +106,12 @@ def test_a_weight_alone_is_plain_whatever_a_list_means(listed: list[str], tmp_pa
     assert is_right(quantized, meant, SHARES)
     shape = ModelShape.of(quantized)
     (whole,) = split(shape, (1,))
-    decoder = Loader.open(quantized, whole, torch.float32, CPU).decoder(OneRank(), 8, compiled=False)
-    taken = sum(x.nbytes for x in tensors([decoder.layers, decoder.norm, decoder.head]))
-    assert taken == weight_bytes(shape, whole, "float32")
+    assert held_by(quantized, shape, whole) == weight_bytes(shape, whole, "float32")
 
 
 def test_a_dot_at_the_end_of_a_listed_name_changes_nothing() -> None:
     """Stands against a plan of codes for what is plain."""
-    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["model.layers.0."]}
-    made = stored_as({"quantization_config": said}, "here")
-    assert made is not None
+    made = said({"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["model.layers.0."]})
     names = [f"model.layers.{index}.mlp.up_proj" for index in (0, 1, 10)]
     assert [made.scheme_of(name) is None for name in names] == [True, False, False]
 
@@ -111,14 +119,13 @@ def test_a_dot_at_the_end_of_a_listed_name_changes_nothing() -> None:
 def test_what_gptq_says_of_some_modules_goes_before_what_it_says_of_all(tmp_path: Path) -> None:
     """GPTQModel's `dynamic`: as published, the modules that stay as they are. Stands against one that is read with
     another's bits, and against the second pattern that names one."""
-    said = {
+    dynamic = {
         "-:.*self_attn.*": {},
         "+:.*gate_proj": {"bits": 8, "sym": False},
         ".*_proj": {"group_size": 16},
         "lm_head": {},
     }
-    made = stored_as({"quantization_config": published.gptq(dynamic=said).config}, "here")
-    assert made is not None
+    made = said(published.gptq(dynamic=dynamic).config)
     usual = Scheme("gptq", 4, 32, less_one=True)
     names = ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.experts.0.w1")
     found = [made.scheme_of(f"model.layers.0.{name}") for name in names]
@@ -130,8 +137,7 @@ def test_what_gptq_says_of_some_modules_goes_before_what_it_says_of_all(tmp_path
     ]
     assert made.scheme_of("lm_head") is None
     assert made.small_bits == 4
-    some = stored_as({"quantization_config": published.awq().config | {"dynamic": {"-:.*down_proj": {}}}}, "here")
-    assert some is not None
+    some = said(published.awq().config | {"dynamic": {"-:.*down_proj": {}}})
     assert [some.scheme_of(f"model.layers.0.mlp.{name}") is None for name in ("down_proj", "up_proj")] == [True, False]
     mixed = published.gptq(8, dynamic={".*": {"bits": 8}})
     mixed = Format(mixed.config | {"bits": 4}, mixed.write)
@@ -149,9 +155,8 @@ def test_the_narrowest_target_counts_in_whichever_group_it_is() -> None:
     ways = [[wide, pattern, name], [name, pattern, wide], [pattern, name, wide]]
     ways += [[group(8, "Linear"), wide, pattern, name], [group(4, "re:.*up_proj$"), wide, pattern, name]]
     for groups in ways:
-        said = published.compressed("pack-quantized", {}) | {"config_groups": dict(zip("abcd", groups, strict=False))}
-        made = stored_as({"quantization_config": said}, "here")
-        assert made is not None
+        named = dict(zip("abcd", groups, strict=False))
+        made = said(published.compressed("pack-quantized", {}) | {"config_groups": named})
         found = [
             made.scheme_of(f"model.layers.{where}") for where in ("0.mlp.up_proj", "1.mlp.up_proj", "1.mlp.down_proj")
         ]
@@ -159,11 +164,9 @@ def test_the_narrowest_target_counts_in_whichever_group_it_is() -> None:
 
 
 def test_a_group_of_activations_alone_is_no_group_of_weights() -> None:
-    said = published.compressed("pack-quantized", {"num_bits": 4, "strategy": "channel"})
-    said["config_groups"]["b"] = {"targets": ["re:.*up_proj"], "weights": None, "input_activations": {"num_bits": 8}}
-    made = stored_as({"quantization_config": said}, "here")
-    assert made is not None
-    assert made.scheme_of("model.layers.0.mlp.up_proj") == Scheme("packed", 4)
+    config = published.compressed("pack-quantized", {"num_bits": 4, "strategy": "channel"})
+    config["config_groups"]["b"] = {"targets": ["re:.*up_proj"], "weights": None, "input_activations": {"num_bits": 8}}
+    assert said(config).scheme_of("model.layers.0.mlp.up_proj") == Scheme("packed", 4)
 
 
 HEADS = {
@@ -199,12 +202,12 @@ def test_what_kind_of_zero_points_gptq_has_is_said_by_either_key(tmp_path: Path)
     assert is_right(*publish(tiny("llama", tmp_path / "plain"), tmp_path, form))
     both = form.config | {"checkpoint_format": "gptq"}
     with pytest.raises(UserError, match="checkpoint_format is 'gptq'; should be gptq_v2, as format is"):
-        stored_as({"quantization_config": both}, "here")
+        said(both)
 
 
 def weights(config: dict[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = config["config_groups"]["group_0"]["weights"]
-    return said
+    section: dict[str, Any] = config["config_groups"]["group_0"]["weights"]
+    return section
 
 
 OTHERWISE: dict[str, tuple[str, Any]] = {
@@ -280,10 +283,10 @@ def test_what_is_stored_otherwise_than_it_is_said_is_named(case: str, tmp_path: 
 
 
 BESIDE: dict[str, tuple[str, Format, Any]] = {
-    "AutoGPTQ": ("quantize_config.json", published.gptq(sym=False), lambda said: said),
-    "AutoAWQ": ("quant_config.json", published.awq(), lambda said: {
+    "AutoGPTQ": ("quantize_config.json", published.gptq(sym=False), lambda told: told),
+    "AutoAWQ": ("quant_config.json", published.awq(), lambda told: {
         "w_bit": 4, "q_group_size": 32, "zero_point": True, "version": "GEMM"}),
-    "ModelOpt": ("hf_quant_config.json", published.modelopt(), lambda said: {
+    "ModelOpt": ("hf_quant_config.json", published.modelopt(), lambda told: {
         "producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}),
 }  # fmt: skip
 
@@ -291,13 +294,13 @@ BESIDE: dict[str, tuple[str, Format, Any]] = {
 @pytest.mark.parametrize("tool", list(BESIDE))
 def test_a_file_beside_config_json_may_say_how_weights_are_stored(tool: str, tmp_path: Path) -> None:
     """As older tools left it. Stands against weights that are told missing, of a checkpoint that is whole."""
-    name, form, said = BESIDE[tool]
+    name, form, written = BESIDE[tool]
     quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, form)
     config = json.loads((quantized / "config.json").read_text())
     told = config.pop("quantization_config")
     del told["quant_method"]
     (quantized / "config.json").write_text(json.dumps(config))
-    (quantized / name).write_text(json.dumps(said(told)))
+    (quantized / name).write_text(json.dumps(written(told)))
     assert is_right(quantized, meant, SHARES)
     assert is_right(beside(meant, quantized / name), meant)
     (quantized / name).write_text(json.dumps({"bits": 3, "quant_algo": "NVFP4"}))

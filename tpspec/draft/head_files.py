@@ -75,9 +75,11 @@ class HeadFiles:
             if part != "weight" or codes_in(tensor) is None or tensor.dim() != 2:
                 continue
             weight = plain(self._spelt(name).removesuffix(".weight"), (tensor.shape[0], tensor.shape[1]))
-            if weight is not None:
-                beside = [one for one in self._tensors if one.startswith(f"{module}.") and one != f"{module}.bias"]
-                self._tensors = {one: x for one, x in self._tensors.items() if one not in beside} | {name: weight}
+            if weight is None:
+                continue
+            for beside in [one for one in self._tensors if one.startswith(f"{module}.") and one != f"{module}.bias"]:
+                del self._tensors[beside]
+            self._tensors[name] = weight
 
     def divide(self, module: str, other: str, sizes: Sequence[int]) -> None:
         """Rows of a module's tensors, so many in turn: every second such part is `other`'s from now on."""
