@@ -33,18 +33,21 @@ def torchrun(num_ranks: int, script: str, *args: str) -> subprocess.CompletedPro
 
 
 def two_ranks(script: str, *args: str) -> list[tuple[int, str]]:
-    """Exit code and output of two ranks that no agent watches, so that one outlives the other."""
+    """Exit code and output of two ranks that no agent watches, so that one outlives the other. The second one's input
+    ends when the first has."""
     shared = {**ENV, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(WORLDS / script), *args],
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    return [(rank.wait(), out) for rank in ranks for out in [rank.communicate(timeout=120)[0]]]
+    outs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [(rank.returncode, out) for rank, out in zip(ranks, outs, strict=True)]
 
 
 @pytest.fixture(scope="module")
