@@ -383,7 +383,13 @@ def test_whichever_tiles_are_the_fastest_a_text_is_the_same(
     float32 products are torch's."""
     from tpspec.model import card_products
 
-    told, kernels = [], []
+    told, kernels = [], list[list[str]]()
+
+    def note(rank: int, engine: Engine) -> None:
+        assert isinstance(engine.target, ShardedTarget)
+        (graphs_of,) = engine.target.decoder._runner._graphs
+        kernels.extend(recording.kernels for recording in graphs_of._recorder._graphs)
+
     for place in (0, -1):
         monkeypatch.setattr(
             card_products,
@@ -393,12 +399,7 @@ def test_whichever_tiles_are_the_fastest_a_text_is_the_same(
         target = {"model": str(folder), "dtype": "bfloat16", "quantize": quantize}
         with emulated_card():
             made = topology(folder, device="cuda", target=target, draft={"source": "ngram", "tokens": 2})
-            built = build_engine(made, OneRank(), CUDA)
-            built.own.prepare()
-            assert isinstance(built.own.target, ShardedTarget)
-            (graphs_of,) = built.own.target.decoder._runner._graphs
-            kernels += [recording.kernels for recording in graphs_of._recorder._graphs]
-            told.append(serve(made, requests([Sampling()] * 2), device=CUDA).texts())
+            told.append(serve(made, requests([Sampling()] * 2), device=CUDA, begin=note).texts())
     assert told[0] == told[1]
     assert {"gate" in names for names in kernels[: len(kernels) // 2]} == {True}
     assert {"gate" in names for names in kernels[len(kernels) // 2 :]} == {False}

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 def run(job: dict[str, Any], comm: Communicator, channel: Channel) -> dict[str, Any]:
     engine = build_engine(Topology.model_validate_json(json.dumps(job["topology"])), comm, CPU).engine
     if job.get("liar"):
-        engine.host, engine.draft_tokens = InlineHost(Liar(engine.vocab)), 5
+        engine.host, engine.draft_tokens = InlineHost(Liar(engine.vocab)), 3
     requests = [msgspec.convert(request, Request) for request in job["requests"]]
     told = Told()
     for batch in [[request] for request in requests] if job.get("alone") else [requests]:

@@ -25,7 +25,7 @@ from tpspec.topology.checkpoint import find
 
 ROOT = Path(__file__).parents[2]
 HEAD = "smollm2-135m-eagle3"  # which comes with the package
-NUM_TOKENS = 24
+NUM_TOKENS = 20
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
@@ -134,7 +134,7 @@ def outcome(
         sources: list[dict[str, Any]] = [
             {"draft": {"source": "none"}},
             {"draft": {"source": "ngram", "tokens": 5}},
-            {"draft": {"source": "model", "model": str(shallow), "tokens": 5}},
+            {"draft": {"source": "model", "model": str(shallow), "tokens": 2}},
             {"draft": {"source": ["ngram", "eagle"], "model": HEAD, "tokens": 5}},
             {"draft": {"source": "none"}, "liar": True},
         ]
