@@ -69,7 +69,7 @@ def test_every_source_keeps_the_protocol(name: str, accept: str, target: Path, t
 def test_every_source_is_in_both_tables_and_has_a_kit() -> None:
     """A source that a topology cannot name, or that the law test does not know, would be found by users."""
     assert list(SOURCES) == list(sources.SOURCES)
-    assert all(tuple(made.options) == sources.SOURCES[name].options for name, made in SOURCES.items())
+    assert all(made.options == sources.SOURCES[name].options for name, made in SOURCES.items())
     assert set(SOURCES) == set(KITS)
 
 
@@ -93,8 +93,10 @@ def test_options_reach_the_source_and_others_are_refused(target: Path) -> None:
         made({"source": "ngram", "options": {"match": 3}}, target)
     with pytest.raises(UserError, match="draft source ngram: need 1 <= min_match"):
         made({"source": "ngram", "options": {"min_match": 0}}, target)
-    with pytest.raises(UserError, match="draft source ngram: floor is 'low'; should be like 10"):
+    with pytest.raises(ValueError, match="floor is 'low'; should be a whole number"):
         made({"source": "ngram", "options": {"floor": "low"}}, target)
+    with pytest.raises(ValueError, match="skip is 3; should be a text"):
+        made({"source": "layer_skip", "options": {"skip": 3}}, target)
 
 
 def test_of_several_sources_the_next_speaks_where_one_is_silent(target: Path, tmp_path: Path) -> None:

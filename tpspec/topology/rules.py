@@ -48,11 +48,14 @@ def _matrices_to_quantize(quantize: str | None, source: str | tuple[str, ...]) -
 
 def _options_of_the_source(options: dict[str, object], source: str | tuple[str, ...]) -> str | None:
     kinds = _kinds(source)
-    known = [*dict.fromkeys(name for kind in kinds.values() for name in kind.options), *OF_ANY_SOURCE]
-    unknown = [name for name in options if name not in known]
-    if not unknown:
-        return None
-    return f"{unknown[0]} is none of source {' or '.join(kinds)}; {suggestion(unknown[0], known)}"
+    own = {name: option for kind in kinds.values() for name, option in kind.options.items()}
+    usual = {**own, **OF_ANY_SOURCE}
+    for name, option in options.items():
+        if name not in usual:
+            return f"{name} is none of source {' or '.join(kinds)}; {suggestion(name, [*usual])}"
+        if type(option) is not type(usual[name]):
+            return f"{name} is {option!r}; should be {'a text' if usual[name] == '' else 'a whole number'}"
+    return None
 
 
 def _rule_tells_enough(accept: str, source: str | tuple[str, ...]) -> str | None:

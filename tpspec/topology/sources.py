@@ -6,7 +6,7 @@ Knows names; must not know what a source does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,8 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.sharing import Sharing
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
-Options = Mapping[str, int | float | str]
+Option = int | float | str
+Options = Mapping[str, Option]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Kind:
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
     its trees are verified whole or not at all. learns: whether from what the target says at every row, which
-    `rejection` does not tell. options: their names.
+    `rejection` does not tell. options: by name, what each is where nobody says.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
     folder (None: not here) and the number of its layers; ask `left_out`.
     """
@@ -40,7 +41,7 @@ class Kind:
     quantizes: bool = False
     whole: bool = False
     learns: bool = False
-    options: tuple[str, ...] = ()
+    options: Options = field(default_factory=dict)
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
 
     def check_model(self, shape: ModelShape, model: object) -> None:
@@ -83,28 +84,25 @@ def _check_kept(left_out: Sublayers, sharing: Sharing) -> None:
 
 
 def _behind(options: Options, folder: Path | None, num_layers: int) -> Sublayers:
-    layer = options.get("layer", 0)
-    if not isinstance(layer, int):
-        raise UserError(f"draft.options.layer is {layer!r}; should be a whole number")
-    return behind(layer, folder, num_layers)
+    return behind(int(options.get("layer", 0)), folder, num_layers)
 
 
 def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayers:
     return skipped(str(options.get("skip", "")), folder, num_layers)
 
 
-_SUPPORT = ("support",)
+_SUPPORT = {"support": 64}
 SOURCES = {
     "none": Kind(),
-    "ngram": Kind(options=("min_match", "floor")),
+    "ngram": Kind(options={"min_match": 1, "floor": 10}),
     "model": Kind(loads="model", takes_states=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
-    "layer_skip": Kind(thins=_skipped, options=("skip", *_SUPPORT)),
-    "early_exit": Kind(thins=_behind, options=("layer", *_SUPPORT)),
+    "layer_skip": Kind(thins=_skipped, options={"skip": "", **_SUPPORT}),
+    "early_exit": Kind(thins=_behind, options={"layer": 0, **_SUPPORT}),
     "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "mtp": Kind(behind=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "medusa": Kind(loads="head", computes=True),
-    "pard": Kind(loads="model", computes=True, quantizes=True, options=("places", *_SUPPORT)),
-    "lookahead": Kind(whole=True, learns=True, options=("window", "level", "guesses")),
-    "suffix": Kind(options=("max_depth", "min_odds", "kept_tokens")),
+    "pard": Kind(loads="model", computes=True, quantizes=True, options={"places": 12, **_SUPPORT}),
+    "lookahead": Kind(whole=True, learns=True, options={"window": 7, "level": 5, "guesses": 7}),
+    "suffix": Kind(options={"max_depth": 16, "min_odds": 10, "kept_tokens": 32_768}),
 }
-OF_ANY_SOURCE = ("choices",)  # the shape of a static tree
+OF_ANY_SOURCE: Options = {"choices": ""}  # a file with the shape of a static tree
