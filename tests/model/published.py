@@ -255,6 +255,68 @@ def modelopt() -> Format:
     return Format(config, fp8(None).write)
 
 
+FOURS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # of E2M1, without the sign
+
+
+def fours(weight: Array, scales: Array, group: int) -> tuple[Array, Array]:
+    """With a scale for each group of inputs: two codes in a byte, the first lower, and the weight they stand for."""
+    scaled = weight / np.repeat(scales, group, 1)[:, : weight.shape[1]]
+    codes = np.abs(np.abs(scaled)[..., None] - FOURS).argmin(-1)
+    meant = np.sign(scaled) * FOURS[codes] * np.repeat(scales, group, 1)[:, : weight.shape[1]]
+    codes += 8 * (scaled < 0)
+    pairs = np.zeros((len(codes), codes.shape[1] // 2), np.uint8)
+    for at in range(pairs.shape[1]):
+        pairs[:, at] = codes[:, 2 * at] | codes[:, 2 * at + 1] << 4
+    return pairs, meant
+
+
+def largest(weight: Array, group: int) -> Array:
+    """Of each group of inputs, the last of which may be shorter."""
+    firsts = range(0, weight.shape[1], group)
+    return np.stack([np.abs(weight[:, first : first + group]).max(1) for first in firsts], 1)
+
+
+def power_below(weight: Array) -> Array:
+    """Exponents of groups of 32 such that the largest is at most 1.5 * 2^2."""
+    exponents: Array = np.floor(np.log2(largest(weight, 32))).astype(int) - 2
+    return exponents
+
+
+def nvfp4(*, by_modelopt: bool = False) -> Format:
+    """Groups of 16 with a float8, and a scale of all, by which compressed-tensors divides and ModelOpt multiplies."""
+
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        of_all = np.float32(np.abs(weight).max() / (6 * 448))
+        scale = tensor(largest(weight, 16) / 6 / of_all).to(torch.float8_e4m3fn)
+        pairs, meant = fours(weight, scale.double().numpy() * of_all, 16)
+        if by_modelopt:
+            told = torch.tensor(of_all.item()), torch.tensor(0.5)
+            return dict(zip(("weight", "weight_scale", "weight_scale_2", "input_scale"),
+                            (tensor(pairs), scale, *told), strict=True)), meant  # fmt: skip
+        told = torch.tensor([1 / of_all.item()]), torch.tensor([8.0])
+        return dict(zip(("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
+                        (tensor(pairs), scale, *told), strict=True)), meant  # fmt: skip
+
+    if by_modelopt:
+        return Format(modelopt().config | {"quant_algo": "NVFP4", "group_size": 16}, write)
+    four = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    config = compressed("nvfp4-pack-quantized", four)
+    config["config_groups"]["group_0"]["input_activations"] = four | {"dynamic": "local"}
+    return Format(config, write)
+
+
+def packed_mxfp4() -> Format:
+    """As compressed-tensors packs any matrix: groups of 32 with an exponent."""
+
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        exponents = power_below(weight)
+        pairs, meant = fours(weight, 2.0**exponents, 32)
+        return {"weight_packed": tensor(pairs), "weight_scale": tensor((exponents + 127).astype(np.uint8))}, meant
+
+    four = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    return Format(compressed("mxfp4-pack-quantized", four), write)
+
+
 MXFP4 = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": [
@@ -282,14 +344,8 @@ def publish_mxfp4(plain: Path, folder: Path) -> tuple[Path, Path]:
 
 def microscaled(weights: Array) -> tuple[Array, Array, Array]:
     """[N, O, I] -> blocks [N, O, I / 32, 16], scales [N, O, I / 32], and the weights they stand for."""
-    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    groups = weights.reshape(*weights.shape[:2], -1, 32)
-    exponents = np.floor(np.log2(np.abs(groups).max(-1))).astype(int) - 2  # the largest value is 1.5 * 2^2
-    scaled = groups / 2.0 ** exponents[..., None]
-    codes = np.abs(np.abs(scaled)[..., None] - values).argmin(-1)
-    meant = np.sign(scaled) * values[codes] * 2.0 ** exponents[..., None]
-    codes += 8 * (scaled < 0)
-    blocks = np.zeros((*groups.shape[:3], 16), np.uint8)
-    for at in range(16):
-        blocks[..., at] = codes[..., 2 * at] | codes[..., 2 * at + 1] << 4
-    return blocks, (exponents + 127).astype(np.uint8), meant.reshape(weights.shape)
+    rows = weights.reshape(-1, weights.shape[-1])
+    exponents = power_below(rows)
+    pairs, meant = fours(rows, 2.0**exponents, 32)
+    blocks, scales = pairs.reshape(*weights.shape[:2], -1, 16), (exponents + 127).astype(np.uint8)
+    return blocks, scales.reshape(blocks.shape[:3]), meant.reshape(weights.shape)

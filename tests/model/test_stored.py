@@ -67,6 +67,9 @@ FORMATS: dict[str, Format] = {
     "fp8 with static scales": published.fp8(None),
     "fp8 of fbgemm": published.fbgemm(),
     "fp8 of modelopt": published.modelopt(),
+    "nvfp4": published.nvfp4(),
+    "nvfp4 of modelopt": published.nvfp4(by_modelopt=True),
+    "packed mxfp4": published.packed_mxfp4(),
 }
 MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
 EVERY = pytest.mark.parametrize("name", list(FORMATS))
@@ -140,7 +143,7 @@ def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, 
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
-@pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "awq", "packed", "fp8"])
+@pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "awq", "packed", "fp8", "nvfp4"])
 def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind: str) -> None:
     """Stands against codes of an expert taken for a plain weight because of its name (w1), and a router, which nobody
     quantizes, looked for among the codes; and against matrices of latents that are taken for plain."""
@@ -420,6 +423,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "sizes": ("packed", _put("weight_shape", torch.tensor([96, 96])), "weight_shape says"),
     "zero points": ("int8", _put("weight_zero_point", torch.zeros(96, 1)), "weight_zero_point is none that"),
     "scales": ("fp8 with static scales", _put("weight_scale", torch.ones(2)), "should be one number"),
+    "no scale of all": ("nvfp4", lambda c, t: t.pop(AT + "weight_global_scale"),
+                        "weight_scale_2 is needed, and neither is"),
+    "scales of groups": ("nvfp4 of modelopt", _put("weight_scale", torch.Tensor.float),
+                         "weight_scale is of float32, not float8_e4m3fn"),
+    "exponents": ("packed mxfp4", _put("weight_scale", lambda e: e.view(torch.int8)), "is of int8, not uint8"),
 }  # fmt: skip
 
 
@@ -469,11 +477,12 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
                 "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
     "rotated": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(),
                  "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
-    "fp4": ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", **_group()}, "nvfp4"),
+    "fp4 of other groups": ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+                             **_group(type="float", group_size=32)}, "weights.group_size is 32; should be 16"),
     "6 bits": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(num_bits=6)},
                "config_groups.a.weights.num_bits is 6"),
     "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
-    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; should be FP8"),
+    "fp4 of scaled activations": ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo is 'NVFP4_AWQ'"),
     "blocks": ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size is \\[128\\]"),
 }  # fmt: skip
 

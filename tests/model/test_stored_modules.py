@@ -303,8 +303,8 @@ def test_a_file_beside_config_json_may_say_how_weights_are_stored(tool: str, tmp
     (quantized / name).write_text(json.dumps(written(told)))
     assert is_right(quantized, meant, SHARES)
     assert is_right(beside(meant, quantized / name), meant)
-    (quantized / name).write_text(json.dumps({"bits": 3, "quant_algo": "NVFP4"}))
-    with pytest.raises(UserError, match=rf"{name}\.\w+ is (3|missing|'NVFP4')"):
+    (quantized / name).write_text(json.dumps({"bits": 3, "quant_algo": "NVFP4_AWQ"}))
+    with pytest.raises(UserError, match=rf"{name}\.\w+ is (3|missing|'NVFP4_AWQ')"):
         ModelShape.of(quantized)
     (quantized / name).write_text("[]")
     with pytest.raises(UserError, match=f"{name} should hold a JSON object"):

@@ -368,7 +368,7 @@ def _tell(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantize: Quantize 
         log.warning("%s: %s weights like these are held in %s, %d bytes each; with quantize: int8 it is one, rounded "
                     "once more", folder, stored.method, kind, dtype.itemsize)  # fmt: skip
     if stored.rounds:
-        log.warning("%s: activations are not rounded to 8 bits here, as they are by its publisher's kernels", folder)
+        log.warning("%s: activations are not rounded here, as they are by its publisher's kernels", folder)
 
 
 def load_whole(

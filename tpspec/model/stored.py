@@ -1,4 +1,4 @@
-"""Reads slices of the matrices of a published quantized checkpoint: GPTQ, AWQ, compressed-tensors, FP8, MXFP4.
+"""Reads slices of the matrices of a published quantized checkpoint: GPTQ, AWQ, compressed-tensors, FP8, FP4.
 
 A slice may begin and end anywhere: what is packed in words is read in whole words and trimmed. Knows tensors' names and
 layouts (formats.py says which); must not know shards, layers or what is computed.
@@ -16,8 +16,8 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.laid import Codes, Slice, laid_by_group, laid_in_place
-from tpspec.model.quantized import AT_ONCE, Ready, unpacked_nibbles
-from tpspec.topology.formats import UNUSED
+from tpspec.model.quantized import AT_ONCE, FLOATS, Ready, unpacked_nibbles
+from tpspec.topology.formats import MXFP4, UNUSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,7 @@ TENSORS: dict[Kind, set[str]] = {
     "packed": {"weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"},
     "int8": {"weight", "weight_scale", "weight_zero_point"},
     "float8": {"weight", "weight_scale", "weight_scale_inv"},
+    "float4": {"weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale"},
     "mxfp4": set(),  # of all experts together, beside which nothing has a name
 }
 
@@ -125,6 +126,8 @@ class StoredMatrices:
         """[O, I] in a dtype, for any scheme but mxfp4, whose codes are always computed with; some rows at a time."""
         if scheme.kind == "float8":
             return self._plain_floats(scheme, place, dtype)
+        if scheme.kind == "float4":
+            return self._plain_fours(scheme, place, dtype)
         codes = self._codes(scheme, place)
         weight_OI, zeros_OG = torch.empty(codes.codes_OI.shape, dtype=dtype), codes.zeros_OG
         middle = 8 if scheme.bits == 4 else 0
@@ -269,15 +272,47 @@ class StoredMatrices:
 
     def _float_scales(self, place: Place, shape: tuple[int, int]) -> Tensor:
         """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""
-        names = ("weight_scale", "weight_scale_inv")
+        name = self._one_of(place, ("weight_scale", "weight_scale_inv"))
+        if shape == (1, 1):
+            one = self._checkpoint.one(f"{place.name}.{name}")
+            return self._typed(place, name, one, FLOAT_SCALES).float().view(1, 1)
+        return self._take(place, name, shape, range(shape[0]), range(shape[1]), FLOAT_SCALES).float()
+
+    def _plain_fours(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
+        """Two in a byte, as compressed-tensors names them or ModelOpt."""
+        self._check_names(scheme, place.name)
+        assert scheme.group is not None, "formats.py says how many"
+        number_of, codes = torch.tensor(FLOATS), self._one_of(place, ("weight_packed", "weight"))
+        pairs, skipped = _words(place.columns, 2)
+        shape = (place.num_outputs, -(-place.num_inputs // 2))
+        bytes_OB = self._take(place, codes, shape, place.rows, pairs, (torch.uint8,))
+        scales_OG = self._scales_of_fours(scheme, place)
+        groups_I = _in_order(scheme, place) - place.columns.start // scheme.group
+        weight_OI = torch.empty((len(place.rows), len(place.columns)), dtype=dtype)
+        for some in _chunks(*weight_OI.shape):
+            codes_OI = unpacked_nibbles(bytes_OB[some])[:, skipped : skipped + weight_OI.shape[1]]
+            weight_OI[some] = number_of[codes_OI.int()] * scales_OG[some][:, groups_I]
+        return weight_OI
+
+    def _scales_of_fours(self, scheme: Scheme, place: Place) -> Tensor:
+        """Of the groups that the slice's columns touch."""
+        groups, _ = _words(place.columns, scheme.group or 1)
+        shape, kind = (place.num_outputs, _num_groups(scheme, place)), torch.float8_e4m3fn
+        if scheme.group == MXFP4:
+            exponents = self._take(place, "weight_scale", shape, place.rows, groups, (torch.uint8,))
+            return exponents.view(torch.float8_e8m0fnu).float()
+        scales = self._take(place, "weight_scale", shape, place.rows, groups, (kind,)).float()
+        of_all = self._one_of(place, ("weight_global_scale", "weight_scale_2"))
+        one = self._typed(place, of_all, self._checkpoint.one(f"{place.name}.{of_all}"), SCALES).float().view(1, 1)
+        return scales / one if of_all == "weight_global_scale" else scales * one
+
+    def _one_of(self, place: Place, names: tuple[str, str]) -> str:
+        """Whichever is there."""
         found = sorted(self._checkpoint.under(place.name).intersection(names))
         if len(found) != 1:
             which = "both are there" if found else "neither is there"
             raise self._refusal(place.name, " or .".join(names), f"is needed, and {which}")
-        if shape == (1, 1):
-            one = self._checkpoint.one(f"{place.name}.{found[0]}")
-            return self._typed(place, found[0], one, FLOAT_SCALES).float().view(1, 1)
-        return self._take(place, found[0], shape, range(shape[0]), range(shape[1]), FLOAT_SCALES).float()
+        return found[0]
 
     def _take(
         self, place: Place, suffix: str, shape: tuple[int, int], rows: range, columns: range,

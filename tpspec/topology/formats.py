@@ -22,7 +22,7 @@ from tpspec.topology.reads import Reads
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Kind = Literal["gptq", "awq", "packed", "int8", "float8", "mxfp4"]
+Kind = Literal["gptq", "awq", "packed", "int8", "float8", "float4", "mxfp4"]
 HEAD = "lm_head"
 LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 EXPERTS = ("w1", "w2", "w3")
@@ -33,10 +33,13 @@ MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, *LINEAR, *PER_LAYE
 # What a module may consist of besides a weight or its codes, and a bias. Of activations and of the cache they are of no
 # use here: neither is rounded.
 UNUSED = frozenset((
-    "input_scale", "input_scale_ub", "input_zero_point", "output_scale", "output_zero_point", "activation_scale",
-    "k_scale", "v_scale",
+    "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
+    "activation_scale", "k_scale", "v_scale",
 ))  # fmt: skip
 PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes of numbers that are no codes
+HELD_PLAIN: tuple[Kind, ...] = ("float8", "float4")  # in the dtype of the model
+NVFP4, MXFP4 = 16, 32  # inputs that share a scale
+FOURS = {"nvfp4-pack-quantized": NVFP4, "mxfp4-pack-quantized": MXFP4}
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
 
@@ -47,7 +50,8 @@ class Scheme:
 
     group: consecutive inputs that share a scale, None: all of them. zeros: groups have a zero point. shuffled: an
     input's group is read from a table (desc_act). less_one: zero points are stored one too low (GPTQ's first format).
-    block: of float8, outputs and inputs that share a scale, None: all of them.
+    block: of float8, outputs and inputs that share a scale, None: all of them. Of float4, the scale of a group is a
+    float8, and all have another that multiplies, or divides, those; or it is a power of two (groups of 32).
     """
 
     kind: Kind
@@ -61,7 +65,7 @@ class Scheme:
     @property
     def is_small(self) -> bool:
         """Whether its codes are computed with as they are; else the weights are held in the dtype of the model."""
-        return self.kind != "float8" and (self.group is None or self.group % GROUPS[-1] == 0)
+        return self.kind not in HELD_PLAIN and (self.group is None or self.group % GROUPS[-1] == 0)
 
     @property
     def scale_bits(self) -> int:
@@ -274,10 +278,12 @@ def _order(target: str) -> tuple[bool, bool, str]:
 def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
     group.refuse("output_activations")
     layout = (group if group.config.get("format") else read).one_of(
-        "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+        "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", *FOURS)
     )
     weights = group.section("weights")
     weights.one_of("dynamic", (False,), False)
+    if layout in FOURS:
+        return _compressed_fours(weights, FOURS[str(layout)])
     if weights.one_of("type", ("int", "float"), "int") == "float":
         return _compressed_floats(weights)
     packed, bits = layout == "pack-quantized", cast("Bits", weights.one_of("num_bits", (4, 8), 8))
@@ -308,9 +314,18 @@ def _compressed_floats(weights: Reads) -> Scheme:
     return Scheme("float8", block=_block(weights, "block_structure"))
 
 
+def _compressed_fours(weights: Reads, group: int) -> Scheme:
+    weights.one_of("type", ("float",))
+    weights.one_of("num_bits", (4,))
+    weights.one_of("symmetric", (True,), True)
+    weights.one_of("strategy", ("tensor_group", "group"), "group")
+    weights.one_of("group_size", (group,), group)
+    return Scheme("float4", 4, group)
+
+
 def _mxfp4(read: Reads) -> Stored:
     """Experts alone are; modules_to_not_convert, which says so with stars for numbers, adds nothing."""
-    return Stored("MXFP4", ((("mlp.experts",), Scheme("mxfp4", 4, 32)),))
+    return Stored("MXFP4", ((("mlp.experts",), Scheme("mxfp4", 4, MXFP4)),))
 
 
 def _fbgemm(read: Reads) -> Stored:
@@ -321,9 +336,12 @@ def _fbgemm(read: Reads) -> Stored:
 
 def _modelopt(read: Reads) -> Stored:
     """NVIDIA's. What its patterns leave out is seen by what there is of it."""
-    read.one_of("quant_algo", ("FP8",))
+    algorithm, scheme = read.one_of("quant_algo", ("FP8", "NVFP4")), Scheme("float8")
+    if algorithm == "NVFP4":
+        scheme = Scheme("float4", 4, NVFP4)
+        read.one_of("group_size", (NVFP4,), NVFP4)
     plain = read.texts("ignore") or read.texts("exclude_modules")
-    return Stored("ModelOpt FP8", (((EVERY,), Scheme("float8")),), (HEAD, *plain), rounds=True)
+    return Stored(f"ModelOpt {algorithm}", (((EVERY,), scheme),), (HEAD, *plain), rounds=True)
 
 
 METHODS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "fbgemm_fp8": _fbgemm,
