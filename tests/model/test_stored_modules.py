@@ -332,3 +332,15 @@ def test_what_patterns_leave_out_is_seen_by_what_there_is_of_it(tmp_path: Path) 
         held["model.layers.1.mlp.up_proj.k_scale"] = torch.ones(())  # of a cache, as beside keys
 
     assert is_right(changed(quantized, tmp_path, left_out), meant)
+
+
+def test_files_that_are_written_anew_are_looked_at_anew(tmp_path: Path) -> None:
+    """Stands against plain modules remembered of weights that are in codes by now."""
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, FORMATS["fp8"])
+    shape, module = ModelShape.of(quantized), "model.layers.0.mlp.up_proj"
+    assert shape.stored is not None
+    assert module not in shape.stored.seen
+    shutil.copy(meant / "model.safetensors", quantized)
+    again = ModelShape.of(quantized)
+    assert again.stored is not None
+    assert module in again.stored.seen

@@ -127,6 +127,12 @@ def tensors(folder: Path) -> dict[str, TensorInfo]:
         return {}
 
 
+def written(folder: Path) -> tuple[int, ...]:
+    """Sizes and times of those files: other ones, or the same written anew, have others."""
+    stats = [path.stat() for path in sorted(folder.glob("*.safetensors")) if path.exists()]
+    return tuple(number for stat in stats for number in (stat.st_size, stat.st_mtime_ns))
+
+
 def _header(path: Path) -> Iterable[tuple[str, TensorInfo]]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")

@@ -137,7 +137,7 @@ class ModelShape:
         shape = cls.from_config(checkpoint.read_config(folder), str(folder))
         if shape.stored is None:
             return shape
-        seen = plain_modules({name: tensor.dtype for name, tensor in checkpoint.tensors(folder).items()})
+        seen = _plain_modules(folder, checkpoint.written(folder))
         return replace(shape, stored=replace(shape.stored, seen=seen))
 
     @property
@@ -165,6 +165,12 @@ class ModelShape:
     def summed(self) -> int:
         """Numbers of a row in an all-reduce, on average: experts may have a sum of their own beside the MLP's."""
         return self.hidden + (self.hidden // 2 if self.experts and self.experts.apart else 0)
+
+
+@cache
+def _plain_modules(folder: Path, written: tuple[int, ...]) -> frozenset[str]:
+    """A start asks for a shape some ten times, and headers of a hundred files take a second."""
+    return plain_modules({name: tensor.dtype for name, tensor in checkpoint.tensors(folder).items()})
 
 
 def vocab_of(config: dict[str, object], where: str) -> int | None:
