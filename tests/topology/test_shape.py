@@ -67,6 +67,8 @@ PUBLISHED = {
     "zai-org/GLM-4.7-Flash": 31.2215 - 1.2781,
     "deepseek-ai/DeepSeek-V2-Lite-Chat": 15.706484,
     "moonshotai/Moonlight-16B-A3B-Instruct": 15.96,
+    "moonshotai/Kimi-K2-Instruct": 1026.47,  # with the scales of its codes
+    "moonshotai/Kimi-K2-Instruct-0905": 1026.47,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.70,
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.63,
     "Qwen/Qwen3.5-0.8B": 0.752393,  # of these the text model

@@ -12,6 +12,8 @@ TEXT_TYPES = {
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "internvl": "qwen2",
+    "kimi_k25": "deepseek_v3",
+    "kimi_vl": "deepseek_v3",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
@@ -23,6 +25,7 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }  # of the text model, where its section does not say
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # of types of text models, as configs were published
 # Sizes of text models that sections of others leave out, as transformers once wrote them: what differs from its own.
 SIZES: dict[str, dict[str, object]] = {
     "llama": {"intermediate_size": 11008, "vocab_size": 32000},
@@ -32,7 +35,7 @@ SIZES: dict[str, dict[str, object]] = {
 }
 COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 # Whether a head is tied where a whole model does not say so; of the others where either does, as they once were saved.
-WHOLE_TIED = {"internvl": True, "llava_next": False, "qwen3_vl": False, "qwen3_vl_moe": False}
+WHOLE_TIED = {"internvl": True, "kimi_k25": True, "llava_next": False, "qwen3_vl": False, "qwen3_vl_moe": False}
 EITHER_TIED = ("glm4v", "glm4v_moe", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl")
 FLAT = ("qwen2_5_vl", "qwen2_vl")  # as these were published: what a text model says stands beside its eyes
 SECTION = "text_config"
@@ -44,7 +47,13 @@ PREFIXES = ("model.language_model.", "language_model.")  # transformers' own sin
 
 
 def text_config(config: dict[str, object]) -> dict[str, object]:
-    """A config.json as its text model alone would have it; any other as it is."""
+    """A config.json as its text model alone would have it, its type by transformers' name; any other as it is."""
+    alone = _alone(config)
+    kind = alone.get("model_type")
+    return alone | {"model_type": OTHER_NAMES[kind]} if isinstance(kind, str) and kind in OTHER_NAMES else alone
+
+
+def _alone(config: dict[str, object]) -> dict[str, object]:
     kind, text = config.get("model_type"), config.get(SECTION)
     if kind in FLAT and text is None:
         text = {}
