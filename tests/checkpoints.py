@@ -268,6 +268,38 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
 }
+# Kinds that are put together of parts that those above have, too; see tests/parity.
+AKIN: dict[str, dict[str, Any]] = {
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16, "tie_word_embeddings": True},
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "moe_intermediate_size": 40,
+        "moe_num_experts": 7,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+    },
+}
+# Kinds that transformers has within models that see alone.
+WITHIN: dict[str, dict[str, Any]] = {
+    "mistral4": {
+        "model_type": "mistral4",
+        **DEEPSEEK,
+        "q_lora_rank": 28,
+        "routed_scaling_factor": 1.8,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 16.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 8,
+            "llama_4_scaling_beta": 0.4,
+            "partial_rotary_factor": 0.4,
+        },
+    },
+}
 # Types of text models within models that see, and the kinds that they are like; transformers has no such model alone.
 LIKE = {
     "glm4v_moe_text": "glm4_moe",
@@ -300,7 +332,7 @@ def tiny(
     shards: more than 1 writes that many safetensors files (or one or two more) and an index. overrides: config fields,
     by transformers' names. A tokenizer is written too, unless the vocabulary cannot hold the 256 bytes.
     """
-    fields = BASE | KINDS[kind] | overrides
+    fields = BASE | (KINDS | AKIN)[kind] | overrides
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     randomise(model, torch.Generator().manual_seed(seed))

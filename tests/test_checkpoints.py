@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.checkpoints import KINDS, tiny
+from tests.checkpoints import AKIN, KINDS, tiny
 
 PROMPT = torch.randint(3, 263, (1, 64), generator=torch.Generator().manual_seed(1))
 
@@ -23,13 +23,13 @@ def logits(folder: Path, **config: Any) -> torch.Tensor:
     return output
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | AKIN)
 def test_every_kind_loads_in_transformers_with_nothing_missing_or_left_over(kind: str, tmp_path: Path) -> None:
     _, report = AutoModelForCausalLM.from_pretrained(tiny(kind, tmp_path), output_loading_info=True)
     assert not any(report.values()), report
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | AKIN)
 def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: str, tmp_path: Path) -> None:
     """Against checkpoints on which a broken model agrees with a right one: every prompt gets the same answer."""
     rows = logits(tiny(kind, tmp_path))
@@ -62,7 +62,7 @@ def test_ignoring_what_is_peculiar_to_a_kind_changes_its_argmax(
     assert changed.float().mean() > 0.1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | AKIN)
 def test_no_bias_is_zero_and_no_norm_is_one(kind: str, tmp_path: Path) -> None:
     vectors = {n: w for n, w in load_file(tiny(kind, tmp_path) / "model.safetensors").items() if w.dim() == 1}
     assert all(w.std() > 0.1 for w in vectors.values() if w.numel() > 1)

@@ -50,6 +50,7 @@ def mixture(
     *,
     sums_to_one: bool = True,
     sigmoid: bool = False,
+    of_parts: bool = False,
     groups: tuple[int, int] = (1, 1),
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Router, list[GatedMlp]]:
@@ -66,7 +67,7 @@ def mixture(
 
     weight_ND = (3 * torch.randn(count, HIDDEN, generator=noise) / HIDDEN**0.5).to(DEVICE)
     scale, (of, best) = 2.5 if sigmoid else 1.0, groups
-    experts = Experts(count, chosen, sums_to_one, sigmoid=sigmoid, scale=scale, groups=of, groups_chosen=best)
+    experts = Experts(count, chosen, sums_to_one, sigmoid, scale, groups=of, groups_chosen=best, of_parts=of_parts)
     bias_N = torch.randn(count, generator=noise).to(DEVICE) if sigmoid else None
     return Router(weight_ND, experts, bias_N), [mlp() for _ in range(count)]
 
@@ -105,6 +106,15 @@ def test_a_mixture_is_what_the_reference_makes_of_it(
         due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS).float()
         made_TD = CardMixture(router, experts)(x_TD, STEPS).float()
         assert (made_TD - due_TD).abs().max() <= ROUNDING[dtype] * due_TD.abs().max()
+
+
+def test_parts_of_a_softmax_that_a_bias_puts_in_another_order_are_what_the_reference_makes_of_them() -> None:
+    """As Ernie 4.5's. Stands against rows that go where logits and bias would send them, and weights with the bias."""
+    router, experts = mixture(5, 2, 16, sigmoid=True, of_parts=True)
+    x_TD = rows(6)
+    due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS)
+    made_TD = CardMixture(router, experts)(x_TD, STEPS)
+    assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
 
 
 @pytest.mark.parametrize("num_processors", [2, 20, 1000])

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tests.checkpoints import BASE, KINDS, LIKE, randomise, write_tokenizer
+from tests.checkpoints import BASE, KINDS, LIKE, WITHIN, randomise, write_tokenizer
 from tests.worlds import serve, topology
-from tpspec.comm.communicator import Communicator, OneRank
+from tpspec.comm.communicator import Communicator
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader
@@ -33,6 +33,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"mm_tokens_per_image": 4, "image_token_index": 262, "boi_token_index": 261}),
     "mistral": ("mistral3", {"image_token_index": 262}),
     "ministral3": ("mistral3", {"image_token_index": 262}),
+    "mistral4": ("mistral3", {"image_token_index": 262}),
     "qwen3_5": ("qwen3_5", {}),
     "qwen3_5_moe": ("qwen3_5_moe", {}),
     "deepseek_v3": ("kimi_k25", {"image_token_id": 262, "video_token_id": 261}),
@@ -58,7 +59,7 @@ SEES: dict[str, dict[str, Any]] = {
 def seeing(folder: Path, text: str, **keys: Any) -> torch.Tensor:
     """Writes a model of a text kind and eyes; the logits it has for IDS."""
     model_type, more = WHOLE[text]
-    fields = BASE | KINDS[LIKE.get(text, text)] | keys
+    fields = BASE | (KINDS | WITHIN)[LIKE.get(text, text)] | keys
     if text in LIKE:  # whose rope turns by three positions, which are the same for text
         part = fields.get("partial_rotary_factor", 1.0)
         sections = {"mrope_section": [round(4 * part), round(2 * part), round(2 * part)], "partial_rotary_factor": part}
@@ -91,10 +92,15 @@ def rename(folder: Path, old: str, new: str) -> None:
               folder / SINGLE)  # fmt: skip
 
 
-def logits(folder: Path) -> torch.Tensor:
-    (whole,) = split(ModelShape.of(folder), (1.0,))
-    decoder = Loader.open(folder, whole, torch.float32, torch.device("cpu")).decoder(OneRank(), 64)
-    return decoder.forward([Span(0, 0, IDS, ((0, len(IDS)),), len(IDS))])
+def logits(folder: Path, parts: tuple[float, ...] = (1.0,)) -> torch.Tensor:
+    """parts: of ranks."""
+    shards, span = split(ModelShape.of(folder), parts), Span(0, 0, IDS, ((0, len(IDS)),), len(IDS))
+
+    def rank(comm: Communicator) -> torch.Tensor:
+        loader = Loader.open(folder, shards[comm.rank], torch.float32, torch.device("cpu"))
+        return loader.decoder(comm, 64).forward([span])
+
+    return torch.cat(ThreadWorld(len(parts)).run(rank), 1)
 
 
 @pytest.mark.parametrize("text", WHOLE)
@@ -124,6 +130,13 @@ def test_what_says_of_text_may_stand_beside_what_says_of_eyes(tmp_path: Path) ->
     assert (logits(tmp_path) - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("parts", [(1.0, 1.0), (3.0, 1.0, 2.0)], ids=str)
+def test_ranks_share_a_text_model_that_is_none_alone(parts: tuple[float, ...], tmp_path: Path) -> None:
+    """Mistral 4. Stands against queries of which what latents are made of does not grow with the position."""
+    expected = seeing(tmp_path, "mistral4")
+    assert (logits(tmp_path, parts) - expected).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("names", [("kimi_k25", "kimi_k2"), ("kimi_vl", "deepseek_v3"), ("kimi_k2", None)], ids=str)
 def test_a_type_may_have_the_name_that_it_was_published_by(names: tuple[str, str | None], tmp_path: Path) -> None:
     """Kimi K2.5, VL and K2, all of which compute as DeepSeek-V3 does."""
@@ -143,13 +156,7 @@ def test_experts_lie_or_stand(parts: tuple[float, ...], tmp_path: Path) -> None:
     turned = {name: x.transpose(1, 2).contiguous() if ".experts." in name else x for name, x in tensors.items()}
     assert any(turned[name].shape != tensors[name].shape for name in tensors)
     save_file(turned, tmp_path / SINGLE)
-    shards, span = split(ModelShape.of(tmp_path), parts), Span(0, 0, IDS, ((0, len(IDS)),), len(IDS))
-
-    def rank(comm: Communicator) -> torch.Tensor:
-        loader = Loader.open(tmp_path, shards[comm.rank], torch.float32, torch.device("cpu"))
-        return loader.decoder(comm, 64).forward([span])
-
-    assert (torch.cat(ThreadWorld(len(parts)).run(rank), 1) - expected).abs().max() < 1e-4
+    assert (logits(tmp_path, parts) - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("text", ["qwen3_vl_text", "glm4v_moe_text"])

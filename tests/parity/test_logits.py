@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.checkpoints import KINDS, tiny
+from tests.checkpoints import AKIN, KINDS, tiny
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Carried, Span
@@ -28,7 +28,7 @@ LAST, MOST_OFF = 50, 1.5  # rows; how far they may be off in bfloat16, times wha
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("tiny")
-    return {kind: tiny(kind, root / kind, shards=2 if kind == "llama" else 1) for kind in KINDS}
+    return {kind: tiny(kind, root / kind, shards=2 if kind == "llama" else 1) for kind in KINDS | AKIN}
 
 
 def reference(folder: Path, ids: list[int]) -> torch.Tensor:
@@ -84,6 +84,20 @@ def test_sharded_logits_equal_those_of_transformers(
     """Stands against a slice off by a row, a bias added on every rank, a kv head read by the wrong query heads, rope
     on a NoPE layer, a window off by one; and chunks, rows and pages that disagree: the prompt is read in chunks that
     end inside pages, over pages that are not contiguous."""
+    assert off_by(folders[kind], weights, compiled) < 1e-4
+
+
+@pytest.mark.parametrize(("weights", "compiled"), [((1,), False), ((1, 2), True), ((3, 1, 2), True)], ids=str)
+@pytest.mark.parametrize("kind", AKIN)
+def test_kinds_of_the_same_parts_are_put_together_as_those_of_transformers(
+    folders: dict[str, Path], kind: str, weights: tuple[int, ...], compiled: bool
+) -> None:
+    """Stands against a name, a default or an option that is another type's."""
+    assert off_by(folders[kind], weights, compiled) < 1e-4
+
+
+def off_by(folder: Path, weights: tuple[int, ...], compiled: bool) -> float:
+    """The most that sharded logits of a prompt differ from those of transformers."""
     ids = prompt()
     runs = ((32, 20), (96, 30))
 
@@ -99,8 +113,8 @@ def test_sharded_logits_equal_those_of_transformers(
             parts.append(decoder.forward([span]))
         return torch.cat(parts)
 
-    logits = torch.cat(sharded(folders[kind], weights, run, compiled), -1)
-    assert (logits - reference(folders[kind], ids)).abs().max() < 1e-4
+    logits = torch.cat(sharded(folder, weights, run, compiled), -1)
+    return float((logits - reference(folder, ids)).abs().max())
 
 
 @pytest.mark.parametrize("kind", KINDS)

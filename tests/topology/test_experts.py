@@ -141,6 +141,9 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("glm4_moe", "first_k_dense_replace", -1, "a whole number above -1"),
         ("glm4_moe", "routed_scaling_factor", 0, "a number above 0"),
         ("glm4_moe", "use_qk_norm", 1, "true or false"),
+        ("ernie4_5_moe", "moe_layer_interval", 2, "1"),
+        ("ernie4_5_moe", "moe_layer_end_index", 0, "-1 or 1"),
+        ("mistral4", "n_group", 2, "1"),
     ],
 )
 def test_a_mixture_that_is_not_supported_is_refused_by_its_key(

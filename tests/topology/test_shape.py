@@ -69,6 +69,8 @@ PUBLISHED = {
     "moonshotai/Moonlight-16B-A3B-Instruct": 15.96,
     "moonshotai/Kimi-K2-Instruct": 1026.47,  # with the scales of its codes
     "moonshotai/Kimi-K2-Instruct-0905": 1026.47,
+    "baidu/ERNIE-4.5-0.3B-PT": 0.36075,
+    "baidu/ERNIE-4.5-21B-A3B-PT": 21.82544,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46.70,
     "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.63,
     "Qwen/Qwen3.5-0.8B": 0.752393,  # of these the text model
@@ -89,6 +91,8 @@ ROUNDED = {
     "Qwen/Qwen3.5-27B": 27,
     "Qwen/Qwen3.5-35B-A3B": 35,
     "Qwen/Qwen3-Next-80B-A3B-Instruct": 80,
+    "baidu/ERNIE-4.5-300B-A47B-PT": 300,
+    "mistralai/Mistral-Small-4-119B-2603": 119,
 }
 # Of mixtures: for one token, the embedding table included, as exactly as it is published.
 ACTIVE = {
@@ -196,7 +200,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, gemma2, gemma3_text",
+        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, ernie4_5, ernie4_5_moe",
     ):
         shape_of(str(tmp_path))
 
@@ -204,6 +208,8 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
 CALLED = {
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
+    "ernie4_5": "ERNIE 4.5",
+    "ernie4_5_moe": "ERNIE 4.5",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3",
     "gemma4_text": "Gemma 4",
@@ -218,6 +224,7 @@ CALLED = {
     "granite": "Granite 3",
     "ministral3": "Ministral 3",
     "mistral": "Mistral",
+    "mistral4": "Mistral Small 4",
     "mixtral": "Mixtral",
     "phi3": "Phi-3",
     "qwen2": "Qwen2",
@@ -299,6 +306,7 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
             {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
             "partial_rotary_factor is not supported for gemma3_text",
         ),
+        ({"model_type": "ernie4_5", "use_bias": True}, "use_bias: True is not supported for ernie4_5"),
         ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'gelu_pytorch_tanh' is"),
     ],
 )
@@ -365,11 +373,15 @@ def test_a_latent_that_is_not_supported_is_refused_by_its_key(said: dict[str, ob
         ModelShape.from_config(config, "here")
 
 
+QUARTER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+
+
 @pytest.mark.parametrize(
     ("model_type", "said", "why"),
     [
         ("deepseek_v3", {"head_dim": 192}, "head_dim is 192; should be qk_rope_head_dim, 64"),
         ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported for deepseek_v3"),
+        ("mistral4", {"rope_parameters": QUARTER}, "partial_rotary_factor is not supported for mistral4"),
         ("glm4_moe_lite", {"head_dim": 128}, r"turned=64.* is not what this version .* reads, .*turned=128"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import BASE, KINDS, LIKE
+from tests.checkpoints import AKIN, BASE, KINDS, LIKE, WITHIN
 from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES
 from tpspec.model.spec import read_spec
@@ -31,7 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"use_sliding_window": True, "max_window_layers": 0},
     {"sliding_window": 32, "sliding_window_pattern": 3},
 ]
-OF_TYPE = {fields["model_type"]: BASE | fields for fields in KINDS.values()}
+OF_TYPE = {fields["model_type"]: BASE | fields for fields in (KINDS | AKIN | WITHIN).values()}
 OF_TYPE |= {kind: BASE | KINDS[like] | {"model_type": kind} for kind, like in LIKE.items()}
 LEFT_OUT = ("layer_types", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern")
 

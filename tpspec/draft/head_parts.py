@@ -9,7 +9,7 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.embedding import Embedding, head_of
-from tpspec.model.experts import CORRECTION, Router, Shared, mixture_of
+from tpspec.model.experts import Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.linear import PlainLinear, linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
@@ -119,8 +119,8 @@ class Parts:
         at = f"{layer}{names.module}."
         if experts is None:
             return self._mlp(at, names, spec.intermediate)
-        weight_ND = self._wide(f"{at}gate.weight", experts.count, spec.hidden)
-        bias_N = self._wide(f"{at}gate.{CORRECTION}", experts.count) if experts.sigmoid else None
+        weight_ND = self._wide(f"{at}{names.router}.weight", experts.count, spec.hidden)
+        bias_N = self._wide(f"{at}{names.correction}", experts.count) if experts.sigmoid else None
         router, on_card = Router(weight_ND, experts, bias_N), self.given.device.type == "cuda"
         parts = replace(self, reference=on_card)
         mlps = [parts._mlp(f"{at}experts.{index}.", names, spec.intermediate) for index in range(experts.count)]

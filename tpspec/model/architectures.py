@@ -110,9 +110,12 @@ GEMMA4 = Architecture(
     capped=True,
     apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
 )
+ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
+    "ernie4_5": ERNIE,
+    "ernie4_5_moe": ERNIE,
     "gemma2": GEMMA2,
     "gemma3_text": replace(
         GEMMA2,
@@ -144,6 +147,7 @@ ARCHITECTURES = {
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "ministral3": Architecture(window="all"),
     "mistral": Architecture(window="all"),
+    "mistral4": Architecture(partial_rope=True, alternate_rope="rope_interleave"),
     "mixtral": Architecture(window="all"),
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tpspec.topology.experts import Experts
 
 
-CORRECTION = "e_score_correction_bias"  # of a router, what its bias is called
 LEAST = 1e-20  # as transformers: what no sum of sigmoids is below
 
 
@@ -72,7 +71,8 @@ class Router:
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, N] in float32."""
-        return F.linear(x_TD.float(), self.weight_ND, None if self.experts.sigmoid else self.bias_N)
+        logits_TN = F.linear(x_TD.float(), self.weight_ND, None if self.experts.sigmoid else self.bias_N)
+        return logits_TN.softmax(1).logit() if self.experts.of_parts else logits_TN
 
 
 class Mixture:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.model.experts import CORRECTION, Apart, Router, Shared, mixture_of
+from tpspec.model.experts import Apart, Router, Shared, mixture_of
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.stored import Place, below
 from tpspec.topology.experts import mlp_names
@@ -64,7 +64,7 @@ class Mlps:
 
     def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool, own_D: Tensor | None = None) -> Mlp:
         """own: see Mixture."""
-        router, on_card = self._router(f"{at}{names.router}", experts), self.matrices.device.type == "cuda"
+        router, on_card = self._router(at, names, experts), self.matrices.device.type == "cuda"
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
         stand = self._stand(f"{at}experts.", names, experts.count)
         mlps = [parts._expert(f"{at}experts.", names, experts, index, stand) for index in range(experts.count)]
@@ -109,10 +109,11 @@ class Mlps:
                 "transformers' save_pretrained writes with save_original_format, which is its default"
             )
 
-    def _router(self, name: str, experts: Experts) -> Router:
+    def _router(self, at: str, names: MlpNames, experts: Experts) -> Router:
+        name, correction = f"{at}{names.router}", f"{at}{names.correction}"
         held = self.matrices.checkpoint.under(name)
         if held and "weight" not in held:
-            kind = ", ".join(sorted(held - {CORRECTION}))
+            kind = ", ".join(sorted(held - {correction.rpartition(".")[2]}))
             raise UserError(
                 f"{self.matrices.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight"
             )
@@ -126,8 +127,10 @@ class Mlps:
             return Router(weight_ND * own_D, experts, scales_N=scales_N)
         if not (experts.sigmoid or experts.biased):
             return Router(weight_ND, experts)
-        kind = CORRECTION if experts.sigmoid else "bias"
-        return Router(weight_ND, experts, self.matrices.wide(f"{name}.{kind}", (experts.count,)))
+        bias, size = correction if experts.sigmoid else f"{name}.bias", (experts.count,)
+        lying = (1, *size)  # as Ernie 4.5 has it
+        stored = lying if self.matrices.checkpoint.has(bias, lying) else size
+        return Router(weight_ND, experts, self.matrices.wide(bias, stored).view(size))
 
     def _mlp(self, at: str, names: MlpNames, channels: range, size: int) -> GatedMlp:
         """channels: of so many, those of this shard."""

@@ -161,7 +161,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     latent = latent_of(said, kind)
     head_dim = head_dim_of(config) if latent is None else latent.cached
     num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
-    num_kv_heads = config.num_key_value_heads if latent is None else 1
+    num_kv_heads = 1 if latent is not None else config.num_key_value_heads or num_heads
     wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads)
     experts = experts_of(said, kind)
     key, _ = intermediate_key(kind, experts)
@@ -170,7 +170,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     per_layer = per_layer_of(said, kind, config.vocab_size)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
     if latent is not None:
-        _check_turned(config, latent, list(ropes.values()), where)
+        _check_turned(config, arch, latent, list(ropes.values()), where)
     numbers = _multipliers(config, where) if arch.multiplied else Multipliers()
     return ModelSpec(
         model_type=kind,
@@ -292,11 +292,13 @@ def _latent_scale(config: Any, latent: Latent) -> float:
     return float(latent.head_dim**-0.5 * sharper**2)
 
 
-def _check_turned(config: Any, latent: Latent, ropes: list[dict[str, Any]], where: str) -> None:
-    """That rope turns what the latent's sizes say, and all of it: transformers goes by head_dim."""
-    if head_dim_of(config) != latent.turned:
-        raise UserError(f"{where}: head_dim is {head_dim_of(config)}; should be qk_rope_head_dim, {latent.turned}")
-    if any(parameters.get("partial_rotary_factor", 1.0) != 1.0 for parameters in ropes):
+def _check_turned(config: Any, arch: Architecture, latent: Latent, ropes: list[dict[str, Any]], where: str) -> None:
+    """That rope turns what the latent's sizes say, and all of it: transformers goes by head_dim, of that part alone or,
+    where a part may be said, of a whole query."""
+    size, key = (latent.head_dim, "qk_head_dim") if arch.partial_rope else (latent.turned, "qk_rope_head_dim")
+    if head_dim_of(config) != size:
+        raise UserError(f"{where}: head_dim is {head_dim_of(config)}; should be {key}, {size}")
+    if any(num_of_turned(config, parameters) != latent.turned for parameters in ropes):
         raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
 
 
@@ -343,7 +345,7 @@ def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], wh
     is_whole = all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in parts)
     if is_whole and not arch.alternate_rope:
         return None
-    if not arch.partial_rope or len(ropes) > 1:
+    if not (is_whole or arch.partial_rope) or len(ropes) > 1:
         raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
     turned = num_of_turned(config, ropes[0])
     if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):

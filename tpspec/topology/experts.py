@@ -25,7 +25,8 @@ class MlpNames:
     together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
     matrices of its own. upright: it has a row for each output; else a row is an input's. alternate: the outputs of gate
     and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or a matrix for each
-    expert instead. shared_gate: of what the MLP beside the experts is multiplied with.
+    expert instead. shared_gate: of what the MLP beside the experts is multiplied with. correction: of the bias by which
+    experts are chosen, within the mixture.
     """
 
     module: str
@@ -38,6 +39,7 @@ class MlpNames:
     upright: bool = False
     alternate: bool = False
     shared_gate: str = "shared_expert_gate"
+    correction: str = "gate.e_score_correction_bias"
 
     def within(self, layer: str) -> str:
         """What the names of its parts begin with. layer: the same of its layer."""
@@ -50,7 +52,8 @@ class Experts:
     scaled to, or stay parts of a softmax over all.
 
     sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; to choose experts, a bias is added to
-    it (DeepSeek-V3, arXiv 2412.19437). scale: of all weights, after that. groups: into which experts are divided; each
+    it (DeepSeek-V3, arXiv 2412.19437). of_parts: that sigmoid is a part of a softmax after all, and only the bias makes
+    it another (Ernie 4.5). scale: of all weights, after that. groups: into which experts are divided; each
     token is sent to experts of the `groups_chosen` that are best for it.
     first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
     through which every row goes; 0: there is none. shared_gated: whether what that gives has a gate. apart: whether
@@ -71,6 +74,7 @@ class Experts:
     biased: bool = False
     groups: int = 1
     groups_chosen: int = 1
+    of_parts: bool = False
 
     @property
     def is_divided(self) -> bool:
@@ -84,18 +88,21 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Of types that mix as DeepSeek's do, what is beside the experts. dense, first_layer, scale, sigmoid: see Experts.
-    shared: MLPs beside the experts, as wide as `channels` each. groups: of experts, and how many are chosen. listed:
-    mlp_layer_types says which layers have experts; if not, first_k_dense_replace does."""
+    """Of types that mix as DeepSeek's do, what is beside the experts. dense, first_layer, scale, sigmoid, of_parts: see
+    Experts. shared: MLPs beside the experts, as wide as `channels` each. groups: of experts, and how many are chosen;
+    None: they are in one. listed: mlp_layer_types says which layers have experts; if not, the key for the first does.
+    keys: what a config.json calls the first layer, the MLPs beside the experts, and the scale."""
 
     dense: int
     shared: int
     channels: int
     first_layer: int = 1
-    groups: tuple[int, int] = (1, 1)
+    groups: tuple[int, int] | None = (1, 1)
     scale: float = 1.0
     sigmoid: bool = True
+    of_parts: bool = False
     listed: bool = False
+    keys: tuple[str, str, str] = ("first_k_dense_replace", "n_shared_experts", "routed_scaling_factor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,21 @@ MIXTURES = {
         norms=True,
         beside=Beside(dense=18432, shared=1, channels=2048, first_layer=3, groups=(8, 4), scale=2.5),
     ),
+    "ernie4_5_moe": Mixing(
+        MlpNames("mlp", correction="moe_statics.e_score_correction_bias"),
+        count=64,
+        chosen=6,
+        chosen_key="moe_k",
+        sums_to_one=True,
+        beside=Beside(
+            dense=12288,
+            shared=2,
+            channels=1536,
+            groups=None,
+            of_parts=True,
+            keys=("moe_layer_start_index", "moe_num_shared_experts", "routed_scaling_factor"),
+        ),
+    ),
     "gemma4_text": Mixing(
         MlpNames("", router="router.proj", shared="mlp", together="gate_up_proj", upright=True),
         count=None,
@@ -162,6 +184,13 @@ MIXTURES = {
         sums_to_one=True,
         biased=True,
     ),
+    "mistral4": Mixing(
+        MlpNames("mlp", together="gate_up_proj", upright=True),
+        count=128,
+        chosen=4,
+        norms=True,
+        beside=Beside(dense=12288, shared=1, channels=2048, first_layer=0, groups=None, sigmoid=False),
+    ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "qwen3_5_moe_text": Mixing(
         MlpNames("mlp", shared="shared_expert", together="gate_up_proj", upright=True),
@@ -175,7 +204,7 @@ MIXTURES = {
     "qwen3_next": Mixing(MlpNames("mlp", shared="shared_expert"), count=512, chosen=10, norms=True, gated=512),
 }
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
-COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are in use for the same
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # all are in use for the same
 NAMES = {mixing.names for mixing in MIXTURES.values()}
 
 
@@ -221,16 +250,18 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
 
 def _as_deepseek(experts: Experts, read: Reads, usual: Beside) -> Experts:
     read.one_of("moe_layer_freq", (1,), 1)
-    scores = "sigmoid" if usual.sigmoid else "softmax"
+    scores = "sigmoid" if usual.sigmoid and not usual.of_parts else "softmax"
     read.one_of("scoring_func", (scores,), scores)
+    _, shared, scale = usual.keys
     groups, groups_chosen = _groups(read, usual, experts)
     return replace(
         experts,
         sigmoid=usual.sigmoid,
-        scale=read.number("routed_scaling_factor", usual.scale),
+        of_parts=usual.of_parts,
+        scale=read.number(scale, usual.scale),
         first_layer=_first_mixed(read, usual),
         dense=read.size("intermediate_size", usual.dense),
-        shared=read.size("n_shared_experts", usual.shared) * read.size("moe_intermediate_size", usual.channels),
+        shared=read.size(shared, usual.shared, least=0) * read.size("moe_intermediate_size", usual.channels),
         groups=groups,
         groups_chosen=groups_chosen,
     )
@@ -238,6 +269,9 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside) -> Experts:
 
 def _groups(read: Reads, usual: Beside, experts: Experts) -> tuple[int, int]:
     """Of experts, and how many of those are chosen."""
+    if usual.groups is None:
+        read.one_of("n_group", (1,), 1)
+        return 1, 1
     methods = ("noaux_tc",) if usual.sigmoid else ("greedy", "group_limited_greedy")
     if read.one_of("topk_method", methods, methods[0]) == "greedy":
         return 1, 1
@@ -252,11 +286,20 @@ def _groups(read: Reads, usual: Beside, experts: Experts) -> tuple[int, int]:
 
 def _first_mixed(read: Reads, usual: Beside) -> int:
     """The first layer with experts; all after it have some."""
+    key, *_ = usual.keys
+    read.one_of("moe_layer_interval", (1,), 1)
+    read.one_of("moe_layer_end_index", (-1, *_last_layer(read)), -1)
     if not usual.listed:
-        return read.size("first_k_dense_replace", usual.first_layer, least=0)
-    read.one_of("first_k_dense_replace", (usual.first_layer,), usual.first_layer)
+        return read.size(key, usual.first_layer, least=0)
+    read.one_of(key, (usual.first_layer,), usual.first_layer)
     kinds = read.texts("mlp_layer_types")
     first = kinds.index("sparse") if "sparse" in kinds else len(kinds)
     if set(kinds[:first]) - {"dense"} or set(kinds[first:]) - {"sparse"}:
         raise read.refusal("mlp_layer_types", "dense for the first layers, and sparse for all after them")
     return first if kinds else usual.first_layer
+
+
+def _last_layer(read: Reads) -> tuple[int, ...]:
+    """Where a config says how many there are."""
+    count = read.size_if_given("num_hidden_layers")
+    return () if count is None else (count - 1,)
