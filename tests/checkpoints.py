@@ -270,6 +270,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # Kinds that are put together of parts that those above have, too; see tests/parity.
 AKIN: dict[str, dict[str, Any]] = {
+    "cwm": {
+        "model_type": "cwm",
+        "head_dim": 16,
+        "sliding_window": 8,
+        "rope_parameters": LLAMA3_ROPE,
+    },
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16, "tie_word_embeddings": True},
     "ernie4_5_moe": {
         "model_type": "ernie4_5_moe",
@@ -277,6 +283,24 @@ AKIN: dict[str, dict[str, Any]] = {
         "moe_num_experts": 7,
         "moe_k": 3,
         "moe_num_shared_experts": 2,
+    },
+    "gemma": {"model_type": "gemma", "hidden_size": 48, "head_dim": 16, "tie_word_embeddings": True},
+    "glm": {"model_type": "glm", "head_dim": 16, "attention_bias": True},
+    "ministral": {
+        "model_type": "ministral",
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "vaultgemma": {
+        "model_type": "vaultgemma",
+        "hidden_size": 48,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 4.0,
+        "tie_word_embeddings": True,
     },
 }
 # Kinds that transformers has within models that see alone.
@@ -310,12 +334,15 @@ LIKE = {
     "qwen3_vl_text": "qwen3",
 }
 ONE_MORE = (
+    "gemma",
     "gemma2",
     "gemma3_text",
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
+    "vaultgemma",
 )  # whose norms multiply by 1 + weight
+UNNORMED = ("gemma", "vaultgemma")  # where what layers add to an embedding that is multiplied has no norm
 
 
 def tiny(
@@ -355,13 +382,14 @@ def tiny_draft(folder: Path, target: Path) -> Path:
 def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     """Make every parameter random, also those that start as zeros or ones; logits get a std near LOGIT_STD."""
     kind = model.config.get_text_config().model_type
-    one_more, after = kind in ONE_MORE, 3 if kind.startswith("gemma") else 1
+    one_more, after = kind in ONE_MORE, 3 if kind.startswith(("gemma2", "gemma3", "gemma4")) else 1
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
         is_matrix = values.dim() > 1 and not name.endswith("bias")
         made = _scaled(name, values) if is_matrix else _vector(name, values, after, one_more)
         is_sharp = kind.startswith("gemma4") and name.endswith("q_norm.weight")  # for nothing divides its scores
-        parameter.copy_(made - 0.6 if is_sharp else made)
+        is_added = kind in UNNORMED and name.endswith(("o_proj.weight", "down_proj.weight"))
+        parameter.copy_(made - 0.6 if is_sharp else 7 * made if is_added else made)
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))

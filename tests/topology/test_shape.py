@@ -45,6 +45,8 @@ PUBLISHED = {
     "microsoft/Phi-3.5-mini-instruct": 3.82108,
     "microsoft/Phi-4-mini-instruct": 3.83602,
     "microsoft/phi-4": 14.6595,
+    "google/gemma-2b-it": 2.50617,
+    "google/gemma-7b-it": 8.53768,
     "google/gemma-2-2b-it": 2.61434,
     "google/gemma-2-9b-it": 9.24171,
     "google/gemma-2-27b-it": 27.22713,
@@ -61,6 +63,8 @@ PUBLISHED = {
     "Qwen/Qwen3-VL-235B-A22B-Instruct": 235.09,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 23.5724,
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": 23.5724,
+    "zai-org/glm-4-9b-chat-hf": 9.39995,
+    "facebook/cwm": 32.5811,
     "zai-org/GLM-4.5-Air": 110.46882 - 3.61656,  # less the layer for multi-token prediction, tables and all
     "zai-org/GLM-4.5": 358.33779 - 5.5400,
     "zai-org/GLM-4.6": 358.33779 - 5.5400,
@@ -200,20 +204,23 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are deepseek_v2, deepseek_v3, ernie4_5, ernie4_5_moe",
+        match="architecture 'gpt2' is not supported; supported are cwm, deepseek_v2, deepseek_v3, ernie4_5",
     ):
         shape_of(str(tmp_path))
 
 
 CALLED = {
+    "cwm": "CWM",
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5_moe": "ERNIE 4.5",
+    "gemma": "Gemma,",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3",
     "gemma4_text": "Gemma 4",
     "gemma4_unified_text": "Gemma 4",
+    "glm": "GLM-4",
     "glm4": "GLM-4",
     "glm4_moe": "4.5",
     "glm4_moe_lite": "4.7-Flash",
@@ -222,6 +229,7 @@ CALLED = {
     "gpt_oss": "gpt-oss",
     "llama": "Llama",
     "granite": "Granite 3",
+    "ministral": "Ministral",
     "ministral3": "Ministral 3",
     "mistral": "Mistral",
     "mistral4": "Mistral Small 4",
@@ -239,6 +247,7 @@ CALLED = {
     "qwen3_vl_text": "Qwen3-VL",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM",
+    "vaultgemma": "VaultGemma",
 }
 
 

@@ -112,10 +112,19 @@ GEMMA4 = Architecture(
 )
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
+    "cwm": Architecture(window="layer_types"),
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
+    "gemma": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        one_more=True,
+        gate=("hidden_act", "gelu_pytorch_tanh"),
+        scaled_embeddings=True,
+        apart={"use_bidirectional_attention": ()},
+    ),
     "gemma2": GEMMA2,
     "gemma3_text": replace(
         GEMMA2,
@@ -125,6 +134,7 @@ ARCHITECTURES = {
     ),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
+    "glm": Architecture(qkv_bias="attention_bias", partial_rope=True, alternate_rope=True),
     "glm4": Architecture(
         qkv_bias="attention_bias",
         partial_rope=True,
@@ -145,6 +155,7 @@ ARCHITECTURES = {
     ),
     "granite": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", multiplied=True),
     "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "ministral": Architecture(window="layer_types"),
     "ministral3": Architecture(window="all"),
     "mistral": Architecture(window="all"),
     "mistral4": Architecture(partial_rope=True, alternate_rope="rope_interleave"),
@@ -168,6 +179,7 @@ ARCHITECTURES = {
         window="layer_types",
         nope="no_rope_layers",
     ),
+    "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
 }
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 

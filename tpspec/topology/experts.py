@@ -127,7 +127,7 @@ class Mixing:
 
 DENSE = MlpNames("mlp")
 FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
-FUSED_TYPES = ("glm4", "glm4v_text", "phi3")
+FUSED_TYPES = ("glm", "glm4", "glm4v_text", "phi3")
 MIXTURES = {
     "deepseek_v2": Mixing(
         DENSE,

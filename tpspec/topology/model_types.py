@@ -55,6 +55,17 @@ GEMMA2 = Defaults(
     intermediate=("intermediate_size", 9216),
 )
 GEMMA4 = replace(GEMMA2, num_layers=30, vocab=262144, normed=True)
+GLM = Defaults(
+    hidden=4096,
+    num_layers=40,
+    num_heads=32,
+    num_kv_heads=2,
+    head_dim=128,
+    vocab=151552,
+    biased=True,
+    o_biased=False,
+    intermediate=("intermediate_size", 13696),
+)
 QWEN2_VL = Defaults(
     hidden=8192,
     num_layers=80,
@@ -67,6 +78,15 @@ QWEN2_VL = Defaults(
 )
 # The types that model/architectures.py declares.
 MODEL_TYPES = {
+    "cwm": Defaults(
+        hidden=6144,
+        num_layers=64,
+        num_heads=48,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=128256,
+        intermediate=("intermediate_size", 21504),
+    ),
     "deepseek_v2": Defaults(
         hidden=4096,
         num_layers=32,
@@ -102,22 +122,22 @@ MODEL_TYPES = {
         tied=True,
         intermediate=("moe_intermediate_size", 1536),
     ),
+    "gemma": Defaults(
+        hidden=3072,
+        num_layers=28,
+        num_heads=16,
+        num_kv_heads=16,
+        head_dim=256,
+        vocab=256000,
+        tied=True,
+        intermediate=("intermediate_size", 24576),
+    ),
     "gemma2": GEMMA2,
     "gemma3_text": replace(GEMMA2, vocab=262208, normed=True),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
-    "glm4": Defaults(
-        hidden=4096,
-        num_layers=40,
-        num_heads=32,
-        num_kv_heads=2,
-        head_dim=128,
-        vocab=151552,
-        biased=True,
-        o_biased=False,
-        layer_norms=4,
-        intermediate=("intermediate_size", 13696),
-    ),
+    "glm": GLM,
+    "glm4": replace(GLM, layer_norms=4),
     "glm4_moe": Defaults(
         hidden=4096,
         num_layers=46,
@@ -170,6 +190,14 @@ MODEL_TYPES = {
     ),
     "granite": Defaults(mlp_biased=True, float16=False),
     "llama": Defaults(mlp_biased=True),
+    "ministral": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        vocab=32000,
+        intermediate=("intermediate_size", 14336),
+    ),
     "ministral3": Defaults(
         hidden=4096,
         num_layers=34,
@@ -267,4 +295,5 @@ MODEL_TYPES = {
         intermediate=("intermediate_size", 27648),
     ),
     "smollm3": Defaults(num_kv_heads=4, tied=True, mlp_biased=True),
+    "vaultgemma": replace(GEMMA2, layer_norms=2, float16=True),
 }

@@ -49,11 +49,13 @@ def _without_rope(read: Reads, layer: int) -> bool:
 
 GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
 SLIDES = {
+    "cwm": Sliding(8192, has_one=lambda _, layer: layer % 4 != 0),
     "gemma2": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": replace(GEMMA4, usual=1024),
     "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
+    "ministral": Sliding(4096, has_one=lambda _, __: True),
     "ministral3": Sliding(),
     "mistral": Sliding(4096),
     "mixtral": Sliding(),
@@ -64,6 +66,7 @@ SLIDES = {
     "qwen3": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen3_moe": Sliding(4096, "use_sliding_window"),
     "smollm3": Sliding(has_one=_without_rope),
+    "vaultgemma": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
 }
 
 
