@@ -268,6 +268,14 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
 }
+MIXED = {
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 7,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+}
 # Kinds that are put together of parts that those above have, too; see tests/parity.
 AKIN: dict[str, dict[str, Any]] = {
     "cwm": {
@@ -275,6 +283,14 @@ AKIN: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": 8,
         "rope_parameters": LLAMA3_ROPE,
+    },
+    "dots1": {
+        "model_type": "dots1",
+        "head_dim": 16,
+        **MIXED,
+        "first_k_dense_replace": 1,
+        "sliding_window": 8,
+        "max_window_layers": 2,
     },
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16, "tie_word_embeddings": True},
     "ernie4_5_moe": {
@@ -286,12 +302,28 @@ AKIN: dict[str, dict[str, Any]] = {
     },
     "gemma": {"model_type": "gemma", "hidden_size": 48, "head_dim": 16, "tie_word_embeddings": True},
     "glm": {"model_type": "glm", "head_dim": 16, "attention_bias": True},
+    "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
+    "mellum": {
+        "model_type": "mellum",
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
     "ministral": {
         "model_type": "ministral",
         "head_dim": 16,
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "qwen2_moe": {"model_type": "qwen2_moe", **GATED, "num_experts": 7},
+    "solar_open": {"model_type": "solar_open", "head_dim": 16, **MIXED, "attention_bias": True},
     "vaultgemma": {
         "model_type": "vaultgemma",
         "hidden_size": 48,
@@ -301,6 +333,13 @@ AKIN: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 1.5,
         "final_logit_softcapping": 4.0,
         "tie_word_embeddings": True,
+    },
+    "youtu": {
+        "model_type": "youtu",
+        **{key: value for key, value in DEEPSEEK.items() if key.endswith(("_dim", "kv_lora_rank", "_heads"))},
+        "q_lora_rank": 28,
+        "tie_word_embeddings": True,
+        "pad_token_id": None,  # whose row transformers makes zeros when it loads
     },
 }
 # Kinds that transformers has within models that see alone.

@@ -144,6 +144,7 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("ernie4_5_moe", "moe_layer_interval", 2, "1"),
         ("ernie4_5_moe", "moe_layer_end_index", 0, "-1 or 1"),
         ("mistral4", "n_group", 2, "1"),
+        ("mellum", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
     ],
 )
 def test_a_mixture_that_is_not_supported_is_refused_by_its_key(

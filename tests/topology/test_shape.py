@@ -96,6 +96,10 @@ ROUNDED = {
     "Qwen/Qwen3.5-35B-A3B": 35,
     "Qwen/Qwen3-Next-80B-A3B-Instruct": 80,
     "baidu/ERNIE-4.5-300B-A47B-PT": 300,
+    "rednote-hilab/dots.llm1.inst": 142,
+    "upstage/Solar-Open-100B": 102.6,
+    "Qwen/Qwen2-57B-A14B-Instruct": 57.4,
+    "IQuestLab/IQuest-Coder-V1-40B-Instruct": 40,
     "mistralai/Mistral-Small-4-119B-2603": 119,
 }
 # Of mixtures: for one token, the embedding table included, as exactly as it is published.
@@ -183,11 +187,12 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     """Stands against caches and shards of another size: 4 KV heads of smollm3, heads of 128 in qwen3, tied heads, and
     biases that nobody counts."""
     arch = ARCHITECTURES[model_type]
-    refused = {"attention_bias": not arch.qkv_bias, "mlp_bias": arch.mlp_bias is None}
+    refused = {"attention_bias": arch.qkv_bias not in (True, "attention_bias"), "mlp_bias": arch.mlp_bias is None}
     refused |= {"head_dim": model_type in LATENTS}
     said = {key: value for key, value in said.items() if not refused.get(key)}
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
     config |= {"num_experts_per_tok": 2} if model_type in LATENTS else {}
+    config |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1} if model_type == "dots1" else {}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
@@ -204,7 +209,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are cwm, deepseek_v2, deepseek_v3, ernie4_5",
+        match="architecture 'gpt2' is not supported; supported are cwm, deepseek_v2, deepseek_v3, dots1",
     ):
         shape_of(str(tmp_path))
 
@@ -213,6 +218,7 @@ CALLED = {
     "cwm": "CWM",
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
+    "dots1": "dots.llm1",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5_moe": "ERNIE 4.5",
     "gemma": "Gemma,",
@@ -227,7 +233,9 @@ CALLED = {
     "glm4v_moe_text": "4.5V",
     "glm4v_text": "4.1V",
     "gpt_oss": "gpt-oss",
+    "iquestcoder": "IQuest-Coder",
     "llama": "Llama",
+    "mellum": "Mellum 2",
     "granite": "Granite 3",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
@@ -237,6 +245,7 @@ CALLED = {
     "phi3": "Phi-3",
     "qwen2": "Qwen2",
     "qwen2_5_vl_text": "Qwen2.5-VL",
+    "qwen2_moe": "Qwen2-MoE",
     "qwen2_vl_text": "Qwen2-VL",
     "qwen3": "Qwen3",
     "qwen3_5_moe_text": "3.6",
@@ -247,7 +256,9 @@ CALLED = {
     "qwen3_vl_text": "Qwen3-VL",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM",
+    "solar_open": "Solar Open",
     "vaultgemma": "VaultGemma",
+    "youtu": "Youtu-LLM",
 }
 
 
@@ -268,6 +279,9 @@ def test_a_bias_that_a_type_always_has_may_be_named() -> None:
         config = {**CONFIG, "model_type": "qwen2", "num_key_value_heads": 4, "attention_bias": said}
         assert resolve(AutoConfig.for_model(**config), "there").qkv_bias
         assert ModelShape.from_config(config, "here").qkv_bias
+        config = {**CONFIG, "model_type": "qwen2_moe", "num_key_value_heads": 4, "qkv_bias": said}
+        assert resolve(AutoConfig.for_model(**config), "there").qkv_bias is said
+        assert ModelShape.from_config(config, "here").qkv_bias is said
     with pytest.raises(UserError, match="attention_bias: true is not supported for mistral"):
         resolve(AutoConfig.for_model(**{**CONFIG, "model_type": "mistral", "attention_bias": True}), "there")
 

@@ -44,11 +44,15 @@ def test_windows_are_those_of_transformers(model_type: str, options: dict[str, A
     fields |= {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]} | options
     if model_type in DELTA_NETS:
         fields.pop("layer_types", None)  # which say no window there
-    if model_type.startswith(("cwm", "gemma4")) and options.get("sliding_window", 1) is None:
-        pytest.skip("transformers refuses it")
     (tmp_path / "config.json").write_text(json.dumps(fields))
     windows = windows_of(Reads(fields, "here"), model_type, 4)
-    assert list(windows) == [layer.window for layer in read_spec(tmp_path).layers]
+    try:
+        spec = read_spec(tmp_path)
+    except UserError as error:
+        if "not a configuration transformers can read" not in str(error):
+            raise
+        pytest.skip("transformers refuses it")
+    assert list(windows) == [layer.window for layer in spec.layers]
     shape = ModelShape.of(tmp_path)
     assert shape.num_windowed == sum(window is not None for window in windows)
     assert shape.window == max((window for window in windows if window is not None), default=None)

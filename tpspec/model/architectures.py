@@ -110,11 +110,13 @@ GEMMA4 = Architecture(
     capped=True,
     apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
 )
+LLAMA = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
     "cwm": Architecture(window="layer_types"),
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
+    "dots1": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
     "gemma": Architecture(
@@ -153,8 +155,10 @@ ARCHITECTURES = {
     "gpt_oss": Architecture(
         qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
     ),
-    "granite": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", multiplied=True),
-    "llama": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "granite": replace(LLAMA, multiplied=True),
+    "iquestcoder": LLAMA,
+    "llama": LLAMA,
+    "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "ministral": Architecture(window="layer_types"),
     "ministral3": Architecture(window="all"),
     "mistral": Architecture(window="all"),
@@ -163,6 +167,7 @@ ARCHITECTURES = {
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen2_5_vl_text": Architecture(qkv_bias=True, window="layer_types"),
+    "qwen2_moe": Architecture(qkv_bias="qkv_bias", window="layer_types"),
     "qwen2_vl_text": Architecture(qkv_bias=True, window="layer_types"),
     "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "qwen3_5_moe_text": HYBRID,
@@ -179,7 +184,9 @@ ARCHITECTURES = {
         window="layer_types",
         nope="no_rope_layers",
     ),
+    "solar_open": Architecture(qkv_bias="attention_bias", partial_rope=True),
     "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
+    "youtu": Architecture(alternate_rope="rope_interleave"),
 }
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 

@@ -94,7 +94,7 @@ class Beside:
     keys: what a config.json calls the first layer, the MLPs beside the experts, and the scale."""
 
     dense: int
-    shared: int
+    shared: int | None
     channels: int
     first_layer: int = 1
     groups: tuple[int, int] | None = (1, 1)
@@ -143,6 +143,9 @@ MIXTURES = {
         norms=True,
         beside=Beside(dense=18432, shared=1, channels=2048, first_layer=3, groups=(8, 4), scale=2.5),
     ),
+    "dots1": Mixing(
+        DENSE, count=None, chosen=None, beside=Beside(dense=10944, shared=None, channels=1408, first_layer=0)
+    ),
     "ernie4_5_moe": Mixing(
         MlpNames("mlp", correction="moe_statics.e_score_correction_bias"),
         count=64,
@@ -184,6 +187,7 @@ MIXTURES = {
         sums_to_one=True,
         biased=True,
     ),
+    "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
     "mistral4": Mixing(
         MlpNames("mlp", together="gate_up_proj", upright=True),
         count=128,
@@ -192,6 +196,7 @@ MIXTURES = {
         beside=Beside(dense=12288, shared=1, channels=2048, first_layer=0, groups=None, sigmoid=False),
     ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
+    "qwen2_moe": Mixing(MlpNames("mlp", shared="shared_expert"), count=60, chosen=4, gated=5632),
     "qwen3_5_moe_text": Mixing(
         MlpNames("mlp", shared="shared_expert", together="gate_up_proj", upright=True),
         count=256,
@@ -202,7 +207,15 @@ MIXTURES = {
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
     "qwen3_vl_moe_text": Mixing(MlpNames("mlp", together="gate_up_proj"), count=60, chosen=4, sums_to_one=True),
     "qwen3_next": Mixing(MlpNames("mlp", shared="shared_expert"), count=512, chosen=10, norms=True, gated=512),
+    "solar_open": Mixing(
+        DENSE,
+        count=128,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=10944, shared=1, channels=1280, first_layer=0),
+    ),
 }
+SPARSE = "sparse"  # as mlp_layer_types calls a layer with experts
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # all are in use for the same
 NAMES = {mixing.names for mixing in MIXTURES.values()}
@@ -229,6 +242,8 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
         return None
     read.one_of("decoder_sparse_step", (1,), 1)
     read.refuse("mlp_only_layers")
+    if usual.beside is None and set(read.texts("mlp_layer_types")) - {SPARSE}:
+        raise read.refusal("mlp_layer_types", f"{SPARSE} for all layers")
     given = [key for key in COUNTS if key in read.config]
     if len({shown(read.config[key]) for key in given}) > 1:
         said = " and ".join(f"{key} is {shown(read.config[key])}" for key in given)
@@ -250,8 +265,8 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
 
 def _as_deepseek(experts: Experts, read: Reads, usual: Beside) -> Experts:
     read.one_of("moe_layer_freq", (1,), 1)
-    scores = "sigmoid" if usual.sigmoid and not usual.of_parts else "softmax"
-    read.one_of("scoring_func", (scores,), scores)
+    scores = ("sigmoid", "noaux_tc") if usual.sigmoid and not usual.of_parts else ("softmax",)
+    read.one_of("scoring_func", scores, scores[0])
     _, shared, scale = usual.keys
     groups, groups_chosen = _groups(read, usual, experts)
     return replace(
@@ -293,8 +308,8 @@ def _first_mixed(read: Reads, usual: Beside) -> int:
         return read.size(key, usual.first_layer, least=0)
     read.one_of(key, (usual.first_layer,), usual.first_layer)
     kinds = read.texts("mlp_layer_types")
-    first = kinds.index("sparse") if "sparse" in kinds else len(kinds)
-    if set(kinds[:first]) - {"dense"} or set(kinds[first:]) - {"sparse"}:
+    first = kinds.index(SPARSE) if SPARSE in kinds else len(kinds)
+    if set(kinds[:first]) - {"dense"} or set(kinds[first:]) - {SPARSE}:
         raise read.refusal("mlp_layer_types", "dense for the first layers, and sparse for all after them")
     return first if kinds else usual.first_layer
 

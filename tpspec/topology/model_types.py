@@ -15,12 +15,12 @@ class Defaults:
     ModelShape.from_config, which refuses a config that has to say it.
 
     qkv: what the matrices of queries, keys and values are called; of one name they are one, their rows in that order.
-    biased: whether those have biases; or "always", whatever the config says. o_biased: what attention gives has
-    one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them (attention.py).
-    normed: queries and keys have norms, always or where the flag of that name says so. gated: what a query head gives
-    is multiplied with a gate, whose rows stand behind that of its query. layer_norms: of the hidden state, in each
-    layer. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an expert's, channels,
-    and how many there are without it.
+    biased: whether those have biases, as bias_key says; or "always", whatever the config says. o_biased: what attention
+    gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them
+    (attention.py). normed: queries and keys have norms, always or where the flag of that name says so. gated: what a
+    query head gives is multiplied with a gate, whose rows stand behind that of its query. layer_norms: of the hidden
+    state, in each layer. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an
+    expert's, channels, and how many there are without it.
     """
 
     hidden: int | None = None
@@ -32,6 +32,7 @@ class Defaults:
     tied: bool = False
     qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     biased: bool | Literal["always"] = False
+    bias_key: str = "attention_bias"
     o_biased: bool | str = True
     mlp_biased: bool = False
     sinks: bool = False
@@ -102,6 +103,15 @@ MODEL_TYPES = {
         vocab=129280,
         float16=False,
         intermediate=("moe_intermediate_size", 2048),
+    ),
+    "dots1": Defaults(
+        hidden=4608,
+        num_layers=62,
+        num_heads=32,
+        num_kv_heads=32,
+        vocab=152064,
+        normed=True,
+        intermediate=("moe_intermediate_size", 1408),
     ),
     "ernie4_5": Defaults(
         hidden=1024,
@@ -189,7 +199,27 @@ MODEL_TYPES = {
         intermediate=("intermediate_size", 2880),
     ),
     "granite": Defaults(mlp_biased=True, float16=False),
+    "iquestcoder": Defaults(
+        hidden=5120,
+        num_layers=80,
+        num_heads=40,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=76800,
+        mlp_biased=True,
+        intermediate=("intermediate_size", 27648),
+    ),
     "llama": Defaults(mlp_biased=True),
+    "mellum": Defaults(
+        hidden=2304,
+        num_layers=28,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        vocab=98304,
+        normed=True,
+        intermediate=("moe_intermediate_size", 896),
+    ),
     "ministral": Defaults(
         hidden=4096,
         num_layers=32,
@@ -226,6 +256,17 @@ MODEL_TYPES = {
     ),
     "qwen2": Defaults(num_kv_heads=32, biased="always", o_biased=False),
     "qwen2_5_vl_text": QWEN2_VL,
+    "qwen2_moe": Defaults(
+        hidden=2048,
+        num_layers=24,
+        num_heads=16,
+        num_kv_heads=16,
+        vocab=151936,
+        biased=True,
+        bias_key="qkv_bias",
+        o_biased=False,
+        intermediate=("moe_intermediate_size", 1408),
+    ),
     "qwen2_vl_text": QWEN2_VL,
     "qwen3": Defaults(num_kv_heads=32, head_dim=128, normed=True),
     "qwen3_5_moe_text": Defaults(
@@ -295,5 +336,23 @@ MODEL_TYPES = {
         intermediate=("intermediate_size", 27648),
     ),
     "smollm3": Defaults(num_kv_heads=4, tied=True, mlp_biased=True),
+    "solar_open": Defaults(
+        hidden=4096,
+        num_layers=48,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=196608,
+        o_biased=False,
+        intermediate=("moe_intermediate_size", 1280),
+    ),
     "vaultgemma": replace(GEMMA2, layer_norms=2, float16=True),
+    "youtu": Defaults(
+        hidden=2048,
+        num_layers=32,
+        num_heads=16,
+        vocab=128256,
+        tied=True,
+        intermediate=("intermediate_size", 6144),
+    ),
 }

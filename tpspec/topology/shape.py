@@ -91,7 +91,7 @@ class ModelShape:
             known = ", ".join(sorted(MODEL_TYPES))
             raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
         usual = MODEL_TYPES[model_type]
-        biased = read.flag("attention_bias", usual.biased is not False) or usual.biased == "always"
+        biased = read.flag(usual.bias_key, usual.biased is not False) or usual.biased == "always"
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
         head_dim = None if "head_dim" in config else usual.head_dim

@@ -39,6 +39,10 @@ def _from_layer(usual: int) -> Callable[[Reads, int], bool]:
     return lambda read, layer: layer >= read.size("max_window_layers", usual, least=0)
 
 
+def _before_layer(read: Reads, layer: int) -> bool:
+    return layer % 2 == 0 and layer < read.size("max_window_layers", 28, least=0)
+
+
 def _without_rope(read: Reads, layer: int) -> bool:
     ropes = read.config.get("no_rope_layers")
     is_without = (layer + 1) % read.size("no_rope_layer_interval", 4) == 0
@@ -50,11 +54,13 @@ def _without_rope(read: Reads, layer: int) -> bool:
 GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
 SLIDES = {
     "cwm": Sliding(8192, has_one=lambda _, layer: layer % 4 != 0),
+    "dots1": Sliding(4096, has_one=_from_layer(62)),
     "gemma2": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": replace(GEMMA4, usual=1024),
     "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
+    "mellum": Sliding(1024, has_one=lambda _, __: False),
     "ministral": Sliding(4096, has_one=lambda _, __: True),
     "ministral3": Sliding(),
     "mistral": Sliding(4096),
@@ -62,6 +68,7 @@ SLIDES = {
     "phi3": Sliding(),
     "qwen2": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen2_5_vl_text": Sliding(4096, "use_sliding_window", _from_layer(80)),
+    "qwen2_moe": Sliding(4096, "use_sliding_window", _before_layer),
     "qwen2_vl_text": Sliding(4096, "use_sliding_window", _from_layer(80)),
     "qwen3": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen3_moe": Sliding(4096, "use_sliding_window"),
