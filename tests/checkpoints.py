@@ -278,6 +278,17 @@ MIXED = {
 }
 # Kinds that are put together of parts that those above have, too; see tests/parity.
 AKIN: dict[str, dict[str, Any]] = {
+    "afmoe": {
+        "model_type": "afmoe",
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "route_scale": 2.5,
+        "mup_enabled": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "cwm": {
         "model_type": "cwm",
         "head_dim": 16,
@@ -300,8 +311,26 @@ AKIN: dict[str, dict[str, Any]] = {
         "moe_k": 3,
         "moe_num_shared_experts": 2,
     },
+    "exaone_moe": {
+        "model_type": "exaone_moe",
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 2,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
     "gemma": {"model_type": "gemma", "hidden_size": 48, "head_dim": 16, "tie_word_embeddings": True},
     "glm": {"model_type": "glm", "head_dim": 16, "attention_bias": True},
+    "hy_v3": {
+        "model_type": "hy_v3",
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 2,
+    },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
     "mellum": {
         "model_type": "mellum",

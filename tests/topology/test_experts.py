@@ -144,6 +144,9 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("ernie4_5_moe", "moe_layer_interval", 2, "1"),
         ("ernie4_5_moe", "moe_layer_end_index", 0, "-1 or 1"),
         ("mistral4", "n_group", 2, "1"),
+        ("afmoe", "num_dense_layers", -1, "a whole number above -1"),
+        ("exaone_moe", "num_shared_experts", "1", "a whole number above -1"),
+        ("hy_v3", "router_scaling_factor", 0, "a number above 0"),
         ("mellum", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
     ],
 )

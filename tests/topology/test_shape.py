@@ -97,6 +97,8 @@ ROUNDED = {
     "Qwen/Qwen3-Next-80B-A3B-Instruct": 80,
     "baidu/ERNIE-4.5-300B-A47B-PT": 300,
     "rednote-hilab/dots.llm1.inst": 142,
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": 236,
+    "tencent/Hy3-preview": 295,
     "upstage/Solar-Open-100B": 102.6,
     "Qwen/Qwen2-57B-A14B-Instruct": 57.4,
     "IQuestLab/IQuest-Coder-V1-40B-Instruct": 40,
@@ -209,18 +211,20 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are cwm, deepseek_v2, deepseek_v3, dots1",
+        match="architecture 'gpt2' is not supported; supported are afmoe, cwm, deepseek_v2, deepseek_v3",
     ):
         shape_of(str(tmp_path))
 
 
 CALLED = {
+    "afmoe": "Trinity",
     "cwm": "CWM",
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
     "dots1": "dots.llm1",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5_moe": "ERNIE 4.5",
+    "exaone_moe": "K-EXAONE",
     "gemma": "Gemma,",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3",
@@ -233,6 +237,7 @@ CALLED = {
     "glm4v_moe_text": "4.5V",
     "glm4v_text": "4.1V",
     "gpt_oss": "gpt-oss",
+    "hy_v3": "Hy3",
     "iquestcoder": "IQuest-Coder",
     "llama": "Llama",
     "mellum": "Mellum 2",

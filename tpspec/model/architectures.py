@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
+from tpspec.topology.windows import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,14 +39,15 @@ class Architecture:
     partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
     number with the next, not with one half a head away, or the name of the flag that says so. window: "all" layers
     share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
-    layers skip rope, or None.
+    layers skip rope, or the type of those that do; or None.
 
-    norms: what a layer's are called. one_more: norms multiply by 1 + weight. gated: see topology/shape.py. gate: what
-    its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size.
-    scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores
-    and logits, by numbers of the config (spec.py). score_scale: the config's number that scores are divided by the root
-    of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say so of logits,
-    and of scores. apart: options that would change what it computes, and are not supported, with values that would not.
+    norms: what a layer's are called. one_more: norms multiply by 1 + weight. gated: see topology/model_types.py. gate:
+    what its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size, always
+    or where that flag says so. scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what
+    is added to them, scores and logits, by numbers of the config (spec.py). score_scale: the config's number that
+    scores are divided by the root of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether
+    the config may say so of logits, and of scores. apart: options that would change what it computes, and are not
+    supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -60,10 +62,10 @@ class Architecture:
     nope: str | None = None
     norms: NormNames = NormNames()
     one_more: bool = False
-    gated: bool = False
+    gated: bool | str = False
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
-    scaled_embeddings: bool = False
+    scaled_embeddings: bool | str = False
     scaled_layers: bool = False
     multiplied: bool = False
     score_scale: str | float | None = None
@@ -113,12 +115,25 @@ GEMMA4 = Architecture(
 LLAMA = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
+    "afmoe": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        window="layer_types",
+        nope=FULL,
+        norms=NormNames(
+            attention_out="post_attention_layernorm", mlp="pre_mlp_layernorm", mlp_out="post_mlp_layernorm"
+        ),
+        gated="gate_proj",
+        scaled_embeddings="mup_enabled",
+    ),
     "cwm": Architecture(window="layer_types"),
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
     "dots1": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
+    "exaone_moe": Architecture(qk_norm=True, window="layer_types", nope=FULL),
     "gemma": Architecture(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
@@ -156,6 +171,7 @@ ARCHITECTURES = {
         qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
     ),
     "granite": replace(LLAMA, multiplied=True),
+    "hy_v3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
     "iquestcoder": LLAMA,
     "llama": LLAMA,
     "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),

@@ -274,13 +274,16 @@ class Loader:
         num_q, num_kv = self.spec.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
         of_queries = self._rows(names[0], queries, num_q, order)
-        if self.spec.gated:
+        if self.spec.gated is True:
             of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
         parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
         return parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
 
     def _gate(self, at: str) -> Linear:
         size, name = self.spec.head_dim, at + MODEL_TYPES[self.spec.model_type].qkv[0]
+        if isinstance(own := self.spec.gated, str):
+            part = self._rows(at + own, numbers_of(self.shard.heads, size), self.spec.num_heads * size)
+            return self.matrices.column_parallel([part], biased=False)
         part = self._beside_gate(name, tuple(range(size, 2 * size)))
         return self.matrices.column_parallel([part], biased=self.spec.qkv_bias)
 

@@ -83,7 +83,7 @@ class ModelSpec:
     v_norm: bool
     norms: NormNames
     one_more: bool
-    gated: bool
+    gated: bool | str
     gate: Gate
     score_scale: float
     embedding_scale: float | None
@@ -263,7 +263,7 @@ def _multipliers(config: Any, where: str) -> Multipliers:
 def _embedding_scale(config: Any, arch: Architecture, numbers: Multipliers) -> float | None:
     if arch.multiplied:
         return numbers.embedding / numbers.residual
-    return float(config.hidden_size**0.5) if arch.scaled_embeddings else None
+    return float(config.hidden_size**0.5) if _flag(config, arch.scaled_embeddings) else None
 
 
 def _score_scale(config: Any, arch: Architecture, where: str) -> float:
@@ -314,11 +314,11 @@ def _layers(
     """ropes: the types of layers that each is for; None alone: all. usual: a layer without rope or window. wide: heads
     of layers that have others. sharing: of layers that keep nothing."""
     num_layers = config.num_hidden_layers
-    rope = getattr(config, arch.nope) if arch.nope else [True] * num_layers
     kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
     if arch.window == "all":
         kinds = [SLIDING if config.sliding_window else FULL] * num_layers
     kinds = kinds or [FULL] * num_layers
+    rope = [kind != arch.nope for kind in kinds] if arch.nope in (FULL, None) else getattr(config, arch.nope)
     unknown = set(kinds) - {FULL, SLIDING}
     if unknown or len(kinds) < num_layers or len(rope) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")

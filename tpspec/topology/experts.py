@@ -129,6 +129,19 @@ DENSE = MlpNames("mlp")
 FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
 FUSED_TYPES = ("glm", "glm4", "glm4v_text", "phi3")
 MIXTURES = {
+    "afmoe": Mixing(
+        MlpNames("mlp", router="router.gate", correction="expert_bias"),
+        count=64,
+        chosen=6,
+        sums_to_one=True,
+        beside=Beside(
+            dense=6144,
+            shared=2,
+            channels=1408,
+            groups=None,
+            keys=("num_dense_layers", "num_shared_experts", "route_scale"),
+        ),
+    ),
     "deepseek_v2": Mixing(
         DENSE,
         count=64,
@@ -161,6 +174,20 @@ MIXTURES = {
             keys=("moe_layer_start_index", "moe_num_shared_experts", "routed_scaling_factor"),
         ),
     ),
+    "exaone_moe": Mixing(
+        MlpNames("mlp", correction="e_score_correction_bias"),
+        count=64,
+        chosen=8,
+        norms=True,
+        beside=Beside(
+            dense=16384,
+            shared=1,
+            channels=1024,
+            scale=2.5,
+            listed=True,
+            keys=("first_k_dense_replace", "num_shared_experts", "routed_scaling_factor"),
+        ),
+    ),
     "gemma4_text": Mixing(
         MlpNames("", router="router.proj", shared="mlp", together="gate_up_proj", upright=True),
         count=None,
@@ -186,6 +213,21 @@ MIXTURES = {
         chosen=4,
         sums_to_one=True,
         biased=True,
+    ),
+    "hy_v3": Mixing(
+        MlpNames("mlp", router="router.gate", shared="shared_mlp", correction="expert_bias"),
+        count=192,
+        chosen=8,
+        sums_to_one=True,
+        beside=Beside(
+            dense=13312,
+            shared=1,
+            channels=1536,
+            groups=None,
+            scale=2.826,
+            listed=True,
+            keys=("first_k_dense_replace", "num_shared_experts", "router_scaling_factor"),
+        ),
     ),
     "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
     "mistral4": Mixing(

@@ -18,7 +18,8 @@ class Defaults:
     biased: whether those have biases, as bias_key says; or "always", whatever the config says. o_biased: what attention
     gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them
     (attention.py). normed: queries and keys have norms, always or where the flag of that name says so. gated: what a
-    query head gives is multiplied with a gate, whose rows stand behind that of its query. layer_norms: of the hidden
+    query head gives is multiplied with a gate, whose rows stand behind those of its query, or in a matrix of that name.
+    layer_norms: of the hidden
     state, in each layer. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an
     expert's, channels, and how many there are without it.
     """
@@ -37,7 +38,7 @@ class Defaults:
     mlp_biased: bool = False
     sinks: bool = False
     normed: bool | str = False
-    gated: bool = False
+    gated: bool | str = False
     layer_norms: int = 2
     float16: bool = True
     intermediate: tuple[str, int | None] = ("intermediate_size", None)
@@ -79,6 +80,17 @@ QWEN2_VL = Defaults(
 )
 # The types that model/architectures.py declares.
 MODEL_TYPES = {
+    "afmoe": Defaults(
+        hidden=2048,
+        num_layers=32,
+        num_heads=16,
+        head_dim=128,
+        vocab=200192,
+        normed=True,
+        gated="gate_proj",
+        layer_norms=4,
+        intermediate=("moe_intermediate_size", 1408),
+    ),
     "cwm": Defaults(
         hidden=6144,
         num_layers=64,
@@ -131,6 +143,15 @@ MODEL_TYPES = {
         vocab=103424,
         tied=True,
         intermediate=("moe_intermediate_size", 1536),
+    ),
+    "exaone_moe": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        vocab=102400,
+        normed=True,
+        intermediate=("moe_intermediate_size", 1024),
     ),
     "gemma": Defaults(
         hidden=3072,
@@ -199,6 +220,16 @@ MODEL_TYPES = {
         intermediate=("intermediate_size", 2880),
     ),
     "granite": Defaults(mlp_biased=True, float16=False),
+    "hy_v3": Defaults(
+        hidden=4096,
+        num_layers=80,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=120832,
+        normed=True,
+        intermediate=("moe_intermediate_size", 1536),
+    ),
     "iquestcoder": Defaults(
         hidden=5120,
         num_layers=80,

@@ -72,7 +72,7 @@ class ModelShape:
     stored: Stored | None = None
     experts: Experts | None = None
     latent: Latent | None = None
-    gated: bool = False
+    gated: bool | str = False
     delta_net: DeltaNet | None = None
     global_heads: GlobalHeads | None = None
     sharing: Sharing | None = None

@@ -291,15 +291,15 @@ def attention_params(shape: ModelShape, shard: Shard) -> int:
 
 
 def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
-    """Of q, k and v; of o. at: before their names."""
+    """Of q, k and v; of their gate; of o. at: before their names."""
     if shape.latent is not None:
         return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
-    num_q = len(shard.heads) * shape.head_dim * (2 if shape.gated else 1)
-    num_kv = len(shard.kv_heads) * shape.head_dim
-    at += "self_attn."
-    rows = (num_q, num_kv, num_kv)[: shape.num_made]
+    num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
+    at, hidden = f"{at}self_attn.", range(shape.hidden)
+    rows = (num_q * (2 if shape.gated is True else 1), num_kv, num_kv)[: shape.num_made]
     qkv = tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))
-    return [Fused(qkv, range(shape.hidden), shape.hidden), _o(shape, shard, at, shape.head_dim)]
+    gate = [Fused(((at + own, num_q),), hidden, shape.hidden)] if isinstance(own := shape.gated, str) else []
+    return [Fused(qkv, hidden, shape.hidden), *gate, _o(shape, shard, at, shape.head_dim)]
 
 
 def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:

@@ -31,8 +31,8 @@ class Sliding:
     last_sees_all: bool = False
 
 
-def _all_but_every(number: int) -> Callable[[Reads, int], bool]:
-    return lambda read, layer: bool((layer + 1) % read.size("sliding_window_pattern", number))
+def _all_but_every(number: int, key: str = "sliding_window_pattern") -> Callable[[Reads, int], bool]:
+    return lambda read, layer: bool((layer + 1) % read.size(key, number))
 
 
 def _from_layer(usual: int) -> Callable[[Reads, int], bool]:
@@ -53,8 +53,10 @@ def _without_rope(read: Reads, layer: int) -> bool:
 
 GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
 SLIDES = {
+    "afmoe": Sliding(1024, has_one=_all_but_every(4, "global_attn_every_n_layers")),
     "cwm": Sliding(8192, has_one=lambda _, layer: layer % 4 != 0),
     "dots1": Sliding(4096, has_one=_from_layer(62)),
+    "exaone_moe": Sliding(4096, has_one=_all_but_every(4)),
     "gemma2": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
     "gemma4_text": GEMMA4,
