@@ -331,6 +331,14 @@ AKIN: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "num_shared_experts": 2,
     },
+    "hyperclovax": {
+        "model_type": "hyperclovax",
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 0.8,
+        "rms_norm_eps": 0.05,
+    },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
     "mellum": {
         "model_type": "mellum",

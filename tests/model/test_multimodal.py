@@ -213,7 +213,7 @@ def test_sizes_that_a_section_leaves_out_are_those_of_transformers(
 @pytest.mark.parametrize(
     "kind",
     ["glm4v", "glm4v_moe", "llava", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl",
-     "qwen3_vl_moe", "internvl", "kimi_k25"],
+     "qwen3_vl_moe", "internvl", "kimi_k25", "glm46v"],
 )  # fmt: skip
 def test_a_head_is_tied_where_transformers_ties_it(kind: str, section: bool | None, whole: bool | None) -> None:
     """Older transformers saved it in the section. Stands against a head that is called missing, or counted twice."""

@@ -238,6 +238,7 @@ CALLED = {
     "glm4v_text": "4.1V",
     "gpt_oss": "gpt-oss",
     "hy_v3": "Hy3",
+    "hyperclovax": "HyperCLOVA X",
     "iquestcoder": "IQuest-Coder",
     "llama": "Llama",
     "mellum": "Mellum 2",
@@ -276,6 +277,15 @@ def test_whatever_runs_is_named_where_people_look(page: str, begin: str, end: st
     text = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0]
     assert CALLED.keys() == MODEL_TYPES.keys()
     assert not [name for name in CALLED.values() if name not in text]
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_norms_that_a_config_says_are_missing_are_not_looked_for(has: bool) -> None:
+    """Stands against a HyperCLOVA X without them that is called incomplete, and memory of twice as many."""
+    config = {**CONFIG, "model_type": "hyperclovax", "use_post_norm": has}
+    norms = resolve(AutoConfig.for_model(**config), "there").norms
+    assert [norms.attention_out, norms.mlp_out] == (["post_norm1", "post_norm2"] if has else [None, None])
+    assert ModelShape.from_config(config, "here").layer_norms == (4 if has else 2)
 
 
 def test_a_bias_that_a_type_always_has_may_be_named() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import UserError
 from tpspec.topology.windows import FULL
@@ -41,13 +41,14 @@ class Architecture:
     share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
     layers skip rope, or the type of those that do; or None.
 
-    norms: what a layer's are called. one_more: norms multiply by 1 + weight. gated: see topology/model_types.py. gate:
-    what its config calls it and must say. clamped: see rows.inc. scaled_embeddings: by the root of their size, always
-    or where that flag says so. scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what
-    is added to them, scores and logits, by numbers of the config (spec.py). score_scale: the config's number that
-    scores are divided by the root of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether
-    the config may say so of logits, and of scores. apart: options that would change what it computes, and are not
-    supported, with values that would not.
+    norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
+    does. one_more: norms multiply by 1 + weight. gated: see topology/model_types.py. gate: what its config calls it and
+    must say. clamped: see rows.inc. scaled_embeddings: by the root of their size, always or where that flag says so.
+    scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores
+    and logits, by numbers of the config (spec.py), which logits are divided by but for "logits". score_scale: the
+    config's number that scores are divided by the root of, if not head_dim; or what they are multiplied by. capped,
+    scores_capped: whether the config may say so of logits, and of scores. apart: options that would change what it
+    computes, and are not supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -61,13 +62,14 @@ class Architecture:
     window: str | None = None
     nope: str | None = None
     norms: NormNames = NormNames()
+    out_norms: str | None = None
     one_more: bool = False
     gated: bool | str = False
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
     scaled_embeddings: bool | str = False
     scaled_layers: bool = False
-    multiplied: bool = False
+    multiplied: bool | Literal["logits"] = False
     score_scale: str | float | None = None
     capped: bool = False
     scores_capped: bool = False
@@ -172,6 +174,12 @@ ARCHITECTURES = {
     ),
     "granite": replace(LLAMA, multiplied=True),
     "hy_v3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "hyperclovax": replace(
+        LLAMA,
+        norms=NormNames(attention_out="post_norm1", mlp_out="post_norm2"),
+        out_norms="use_post_norm",
+        multiplied="logits",
+    ),
     "iquestcoder": LLAMA,
     "llama": LLAMA,
     "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),

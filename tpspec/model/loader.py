@@ -185,6 +185,9 @@ class Loader:
         def norm(name: str) -> Norm:
             return self._norm(f"{at}{name}.weight", spec.hidden)
 
+        def out_norm(name: str | None) -> Norm | None:
+            return None if name is None else replace(norm(name), eps=spec.eps * spec.hidden_scale**2)
+
         qkv, o = self._attention(at + "self_attn.", layer)
         keeps, is_apart = layer.kept_by is None, spec.experts is not None and spec.experts.apart
         return Layer(
@@ -196,10 +199,10 @@ class Loader:
             q_norm=self._head_norm(at + "self_attn.q_norm.weight", layer.head_dim) if spec.qk_norm else None,
             k_norm=self._head_norm(at + "self_attn.k_norm.weight", layer.head_dim) if spec.qk_norm and keeps else None,
             o=o,
-            attention_out_norm=None if norms.attention_out is None else norm(norms.attention_out),
+            attention_out_norm=out_norm(norms.attention_out),
             mlp_norm=self._no_weight(spec.hidden) if is_apart else norm(norms.mlp),
             mlp=mlp,
-            mlp_out_norm=None if norms.mlp_out is None else norm(norms.mlp_out),
+            mlp_out_norm=out_norm(norms.mlp_out),
             mlp_joined=(norm(f"{norms.mlp_out}_1"), norm(f"{norms.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
             v_norm=self._no_weight(layer.head_dim) if spec.v_norm and keeps else None,

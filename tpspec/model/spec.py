@@ -171,7 +171,12 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
     if latent is not None:
         _check_turned(config, arch, latent, list(ropes.values()), where)
-    numbers = _multipliers(config, where) if arch.multiplied else Multipliers()
+    numbers = _multipliers(config, arch, where) if arch.multiplied else Multipliers()
+    norms = (
+        arch.norms
+        if arch.out_norms is None or _flag(config, arch.out_norms)
+        else replace(arch.norms, attention_out=None, mlp_out=None)
+    )
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,
@@ -188,7 +193,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         sinks=arch.sinks,
         qk_norm=_flag(config, arch.qk_norm),
         v_norm=arch.v_norm,
-        norms=arch.norms,
+        norms=norms,
         one_more=arch.one_more,
         gated=arch.gated,
         gate="clamped" if arch.clamped else GATES[arch.gate[1]],
@@ -242,9 +247,9 @@ class Multipliers(NamedTuple):
     """Numbers of a config: of embeddings, of what layers add to them, and what logits are divided by.
 
     Granite adds r times what a layer gives. Here r is divided out of the hidden state, x / r, to which layers then add
-    what they give: embeddings are multiplied by 1 / r more, and norms, which do not see it otherwise, divide by the
-    root of the mean square and eps / r^2. What is told of it (taps) is multiplied by r, `hidden_scale`; what the final
-    norm gives, and the head reads, by `final_scale`.
+    what they give: embeddings are multiplied by 1 / r more, and norms of it, which do not see it otherwise, divide by
+    the root of the mean square and eps / r^2. What is told of it (taps) is multiplied by r, `hidden_scale`; what the
+    final norm gives, and the head reads, by `final_scale`.
     """
 
     embedding: float = 1.0
@@ -252,12 +257,13 @@ class Multipliers(NamedTuple):
     logits: float = 1.0
 
 
-def _multipliers(config: Any, where: str) -> Multipliers:
+def _multipliers(config: Any, arch: Architecture, where: str) -> Multipliers:
     keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
     for key in keys:
         if not (number := getattr(config, key)) > 0:
             raise UserError(f"{where}: {key} is {number}; should be above 0")
-    return Multipliers(*(float(getattr(config, key)) for key in keys[:3]))
+    embedding, residual, logits = (float(getattr(config, key)) for key in keys[:3])
+    return Multipliers(embedding, residual, 1 / logits if arch.multiplied == "logits" else logits)
 
 
 def _embedding_scale(config: Any, arch: Architecture, numbers: Multipliers) -> float | None:

@@ -19,9 +19,9 @@ class Defaults:
     gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them
     (attention.py). normed: queries and keys have norms, always or where the flag of that name says so. gated: what a
     query head gives is multiplied with a gate, whose rows stand behind those of its query, or in a matrix of that name.
-    layer_norms: of the hidden
-    state, in each layer. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an
-    expert's, channels, and how many there are without it.
+    layer_norms: of the hidden state, in each layer; out_normed: the flag that may say that two are missing. float16:
+    whether its numbers stay within those. intermediate: the key for an MLP's, or an expert's, channels, and how many
+    there are without it.
     """
 
     hidden: int | None = None
@@ -40,6 +40,7 @@ class Defaults:
     normed: bool | str = False
     gated: bool | str = False
     layer_norms: int = 2
+    out_normed: str | None = None
     float16: bool = True
     intermediate: tuple[str, int | None] = ("intermediate_size", None)
 
@@ -230,6 +231,7 @@ MODEL_TYPES = {
         normed=True,
         intermediate=("moe_intermediate_size", 1536),
     ),
+    "hyperclovax": Defaults(mlp_biased=True, layer_norms=4, out_normed="use_post_norm"),
     "iquestcoder": Defaults(
         hidden=5120,
         num_layers=80,

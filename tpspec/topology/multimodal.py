@@ -9,6 +9,7 @@ TEXT_TYPES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "glm46v": "glm4v_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "internvl": "qwen2",
@@ -35,7 +36,14 @@ SIZES: dict[str, dict[str, object]] = {
 }
 COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 # Whether a head is tied where a whole model does not say so; of the others where either does, as they once were saved.
-WHOLE_TIED = {"internvl": True, "kimi_k25": True, "llava_next": False, "qwen3_vl": False, "qwen3_vl_moe": False}
+WHOLE_TIED = {
+    "glm46v": False,
+    "internvl": True,
+    "kimi_k25": True,
+    "llava_next": False,
+    "qwen3_vl": False,
+    "qwen3_vl_moe": False,
+}
 EITHER_TIED = ("glm4v", "glm4v_moe", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl")
 FLAT = ("qwen2_5_vl", "qwen2_vl")  # as these were published: what a text model says stands beside its eyes
 SECTION = "text_config"

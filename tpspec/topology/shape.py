@@ -101,6 +101,7 @@ class ModelShape:
         intermediate = read.size(*intermediate_key(model_type, experts))
         vocab = read.size("vocab_size", usual.vocab)
         per_layer = per_layer_of(read, model_type, vocab)
+        norms = usual.layer_norms - (0 if usual.out_normed is None or read.flag(usual.out_normed, True) else 2)
         num_kv_heads = 1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads)
         return cls(
             num_layers=num_layers,
@@ -117,7 +118,7 @@ class ModelShape:
             mlp_bias=usual.mlp_biased and read.flag("mlp_bias", False),
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
-            layer_norms=usual.layer_norms + bool(per_layer) + (3 if experts and experts.apart else 0),
+            layer_norms=norms + bool(per_layer) + (3 if experts and experts.apart else 0),
             window=max(windows, default=None),
             num_windowed=len(windows),
             max_positions=read.size_if_given("max_position_embeddings"),
