@@ -15,6 +15,7 @@ from tests.checkpoints import BASE, KINDS, LIKE, WITHIN, randomise, write_tokeni
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import Communicator
 from tpspec.comm.threads import ThreadWorld
+from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader
 from tpspec.model.weights import SINGLE
@@ -135,6 +136,40 @@ def test_ranks_share_a_text_model_that_is_none_alone(parts: tuple[float, ...], t
     """Mistral 4. Stands against queries of which what latents are made of does not grow with the position."""
     expected = seeing(tmp_path, "mistral4")
     assert (logits(tmp_path, parts) - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("parts", [(1.0,), (1.0, 2.0)], ids=str)
+@pytest.mark.parametrize("block", [None, (16, 24)], ids=str)
+def test_experts_of_a_layer_may_be_one_tensor_of_floats(
+    block: tuple[int, int] | None, parts: tuple[float, ...], tmp_path: Path
+) -> None:
+    """As Mistral Small 4 was published: FP8, with a scale for each expert, of what makes gate and up for each half.
+    Stands against experts that have their neighbour's scale, and gates that have that of the others."""
+    seeing(tmp_path, "mistral4")
+    meant, coded = load_file(tmp_path / SINGLE), {}
+    for name, x_NOI in meant.items():
+        if ".experts." not in name:
+            continue
+        (count, outputs, inputs), halves = x_NOI.shape, 2 if name.endswith("gate_up_proj") else 1
+        rows, columns = block or (outputs // halves, inputs)
+        num_rows, num_columns = -(-outputs // rows), -(-inputs // columns)
+        scales = 0.01 + torch.rand(count, num_rows, num_columns, generator=torch.Generator().manual_seed(0))
+        spread = scales.repeat_interleave(rows, 1)[:, :outputs].repeat_interleave(columns, 2)[..., :inputs]
+        coded |= {name: (x_NOI / spread).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
+        coded[f"{name}_activation_scale"] = torch.ones(count)
+        meant[name] = coded[name].float() * spread
+    save_file(meant, tmp_path / SINGLE)
+    expected = logits(tmp_path)
+    save_file(meant | coded, tmp_path / SINGLE)
+    path, said = tmp_path / "config.json", {"quant_method": "fp8", "weight_block_size": block}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": said}))
+    assert (logits(tmp_path, parts) - expected).abs().max() < 1e-4
+    name = next(name for name in coded if name.endswith("_scale_inv"))
+    for wrong, why in ((coded[name].flatten(1), "has shape"), (None, "is missing")):
+        rest = {other: x for other, x in (meant | coded).items() if other != name}
+        save_file(rest if wrong is None else rest | {name: wrong.clone()}, tmp_path / SINGLE)
+        with pytest.raises(UserError, match=f"_proj_scale_inv {why}"):
+            logits(tmp_path)
 
 
 @pytest.mark.parametrize("names", [("kimi_k25", "kimi_k2"), ("kimi_vl", "deepseek_v3"), ("kimi_k2", None)], ids=str)

@@ -105,8 +105,8 @@ class Matrices:
         return self.read(name, shape, rows).to(self.device, torch.float32)
 
     def check_plain(self, name: str) -> None:
-        """Raises UserError where a tensor that holds all experts of a layer is said to be in codes."""
-        if self._scheme(name) is not None:
+        """Raises UserError where a tensor that holds all experts of a layer is said to be in codes, but for FP8."""
+        if (scheme := self._scheme(name)) is not None and scheme.kind != "float8":
             raise UserError(
                 f"{self.checkpoint.folder}: {name} holds all experts of a layer, which config.json says are quantized; "
                 "should be tensors for each of them"

@@ -258,17 +258,38 @@ class StoredMatrices:
         return groups if scheme.shuffled else in_order
 
     def _plain_floats(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
-        self._check_names(scheme, place.name)
         whole = (place.num_outputs, place.num_inputs)
         rows, columns = scheme.block[0] or whole[0], scheme.block[1] or whole[1]
-        floats_OI = self._take(place, "weight", whole, place.rows, place.columns, (torch.float8_e4m3fn,))
-        scales = self._float_scales(place, (-(-whole[0] // rows), -(-whole[1] // columns)))
+        if place.expert is not None:
+            rows, columns, floats_OI, scales = self._floats_of_one(scheme, place)
+        else:
+            self._check_names(scheme, place.name)
+            floats_OI = self._take(place, "weight", whole, place.rows, place.columns, (torch.float8_e4m3fn,))
+            scales = self._float_scales(place, (-(-whole[0] // rows), -(-whole[1] // columns)))
         of_row = torch.arange(place.rows.start, place.rows.stop) // rows
         of_column = torch.arange(place.columns.start, place.columns.stop) // columns
         weight_OI = torch.empty(floats_OI.shape, dtype=dtype)
         for some in _chunks(*weight_OI.shape):
             weight_OI[some] = floats_OI[some].float() * scales[of_row[some]][:, of_column]
         return weight_OI
+
+    def _floats_of_one(self, scheme: Scheme, place: Place) -> tuple[int, int, Tensor, Tensor]:
+        """Of an expert, as transformers has them: rows and columns of a block, the floats, and a scale for each block;
+        where no blocks are said, one for the matrix or for each of its halves."""
+        assert place.expert is not None, "see above"
+        (expert, count), name = place.expert, f"{place.name}_scale_inv"
+        whole, found = (count, place.num_outputs, place.num_inputs), self._checkpoint.shape(name)
+        blocks = found[1:] if len(found) == len(whole) else (1, 1)
+        rows, columns = (own or -(-size // num) for own, size, num in zip(scheme.block, whole[1:], blocks, strict=True))
+        due = (count, -(-place.num_outputs // rows), -(-place.num_inputs // columns))
+        if found != due:
+            raise UserError(f"{self._checkpoint.folder}: tensor {name} has shape {list(found)}; should be {list(due)}")
+        floats_OI = self._checkpoint.read_one(place.name, whole, expert, place.rows, place.columns)
+        if floats_OI.dtype != torch.float8_e4m3fn:
+            kind = str(floats_OI.dtype).removeprefix("torch.")
+            raise UserError(f"{self._checkpoint.folder}: tensor {place.name} is of {kind}, not float8_e4m3fn")
+        scales = self._checkpoint.read_one(name, found, expert, range(found[1]), range(found[2]))
+        return rows, columns, floats_OI, scales.float()
 
     def _float_scales(self, place: Place, shape: tuple[int, int]) -> Tensor:
         """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""
