@@ -433,6 +433,14 @@ def test_a_latent_of_which_rope_would_turn_other_numbers_is_refused(
         read_spec(tmp_path)
 
 
+def test_experts_that_transformers_reads_from_another_key_are_refused(tmp_path: Path) -> None:
+    """Which it takes for the same. Stands against a plan, and a share of experts read, for another number of them."""
+    config = {**CONFIG, "model_type": "ernie4_5_moe", "num_key_value_heads": 2, "num_experts_per_tok": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"chosen=6.* is not what this version of transformers reads, .*chosen=3"):
+        read_spec(tmp_path)
+
+
 def test_queries_are_made_of_the_hidden_state_where_a_config_says_null() -> None:
     """As DeepSeek-V2-Lite's does. Stands against the default of the larger ones, for a key whose null has a meaning."""
     config = {**CONFIG, "model_type": "deepseek_v2", "num_experts_per_tok": 2}

@@ -117,12 +117,12 @@ def read_spec(folder: Path) -> ModelSpec:
             f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
             "transformers reads it; should be tried with another version"
         )
-    for kind in ("latent", "delta_net", "global_heads", "sharing"):
+    for kind in ("experts", "latent", "delta_net", "global_heads", "sharing"):
         own, its = getattr(shape, kind), getattr(spec, kind)
         if own != its:
             raise UserError(
                 f"{where}: {own} is not what this version of transformers reads, {its}; should have no two keys of "
-                "which each says something else (head_dim, layer_types)"
+                "which each says something else (head_dim, layer_types, num_experts_per_tok)"
             )
     return spec
 
