@@ -143,6 +143,7 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("glm4_moe", "use_qk_norm", 1, "true or false"),
         ("ernie4_5_moe", "moe_layer_interval", 2, "1"),
         ("ernie4_5_moe", "moe_layer_end_index", 0, "-1 or 1"),
+        ("ernie4_5_moe", "moe_norm_min", 0.5, "1e-12"),
         ("mistral4", "n_group", 2, "1"),
         ("afmoe", "num_dense_layers", -1, "a whole number above -1"),
         ("exaone_moe", "num_shared_experts", "1", "a whole number above -1"),

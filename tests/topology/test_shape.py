@@ -374,6 +374,12 @@ def test_numbers_that_our_kernels_or_ropes_do_not_have_are_refused(
         resolve(AutoConfig.for_model(**{**CONFIG, "model_type": model_type, **said}), "there")
 
 
+def test_a_gate_by_its_old_name_is_the_one_that_was_meant() -> None:
+    """As Gemma 1 was published. Stands against models refused for what transformers takes for the other."""
+    config = {**GEMMA, "model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None}
+    assert resolve(AutoConfig.for_model(**config), "there").gate == "gelu"
+
+
 def test_a_dtype_that_a_models_numbers_do_not_fit_is_refused_before_anything_is_read() -> None:
     """Stands against Gemma 3 in float16, on cards without bfloat16: infinities, and texts of nothing."""
     shape = ModelShape.from_config(GEMMA, "here")

@@ -70,7 +70,7 @@ class Router:
         return closed_TG[..., None].expand(-1, -1, experts.count // experts.groups).flatten(1)
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """[T, N] in float32."""
+        """[T, N] in float32; of experts that are chosen by parts of a softmax, what has those for sigmoids."""
         logits_TN = F.linear(x_TD.float(), self.weight_ND, None if self.experts.sigmoid else self.bias_N)
         return logits_TN.softmax(1).logit() if self.experts.of_parts else logits_TN
 

@@ -258,6 +258,7 @@ MIXTURES = {
     ),
 }
 SPARSE = "sparse"  # as mlp_layer_types calls a layer with experts
+LEAST_SUM = 1e-12  # of parts of a softmax that are made to sum to one: less than any of the largest do
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # all are in use for the same
 NAMES = {mixing.names for mixing in MIXTURES.values()}
@@ -309,6 +310,8 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside) -> Experts:
     read.one_of("moe_layer_freq", (1,), 1)
     scores = ("sigmoid", "noaux_tc") if usual.sigmoid and not usual.of_parts else ("softmax",)
     read.one_of("scoring_func", scores, scores[0])
+    if usual.of_parts:
+        read.one_of("moe_norm_min", (LEAST_SUM,), LEAST_SUM)
     _, shared, scale = usual.keys
     groups, groups_chosen = _groups(read, usual, experts)
     return replace(
