@@ -379,7 +379,7 @@ MODEL_TYPES = {
         o_biased=False,
         intermediate=("moe_intermediate_size", 1280),
     ),
-    "vaultgemma": replace(GEMMA2, layer_norms=2, float16=True),
+    "vaultgemma": replace(GEMMA2, layer_norms=2),
     "youtu": Defaults(
         hidden=2048,
         num_layers=32,
