@@ -15,8 +15,12 @@ from tests.draft.heads.eagle import Written
 from tests.model import published
 from tests.model.published import publish
 from tests.model.test_delta_net import tensors
+from tests.worlds import topology
 from tpspec.draft.mtp import load_mtp
 from tpspec.errors import UserError
+from tpspec.topology.cards import card
+from tpspec.topology.plan import Wish, plan
+from tpspec.topology.report import describe
 
 LAYOUTS: dict[str, Callable[[Path], Written]] = {
     "deepseek": mtp.deepseek,
@@ -98,3 +102,15 @@ def test_what_is_no_such_layer_is_refused_by_name(
         mtp.add(tmp_path, {name: torch.ones(8, 8).to(dtype)})
     with pytest.raises(UserError, match=message):
         load_mtp(given(tmp_path, tmp_path))
+
+
+def test_a_layer_that_may_have_a_window_or_none_is_refused(tmp_path: Path) -> None:
+    """Mellum's has one where its last layer has none. Stands against drafts that are hardly ever right, without a
+    word."""
+    target = tiny("mellum", tmp_path)
+    with pytest.raises(UserError, match="some layers of mellum have a window, and whether its layer for multi-token"):
+        load_mtp(given(target, target))
+    with pytest.raises(UserError, match="should be another source, such as ngram"):
+        describe(topology(target, draft={"source": "mtp"}))
+    with pytest.raises(UserError, match="some layers of mellum have a window"):
+        plan(Wish((card("3090"),), None, str(target), "mtp"))

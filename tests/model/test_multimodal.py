@@ -140,8 +140,9 @@ def test_ranks_share_a_text_model_that_is_none_alone(parts: tuple[float, ...], t
 
 @pytest.mark.parametrize("parts", [(1.0,), (1.0, 2.0)], ids=str)
 @pytest.mark.parametrize("block", [None, (16, 24)], ids=str)
+@pytest.mark.parametrize("lies", [False, True], ids=["a row for each output", "a row for each input"])
 def test_experts_of_a_layer_may_be_one_tensor_of_floats(
-    block: tuple[int, int] | None, parts: tuple[float, ...], tmp_path: Path
+    lies: bool, block: tuple[int, int] | None, parts: tuple[float, ...], tmp_path: Path
 ) -> None:
     """As Mistral Small 4 was published: FP8, with a scale for each expert, of what makes gate and up for each half.
     Stands against experts that have their neighbour's scale, and gates that have that of the others."""
@@ -156,12 +157,17 @@ def test_experts_of_a_layer_may_be_one_tensor_of_floats(
         scales = 0.01 + torch.rand(count, num_rows, num_columns, generator=torch.Generator().manual_seed(0))
         spread = scales.repeat_interleave(rows, 1)[:, :outputs].repeat_interleave(columns, 2)[..., :inputs]
         coded |= {name: (x_NOI / spread).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
-        coded[f"{name}_activation_scale"] = torch.ones(count)
         meant[name] = coded[name].float() * spread
+        if lies:
+            coded |= {one: coded[one].transpose(1, 2).contiguous() for one in (name, f"{name}_scale_inv")}
+        coded[f"{name}_activation_scale"] = torch.ones(count)
     save_file(meant, tmp_path / SINGLE)
     expected = logits(tmp_path)
     save_file(meant | coded, tmp_path / SINGLE)
-    path, said = tmp_path / "config.json", {"quant_method": "fp8", "weight_block_size": block}
+    path, said = (
+        tmp_path / "config.json",
+        {"quant_method": "fp8", "weight_block_size": block},
+    )  # of outputs and inputs, however they lie
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": said}))
     assert (logits(tmp_path, parts) - expected).abs().max() < 1e-4
     name = next(name for name in coded if name.endswith("_scale_inv"))

@@ -28,8 +28,9 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.linear import Scattered, Stacked
 from tpspec.model.loader import Loader, load_whole
+from tpspec.model.places import Place
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
-from tpspec.model.stored import Place, StoredMatrices
+from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
 from tpspec.request import Request, Sampling
 from tpspec.topology.cards import card

@@ -49,7 +49,7 @@ def test_windows_are_those_of_transformers(model_type: str, options: dict[str, A
     try:
         spec = read_spec(tmp_path)
     except UserError as error:
-        if "not a configuration transformers can read" not in str(error):
+        if not options or "not a configuration transformers can read" not in str(error):
             raise
         pytest.skip("transformers refuses it")
     assert list(windows) == [layer.window for layer in spec.layers]

@@ -15,8 +15,8 @@ from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.loader import Loader
 from tpspec.model.matrices import Matrices
+from tpspec.model.places import whole_place
 from tpspec.model.spec import resolved
-from tpspec.model.stored import whole_place
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.assistants import check_assistant, text_fields
 from tpspec.topology.shape import ModelShape

@@ -16,11 +16,13 @@ from tpspec.draft.head_parts import Parts
 from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
+from tpspec.model.places import whole_place
 from tpspec.model.spec import read_spec
-from tpspec.model.stored import StoredMatrices, whole_place
+from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.head_files import behind_last, no_layer
 from tpspec.topology.shape import ModelShape
+from tpspec.topology.sources import check_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +49,7 @@ EXPERTS = re.compile(r"mlp\.(gate\.|experts\.|shared_expert)")
 def load_mtp(given: Given) -> Head:
     """The layer in the target's folder. Raises UserError where there is none, or one that we cannot run."""
     target = ModelShape.of(given.target)
+    check_behind(target)
     spec = read_spec(given.target)
     mtp, behind = behind_last(target.num_layers)
     for at, layer_at, names in ((mtp, f"{mtp}layers.0.", QWEN), (behind, behind, DEEPSEEK)):

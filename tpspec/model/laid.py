@@ -20,7 +20,7 @@ from tpspec.topology.groups import GROUPS, Grid, stored_grid
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.stored import Place
+    from tpspec.model.places import Place
     from tpspec.topology.formats import Scheme
 
 

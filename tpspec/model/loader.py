@@ -23,10 +23,10 @@ from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
 from tpspec.model.mlps import Mlps
 from tpspec.model.per_layer import LayerInputs, TokenInputs
+from tpspec.model.places import Place, below, numbers_of, whole_place
 from tpspec.model.rope import Rope
 from tpspec.model.spec import read_spec
 from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
-from tpspec.model.stored import Place, below, numbers_of, whole_place
 from tpspec.model.weights import Checkpoint
 from tpspec.topology import per_layer
 from tpspec.topology.formats import check_unquantized

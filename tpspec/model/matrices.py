@@ -12,8 +12,9 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
+from tpspec.model.places import Place
 from tpspec.model.quantized import Ready, joined
-from tpspec.model.stored import Place, StoredMatrices
+from tpspec.model.stored import StoredMatrices
 from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 
@@ -87,12 +88,11 @@ class Matrices:
         if scheme is not None:
             return StoredMatrices(self.checkpoint).plain(scheme, place, self.dtype)
         if place.expert is not None:
-            (index, count), whole = place.expert, (place.num_inputs, place.num_outputs)
-            if place.upright:
-                read = self.checkpoint.read_one(place.name, (count, *whole[::-1]), index, place.rows, place.columns)
-                return self.checkpoint.checked(place.name, read)
-            read = self.checkpoint.read_one(place.name, (count, *whole), index, place.columns, place.rows)
-            return self.checkpoint.checked(place.name, read).T.contiguous()
+            (index, count), sizes = place.expert, place.as_it_lies(place.num_outputs, place.num_inputs)
+            slices = place.as_it_lies(place.rows, place.columns)
+            read = self.checkpoint.read_one(place.name, (count, *sizes), index, *slices)
+            checked = self.checkpoint.checked(place.name, read)
+            return checked if place.upright else checked.T.contiguous()
         return self.read(place.name + ".weight", (place.num_outputs, place.num_inputs), place.rows, place.columns)
 
     def read(

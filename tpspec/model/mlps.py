@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tpspec.errors import UserError
 from tpspec.model.experts import Apart, Router, Shared, mixture_of
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.stored import Place, below
+from tpspec.model.places import Place, below
 from tpspec.topology.experts import mlp_names
 
 if TYPE_CHECKING:

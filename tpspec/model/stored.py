@@ -8,8 +8,6 @@ Shapes: O outputs and I inputs of the slice, G groups of the whole matrix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,10 +18,11 @@ from tpspec.model.quantized import AT_ONCE, FLOATS, Ready, unpacked_nibbles
 from tpspec.topology.formats import MXFP4, UNUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
+    from tpspec.model.places import Place
     from tpspec.model.weights import Checkpoint
     from tpspec.topology.formats import Kind, Scheme
 
@@ -39,74 +38,6 @@ TENSORS: dict[Kind, set[str]] = {
     "float4": {"weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale"},
     "mxfp4": set(),  # of all experts together, beside which nothing has a name
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A slice of a matrix: its module's name, the whole sizes, and which rows and columns.
-
-    head_order: the rows are those of heads, each of which is to be put in this order; None: they stay as they are.
-    expert: the name is that of one tensor with the matrices of all experts; this one, of so many; None: of one matrix.
-    upright: those have a row for each output, as any matrix; else for each input. alternate: rows are of two matrices
-    in turn; those of the first are to be put before those of the second. picked: which of the rows are wanted at all,
-    in order; None: see above.
-    """
-
-    name: str
-    num_outputs: int
-    num_inputs: int
-    rows: range
-    columns: range
-    head_order: tuple[int, ...] | None = None
-    expert: tuple[int, int] | None = None
-    alternate: bool = False
-    upright: bool = False
-    picked: tuple[int, ...] | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """That are wanted."""
-        return len(self.rows) if self.picked is None else len(self.picked)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a matrix of its own, whose rows stay as they are."""
-        return self.expert is None and self.picked is None and self.head_order is None and not self.alternate
-
-    def ordered(self) -> Tensor | slice:
-        """Which of the rows that were read stands where."""
-        if self.picked is not None:
-            return torch.tensor(self.picked)
-        if self.alternate:
-            return torch.arange(len(self.rows)).view(-1, 2).T.flatten()
-        return slice(None) if self.head_order is None else in_heads(len(self.rows), self.head_order)
-
-
-def whole_place(name: str, num_outputs: int, num_inputs: int) -> Place:
-    """All of a matrix."""
-    return Place(name, num_outputs, num_inputs, range(num_outputs), range(num_inputs))
-
-
-def numbers_of(heads: range, head_dim: int) -> range:
-    """Rows of a matrix that are those heads', of so many numbers each."""
-    return range(heads.start * head_dim, heads.stop * head_dim)
-
-
-def below(parts: Sequence[Place]) -> Sequence[Place]:
-    """Of matrices of one name, which are one: each with its rows below those of the one before it."""
-    if len({part.name for part in parts}) > 1:
-        return parts
-    total, firsts = sum(part.num_outputs for part in parts), accumulate((part.num_outputs for part in parts), initial=0)
-    return [
-        replace(part, num_outputs=total, rows=range(first + part.rows.start, first + part.rows.stop))
-        for part, first in zip(parts, firsts, strict=False)
-    ]
-
-
-def in_heads(num_rows: int, head_order: tuple[int, ...]) -> Tensor:
-    """Which of so many rows of heads stands where, if each head is put in that order."""
-    starts = torch.arange(0, num_rows, len(head_order))
-    return (starts[:, None] + torch.tensor(head_order)).flatten()
 
 
 class StoredMatrices:
@@ -278,18 +209,22 @@ class StoredMatrices:
         where no blocks are said, one for the matrix or for each of its halves."""
         assert place.expert is not None, "see above"
         (expert, count), name = place.expert, f"{place.name}_scale_inv"
-        whole, found = (count, place.num_outputs, place.num_inputs), self._checkpoint.shape(name)
-        blocks = found[1:] if len(found) == len(whole) else (1, 1)
-        rows, columns = (own or -(-size // num) for own, size, num in zip(scheme.block, whole[1:], blocks, strict=True))
-        due = (count, -(-place.num_outputs // rows), -(-place.num_inputs // columns))
+        sizes, found = place.as_it_lies(place.num_outputs, place.num_inputs), self._checkpoint.shape(name)
+        blocks = found[1:] if len(found) == 1 + len(sizes) else (1, 1)
+        said = place.as_it_lies(*scheme.block)
+        each = [own or -(-size // num) for own, size, num in zip(said, sizes, blocks, strict=True)]
+        due = (count, *(-(-size // own) for size, own in zip(sizes, each, strict=True)))
         if found != due:
             raise UserError(f"{self._checkpoint.folder}: tensor {name} has shape {list(found)}; should be {list(due)}")
-        floats_OI = self._checkpoint.read_one(place.name, whole, expert, place.rows, place.columns)
-        if floats_OI.dtype != torch.float8_e4m3fn:
-            kind = str(floats_OI.dtype).removeprefix("torch.")
+        floats = self._checkpoint.read_one(
+            place.name, (count, *sizes), expert, *place.as_it_lies(place.rows, place.columns)
+        )
+        if floats.dtype != torch.float8_e4m3fn:
+            kind = str(floats.dtype).removeprefix("torch.")
             raise UserError(f"{self._checkpoint.folder}: tensor {place.name} is of {kind}, not float8_e4m3fn")
-        scales = self._checkpoint.read_one(name, found, expert, range(found[1]), range(found[2]))
-        return rows, columns, floats_OI, scales.float()
+        scales = self._checkpoint.read_one(name, found, expert, range(found[1]), range(found[2])).float()
+        rows, columns = place.as_it_lies(*each)
+        return (rows, columns, floats, scales) if place.upright else (rows, columns, floats.T, scales.T)
 
     def _float_scales(self, place: Place, shape: tuple[int, int]) -> Tensor:
         """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""

@@ -81,7 +81,7 @@ class Stored:
     """schemes: by targets, the first that names a matrix counts; None: it is stored as it is. So are those of plain.
 
     seen: modules of which the files have plain weights, whatever is said of them: lists have words, parts of words,
-    and patterns of several kinds. rounds: its publisher's kernels round activations to 8 bits as well; ours do not.
+    and patterns of several kinds. rounds: its publisher's kernels round activations as well; ours do not.
     """
 
     method: str

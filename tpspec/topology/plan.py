@@ -40,7 +40,7 @@ from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
-from tpspec.topology.sources import SOURCES, Kind
+from tpspec.topology.sources import SOURCES, Kind, check_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -204,6 +204,7 @@ class _Planner:
         self.target = shape_of(wish.model)
         self.draft = None
         if wish.behind:
+            check_behind(self.target)
             self.draft = last_layer(self.target)
         elif wish.draft_model is not None:
             self.draft = shape_of(wish.draft_model)

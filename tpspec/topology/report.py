@@ -17,6 +17,7 @@ from tpspec.topology.rounds import collectives_per_draft, collectives_per_round,
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import DTYPE_BYTES
+from tpspec.topology.sources import check_behind
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache")
 NO_SLICES = ("-", "-", "-", "-")
@@ -78,6 +79,7 @@ def _drafter_memory(topology: Topology) -> Memory:
             check_eagle(head, target.hidden)
     elif draft.has_own_layer:
         if (folder := local(topology.target.model)) is not None:
+            check_behind(target)
             check_layer(folder, target.num_layers)
     elif draft.own_model is not None:
         own = shape_of(draft.own_model)

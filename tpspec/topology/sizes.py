@@ -194,7 +194,8 @@ class _Held:
 def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
     layers = (f"model.layers.{index}." for index in which)
-    return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.attention_names, "o_proj")])
+    gate = (shape.gated,) if isinstance(shape.gated, str) else ()
+    return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.attention_names, *gate, "o_proj")])
 
 
 @cache

@@ -73,6 +73,15 @@ def check_thins(shape: ModelShape) -> None:
         )
 
 
+def check_behind(shape: ModelShape) -> None:
+    """UserError where nobody says which of a model's layers the one behind the last is like."""
+    if 0 < shape.num_windowed < shape.num_layers:
+        raise UserError(
+            f"some layers of {shape.model_type} have a window, and whether its layer for multi-token prediction has is "
+            "not known here; should be another source, such as ngram"
+        )
+
+
 def _check_kept(left_out: Sublayers, sharing: Sharing) -> None:
     """UserError where a layer that stays would attend to what nobody has written."""
     for layer, keeper in enumerate(sharing.kept_by, sharing.first):
