@@ -26,22 +26,20 @@ from tpspec.comm.peer_kernel import CAPACITY
 pytestmark = pytest.mark.alone
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_sums_and_gathers_are_those_of_gloo(num_ranks: int, tmp_path: Path) -> None:
-    """Any number of ranks, messages of several chunks, one after another. Stands against a message that is overwritten
-    before a slow rank has read it, a flag of the epoch before, and an epoch that wraps."""
-    ended = torchrun(num_ranks, "peer.py", str(tmp_path), "agree")
+def test_sums_and_gathers_are_those_of_gloo(tmp_path: Path) -> None:
+    """Messages of several chunks, one after another; of two ranks see below. Stands against a message that is
+    overwritten before a slow rank has read it, a flag of the epoch before, and an epoch that wraps."""
+    ended = torchrun(3, "peer.py", str(tmp_path), "agree")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["same"] * num_ranks
+    assert ended.stdout.split() == ["same"] * 3
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_sum_with_a_norm_behind_it_is_the_same_in_one_kernel_and_in_two(num_ranks: int, tmp_path: Path) -> None:
+def test_a_sum_with_a_norm_behind_it_is_the_same_in_one_kernel_and_in_two(tmp_path: Path) -> None:
     """To the bit: rounds of few rows take the one, those of more the other, and a text is not to depend on that.
     Stands against rows of one width that lie where another's were, and are overwritten before a slow rank has read."""
-    ended = torchrun(num_ranks, "peer.py", str(tmp_path), "rows")
+    ended = torchrun(3, "peer.py", str(tmp_path), "rows")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["same"] * num_ranks
+    assert ended.stdout.split() == ["same"] * 3
 
 
 def test_memory_that_is_not_the_peers_is_found_out_in_time(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_several_hosts_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- processes ----
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_world_gets_the_bits_of_gloo(num_ranks: int) -> None:
     before = segments()
     ended = torchrun(num_ranks, "shared.py", "compare")

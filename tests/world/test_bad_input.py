@@ -98,7 +98,10 @@ def the_message(stderr: str) -> str:
         ("draft.source=[[ngram]]", ["draft.source", "one of none, ngram, "]),
         ("draft.source=[{a: b}]", ["draft.source", "one of none, ngram, "]),
         ("draft={source: none, source: ngram}", ["draft.source", "is given twice"]),
-        ("draft={source: early_exit, options: {layer: abc}}", ["early_exit: layer is 'abc'"]),
+        (
+            "draft={source: early_exit, options: {layer: abc}}",
+            ["draft.options: layer is 'abc'", "should be a whole number"],
+        ),
         ("target={1: 2}", ["target.1", "unknown key"]),
         ("link={null: 1}", ["link.null", "unknown key"]),
         ("cache.tokens=1" + 400 * "0", ["cache.tokens", "a whole number of tokens"]),

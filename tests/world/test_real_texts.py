@@ -138,6 +138,8 @@ def outcome(
             {"draft": {"source": ["ngram", "eagle"], "model": HEAD, "tokens": 5}},
             {"draft": {"source": "none"}, "liar": True},
         ]
+        if num_ranks == 1:  # where nobody has to agree
+            sources = [sources[0], sources[2], sources[4]]
         if num_ranks == 3:  # an uneven split, of which this machine has too few cores: with none, and with two drafters
             sources = [sources[0], sources[3]]
         folder = tmp_path_factory.mktemp("world")
@@ -175,7 +177,7 @@ def test_every_drafter_and_rank_count_gives_the_text_of_transformers(
     assert warm == [outcome(1).results[0]["texts"][len(ids) :]] * len(results)
     accepted = [result["stats"]["accepted"] for result in results]
     assert accepted[0] == 0
-    assert min(accepted[1:4]) > 0
+    assert min(accepted[1:-1] if num_ranks < 3 else accepted[1:]) > 0  # the last is the liar's
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -184,7 +186,7 @@ def test_deterministic_bfloat16_texts_do_not_depend_on_drafts_or_company(
 ) -> None:
     """Stands against kernels and sums that change with the row count: in bfloat16 one-row and six-row rounds used to
     disagree on about one greedy token in a hundred."""
-    asks = requests(ids[1:6], (0.0, 0.8), 20)
+    asks = requests(ids[1:6], (0.0, 0.8), 14)
     fixed: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True}
     jobs = [
         job(model, num_ranks, asks, **fixed, draft={"source": "none"}, alone=True),
