@@ -1,8 +1,9 @@
-"""Clients that begin and do not go on: half a head, half a body, and readers that take nothing."""
+"""Clients that begin and do not go on: half a head, half a body, and readers that take nothing; and what is a line."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -114,6 +115,27 @@ def test_a_reader_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(wire, "SEND_S", 0.05)
     asyncio.run(asyncio.wait_for(wire.EventStream(events(), lambda: closed.append("call"))({}, quiet, full), 10))
     assert closed == ["events", "call"]
+
+
+def test_no_text_ends_a_line_within_an_event() -> None:
+    """Stands against JSON that breaks off: httpx's iter_lines splits at what Unicode calls the end of a line, too."""
+    said = "a\u2028b\u2029c\x85d\x0be\x1cf\r\n"
+
+    async def events() -> AsyncGenerator[object]:
+        yield {"text": said}
+
+    async def quiet() -> dict:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    sent = list[bytes]()
+
+    async def send(message: dict) -> None:
+        sent.append(message.get("body", b""))
+
+    asyncio.run(wire.EventStream(events(), lambda: None)({}, quiet, send))
+    event, *_ = b"".join(sent).decode().splitlines()
+    assert json.loads(event.removeprefix("data: ")) == {"text": said}
 
 
 def _whole(size: int):

@@ -27,6 +27,8 @@ FEW_BYTES = 1 << 16  # are read at once, beside nothing
 BODY_S = 60.0  # a body that takes longer than this to arrive is not waited for
 SWALLOW_S = 5.0  # how long a refused body is still read, so that its sender can read the refusal
 SEND_S = 60.0  # a reader who takes nothing for so long has left
+# What ends a line for some readers of events (httpx's iter_lines) and needs no escape in JSON: how it is written here.
+LINE_ENDS = {one.encode(): f"\\u{ord(one):04x}".encode() for one in "\x85\u2028\u2029"}
 T = TypeVar("T")
 
 
@@ -71,7 +73,10 @@ class EventStream(Response):
 
     def _framed(self, event: Any) -> bytes:
         name = b"event: " + event["type"].encode() + b"\n" if self._named else b""
-        return name + _frame(msgspec.json.encode(event))
+        data = msgspec.json.encode(event)
+        for end, escaped in LINE_ENDS.items():
+            data = data.replace(end, escaped)
+        return name + _frame(data)
 
 
 async def read_body(receive: Receive) -> bytes:
