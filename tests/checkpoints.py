@@ -48,6 +48,17 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,  # small, so that scaling already changes the first hundred positions
 }
+MISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.4,
+}
 DEEPSEEK = {
     "num_key_value_heads": 6,  # which nobody reads: what is cached has one
     "kv_lora_rank": 40,
@@ -230,17 +241,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "ministral3": {
         "model_type": "ministral3",
         "head_dim": 16,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 16.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 32,
-            "llama_4_scaling_beta": 0.4,
-        },
+        "rope_parameters": MISTRAL_ROPE,
     },
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -386,18 +387,7 @@ WITHIN: dict[str, dict[str, Any]] = {
         **DEEPSEEK,
         "q_lora_rank": 28,
         "routed_scaling_factor": 1.8,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 16.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 8,
-            "llama_4_scaling_beta": 0.4,
-            "partial_rotary_factor": 0.4,
-        },
+        "rope_parameters": MISTRAL_ROPE | {"original_max_position_embeddings": 8, "partial_rotary_factor": 0.4},
     },
 }
 # Types of text models within models that see, and the kinds that they are like; transformers has no such model alone.

@@ -172,11 +172,9 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if latent is not None:
         _check_turned(config, arch, latent, list(ropes.values()), where)
     numbers = _multipliers(config, arch, where) if arch.multiplied else Multipliers()
-    norms = (
-        arch.norms
-        if arch.out_norms is None or _flag(config, arch.out_norms)
-        else replace(arch.norms, attention_out=None, mlp_out=None)
-    )
+    norms = arch.norms
+    if arch.out_norms is not None and not _flag(config, arch.out_norms):
+        norms = replace(norms, attention_out=None, mlp_out=None)
     return ModelSpec(
         model_type=kind,
         hidden=config.hidden_size,

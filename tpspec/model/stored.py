@@ -164,10 +164,7 @@ class StoredMatrices:
     def _of_bytes(self, place: Place, part: str, shape: tuple[int, ...], expert: int, groups: range) -> Tensor:
         name = f"{place.name}_{part}"
         taken = self._checkpoint.read_one(name, shape, expert, place.rows, groups)
-        if taken.dtype != torch.uint8:
-            kind = str(taken.dtype).removeprefix("torch.")
-            raise UserError(f"{self._checkpoint.folder}: tensor {name} is of {kind}, not uint8")
-        return taken
+        return self._typed(name, taken, (torch.uint8,))
 
     def _scales(self, scheme: Scheme, place: Place) -> Tensor:
         num_groups = _num_groups(scheme, place)
@@ -216,12 +213,9 @@ class StoredMatrices:
         due = (count, *(-(-size // own) for size, own in zip(sizes, each, strict=True)))
         if found != due:
             raise UserError(f"{self._checkpoint.folder}: tensor {name} has shape {list(found)}; should be {list(due)}")
-        floats = self._checkpoint.read_one(
-            place.name, (count, *sizes), expert, *place.as_it_lies(place.rows, place.columns)
-        )
-        if floats.dtype != torch.float8_e4m3fn:
-            kind = str(floats.dtype).removeprefix("torch.")
-            raise UserError(f"{self._checkpoint.folder}: tensor {place.name} is of {kind}, not float8_e4m3fn")
+        slices = place.as_it_lies(place.rows, place.columns)
+        taken = self._checkpoint.read_one(place.name, (count, *sizes), expert, *slices)
+        floats = self._typed(place.name, taken, (torch.float8_e4m3fn,))
         scales = self._checkpoint.read_one(name, found, expert, range(found[1]), range(found[2])).float()
         rows, columns = place.as_it_lies(*each)
         return (rows, columns, floats, scales) if place.upright else (rows, columns, floats.T, scales.T)
@@ -230,8 +224,7 @@ class StoredMatrices:
         """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""
         name = self._one_of(place, ("weight_scale", "weight_scale_inv"))
         if shape == (1, 1):
-            one = self._checkpoint.one(f"{place.name}.{name}")
-            return self._typed(place, name, one, FLOAT_SCALES).float().view(1, 1)
+            return self._number(f"{place.name}.{name}", FLOAT_SCALES)
         return self._take(place, name, shape, range(shape[0]), range(shape[1]), FLOAT_SCALES).float()
 
     def _plain_fours(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
@@ -253,13 +246,13 @@ class StoredMatrices:
     def _scales_of_fours(self, scheme: Scheme, place: Place) -> Tensor:
         """Of the groups that the slice's columns touch."""
         groups, _ = _words(place.columns, scheme.group or 1)
-        shape, kind = (place.num_outputs, _num_groups(scheme, place)), torch.float8_e4m3fn
+        shape = place.num_outputs, _num_groups(scheme, place)
         if scheme.group == MXFP4:
             exponents = self._take(place, "weight_scale", shape, place.rows, groups, (torch.uint8,))
             return exponents.view(torch.float8_e8m0fnu).float()
-        scales = self._take(place, "weight_scale", shape, place.rows, groups, (kind,)).float()
+        scales = self._take(place, "weight_scale", shape, place.rows, groups, (torch.float8_e4m3fn,)).float()
         of_all = self._one_of(place, ("weight_global_scale", "weight_scale_2"))
-        one = self._typed(place, of_all, self._checkpoint.one(f"{place.name}.{of_all}"), SCALES).float().view(1, 1)
+        one = self._number(f"{place.name}.{of_all}", SCALES)
         return scales / one if of_all == "weight_global_scale" else scales * one
 
     def _one_of(self, place: Place, names: tuple[str, str]) -> str:
@@ -274,14 +267,18 @@ class StoredMatrices:
         self, place: Place, suffix: str, shape: tuple[int, int], rows: range, columns: range,
         dtypes: tuple[torch.dtype, ...] = (torch.int32,),
     ) -> Tensor:  # fmt: skip
-        taken = self._checkpoint.read(f"{place.name}.{suffix}", shape, rows=rows, columns=columns)
-        return self._typed(place, suffix, taken, dtypes)
+        name = f"{place.name}.{suffix}"
+        return self._typed(name, self._checkpoint.read(name, shape, rows=rows, columns=columns), dtypes)
 
-    def _typed(self, place: Place, suffix: str, taken: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor:
-        """What was taken, where it is of one of these."""
+    def _number(self, name: str, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        """The only one of a tensor, [1, 1] in float32."""
+        return self._typed(name, self._checkpoint.one(name), dtypes).float().view(1, 1)
+
+    def _typed(self, name: str, taken: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+        """What was taken of a tensor, where it is of one of these."""
         if taken.dtype not in dtypes:
-            right = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise self._refusal(place.name, suffix, f"is of {str(taken.dtype).removeprefix('torch.')}, not {right}")
+            kind, *right = (str(dtype).removeprefix("torch.") for dtype in (taken.dtype, *dtypes))
+            raise UserError(f"{self._checkpoint.folder}: tensor {name} is of {kind}, not {' or '.join(right)}")
         return taken
 
     def _check_names(self, scheme: Scheme, name: str) -> None:

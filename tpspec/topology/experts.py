@@ -258,9 +258,8 @@ MIXTURES = {
     ),
 }
 SPARSE = "sparse"  # as mlp_layer_types calls a layer with experts
-LEAST_SUM = (
-    1e-12  # of parts of a softmax: with less, transformers does not make them sum to one. Those chosen have more
-)
+# Of parts of a softmax: with less, transformers does not make them sum to one. Those chosen have more.
+LEAST_SUM = 1e-12
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # all are in use for the same
 NAMES = {mixing.names for mixing in MIXTURES.values()}
