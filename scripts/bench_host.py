@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.decoder import Decoder
-    from tpspec.model.steps import Heads
+    from tpspec.model.layers import Heads
 
 CPU, CARD = torch.device("cpu"), (8, 6)  # compute capability
 NUM_SLOTS, PAGE = 32768, 16

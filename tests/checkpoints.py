@@ -83,7 +83,16 @@ HYBRID = {
     "linear_value_head_dim": 14,
 }
 GATED = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 48, "num_experts_per_tok": 3}
+SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 KINDS: dict[str, dict[str, Any]] = {
+    "cohere2": {
+        "model_type": "cohere2",
+        "hidden_size": 90,  # no multiple of what vectors hold: a mean is taken
+        "head_dim": 16,
+        "logit_scale": 0.8,
+        "tie_word_embeddings": True,
+        **SLIDING,
+    },
     "deepseek_v2": {
         "model_type": "deepseek_v2",
         **DEEPSEEK,
@@ -245,6 +254,14 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "olmo3": {
+        "model_type": "olmo3",
+        **SLIDING,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
     "phi3": {"model_type": "phi3", "partial_rotary_factor": 0.75, "sliding_window": 8},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "hidden_size": 48, "head_dim": 16, "intermediate_size": 72},
@@ -290,6 +307,7 @@ AKIN: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "cohere": {"model_type": "cohere", "logit_scale": 0.8, "attention_bias": True},
     "cwm": {
         "model_type": "cwm",
         "head_dim": 16,
@@ -312,6 +330,8 @@ AKIN: dict[str, dict[str, Any]] = {
         "moe_k": 3,
         "moe_num_shared_experts": 2,
     },
+    "exaone4": {"model_type": "exaone4", **SLIDING},
+    "exaone4_whole": {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 3},
     "exaone_moe": {
         "model_type": "exaone_moe",
         "head_dim": 16,
@@ -322,6 +342,7 @@ AKIN: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "flex_olmo": {"model_type": "flex_olmo", "num_experts": 7, "num_experts_per_tok": 3},
     "gemma": {"model_type": "gemma", "hidden_size": 48, "head_dim": 16, "tie_word_embeddings": True},
     "glm": {"model_type": "glm", "head_dim": 16, "attention_bias": True},
     "hy_v3": {
@@ -354,12 +375,21 @@ AKIN: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     },
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "head_dim": 16,
+        "rotary_dim": 8,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+    },
     "ministral": {
         "model_type": "ministral",
         "head_dim": 16,
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "olmo2": {"model_type": "olmo2"},
+    "olmoe": {"model_type": "olmoe", "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
     "qwen2_moe": {"model_type": "qwen2_moe", **GATED, "num_experts": 7},
     "solar_open": {"model_type": "solar_open", "head_dim": 16, **MIXED, "attention_bias": True},
     "vaultgemma": {

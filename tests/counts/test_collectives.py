@@ -135,6 +135,27 @@ def measure(
     return rounds[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "sums"),
+    [
+        ("olmo3", {Purpose.attention: LAYERS, Purpose.mlp: LAYERS, Purpose.norm: LAYERS}),
+        ("cohere2", {Purpose.mlp: LAYERS}),
+    ],
+)
+def test_what_else_a_layer_may_cost_is_what_plans_say(
+    kind: str, sums: dict[Purpose, int], draft: Path, tmp_path: Path
+) -> None:
+    """Norms of all heads together are eight bytes a row more; an MLP beside attention is summed with it."""
+    folder = tiny(kind, tmp_path)
+    rounds, shape = measure(folder, draft, "ngram", (1, 2), Sampling(temperature=0.0)), shape_of(str(folder))
+    assert all(r.counts == (sums | {Purpose.pick: 1} if r.logits else sums) for r in rounds)
+    assert sum(sums.values()) + 1 == collectives_per_round(shape, 2)
+    for r in rounds:
+        expected = round_bytes(shape, 2, r.rows, 4, r.logits)
+        assert r.bytes == {purpose: num for purpose, num in expected.items() if num}
+    assert any(r.logits > r.spans for r in rounds)
+
+
 @pytest.mark.parametrize("weights", WORLDS, ids=str)
 @pytest.mark.parametrize("source", DRAFTERS)
 @pytest.mark.parametrize(("rule", "temperature"), [("match", 0.0), ("match", 0.8), ("rejection", 0.8)])

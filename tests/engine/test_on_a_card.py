@@ -44,8 +44,8 @@ from tpspec.model import graphs, runner
 from tpspec.model.batch import Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.graphs import CardRecorder, Forward, Graphs
+from tpspec.model.layers import Layer
 from tpspec.model.loader import Loader
-from tpspec.model.steps import Layer
 from tpspec.model.target import ShardedTarget
 from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
@@ -66,6 +66,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card"),
 ]
 CUDA = torch.device("cuda")
+SUM = ["sum_add_norm"]
 LAUNCHES = 21  # of a round of many rows and two layers: nine each, the copy of a table and of rows, the head
 FEW = 4  # rows that are recorded here: the interpreter of kernels takes its time
 WARM = Sampling(temperature=0.8, seed=3)
@@ -667,6 +668,23 @@ def test_a_recording_has_two_sums_a_layer_and_little_stands_beside_it(
             engine.step()
         assert card.replays - before[1] == 11  # one is of the next round
         assert card.launches - before[0] <= 10 * most
+
+
+@pytest.mark.parametrize(("kind", "sums"), [("olmo3", ["exchange", *SUM, *SUM]), ("cohere2", SUM)])
+def test_a_recording_has_the_sums_of_its_kind(kind: str, sums: list[str], few: None, tmp_path: Path) -> None:
+    """Stands against norms of all heads together that a recording makes of one rank's, and a layer with an MLP beside
+    attention that sums twice."""
+    folder = tiny(kind, tmp_path)
+    with emulated_card():
+        memory = torch.zeros(memory_bytes(1), dtype=torch.uint8)
+        peers = PeerMemory(OneRank(), [memory.data_ptr()], CUDA)
+        peers._on_card = False  # the interpreter knows no fence
+        built = build_engine(topology(folder, device="cuda", draft={"source": "none"}), peers, CUDA)
+        built.own.prepare()
+        assert isinstance(built.engine.target, ShardedTarget)
+        (graphs_of,) = built.engine.target.decoder._runner._graphs
+        for recording in graphs_of._recorder._graphs:
+            assert [kernel for kernel in recording.kernels if kernel in {"exchange", *SUM}] == 3 * sums
 
 
 class Unqueued(OneRank):

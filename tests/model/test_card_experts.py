@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tpspec.cache.store import Kept, KVStore
 from tpspec.errors import UserError
 from tpspec.model.experts import Mixture, Router
+from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
-from tpspec.model.steps import Heads, Shape, Sight, TorchSteps
+from tpspec.model.steps import TorchSteps
 from tpspec.topology.experts import Experts
 from tpspec.topology.groups import Grid, grid_of
 

@@ -10,9 +10,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.experts import Mixture, Router
+from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.linear import PlainLinear
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.steps import Heads, Shape, Sight, TorchSteps
+from tpspec.model.steps import TorchSteps
 from tpspec.topology.experts import Experts, experts_of
 from tpspec.topology.reads import Reads
 

@@ -16,9 +16,9 @@ from tpspec.model.batch import Span
 from tpspec.model.compiled import CompiledSteps, compiled_rows
 from tpspec.model.decoder import Decoder
 from tpspec.model.latent import EPS, Reduced, around, turned_last
+from tpspec.model.layers import Norm
 from tpspec.model.linear import PlainLinear
 from tpspec.model.loader import Loader
-from tpspec.model.steps import Norm
 from tpspec.topology.caches import kv_bytes
 from tpspec.topology.latent import Latent
 from tpspec.topology.shape import ModelShape

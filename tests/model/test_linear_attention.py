@@ -17,7 +17,8 @@ from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Carried, Span
 from tpspec.model.compiled import CompiledSteps, compiled_rows
 from tpspec.model.delta_net import Mixer
-from tpspec.model.steps import Heads, LinearLayer, Norm, Shape, Sight, Steps, TorchSteps
+from tpspec.model.layers import Heads, LinearLayer, Norm, Shape, Sight
+from tpspec.model.steps import Steps, TorchSteps
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 CPU, CARD = torch.device("cpu"), torch.device("cuda" if torch.cuda.is_available() else "cpu")

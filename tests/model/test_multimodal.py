@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tests.checkpoints import BASE, KINDS, LIKE, WITHIN, randomise, write_tokenizer
+from tests.checkpoints import AKIN, BASE, KINDS, LIKE, WITHIN, randomise, write_tokenizer
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import Communicator
 from tpspec.comm.threads import ThreadWorld
@@ -31,6 +31,7 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
           "image_size": 28, "patch_size": 14}  # fmt: skip
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "exaone4": ("exaone4_5", {"image_token_id": 262, "video_token_id": 261}),
     "gemma3": ("gemma3", {"mm_tokens_per_image": 4, "image_token_index": 262, "boi_token_index": 261}),
     "mistral": ("mistral3", {"image_token_index": 262}),
     "ministral3": ("mistral3", {"image_token_index": 262}),
@@ -47,6 +48,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 SEES: dict[str, dict[str, Any]] = {
+    "exaone4_5": {"out_hidden_size": 96, "fullatt_block_indexes": [0], "num_key_value_heads": 1},
     "qwen2_vl": {"embed_dim": 16, "hidden_size": 96},
     "qwen2_5_vl": {"out_hidden_size": 96, "fullatt_block_indexes": [0]},
     "qwen3_vl": {"out_hidden_size": 96, "deepstack_visual_indexes": [0]},
@@ -60,7 +62,7 @@ SEES: dict[str, dict[str, Any]] = {
 def seeing(folder: Path, text: str, **keys: Any) -> torch.Tensor:
     """Writes a model of a text kind and eyes; the logits it has for IDS."""
     model_type, more = WHOLE[text]
-    fields = BASE | (KINDS | WITHIN)[LIKE.get(text, text)] | keys
+    fields = BASE | (KINDS | AKIN | WITHIN)[LIKE.get(text, text)] | keys
     if text in LIKE:  # whose rope turns by three positions, which are the same for text
         part = fields.get("partial_rotary_factor", 1.0)
         sections = {"mrope_section": [round(4 * part), round(2 * part), round(2 * part)], "partial_rotary_factor": part}

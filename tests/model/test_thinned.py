@@ -13,6 +13,7 @@ from tests.checkpoints import tiny
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
+from tpspec.topology.rounds import collectives_per_draft
 from tpspec.topology.shape import shape_of
 from tpspec.topology.sublayers import NOTHING, Sublayers, behind
 
@@ -30,9 +31,19 @@ class Counting(OneRank):
         return x
 
 
+# Kinds, their layers, and all-reduces of attention, of the MLP, and of both together.
+KINDS = {"qwen2": (1, 1, 2), "olmo3": (2, 1, 3), "cohere2": (1, 1, 1)}
+
+
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny("qwen2", tmp_path_factory.mktemp("target"), num_hidden_layers=LAYERS)
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    windows = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+    return {
+        kind: tiny(
+            kind, tmp_path_factory.mktemp(kind), num_hidden_layers=LAYERS, **({} if kind == "qwen2" else windows)
+        )
+        for kind in KINDS
+    }
 
 
 def logits(folder: Path, left_out: Sublayers, comm: OneRank) -> torch.Tensor:
@@ -51,16 +62,25 @@ def without(target: Path, folder: Path, left_out: Sublayers) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("left_out", [NOTHING, EXIT, SKIPS], ids=["nothing", "exit", "skips"])
-def test_left_out_is_as_if_it_added_nothing(left_out: Sublayers, target: Path, tmp_path: Path) -> None:
-    """Against a sum that is lost where a sublayer is passed over, and a final norm of the wrong rows."""
+def test_left_out_is_as_if_it_added_nothing(
+    left_out: Sublayers, kind: str, targets: dict[str, Path], tmp_path: Path
+) -> None:
+    """Against a sum that is lost where a sublayer is passed over, and a final norm of the wrong rows; and against plans
+    that count other collectives than there are."""
+    target, (attention, mlp, both) = targets[kind], KINDS[kind]
     expected = logits(without(target, tmp_path / "zeroed", left_out), NOTHING, OneRank())
     comm = Counting()
     assert torch.allclose(logits(target, left_out, comm), expected, atol=1e-5)
-    assert len(comm.purposes) == 2 * LAYERS - len(left_out)
+    layers = frozenset(range(LAYERS))
+    mixing, feeding = layers - left_out.attention, layers - left_out.mlp
+    each = both * len(mixing & feeding) + attention * len(mixing - feeding) + mlp * len(feeding - mixing)
+    assert len(comm.purposes) == each == collectives_per_draft(shape_of(str(target)), 2, left_out) - 1
 
 
-def test_an_exit_is_what_the_config_says_or_a_quarter_of_the_layers(target: Path) -> None:
+def test_an_exit_is_what_the_config_says_or_a_quarter_of_the_layers(targets: dict[str, Path]) -> None:
+    target = targets["qwen2"]
     assert behind(2, target, LAYERS) == EXIT
     assert len(behind(0, target, LAYERS)) == 2 * (LAYERS - 1)
     assert len(behind(0, None, 32)) == 48

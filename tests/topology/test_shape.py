@@ -35,6 +35,14 @@ PUBLISHED = {
     "Qwen/Qwen2.5-32B-Instruct": 32.76,
     "Qwen/Qwen2.5-72B-Instruct": 72.71,
     "Qwen/Qwen3-0.6B": 0.5960,
+    "CohereLabs/c4ai-command-r7b-12-2024": 8.028,
+    "CohereLabs/c4ai-command-r-08-2024": 32.30,
+    "allenai/OLMo-2-0325-32B-Instruct": 32.23,
+    "allenai/Olmo-3-7B-Instruct": 7.298,
+    "allenai/Olmo-3-32B-Think": 32.23,
+    "allenai/OLMoE-1B-7B-0924-Instruct": 6.919,
+    "LGAI-EXAONE/EXAONE-4.0-32B": 32.00,
+    "MiniMaxAI/MiniMax-M2": 228.70,
     "Qwen/Qwen3-8B": 8.191,
     "ibm-granite/granite-3.3-8b-instruct": 8.17,
     "Qwen/Qwen3-14B": 14.77,
@@ -86,6 +94,7 @@ PUBLISHED = {
 }
 # As their names say; what sees in some of them, and the layer that drafts, count there or not.
 ROUNDED = {
+    "CohereLabs/c4ai-command-a-03-2025": 111.0,
     "google/gemma-4-E2B-it": 2.3,  # but for its table of numbers for each layer; of these the text models
     "google/gemma-4-26B-A4B-it": 25.2,
     "google/gemma-4-31B-it": 30.7,
@@ -202,6 +211,7 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
         pytest.skip("this null is refused when the model is loaded")
     shape = ModelShape.from_config(config, "here")
     sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "mlp_bias", "sinks", "qk_norm",
+                       "joint_norm", "parallel",
                        "intermediate", "vocab", "latent", "experts")  # fmt: skip
     assert sizes(shape) == sizes(spec)
 
@@ -212,20 +222,24 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are afmoe, cwm, deepseek_v2, deepseek_v3",
+        match="architecture 'gpt2' is not supported; supported are afmoe, cohere, cohere2, cwm, deepseek_v2",
     ):
         shape_of(str(tmp_path))
 
 
 CALLED = {
     "afmoe": "Trinity",
+    "cohere": "Command R",
+    "cohere2": "Command A",
     "cwm": "CWM",
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
     "dots1": "dots.llm1",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5_moe": "ERNIE 4.5",
+    "exaone4": "EXAONE 4",
     "exaone_moe": "K-EXAONE",
+    "flex_olmo": "FlexOlmo",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 2 to 4",
@@ -244,11 +258,15 @@ CALLED = {
     "llama": "Llama",
     "mellum": "Mellum 2",
     "granite": "Granite 3",
+    "minimax_m2": "MiniMax-M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
     "mistral": "Mistral",
     "mistral4": "Mistral Small 4",
     "mixtral": "Mixtral",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 2 and 3",
+    "olmoe": "OLMoE",
     "phi3": "Phi-3",
     "qwen2": "Qwen2",
     "qwen2_5_vl_text": "Qwen2.5-VL",

@@ -27,6 +27,7 @@ class Purpose(StrEnum):
 
     attention = "attention"
     mlp = "mlp"
+    norm = "norm"
     pick = "pick"
     logits = "logits"
     draft = "draft"

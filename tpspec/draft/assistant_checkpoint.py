@@ -48,7 +48,7 @@ def load_assistant(given: Given) -> Assistant:
     loader = Loader(replace(spec, layers=layers), alone, own)
     return Assistant(
         taps=(*kept.values(), FINAL),
-        keepers={_at(spec, target.spec.layers[index]): target.keeper(index) for index in kept.values()},
+        keepers={_at(spec, target.spec.layers[index]): target.attentions.keeper(index) for index in kept.values()},
         embedding=target.embedding(),
         enter=own.column_parallel([whole_place(ENTER, spec.hidden, 2 * target.spec.hidden)], biased=False),
         model=loader.alone(given.num_slots, num_positions=given.num_positions),

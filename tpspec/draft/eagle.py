@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from tpspec.model.embedding import Embedding
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.graphs import Graphs
+    from tpspec.model.layers import Layer, Norm, Shape
     from tpspec.model.linear import Linear
-    from tpspec.model.steps import Layer, Norm, Shape, Steps
+    from tpspec.model.steps import Steps
 
 
 class Entry(Protocol):

@@ -11,10 +11,10 @@ from tpspec.errors import UserError
 from tpspec.model.embedding import Embedding, head_of
 from tpspec.model.experts import Router, Shared, mixture_of
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
+from tpspec.model.layers import Heads, Layer, Norm, Shape, Sight
 from tpspec.model.linear import PlainLinear, linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.places import in_heads
-from tpspec.model.steps import Heads, Layer, Norm, Shape, Sight
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.experts import mlp_names
 from tpspec.topology.groups import BITS, HEAD_BITS

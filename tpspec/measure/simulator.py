@@ -31,6 +31,7 @@ from tpspec.measure.trace import Mark, Round, round_between
 from tpspec.roles.build_drafter import ways_of
 from tpspec.roles.target import lead_rounds
 from tpspec.topology.caches import target_slots
+from tpspec.topology.rounds import NORM_BYTES
 from tpspec.verify.match import children, walk
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits
@@ -117,12 +118,13 @@ class SimulatedTarget:
 
     def _count(self, rows: int, num_logits: int) -> None:
         """In the real ledger, as the real target would; picks take no time of their own in the cost model."""
-        reduces = self._cost.reduces
-        each_s = self._cost.waiting_s(rows) / max(1, reduces)
-        for number in range(reduces):
+        each_s = self._cost.waiting_s(rows) / max(1, self._cost.all_reduces)
+        for number in range(self._cost.reduces):
             purpose = Purpose.mlp if number % 2 else Purpose.attention
             self._ledger.add(purpose, rows * self._cost.row_bytes, each_s)
-        if reduces:
+        for _ in range(self._cost.norms):
+            self._ledger.add(Purpose.norm, rows * NORM_BYTES, each_s)
+        if self._cost.reduces:
             self._ledger.add(Purpose.pick, num_logits * PICK_BYTES, 0.0)
 
 

@@ -17,6 +17,7 @@ from tpspec.topology.calibration import Sample, fit
 from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable
+from tpspec.topology.rounds import per_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, num_params, weight_bytes
@@ -61,7 +62,7 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
     def step_of(shape: ModelShape) -> StepCost:
         kv = topology.cache_dtype
         loads = [_load(shape, shard, target.dtype, target.quantize, kv, context) for shard in shards]
-        return step_cost(loads, on, shape.num_layers, row_bytes, link)
+        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=per_layer(shape))
 
     left_out = [_left_out(topology, name, shape) for name in topology.draft.sources]
     thin = [thin_step(step_of, shape, num) for num in left_out if num is not None]

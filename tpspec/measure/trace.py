@@ -121,7 +121,7 @@ def samples_of(rounds: Sequence[Round], context: int) -> Iterator[Sample]:
 
 def _reduced(stats: Stats) -> Tally:
     """All-reduces only, as in the cost model: the gather of picks is part of a forward's constant time."""
-    tallies = [stats.collectives.get(purpose, Tally()) for purpose in (Purpose.attention, Purpose.mlp)]
+    tallies = [stats.collectives.get(purpose, Tally()) for purpose in (Purpose.attention, Purpose.mlp, Purpose.norm)]
     return Tally(
         sum(tally.count for tally in tallies),
         sum(tally.bytes for tally in tallies),

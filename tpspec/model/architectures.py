@@ -16,16 +16,20 @@ from tpspec.topology.windows import FULL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tpspec.model.steps import Gate
+    from tpspec.model.layers import Gate
+
+
+NOPE_BESIDE = "full_attention beside sliding_attention"  # layers that do, in models of which some have a window
 
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """Of a layer: of what attention and the MLP read, and of what they give before it is added, if that is normed."""
+    """Of a layer: of what attention and the MLP read, and of what they give before it is added; None where that is not
+    normed, or the MLP reads what attention does."""
 
-    attention: str = "input_layernorm"
+    attention: str | None = "input_layernorm"
     attention_out: str | None = None
-    mlp: str = "post_attention_layernorm"
+    mlp: str | None = "post_attention_layernorm"
     mlp_out: str | None = None
 
 
@@ -34,21 +38,22 @@ class Architecture:
     """What a family of checkpoints may do.
 
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). sinks:
-    query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope; likewise. v_norm:
-    over each value head, without a weight.
+    query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope, or over all of them
+    (joint_norm.py); likewise. v_norm: over each value head, without a weight.
     partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
     number with the next, not with one half a head away, or the name of the flag that says so. window: "all" layers
     share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
-    layers skip rope, or the type of those that do; or None.
+    layers skip rope, or the type of those that do, or NOPE_BESIDE; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
-    does. one_more: norms multiply by 1 + weight. gated: see topology/model_types.py. gate: what its config calls it and
-    must say. clamped: see rows.inc. scaled_embeddings: by the root of their size, always or where that flag says so.
-    scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores
-    and logits, by numbers of the config (spec.py), which logits are divided by but for "logits". score_scale: the
-    config's number that scores are divided by the root of, if not head_dim; or what they are multiplied by. capped,
-    scores_capped: whether the config may say so of logits, and of scores. apart: options that would change what it
-    computes, and are not supported, with values that would not.
+    does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
+    gated: see topology/defaults.py. gate: what its config calls it and must say. clamped: see rows.inc.
+    scaled_embeddings: by the root of their size, always or where that flag says so. scaled_layers: what leaves a layer,
+    by a number of its own. multiplied: embeddings, what is added to them, scores and logits, by numbers of the config
+    (spec.py), which logits are divided by but for "logits". logit_scale: that of the config which logits alone are
+    multiplied by, or None. score_scale: the config's number that scores are divided by the root of, if not head_dim; or
+    what they are multiplied by. capped, scores_capped: whether the config may say so of logits, and of scores. apart:
+    options that would change what it computes, and are not supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -64,12 +69,14 @@ class Architecture:
     norms: NormNames = NormNames()
     out_norms: str | None = None
     one_more: bool = False
+    centred: bool = False
     gated: bool | str = False
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
     scaled_embeddings: bool | str = False
     scaled_layers: bool = False
     multiplied: bool | Literal["logits"] = False
+    logit_scale: str | None = None
     score_scale: str | float | None = None
     capped: bool = False
     scores_capped: bool = False
@@ -86,6 +93,21 @@ HYBRID = Architecture(  # Qwen's, of linear attention and attention
 )
 GEMMA_NORMS = NormNames(
     attention_out="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm"
+)
+COHERE = Architecture(
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    alternate_rope=True,
+    norms=NormNames(mlp=None),
+    centred=True,
+    logit_scale="logit_scale",
+)
+OLMO2 = Architecture(
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    qk_norm=True,
+    norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    apart={"clip_qkv": ()},
 )
 GEMMA2 = Architecture(
     qkv_bias="attention_bias",
@@ -129,13 +151,17 @@ ARCHITECTURES = {
         gated="gate_proj",
         scaled_embeddings="mup_enabled",
     ),
+    "cohere": replace(COHERE, apart={"use_qk_norm": ()}),
+    "cohere2": replace(COHERE, window="layer_types", nope=FULL),
     "cwm": Architecture(window="layer_types"),
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
     "dots1": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
-    "exaone_moe": Architecture(qk_norm=True, window="layer_types", nope=FULL),
+    "exaone4": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE, norms=OLMO2.norms),
+    "exaone_moe": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE),
+    "flex_olmo": OLMO2,
     "gemma": Architecture(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
@@ -183,11 +209,15 @@ ARCHITECTURES = {
     "iquestcoder": LLAMA,
     "llama": LLAMA,
     "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
+    "minimax_m2": Architecture(qk_norm=True, partial_rope=True, apart={"qk_norm_type": ("per_layer",)}),
     "ministral": Architecture(window="layer_types"),
     "ministral3": Architecture(window="all"),
     "mistral": Architecture(window="all"),
     "mistral4": Architecture(partial_rope=True, alternate_rope="rope_interleave"),
     "mixtral": Architecture(window="all"),
+    "olmo2": OLMO2,
+    "olmo3": replace(OLMO2, window="layer_types"),
+    "olmoe": replace(OLMO2, norms=NormNames()),
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen2_5_vl_text": Architecture(qkv_bias=True, window="layer_types"),

@@ -29,14 +29,18 @@ def add_norm(
     adds: tl.constexpr,
     norms_delta: tl.constexpr,
     scales: tl.constexpr,
+    norms: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """x [T, D] += delta, or its RMSNorm, then *= scale, and out the RMSNorm of what x was rounded to. A program a
-    row."""
+    """x [T, D] += delta, or its RMSNorm, then *= scale, and out the norm of what x was rounded to. A program a row.
+
+    norms: "rms", or "centred" as LayerNorm is; "" for none, then nothing is written there.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, wide)
     real = columns < dim
-    weight = tl.load(weight_at + columns, mask=real, other=0.0)
+    if norms != "":
+        weight = tl.load(weight_at + columns, mask=real, other=0.0)
     if norms_delta:
         delta_weight = tl.load(delta_weight_at + columns, mask=real, other=0.0)
     fetch_row(x_at + row * dim, dim, wide, overlaps)
@@ -48,8 +52,9 @@ def add_norm(
             delta = rms_normed(delta, delta_weight, delta_eps, dim).to(delta.dtype)
         x = sum_of(x, delta, scale, scales)
         tl.store(x_at + row * dim + columns, x, mask=real)
-    normed = rms_normed(x, weight, eps, dim)
-    tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
+    if norms != "":
+        normed = rms_normed(centred(x, real, dim, norms), weight, eps, dim)
+        tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -58,6 +63,15 @@ def sum_of(x: tl.tensor, delta: tl.tensor, scale: float, scales: tl.constexpr) -
     x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
     if scales:
         x = (x.to(tl.float32) * scale).to(x.dtype)
+    return x
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def centred(x: tl.tensor, real: tl.tensor, dim: tl.constexpr, norms: tl.constexpr) -> tl.tensor:
+    """What a row differs from its mean, where it is normed so, in float32; else the row."""
+    if norms == "centred":
+        x = x.to(tl.float32)
+        x = tl.where(real, x - tl.sum(x) / dim, 0.0)
     return x
 
 

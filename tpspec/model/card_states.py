@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.model.batch import Span
     from tpspec.model.card_overlap import Overlap
-    from tpspec.model.steps import LinearLayer
+    from tpspec.model.layers import LinearLayer
 
 TILE = 4096  # numbers of a state that a program holds in registers: 32 a thread
 LEAST_PIECE = 8  # values of a head in a program

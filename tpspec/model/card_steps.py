@@ -19,6 +19,7 @@ import triton
 from tpspec.model import card_rows as kernels
 from tpspec.model.card_attention import attend, join
 from tpspec.model.card_heads import place
+from tpspec.model.card_joint import jointly_normed, squares
 from tpspec.model.card_norms import add_norm
 from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_products import TriedProduct
@@ -36,14 +37,16 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells, KVStore
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Span
+    from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
 
 MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 MOST_SPLITS = 32
 JOINED = 256  # columns of a program, at most
+JOINTLY = 1024  # the same of a norm over all heads
 
 
 class CardSteps:
@@ -109,30 +112,43 @@ class CardSteps:
             table.left()
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        norm: Norm | None,
+        delta_norm: Norm | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """x is overwritten by what is the first of the two."""
+        if delta_TD is None and norm is None:
+            return x_TD, x_TD
         num_rows, dim = x_TD.shape
-        normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
+        normed_TD, wide = x_TD if norm is None else torch.empty_like(x_TD), triton.next_power_of_2(dim)
         how = IN_TURN if delta_TD is None else self._overlap  # a round's first kernel stands behind copies
         add_norm[(num_rows,)](
-            x_TD, x_TD if delta_TD is None else delta_TD, first.weight, first.eps, norm.weight, norm.eps, scale,
-            normed_TD, dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
-            scales=scale != 1, num_warps=norm_warps(wide), **how,
+            x_TD, x_TD if delta_TD is None else delta_TD, *_weight(delta_norm or norm, x_TD), *_weight(norm, x_TD),
+            scale, normed_TD, dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
+            scales=scale != 1, norms=_kind(norm), num_warps=norm_warps(wide), **how,
         )  # fmt: skip
         return x_TD, normed_TD
 
     def sum_add_norm(
-        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None, scale: float
+        self,
+        x_TD: Tensor,
+        partial_TD: Tensor,
+        meeting: Meeting,
+        norm: Norm | None,
+        delta_norm: Norm | None,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """x is overwritten."""
         num_rows, dim = x_TD.shape
-        normed_TD, wide, first = torch.empty_like(x_TD), triton.next_power_of_2(dim), delta_norm or norm
+        normed_TD, wide = x_TD if norm is None else torch.empty_like(x_TD), triton.next_power_of_2(dim)
         sum_add_norm[(num_rows,)](
-            partial_TD, x_TD, first.weight, first.eps, norm.weight, norm.eps, scale, normed_TD, meeting.memories,
-            meeting.epochs, meeting.lost, meeting.most_looks, rank=meeting.rank, size=meeting.size, leg=meeting.leg,
-            dim=dim, wide=wide, norms_delta=delta_norm is not None, scales=scale != 1, on_card=meeting.on_card,
-            num_warps=norm_warps(wide), **self._overlap,
+            partial_TD, x_TD, *_weight(delta_norm or norm, x_TD), *_weight(norm, x_TD), scale, normed_TD,
+            meeting.memories, meeting.epochs, meeting.lost, meeting.most_looks, rank=meeting.rank, size=meeting.size,
+            leg=meeting.leg, dim=dim, wide=wide, norms_delta=delta_norm is not None, scales=scale != 1,
+            norms=_kind(norm), on_card=meeting.on_card, num_warps=norm_warps(wide), **self._overlap,
         )  # fmt: skip
         return x_TD, normed_TD
 
@@ -140,6 +156,26 @@ class CardSteps:
         one_TD, other_TD = halves_TD.chunk(2)
         _, made_TD = self.add_norm(one_TD, None, norms[0])
         return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
+
+    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
+        num_rows, width = qkv_TX.shape
+        sums_T2, keys = qkv_TX.new_empty(num_rows, 2, dtype=torch.float32), norm.own_keys
+        wide = triton.next_power_of_2(max(norm.num_queries, len(keys)))
+        squares[(num_rows, 2)](
+            qkv_TX, sums_T2, width=width, num_queries=norm.num_queries, first_key=norm.num_queries + keys.start,
+            num_keys=len(keys), wide=wide, num_warps=norm_warps(wide), **self._overlap,
+        )  # fmt: skip
+        return sums_T2
+
+    def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
+        """In place."""
+        num_rows, width = qkv_TX.shape
+        num_normed = len(norm.weight_N)
+        jointly_normed[(num_rows, triton.cdiv(num_normed, JOINTLY))](
+            qkv_TX, sums_T2, norm.weight_N, norm.eps, norm.all_queries, norm.all_keys, width=width,
+            num_queries=norm.num_queries, num_normed=num_normed, wide=JOINTLY, **self._overlap,
+        )  # fmt: skip
+        return qkv_TX
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         if layer.sight.heads in self._placed_by_attention and layer.kept_by == layer.index:
@@ -279,6 +315,15 @@ class CardSteps:
             "values_normed": layer.v_norm is not None, "turned": layer.rope is not None,
             "grown": rope.gains_P is not None,
         }  # fmt: skip
+
+
+def _weight(norm: Norm | None, x: Tensor) -> tuple[Tensor, float]:
+    """What kernels take of a norm; of none, what they do not read."""
+    return (x, 0.0) if norm is None else (norm.weight, norm.eps)
+
+
+def _kind(norm: Norm | None) -> str:
+    return "" if norm is None else "centred" if norm.centred else "rms"
 
 
 def norm_warps(wide: int) -> int:

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tpspec.comm.peer_kernel import ROW_BYTES, meet, message, total_of
-from tpspec.model.card_norms import rms_normed, sum_of
+from tpspec.model.card_norms import centred, rms_normed, sum_of
 from tpspec.model.card_overlap import fetch_row
 
 _ROW_BYTES = tl.constexpr(ROW_BYTES)
@@ -40,11 +40,12 @@ def sum_add_norm(
     wide: tl.constexpr,
     norms_delta: tl.constexpr,
     scales: tl.constexpr,
+    norms: tl.constexpr,
     on_card: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """x [T, D] += the sum over ranks of partial [T, D], or its RMSNorm, then *= scale; out the RMSNorm of what x was
-    rounded to.
+    """x [T, D] += the sum over ranks of partial [T, D], or its RMSNorm, then *= scale; out the norm of what x was
+    rounded to, as `add_norm` has it.
 
     A program a row, each with a place of its own in every memory, whatever D is; see `exchange` for the rest. The next
     kernel begins when all ranks have come: it would fill the card, which another rank may compute on, while this waits.
@@ -53,7 +54,8 @@ def sum_add_norm(
     columns = tl.arange(0, wide)
     real = columns < dim
     at = row * dim + columns
-    weight = tl.load(weight_at + columns, mask=real, other=0.0)
+    if norms != "":
+        weight = tl.load(weight_at + columns, mask=real, other=0.0)
     if norms_delta:
         delta_weight = tl.load(delta_weight_at + columns, mask=real, other=0.0)
     fetch_row(x_at + row * dim, dim, wide, overlaps)
@@ -74,5 +76,6 @@ def sum_add_norm(
     x = tl.load(x_at + at, mask=real, other=0.0)
     x = sum_of(x, delta, scale, scales)
     tl.store(x_at + at, x, mask=real)
-    normed = rms_normed(x, weight, eps, dim)
-    tl.store(out_at + at, normed.to(out_at.dtype.element_ty), mask=real)
+    if norms != "":
+        normed = rms_normed(centred(x, real, dim, norms), weight, eps, dim)
+        tl.store(out_at + at, normed.to(out_at.dtype.element_ty), mask=real)

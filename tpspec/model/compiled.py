@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
+    from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 11  # of rows.c
+VERSION = 12  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -118,8 +119,9 @@ class CompiledSteps:
         self._buffers: dict[int, Buffers] = {}
         kind = SUFFIX[shape.dtype]
         self._add_norm = _verb(
-            loaded, f"add_norm_{kind}", None, [POINTER] * 3 + [FLOAT, POINTER, FLOAT, FLOAT] + [POINTER] * 2 + [INT] * 2
-        )
+            loaded, f"add_norm_{kind}", None,
+            [POINTER] * 3 + [FLOAT, POINTER, FLOAT, INT, FLOAT] + [POINTER] * 2 + [INT] * 2,
+        )  # fmt: skip
         self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 5 + [FLOAT] + [POINTER] * 7 + [INT] * 2)
         self._attend = _verb(
             loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, FLOAT] + [POINTER] * 2
@@ -141,7 +143,12 @@ class CompiledSteps:
         return CompiledRound(whole, recent, positions.data_ptr(), len(positions), num_rows, kept, of_spans)
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        norm: Norm | None,
+        delta_norm: Norm | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """x is overwritten by what is the first of the two."""
         num_rows, dim = x_TD.shape
@@ -151,14 +158,21 @@ class CompiledSteps:
         at, delta = x_TD.data_ptr(), None if delta_TD is None else delta_TD.data_ptr()
         first = (None, 0.0) if delta_norm is None else (delta_norm.weight.data_ptr(), delta_norm.eps)
         out = buffers.normed.data_ptr()
-        self._add_norm(at, delta, *first, norm.weight.data_ptr(), norm.eps, scale, at, out, num_rows, dim)
-        return x_TD, buffers.normed
+        weight, eps, centred = (None, 0.0, 0) if norm is None else (norm.weight.data_ptr(), norm.eps, int(norm.centred))
+        self._add_norm(at, delta, *first, weight, eps, centred, scale, at, out, num_rows, dim)
+        return x_TD, x_TD if norm is None else buffers.normed
 
     def sum_add_norm(self, *_: object) -> None:
         return None
 
     def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
         return joined(halves_TD, norms)
+
+    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
+        return norm.squares(qkv_TX)
+
+    def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
+        return norm.normed(qkv_TX, sums_T2)
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
         sight, buffers = layer.sight, self._of(round.num_rows)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.courses import Course
     from tpspec.model.delta_net import Mixer
-    from tpspec.model.steps import LinearLayer
+    from tpspec.model.layers import LinearLayer
 
 MOST_SIGHT = 8  # rows that a convolution sees
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Graphs, Recorder, Taps
+    from tpspec.model.layers import Layer, LinearLayer, Norm, Shape
     from tpspec.model.linear import Linear
     from tpspec.model.per_layer import TokenInputs
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import Layer, LinearLayer, Norm, RecordedSteps, Shape, Steps
+    from tpspec.model.steps import RecordedSteps, Steps
 
 FINAL = -1  # as a layer: what leaves the final norm
 
@@ -171,10 +172,15 @@ class Decoder:
                 tapped[layer.index] = self._tapped(x_TD)
             mixes, has_mlp = self._kept(layer)
             inputs = layer.inputs if mixes or has_mlp else None
+            if mixes and has_mlp and layer.parallel:  # in one all-reduce; such layers have nothing besides
+                partial_TD = layer.mixed(normed_TD, steps, round, self.comm) + layer.mlp(normed_TD, steps)
+                then = AddNorm(steps, x_TD, next(norms))
+                x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.mlp, then)
+                continue
             if mixes:
                 scale = 1.0 if has_mlp or inputs else layer.scale
                 then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm, scale)
-                partial_TD = layer.mixed(normed_TD, steps, round)
+                partial_TD = layer.mixed(normed_TD, steps, round, self.comm)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
             if has_mlp:
                 scale = 1.0 if inputs else layer.scale
@@ -198,14 +204,14 @@ class Decoder:
         """Whether its attention, and its MLP, are not left out."""
         return layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
 
-    def _norms(self) -> Iterator[Norm]:
+    def _norms(self) -> Iterator[Norm | None]:
         """Of what enters each sublayer that is not left out, and of what leaves the last. What reads a token's numbers
         for a layer reads what is not normed: of that, too, for each step norms what the next reads."""
         for layer in self.layers:
             mixes, has_mlp = self._kept(layer)
             if mixes:
                 yield layer.attention_norm
-            if has_mlp:
+            if has_mlp and not (mixes and layer.parallel):
                 yield layer.mlp_norm
             if layer.inputs is not None and (mixes or has_mlp):
                 yield layer.inputs.norm

@@ -14,24 +14,22 @@ import torch
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank
+from tpspec.model.attentions import Attentions
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
-from tpspec.model.keeping import Keeper
-from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
+from tpspec.model.layers import Layer, LinearLayer, Shape
 from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
 from tpspec.model.mlps import Mlps
+from tpspec.model.norms import Norms
 from tpspec.model.per_layer import LayerInputs, TokenInputs
-from tpspec.model.places import Place, below, numbers_of, whole_place
+from tpspec.model.places import rows_of, whole_place
 from tpspec.model.rope import Rope
 from tpspec.model.spec import read_spec
-from tpspec.model.steps import Heads, Layer, LinearLayer, Norm, Shape, Sight
 from tpspec.model.weights import Checkpoint
 from tpspec.topology import per_layer
 from tpspec.topology.formats import check_unquantized
-from tpspec.topology.latent import LATENT, MADE, REDUCED
-from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.shape import check_dtype
 from tpspec.topology.shards import split
 
@@ -39,15 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from torch import Tensor
-
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.ledger import Ledger
+    from tpspec.model.layers import Norm, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import LayerSpec, ModelSpec
     from tpspec.topology.config import Quantize
-    from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
@@ -70,6 +66,14 @@ class Loader:
     @property
     def device(self) -> torch.device:
         return self.matrices.device
+
+    @property
+    def norms(self) -> Norms:
+        return Norms(self.spec, self.matrices)
+
+    @property
+    def attentions(self) -> Attentions:
+        return Attentions(self.spec, self.shard, self.matrices)
 
     @classmethod
     def open(
@@ -173,138 +177,58 @@ class Loader:
             return self._layer(index, layer, mlp)
         return LinearLayer(
             index=index,
-            attention_norm=self._norm(f"{at}{norms.attention}.weight", self.spec.hidden),
+            attention_norm=self.norms.of_rows(f"{at}{norms.attention}.weight"),
             mixer=mixers.mixer(at),
-            mlp_norm=self._norm(f"{at}{norms.mlp}.weight", self.spec.hidden),
+            mlp_norm=self.norms.of_rows(f"{at}{norms.mlp}.weight"),
             mlp=mlp,
         )
 
     def _layer(self, index: int, layer: LayerSpec, mlp: Mlp) -> Layer:
-        spec, norms, at = self.spec, self.spec.norms, f"model.layers.{index}."
+        spec, names, at = self.spec, self.spec.norms, f"model.layers.{index}."
 
         def norm(name: str) -> Norm:
-            return self._norm(f"{at}{name}.weight", spec.hidden)
+            return self.norms.of_rows(f"{at}{name}.weight")
 
         def out_norm(name: str | None) -> Norm | None:
             return None if name is None else replace(norm(name), eps=spec.eps * spec.hidden_scale**2)
 
-        qkv, o = self._attention(at + "self_attn.", layer)
-        keeps, is_apart = layer.kept_by is None, spec.experts is not None and spec.experts.apart
+        attentions, inner = self.attentions, at + "self_attn."
+        qkv, o = attentions.products(inner, layer)
+        q_norm, k_norm, v_norm = attentions.head_norms(inner, layer)
+        attention_norm = None if names.attention is None else norm(names.attention)
+        mlp_norm = None if names.mlp is None else norm(names.mlp)
+        is_apart = spec.experts is not None and spec.experts.apart
         return Layer(
             index=index,
             kept_by=index if layer.kept_by is None else layer.kept_by,
-            sight=self._sight(layer),
-            attention_norm=norm(norms.attention),
+            sight=attentions.sight(layer),
+            attention_norm=attention_norm,
             qkv=qkv,
-            q_norm=self._head_norm(at + "self_attn.q_norm.weight", layer.head_dim) if spec.qk_norm else None,
-            k_norm=self._head_norm(at + "self_attn.k_norm.weight", layer.head_dim) if spec.qk_norm and keeps else None,
+            q_norm=q_norm,
+            k_norm=k_norm,
             o=o,
-            attention_out_norm=out_norm(norms.attention_out),
-            mlp_norm=self._no_weight(spec.hidden) if is_apart else norm(norms.mlp),
+            attention_out_norm=out_norm(names.attention_out),
+            mlp_norm=self.norms.without_weight(spec.hidden)
+            if is_apart
+            else attention_norm
+            if spec.parallel
+            else mlp_norm,
             mlp=mlp,
-            mlp_out_norm=out_norm(norms.mlp_out),
-            mlp_joined=(norm(f"{norms.mlp_out}_1"), norm(f"{norms.mlp_out}_2")) if is_apart else None,
+            mlp_out_norm=out_norm(names.mlp_out),
+            mlp_joined=(norm(f"{names.mlp_out}_1"), norm(f"{names.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
-            v_norm=self._no_weight(layer.head_dim) if spec.v_norm and keeps else None,
-            sinks=self._sinks(at + "self_attn.sinks") if spec.sinks else None,
-            gate=self._gate(at + "self_attn.") if spec.gated else None,
+            joint_norm=attentions.joint_norm(inner, layer),
+            v_norm=v_norm,
+            sinks=attentions.sinks(inner),
+            gate=attentions.gate(inner),
             inputs=self._inputs(at) if spec.per_layer else None,
+            parallel=spec.parallel,
             scale=self.matrices.wide(at + "layer_scalar", (1,)).item() if spec.scaled_layers else 1.0,
-        )  # fmt: skip
+        )
 
     def embedding(self) -> Embedding:
         """Of tokens, and nothing besides."""
         return self._table(TABLE, (self.spec.vocab, self.spec.hidden), self.spec.embedding_scale)
-
-    def keeper(self, index: int) -> Keeper:
-        """Of a layer that keeps keys and values of heads."""
-        spec, layer, at = self.spec, self.spec.layers[index], f"model.layers.{index}."
-        _, *parts = self._qkv_places(at + "self_attn.", layer)
-        return Keeper(
-            sight=self._sight(layer),
-            norm=self._norm(f"{at}{spec.norms.attention}.weight", spec.hidden),
-            kv=self.matrices.column_parallel(parts, biased=spec.qkv_bias),
-            k_norm=self._head_norm(at + "self_attn.k_norm.weight", layer.head_dim) if spec.qk_norm else None,
-            v_norm=self._no_weight(layer.head_dim) if spec.v_norm else None,
-            rope=layer.rope,
-        )
-
-    def _sight(self, layer: LayerSpec) -> Sight:
-        group = self.spec.num_heads // layer.num_kv_heads
-        return Sight(Heads.of(self.shard.heads, group, layer.head_dim), layer.window)
-
-    def _kv_heads(self, layer: LayerSpec) -> range:
-        return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
-
-    def _sinks(self, name: str) -> Tensor:
-        return self.matrices.wide(name, (self.spec.num_heads,), self.shard.heads)
-
-    def _attention(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
-        """What stands before it, and behind it."""
-        if self.spec.latent is None:
-            return self._qkv(at, layer), self._o(at, layer.head_dim)
-        return self._latent_attention(at, self.spec.latent)
-
-    def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
-        heads, count, alternate = self.shard.heads, self.spec.num_heads, self.spec.alternate_rope
-        order, key_order = (
-            turned_last(left, latent.turned, alternate=alternate) for left in (latent.plain, latent.rank)
-        )
-        keys = self._rows(at + LATENT, range(latent.cached), latent.cached, key_order)
-        of_heads, size = numbers_of(heads, latent.head_dim), count * latent.head_dim
-        queries, reduced = self._rows(at + latent.query_name, of_heads, size, order), None
-        if latent.queries is not None:
-            queries = replace(queries, num_inputs=latent.queries, columns=range(latent.queries))
-            product = self.matrices.column_parallel([queries], biased=False)
-            reduced = Reduced(self._norm(at + QUERY_NORM, latent.queries), product)
-            queries = self._rows(at + REDUCED, range(latent.queries), latent.queries)
-        made = Place(at + MADE, count * latent.made, latent.rank, numbers_of(heads, latent.made), range(latent.rank))
-        self.matrices.check_biases([made], biased=False)
-        return around(
-            latent,
-            down=self.matrices.column_parallel([queries, keys], biased=False),
-            reduced=reduced,
-            norm=self._norm(at + KEY_NORM, latent.rank),
-            made_XL=self.matrices.plain(made).to(self.device, self.dtype),
-            out=self._o(at, latent.values),
-        )
-
-    def _qkv(self, at: str, layer: LayerSpec) -> Linear:
-        return self.matrices.column_parallel(below(self._qkv_places(at, layer)), biased=self.spec.qkv_bias)
-
-    def _qkv_places(self, at: str, layer: LayerSpec) -> list[Place]:
-        queries, keys = (numbers_of(heads, layer.head_dim) for heads in (self.shard.heads, self._kv_heads(layer)))
-        num_q, num_kv = self.spec.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-        order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
-        of_queries = self._rows(names[0], queries, num_q, order)
-        if self.spec.gated is True:
-            of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
-        parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
-        return parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
-
-    def _gate(self, at: str) -> Linear:
-        size, name = self.spec.head_dim, at + MODEL_TYPES[self.spec.model_type].qkv[0]
-        if isinstance(own := self.spec.gated, str):
-            part = self._rows(at + own, numbers_of(self.shard.heads, size), self.spec.num_heads * size)
-            return self.matrices.column_parallel([part], biased=False)
-        part = self._beside_gate(name, tuple(range(size, 2 * size)))
-        return self.matrices.column_parallel([part], biased=self.spec.qkv_bias)
-
-    def _beside_gate(self, name: str, wanted: tuple[int, ...]) -> Place:
-        """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
-        heads, each = self.shard.heads, 2 * self.spec.head_dim
-        picked = tuple(head * each + number for head in range(len(heads)) for number in wanted)
-        return replace(self._rows(name, numbers_of(heads, each), self.spec.num_heads * each), picked=picked)
-
-    def _o(self, at: str, head_dim: int) -> Linear:
-        """head_dim: of what each head gives."""
-        hidden, width = range(self.spec.hidden), self.spec.num_heads * head_dim
-        place = Place(at + "o_proj", len(hidden), width, hidden, numbers_of(self.shard.heads, head_dim))
-        return self.matrices.row_parallel(place, biased=self.spec.o_bias)
-
-    def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
-        """Some of the `size` output rows of a matrix that reads the hidden state."""
-        return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden), head_order)
 
     def _embedding(self) -> Tables:
         spec = self.spec
@@ -325,7 +249,7 @@ class Loader:
         size, num_layers = self.spec.per_layer, len(self.spec.layers)
         place = whole_place(f"model.{per_layer.CONTEXT}", num_layers * size, self.spec.hidden)
         product = self.matrices.column_parallel([place], biased=False)
-        return TokenInputs(product, self._norm(f"model.{per_layer.NORM}.weight", size), self.spec.hidden, num_layers)
+        return TokenInputs(product, self.norms.of(f"model.{per_layer.NORM}.weight", size), self.spec.hidden, num_layers)
 
     def _inputs(self, at: str) -> LayerInputs:
         size, hidden = self.spec.per_layer, self.spec.hidden
@@ -333,29 +257,18 @@ class Loader:
         return LayerInputs(
             gate=self.matrices.column_parallel([gate], biased=False),
             out=self.matrices.column_parallel([out], biased=False),
-            norm=self._norm(f"{at}{per_layer.OUT_NORM}.weight", hidden),
+            norm=self.norms.of_rows(f"{at}{per_layer.OUT_NORM}.weight"),
         )
 
     def _head(self) -> Linear:
         spec = self.spec
         name = head_of(self.matrices.checkpoint, (spec.vocab, spec.hidden), tied=spec.tied)
-        head = self.matrices.head(self._rows(name, self.shard.vocab, spec.vocab))
+        head = self.matrices.head(rows_of(name, self.shard.vocab, spec.vocab, spec.hidden))
         return head if spec.cap is None else Capped(head, spec.cap)
 
     def _final_norm(self) -> Norm:
-        norm, scale = self._norm("model.norm.weight", self.spec.hidden), self.spec.final_scale
+        norm, scale = self.norms.of_rows("model.norm.weight"), self.spec.final_scale
         return norm if scale == 1 else replace(norm, weight=norm.weight * scale)
-
-    def _head_norm(self, name: str, head_dim: int) -> Norm:
-        norm, order = self._norm(name, head_dim), self.spec.head_order
-        return norm if order is None else replace(norm, weight=norm.weight[list(order)])
-
-    def _no_weight(self, size: int) -> Norm:
-        return Norm(torch.ones(size, device=self.device), self.spec.eps)
-
-    def _norm(self, name: str, size: int) -> Norm:
-        weight = self.matrices.wide(name, (size,))
-        return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
 
 
 def _trim() -> None:

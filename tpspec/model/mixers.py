@@ -12,8 +12,8 @@ import torch
 
 from tpspec.cache.states import StateSizes, StateStore
 from tpspec.model.delta_net import Mixer
+from tpspec.model.layers import Norm
 from tpspec.model.places import Place, numbers_of
-from tpspec.model.steps import Norm
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
 from tpspec.topology.delta_net import MODULE, OUT
 

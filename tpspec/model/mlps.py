@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tpspec.errors import UserError
 from tpspec.model.experts import Apart, Router, Shared, mixture_of
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.places import Place, below
+from tpspec.model.places import Place, below, rows_of
 from tpspec.topology.experts import mlp_names
 
 if TYPE_CHECKING:
@@ -143,4 +143,4 @@ class Mlps:
 
     def _rows(self, name: str, rows: range, size: int) -> Place:
         """Some of the `size` output rows of a matrix that reads the hidden state."""
-        return Place(name, size, self.spec.hidden, rows, range(self.spec.hidden))
+        return rows_of(name, rows, size, self.spec.hidden)

@@ -74,6 +74,11 @@ def numbers_of(heads: range, head_dim: int) -> range:
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 
+def rows_of(name: str, rows: range, size: int, hidden: int) -> Place:
+    """Some of the `size` output rows of a matrix that reads the hidden state."""
+    return Place(name, size, hidden, rows, range(hidden))
+
+
 def below(parts: Sequence[Place]) -> Sequence[Place]:
     """Of matrices of one name, which are one: each with its rows below those of the one before it."""
     if len({part.name for part in parts}) > 1:

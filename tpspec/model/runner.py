@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from tpspec.model.card_many import ManySteps
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Recorder, Run, Taps
+    from tpspec.model.layers import Shape
     from tpspec.model.rope import Rope
-    from tpspec.model.steps import MadeSteps, RecordedSteps, Shape, Steps
+    from tpspec.model.steps import MadeSteps, RecordedSteps, Steps
 
 
 class Runner:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import GATES, declared
+from tpspec.model.architectures import GATES, NOPE_BESIDE, declared
 from tpspec.model.frequencies import PROPORTIONAL, frequencies_of, head_dim_of, num_of_turned, ropes_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.checkpoint import read_config
@@ -19,6 +19,7 @@ from tpspec.topology.delta_net import delta_net_of
 from tpspec.topology.experts import experts_of
 from tpspec.topology.global_heads import global_heads_of
 from tpspec.topology.latent import latent_of
+from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import ModelShape, intermediate_key
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from tpspec.model.architectures import Architecture, NormNames
     from tpspec.model.frequencies import Frequencies
-    from tpspec.model.steps import Gate
+    from tpspec.model.layers import Gate
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
@@ -59,7 +60,8 @@ class LayerSpec:
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    num_kv_heads, head_dim: of most layers. v_norm, scaled_layers: see Architecture. cap, score_cap: of logits and
+    num_kv_heads, head_dim: of most layers. v_norm, centred, scaled_layers: see Architecture. joint_norm: the norms of
+    queries and keys are of all heads. parallel: see topology/defaults.py. cap, score_cap: of logits and
     scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some.
     score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale, final_scale: as Multipliers
     says. head_order: of the numbers of queries' and keys' heads, such that rope turns a number with the one half a head
@@ -80,9 +82,12 @@ class ModelSpec:
     mlp_bias: bool
     sinks: bool
     qk_norm: bool
+    joint_norm: bool
     v_norm: bool
     norms: NormNames
     one_more: bool
+    centred: bool
+    parallel: bool
     gated: bool | str
     gate: Gate
     score_scale: float
@@ -133,7 +138,15 @@ def resolved(fields: Mapping[str, Any], where: str, stored: Stored | None = None
 
     try:
         return resolve(transformers_config(fields), where, stored)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StrictDataclassError) as error:
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        StrictDataclassError,
+    ) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{where}: not a configuration transformers can read: {reason}") from error
 
@@ -183,16 +196,19 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         head_dim=head_dim,
         intermediate=intermediate,
         vocab=config.vocab_size,
-        eps=config.rms_norm_eps / numbers.residual**2,
+        eps=(config.layer_norm_eps if arch.centred else config.rms_norm_eps) / numbers.residual**2,
         tied=getattr(config, "tie_word_embeddings", False),
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
         mlp_bias=_flag(config, arch.mlp_bias),
         sinks=arch.sinks,
         qk_norm=_flag(config, arch.qk_norm),
+        joint_norm=MODEL_TYPES[kind].jointly,
         v_norm=arch.v_norm,
         norms=norms,
         one_more=arch.one_more,
+        centred=arch.centred,
+        parallel=MODEL_TYPES[kind].parallel,
         gated=arch.gated,
         gate="clamped" if arch.clamped else GATES[arch.gate[1]],
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
@@ -215,7 +231,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         per_layer=per_layer,
         num_per_layer_ids=num_ids_of(said) if per_layer else 0,
         hidden_scale=numbers.residual,
-        final_scale=1 / numbers.logits,
+        final_scale=_logit_scale(config, arch, numbers, where),
     )
 
 
@@ -262,6 +278,14 @@ def _multipliers(config: Any, arch: Architecture, where: str) -> Multipliers:
             raise UserError(f"{where}: {key} is {number}; should be above 0")
     embedding, residual, logits = (float(getattr(config, key)) for key in keys[:3])
     return Multipliers(embedding, residual, 1 / logits if arch.multiplied == "logits" else logits)
+
+
+def _logit_scale(config: Any, arch: Architecture, numbers: Multipliers, where: str) -> float:
+    if arch.logit_scale is None:
+        return 1 / numbers.logits
+    if not (number := getattr(config, arch.logit_scale)):
+        raise UserError(f"{where}: {arch.logit_scale} is {number}; should be a number, and not 0")
+    return float(number)
 
 
 def _embedding_scale(config: Any, arch: Architecture, numbers: Multipliers) -> float | None:
@@ -322,7 +346,10 @@ def _layers(
     if arch.window == "all":
         kinds = [SLIDING if config.sliding_window else FULL] * num_layers
     kinds = kinds or [FULL] * num_layers
-    rope = [kind != arch.nope for kind in kinds] if arch.nope in (FULL, None) else getattr(config, arch.nope)
+    nope = arch.nope
+    if nope == NOPE_BESIDE:
+        nope = None if config.sliding_window is None else FULL
+    rope = [kind != nope for kind in kinds] if nope in (FULL, None) else getattr(config, nope)
     unknown = set(kinds) - {FULL, SLIDING}
     if unknown or len(kinds) < num_layers or len(rope) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")

@@ -10,7 +10,7 @@ Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,142 +31,16 @@ if TYPE_CHECKING:
     from tpspec.comm.peer import Meeting
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
-    from tpspec.model.delta_net import Mixer
+    from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.layers import Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
-    from tpspec.model.mlp import Mlp
-    from tpspec.model.per_layer import LayerInputs
     from tpspec.model.rope import Rope, Turns
-
-Gate = Literal["silu", "gelu", "clamped"]  # gelu as tanh approximates it; clamped: see rows.inc
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """RMSNorm over the last dimension. weight: float32, for some are 1 + w and would lose most of w."""
-
-    weight: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), tuple(self.weight.shape), self.weight, self.eps).to(x.dtype)
-
-
-class Heads(NamedTuple):
-    """Of one layer and shard. kv_of: the local kv head each local query head reads, ascending. dim: numbers of one."""
-
-    kv_of: tuple[int, ...]
-    dim: int
-
-    @classmethod
-    def of(cls, heads: range, group: int, dim: int) -> Heads:
-        """heads: of all query heads those of the shard, so many of which share a kv head."""
-        return cls(tuple(head // group - heads.start // group for head in heads), dim)
-
-    @property
-    def num(self) -> int:
-        return len(self.kv_of)
-
-    @property
-    def num_kv(self) -> int:
-        return self.kv_of[-1] + 1
-
-
-class Sight(NamedTuple):
-    """How rows of a layer see each other. window: how many last positions a row sees, or None."""
-
-    heads: Heads
-    window: int | None
-
-    @property
-    def is_windowed(self) -> bool:
-        return self.window is not None
 
 
 def joined(halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
     """As of Steps, in torch."""
     one_TD, other_TD = halves_TD.chunk(2)
     return norms[0](one_TD) + norms[1](other_TD)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; [(H + G) E] where keys are their own values, or values are made
-    of what keys are made of, before its norm and rope; [H E] where it keeps nothing. o and mlp give partial sums.
-    kept_by: the index of the layer whose keys and values it reads, which may be its own.
-
-    v_norm: of values; or None. attention_out_norm, mlp_out_norm: of the whole sums that attention and the MLP give,
-    before they are added; or None. mlp_joined: see AddNorm. rope: which of the model's ropes turns queries and keys, or
-    None. sinks: [H] of this shard, float32; or None. gate: [D] -> [H E], whose sigmoid what attention gives is
-    multiplied with; or None. inputs: what reads a token's numbers for this layer, behind the MLP; or None. scale: of
-    what leaves the layer.
-    """
-
-    index: int
-    kept_by: int
-    sight: Sight
-    attention_norm: Norm
-    qkv: Linear
-    q_norm: Norm | None
-    k_norm: Norm | None
-    o: Linear
-    attention_out_norm: Norm | None
-    mlp_norm: Norm
-    mlp: Mlp
-    mlp_out_norm: Norm | None
-    rope: int | None
-    v_norm: Norm | None = None
-    sinks: Tensor | None = None
-    gate: Linear | None = None
-    mlp_joined: tuple[Norm, Norm] | None = None
-    inputs: LayerInputs | None = None
-    scale: float = 1.0
-
-    def mixed(self, x_TD: Tensor, steps: Steps, round: Any) -> Tensor:
-        """What its rows tell each other: this shard's part of the sum, [T, D]."""
-        attended_TX = steps.attention(self, self.qkv(x_TD), round)
-        return self.o(attended_TX if self.gate is None else attended_TX * torch.sigmoid(self.gate(x_TD)))
-
-
-@dataclass(frozen=True, slots=True)
-class LinearLayer:
-    """A layer with linear attention in place of attention."""
-
-    index: int
-    attention_norm: Norm
-    mixer: Mixer
-    mlp_norm: Norm
-    mlp: Mlp
-    attention_out_norm: Norm | None = None
-    mlp_out_norm: Norm | None = None
-    mlp_joined: None = None
-    inputs: None = None
-    scale: float = 1.0
-
-    def mixed(self, x_TD: Tensor, steps: Steps, round: Any) -> Tensor:
-        """As of `Layer`."""
-        mixer = self.mixer
-        products = mixer.mixed(x_TD), mixer.rates(x_TD), mixer.gate(x_TD)
-        return mixer.out(steps.linear_attention(self, *products, round))
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the steps must know of a shard. sights: of its layers, each once. score_scale: of the products of queries
-    and keys. gate: what the gate of an MLP goes through. keys_alone: keys are their own values, and cached once.
-    score_cap: see attention.py; or None.
-    """
-
-    sights: frozenset[Sight]
-    dtype: torch.dtype
-    device: torch.device
-    score_scale: float
-    gate: Gate
-    keys_alone: bool = False
-    score_cap: float | None = None
-
-    @property
-    def heads(self) -> frozenset[Heads]:
-        return frozenset(sight.heads for sight in self.sights)
 
 
 class Steps(Protocol):
@@ -176,18 +50,35 @@ class Steps(Protocol):
         """The rows of one forward; num_rows counts padding below the last span's."""
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        norm: Norm | None,
+        delta_norm: Norm | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """(scale (x + delta), norm of that), x as it is where there is no delta; may overwrite x. delta_norm: of delta,
-        before it is added."""
+        """(scale (x + delta), norm of that), x as it is where there is no delta, and twice the same where there is no
+        norm; may overwrite x. delta_norm: of delta, before it is added."""
 
     def sum_add_norm(
-        self, x_TD: Tensor, partial_TD: Tensor, meeting: Meeting, norm: Norm, delta_norm: Norm | None, scale: float
+        self,
+        x_TD: Tensor,
+        partial_TD: Tensor,
+        meeting: Meeting,
+        norm: Norm | None,
+        delta_norm: Norm | None,
+        scale: float,
     ) -> tuple[Tensor, Tensor] | None:
         """add_norm of the sum over ranks of their parts, by one kernel for all; None where there is none."""
 
     def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
         """[2 T, D] -> the sum of the halves' norms, [T, D]."""
+
+    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
+        """Sums of those of queries and of keys, [T, 2] in float32."""
+
+    def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
+        """With those of all ranks; may overwrite them."""
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         """Writes the rows' keys and values, if the layer keeps any, then attends: [T, H * E]."""
@@ -212,7 +103,7 @@ class AddNorm(NamedTuple):
 
     steps: Steps
     x_TD: Tensor
-    norm: Norm
+    norm: Norm | None
     delta_norm: Norm | None = None
     scale: float = 1.0
     joined: tuple[Norm, Norm] | None = None
@@ -315,18 +206,29 @@ class TorchSteps:
         )
 
     def add_norm(
-        self, x_TD: Tensor, delta_TD: Tensor | None, norm: Norm, delta_norm: Norm | None = None, scale: float = 1.0
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        norm: Norm | None,
+        delta_norm: Norm | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         if delta_TD is not None:
             x_TD = x_TD + (delta_TD if delta_norm is None else delta_norm(delta_TD))
             x_TD = x_TD if scale == 1 else x_TD * scale
-        return x_TD, norm(x_TD)
+        return x_TD, x_TD if norm is None else norm(x_TD)
 
     def sum_add_norm(self, *_: object) -> None:
         return None
 
     def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
         return joined(halves_TD, norms)
+
+    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
+        return norm.squares(qkv_TX)
+
+    def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
+        return norm.normed(qkv_TX, sums_T2)
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
         H, G, E = layer.sight.heads.num, layer.sight.heads.num_kv, layer.sight.heads.dim

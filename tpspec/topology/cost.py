@@ -4,7 +4,7 @@ Pure functions of sizes, cards and links, or of constants fitted to a box (`cali
 device or why a number was chosen.
 
     step(m) = max over ranks of [max(read(m) / bandwidth, m * arithmetic) + KV / bandwidth]
-              + reduces * (link(m * row_bytes) + skew) + launches + head + host
+              + reduces * (link(m * row_bytes) + skew) + norms * (link(m * 8) + skew) + launches + head + host
     read(m) = weights, of experts only the part that m rows are sent to: 1 - (1 - chosen / count)^m
     E       = (1 - a^(K+1)) / (1 - a), or 1 + the sum of the products of acceptance by position
     round   = K * draft + step(K + 1), or what drafting ahead leaves of the first term
@@ -18,6 +18,8 @@ from itertools import accumulate
 from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from tpspec.topology.rounds import NORM_BYTES, PerLayer
 
 if TYPE_CHECKING:
     from tpspec.topology.cards import Card
@@ -98,7 +100,8 @@ def rank_cost(load: Load, card: Card, assume: Assumptions) -> RankCost:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A target's forward. reduces: all-reduces in it, of row_bytes for each row. link: None on one rank.
+    """A target's forward. reduces: all-reduces in it, of row_bytes for each row; norms: others, of NORM_BYTES. link:
+    None on one rank.
 
     dilation: of the link, when it is emulated. fixed_s: launches, head, host.
     """
@@ -109,21 +112,30 @@ class StepCost:
     row_bytes: int = 0
     link: LinkTable | None = None
     dilation: float = 1.0
+    norms: int = 0
 
     def compute_s(self, num_rows: int) -> float:
         return max(rank.seconds(num_rows) for rank in self.ranks) + self.fixed_s
 
     @property
+    def all_reduces(self) -> int:
+        return self.reduces + self.norms
+
+    @property
     def collectives(self) -> int:
-        """The reduces, and the gather of picks."""
-        return self.reduces + 1 if self.reduces else 0
+        """The all-reduces, and the gather of picks."""
+        return self.all_reduces + 1 if self.reduces else 0
 
     def waiting_s(self, num_rows: int) -> float:
         """In collectives: the link's time and the skew."""
         if self.link is None or not self.reduces:
             return 0.0
-        each = self.link.seconds(num_rows * self.row_bytes) + self.link.skew_s
-        return self.reduces * each * self.dilation
+        return self._all_s(self.reduces, num_rows * self.row_bytes) + self._all_s(self.norms, num_rows * NORM_BYTES)
+
+    def _all_s(self, count: int, num_bytes: int) -> float:
+        """Of so many all-reduces."""
+        assert self.link is not None, "where there are some"
+        return count * (self.link.seconds(num_bytes) + self.link.skew_s) * self.dilation
 
     def seconds(self, num_rows: int) -> float:
         return self.compute_s(num_rows) + self.waiting_s(num_rows)
@@ -136,13 +148,15 @@ def step_cost(
     row_bytes: int,
     link: LinkTable | None,
     assume: Assumptions | None = None,
+    each: PerLayer = PerLayer(),  # noqa: B008 (a tuple)
 ) -> StepCost:
-    """A model's forward on cards, one load each. row_bytes: of one row's hidden state."""
+    """A model's forward on cards, one load each. row_bytes: of one row's hidden state. each: all-reduces of a layer."""
     assume = assume or Assumptions()
     return StepCost(
         ranks=tuple(rank_cost(load, card, assume) for load, card in zip(loads, on, strict=True)),
         fixed_s=num_layers * assume.layer_s + assume.head_s + assume.host_s,
-        reduces=2 * num_layers if len(loads) > 1 else 0,
+        reduces=each.rows * num_layers if len(loads) > 1 else 0,
+        norms=each.norms * num_layers if len(loads) > 1 else 0,
         row_bytes=row_bytes,
         link=link,
     )
@@ -154,7 +168,7 @@ def thin_step(step_of: Callable[[ModelShape], StepCost], shape: ModelShape, num_
     whole, kept = step_of(shape), 1 - num_left_out / (2 * shape.num_layers)
     num_layers, num_windowed = (round(kept * count) for count in (shape.num_layers, shape.num_windowed))
     thin = step_of(replace(shape, num_layers=num_layers, num_windowed=num_windowed))
-    return replace(thin, reduces=whole.reduces - num_left_out if whole.reduces else 0)
+    return replace(thin, reduces=round(kept * whole.reduces), norms=round(kept * whole.norms))
 
 
 def tokens_per_round(acceptance: float, num_drafted: int) -> float:

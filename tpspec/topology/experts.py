@@ -109,8 +109,9 @@ class Beside:
 class Mixing:
     """What a type of model means by keys that its config.json leaves out, as transformers does. chosen: None where the
     config has to say; chosen_key: as what. count: likewise. sums_to_one: None where norm_topk_prob says, of which
-    `norms` is the default. gated: channels of an MLP beside the experts that has a gate. biased: see Experts. apart:
-    channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their own.
+    `norms` is the default. sigmoid, biased: see Experts. gated: channels of an MLP beside the experts that has a gate.
+    apart: channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their
+    own.
     """
 
     names: MlpNames
@@ -119,6 +120,7 @@ class Mixing:
     chosen_key: str = "num_experts_per_tok"
     sums_to_one: bool | None = None
     norms: bool = False
+    sigmoid: bool = False
     beside: Beside | None = None
     gated: int | None = None
     biased: bool = False
@@ -188,6 +190,7 @@ MIXTURES = {
             keys=("first_k_dense_replace", "num_shared_experts", "routed_scaling_factor"),
         ),
     ),
+    "flex_olmo": Mixing(DENSE, count=7, chosen=5),
     "gemma4_text": Mixing(
         MlpNames("", router="router.proj", shared="mlp", together="gate_up_proj", upright=True),
         count=None,
@@ -230,6 +233,13 @@ MIXTURES = {
         ),
     ),
     "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
+    "minimax_m2": Mixing(
+        MlpNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias"),
+        count=256,
+        chosen=8,
+        sums_to_one=True,
+        sigmoid=True,
+    ),
     "mistral4": Mixing(
         MlpNames("mlp", together="gate_up_proj", upright=True),
         count=128,
@@ -238,6 +248,7 @@ MIXTURES = {
         beside=Beside(dense=12288, shared=1, channels=2048, first_layer=0, groups=None, sigmoid=False),
     ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
+    "olmoe": Mixing(DENSE, count=64, chosen=8),
     "qwen2_moe": Mixing(MlpNames("mlp", shared="shared_expert"), count=60, chosen=4, gated=5632),
     "qwen3_5_moe_text": Mixing(
         MlpNames("mlp", shared="shared_expert", together="gate_up_proj", upright=True),
@@ -299,7 +310,9 @@ def experts_of(read: Reads, model_type: str) -> Experts | None:
     sums_to_one = read.flag("norm_topk_prob", usual.norms) if usual.sums_to_one is None else usual.sums_to_one
     if usual.sums_to_one is False:
         read.refuse("norm_topk_prob")
-    experts = Experts(count, chosen, sums_to_one, biased=usual.biased)
+    if usual.sigmoid:
+        read.one_of("scoring_func", ("sigmoid",), "sigmoid")
+    experts = Experts(count, chosen, sums_to_one, sigmoid=usual.sigmoid, biased=usual.biased)
     if usual.apart is not None:
         return replace(experts, shared=read.size("intermediate_size", usual.apart), apart=True)
     if usual.gated is not None:

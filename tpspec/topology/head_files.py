@@ -9,7 +9,7 @@ from zipfile import BadZipFile, ZipFile
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config, tensors
-from tpspec.topology.model_types import Defaults
+from tpspec.topology.defaults import Defaults
 from tpspec.topology.multimodal import STORAGE
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.sizes import DTYPE_BYTES

@@ -6,6 +6,7 @@ Knows keys and names; must not know what they mean.
 from __future__ import annotations
 
 TEXT_TYPES = {
+    "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
@@ -26,7 +27,10 @@ TEXT_TYPES = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }  # of the text model, where its section does not say
-OTHER_NAMES = {"kimi_k2": "deepseek_v3"}  # of types of text models, as configs were published
+OTHER_NAMES = {
+    "exaone4_5_text": "exaone4",
+    "kimi_k2": "deepseek_v3",
+}  # of types of text models, as configs were published
 # Sizes of text models that sections of others leave out, as transformers once wrote them: what differs from its own.
 SIZES: dict[str, dict[str, object]] = {
     "llama": {"intermediate_size": 11008, "vocab_size": 32000},

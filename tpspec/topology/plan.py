@@ -37,6 +37,7 @@ from tpspec.topology.cost import (
 )
 from tpspec.topology.links import link_for
 from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.topology.rounds import per_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
@@ -271,7 +272,8 @@ class _Planner:
         dtype = self._dtype(layout)
         loads = [self._load(shape, shard, layout.bits, dtype) for shard in self._split(layout)]
         row_bytes = DTYPE_BYTES[dtype] * shape.summed
-        return step_cost(loads, on, shape.num_layers, row_bytes, self.wish.link_for(len(on)))
+        link = self.wish.link_for(len(on))
+        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=per_layer(shape))
 
     def _thin_step(self, layout: Layout) -> StepCost | None:
         """A step of the target without what it leaves out when it drafts."""

@@ -56,7 +56,8 @@ def why(wish: Wish, one: Plan) -> str:
     rows = one.num_drafted + 1
     parts = [f"compute {one.step.compute_s(rows) * 1e3:.1f} ms"]
     if one.step.reduces:
-        parts.append(f"{one.step.reduces} reduces of {one.step.waiting_s(rows) / one.step.reduces * 1e6:.0f} us")
+        num = one.step.all_reduces
+        parts.append(f"{num} reduces of {one.step.waiting_s(rows) / num * 1e6:.0f} us")
     return ", ".join([*parts, *_drafting(wish, one)])
 
 

@@ -5,21 +5,44 @@ Integers only, of shapes; must not know a communicator.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpspec.topology.sublayers import NOTHING
 
 if TYPE_CHECKING:
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.sublayers import Sublayers
 
+NORM_BYTES = 8  # of a row, in the all-reduce of a norm over all heads: two sums, in float32
+
+
+class PerLayer(NamedTuple):
+    """All-reduces of each layer: of rows, and of sums for norms over all heads."""
+
+    rows: int = 2
+    norms: int = 0
+
+
+def per_layer(shape: ModelShape) -> PerLayer:
+    return PerLayer(1 if shape.parallel else 2, int(shape.joint_norm))
+
+
+def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:
+    """All-reduces of a forward without some sublayers, by purpose. Of parallel ones the MLP's is attention's, too."""
+    layers = frozenset(range(shape.num_layers))
+    attention, mlp = layers - left_out.attention, layers - left_out.mlp
+    counts = {"attention": len(attention - mlp if shape.parallel else attention), "mlp": len(mlp)}
+    return counts | ({"norm": len(attention)} if shape.joint_norm else {})
+
 
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:
-    """Two all-reduces in each layer and one all-gather of picks; a rank alone needs none."""
-    return 2 * shape.num_layers + 1 if num_shards > 1 else 0
+    """The all-reduces, as a rule two in each layer, and one all-gather of picks; a rank alone needs none."""
+    return collectives_per_draft(shape, num_shards, NOTHING)
 
 
 def collectives_per_draft(shape: ModelShape, num_shards: int, left_out: Sublayers) -> int:
-    """Of a drafted token, where the target itself drafts: one for each sublayer that is left, and one to pick."""
-    return 2 * shape.num_layers - len(left_out) + 1 if num_shards > 1 else 0
+    """Of a drafted token, where the target itself drafts: those of the sublayers that are left, and one to pick."""
+    return sum(reduces(shape, left_out).values()) + 1 if num_shards > 1 else 0
 
 
 def round_bytes(
@@ -29,9 +52,8 @@ def round_bytes(
 
     rows: query positions in the round; num_logit_rows of them (None: all) are judged, at 8 bytes of (value, id) each.
     """
-    if num_shards == 1:
-        return {"attention": 0, "mlp": 0, "pick": 0}
-    reduced = shape.num_layers * rows * shape.hidden * dtype_bytes
-    judged = rows if num_logit_rows is None else num_logit_rows
-    of_mlps = 2 * reduced if shape.experts and shape.experts.apart else reduced
-    return {"attention": reduced, "mlp": of_mlps, "pick": 8 * judged}
+    judged, hidden = rows if num_logit_rows is None else num_logit_rows, shape.hidden * dtype_bytes
+    of_mlps = 2 * hidden if shape.experts and shape.experts.apart else hidden
+    of_row = {"attention": hidden, "mlp": of_mlps, "norm": NORM_BYTES}
+    sent = {purpose: count * rows * of_row[purpose] for purpose, count in reduces(shape).items()}
+    return {purpose: num if num_shards > 1 else 0 for purpose, num in (sent | {"pick": 8 * judged}).items()}

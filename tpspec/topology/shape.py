@@ -40,8 +40,9 @@ class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly, as they are cached: of a latent there is one, of
     head_dim numbers, that stand for key and value. vocab: rows of the head and of the embedding table.
 
-    tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm of head_dim on
-    queries and on keys in every layer. gated: see Defaults. layer_norms: of the hidden state, in each layer.
+    tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm on queries and on
+    keys in every layer, of head_dim; joint_norm: of all heads together. gated, parallel: see Defaults. layer_norms: of
+    the hidden state, in each layer.
     intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
     where a token sees `window` last positions, its own among them. global_heads: of some of the others, if not like
     those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for each layer besides
@@ -65,6 +66,7 @@ class ModelShape:
     mlp_bias: bool = False
     sinks: bool = False
     qk_norm: bool = False
+    joint_norm: bool = False
     layer_norms: int = 2
     window: int | None = None
     num_windowed: int = 0
@@ -73,6 +75,7 @@ class ModelShape:
     experts: Experts | None = None
     latent: Latent | None = None
     gated: bool | str = False
+    parallel: bool = False
     delta_net: DeltaNet | None = None
     global_heads: GlobalHeads | None = None
     sharing: Sharing | None = None
@@ -118,6 +121,7 @@ class ModelShape:
             mlp_bias=usual.mlp_biased and read.flag("mlp_bias", False),
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
+            joint_norm=usual.jointly,
             layer_norms=norms + bool(per_layer) + (3 if experts and experts.apart else 0),
             window=max(windows, default=None),
             num_windowed=len(windows),
@@ -126,6 +130,7 @@ class ModelShape:
             experts=experts,
             latent=latent,
             gated=usual.gated,
+            parallel=usual.parallel,
             delta_net=delta_net_of(read, model_type, num_layers),
             global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads),
             sharing=sharing_of(read, model_type, num_layers, intermediate),

@@ -102,7 +102,7 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
 def _attention_bytes(layers: Layers, held: _Held) -> int:
     """Of layers with attention, all of the same sizes."""
     shape, shard, which = layers
-    wide = _inner_norms(shape) + len(shard.heads) * shape.sinks
+    wide = _inner_norms(shape, shard) + len(shard.heads) * shape.sinks
     plain = _biases(shape, shard) + _num_made(shape, shard)
     matrices = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _stored_layers(shape, which))
     return matrices + len(which) * (wide * WIDE_BYTES + plain * DTYPE_BYTES[held.dtype])
@@ -346,10 +346,12 @@ def _num_made(shape: ModelShape, shard: Shard) -> int:
     return 0 if shape.latent is None else len(shard.heads) * shape.latent.made * shape.latent.rank
 
 
-def _inner_norms(shape: ModelShape) -> int:
+def _inner_norms(shape: ModelShape, shard: Shard) -> int:
     """Numbers of those within a layer's attention."""
     if shape.latent is not None:
         return shape.latent.rank + (shape.latent.queries or 0)
+    if shape.joint_norm:
+        return (len(shard.heads) + len(shard.kv_heads)) * shape.head_dim
     return min(2, shape.num_made) * shape.head_dim * shape.qk_norm
 
 

@@ -54,8 +54,10 @@ def _without_rope(read: Reads, layer: int) -> bool:
 GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
 SLIDES = {
     "afmoe": Sliding(1024, has_one=_all_but_every(4, "global_attn_every_n_layers")),
+    "cohere2": Sliding(4096, has_one=_all_but_every(4)),
     "cwm": Sliding(8192, has_one=lambda _, layer: layer % 4 != 0),
     "dots1": Sliding(4096, has_one=_from_layer(62)),
+    "exaone4": Sliding(4096, has_one=_all_but_every(4)),
     "exaone_moe": Sliding(4096, has_one=_all_but_every(4)),
     "gemma2": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
@@ -67,6 +69,7 @@ SLIDES = {
     "ministral3": Sliding(),
     "mistral": Sliding(4096),
     "mixtral": Sliding(),
+    "olmo3": Sliding(4096, has_one=lambda _, layer: bool((layer + 1) % 4)),
     "phi3": Sliding(),
     "qwen2": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen2_5_vl_text": Sliding(4096, "use_sliding_window", _from_layer(80)),

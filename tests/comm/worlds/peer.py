@@ -24,7 +24,8 @@ from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
 from tpspec.model.card_steps import CardSteps
 from tpspec.model.card_tilings import Tiling
-from tpspec.model.steps import AddNorm, Heads, Norm, Shape, Sight
+from tpspec.model.layers import Heads, Norm, Shape, Sight
+from tpspec.model.steps import AddNorm
 
 CPU = torch.device("cpu")
 LOOKS = 5_000  # some hundred milliseconds
@@ -90,7 +91,8 @@ def rows(peers: PeerMemory, gloo: Communicator) -> None:
             gloo.all_gather(torch.randn(size, generator=random), Purpose.control)[0]
             for size in ((count, dim), (dim,), (dim,))
         )
-        norm, out_norm = Norm(weight, 1e-5), Norm(out_weight, 1e-3) if turn % 2 else None
+        norm = (Norm(weight, 1e-5), Norm(weight, 1e-5, centred=True), None)[turn % 3]
+        out_norm = Norm(out_weight, 1e-3) if turn % 2 else None
         made: list[torch.Tensor] = []
         apart.clear()
         for peers.most_at_once in (0, at_once):

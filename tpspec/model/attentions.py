@@ -1,0 +1,147 @@
+"""Builds the attention of a shard's layers from a checkpoint: which slices of which matrices, for which heads.
+
+How these are read is matrices.py's matter. Must not know the other half of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tpspec.model.keeping import Keeper
+from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
+from tpspec.model.layers import Heads, Sight
+from tpspec.model.norms import KEYS, QUERIES, Norms
+from tpspec.model.places import Place, below, numbers_of, rows_of
+from tpspec.topology.latent import LATENT, MADE, REDUCED
+from tpspec.topology.model_types import MODEL_TYPES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.layers import Norm
+    from tpspec.model.linear import Linear
+    from tpspec.model.matrices import Matrices
+    from tpspec.model.spec import LayerSpec, ModelSpec
+    from tpspec.topology.latent import Latent
+    from tpspec.topology.shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Attentions:
+    """Of one shard of one checkpoint. at: what the names of a layer's attention begin with."""
+
+    spec: ModelSpec
+    shard: Shard
+    matrices: Matrices
+
+    @property
+    def norms(self) -> Norms:
+        return Norms(self.spec, self.matrices)
+
+    def sight(self, layer: LayerSpec) -> Sight:
+        group = self.spec.num_heads // layer.num_kv_heads
+        return Sight(Heads.of(self.shard.heads, group, layer.head_dim), layer.window)
+
+    def _kv_heads(self, layer: LayerSpec) -> range:
+        return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
+
+    def sinks(self, at: str) -> Tensor | None:
+        if not self.spec.sinks:
+            return None
+        return self.matrices.wide(at + "sinks", (self.spec.num_heads,), self.shard.heads)
+
+    def products(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
+        """What stands before it, and behind it."""
+        if self.spec.latent is None:
+            return self._qkv(at, layer), self._o(at, layer.head_dim)
+        return self._latent_attention(at, self.spec.latent)
+
+    def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
+        heads, count, alternate = self.shard.heads, self.spec.num_heads, self.spec.alternate_rope
+        order, key_order = (
+            turned_last(left, latent.turned, alternate=alternate) for left in (latent.plain, latent.rank)
+        )
+        keys = self._rows(at + LATENT, range(latent.cached), latent.cached, key_order)
+        of_heads, size = numbers_of(heads, latent.head_dim), count * latent.head_dim
+        queries, reduced = self._rows(at + latent.query_name, of_heads, size, order), None
+        if latent.queries is not None:
+            queries = replace(queries, num_inputs=latent.queries, columns=range(latent.queries))
+            product = self.matrices.column_parallel([queries], biased=False)
+            reduced = Reduced(self.norms.of(at + QUERY_NORM, latent.queries), product)
+            queries = self._rows(at + REDUCED, range(latent.queries), latent.queries)
+        made = Place(at + MADE, count * latent.made, latent.rank, numbers_of(heads, latent.made), range(latent.rank))
+        self.matrices.check_biases([made], biased=False)
+        return around(
+            latent,
+            down=self.matrices.column_parallel([queries, keys], biased=False),
+            reduced=reduced,
+            norm=self.norms.of(at + KEY_NORM, latent.rank),
+            made_XL=self.matrices.plain(made).to(self.matrices.device, self.matrices.dtype),
+            out=self._o(at, latent.values),
+        )
+
+    def _qkv(self, at: str, layer: LayerSpec) -> Linear:
+        return self.matrices.column_parallel(below(self._qkv_places(at, layer)), biased=self.spec.qkv_bias)
+
+    def _qkv_places(self, at: str, layer: LayerSpec) -> list[Place]:
+        queries, keys = (numbers_of(heads, layer.head_dim) for heads in (self.shard.heads, self._kv_heads(layer)))
+        num_q, num_kv = self.spec.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+        order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
+        of_queries = self._rows(names[0], queries, num_q, order)
+        if self.spec.gated is True:
+            of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
+        parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
+        return parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
+
+    def gate(self, at: str) -> Linear | None:
+        if not self.spec.gated:
+            return None
+        size, name = self.spec.head_dim, at + MODEL_TYPES[self.spec.model_type].qkv[0]
+        if isinstance(own := self.spec.gated, str):
+            part = self._rows(at + own, numbers_of(self.shard.heads, size), self.spec.num_heads * size)
+            return self.matrices.column_parallel([part], biased=False)
+        part = self._beside_gate(name, tuple(range(size, 2 * size)))
+        return self.matrices.column_parallel([part], biased=self.spec.qkv_bias)
+
+    def _beside_gate(self, name: str, wanted: tuple[int, ...]) -> Place:
+        """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
+        heads, each = self.shard.heads, 2 * self.spec.head_dim
+        picked = tuple(head * each + number for head in range(len(heads)) for number in wanted)
+        return replace(self._rows(name, numbers_of(heads, each), self.spec.num_heads * each), picked=picked)
+
+    def _o(self, at: str, head_dim: int) -> Linear:
+        """head_dim: of what each head gives."""
+        hidden, width = range(self.spec.hidden), self.spec.num_heads * head_dim
+        place = Place(at + "o_proj", len(hidden), width, hidden, numbers_of(self.shard.heads, head_dim))
+        return self.matrices.row_parallel(place, biased=self.spec.o_bias)
+
+    def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
+        return replace(rows_of(name, rows, size, self.spec.hidden), head_order=head_order)
+
+    def head_norms(self, at: str, layer: LayerSpec) -> tuple[Norm | None, Norm | None, Norm | None]:
+        """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""
+        spec, norms, keeps = self.spec, self.norms, layer.kept_by is None
+        has = spec.qk_norm and not spec.joint_norm
+        queries = norms.of_heads(at + QUERIES, layer.head_dim) if has else None
+        keys = norms.of_heads(at + KEYS, layer.head_dim) if has and keeps else None
+        return queries, keys, norms.without_weight(layer.head_dim) if spec.v_norm and keeps else None
+
+    def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
+        return self.norms.joint(at, layer, self.shard) if self.spec.joint_norm else None
+
+    def keeper(self, index: int) -> Keeper:
+        """Of a layer that keeps keys and values of heads."""
+        spec, layer, before = self.spec, self.spec.layers[index], f"model.layers.{index}."
+        at = before + "self_attn."
+        _, *parts = self._qkv_places(at, layer)
+        _, k_norm, v_norm = self.head_norms(at, layer)
+        return Keeper(
+            sight=self.sight(layer),
+            norm=self.norms.of_rows(f"{before}{spec.norms.attention}.weight"),
+            kv=self.matrices.column_parallel(parts, biased=spec.qkv_bias),
+            k_norm=k_norm,
+            v_norm=v_norm,
+            rope=layer.rope,
+        )

@@ -1,0 +1,162 @@
+"""What a layer of a shard is made of: its norms, products and heads, and how rows see each other there. Data.
+
+What happens between the products is steps.py's matter. Must not know ranks, or which architecture it is.
+
+Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shard, E head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.comm.communicator import Communicator
+    from tpspec.model.delta_net import Mixer
+    from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.linear import Linear
+    from tpspec.model.mlp import Mlp
+    from tpspec.model.per_layer import LayerInputs
+    from tpspec.model.steps import Steps
+
+Gate = Literal["silu", "gelu", "clamped"]  # gelu as tanh approximates it; clamped: see rows.inc
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm over the last dimension; centred: LayerNorm. weight: float32, for some are 1 + w and would lose most of
+    w."""
+
+    weight: Tensor
+    eps: float
+    centred: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        norm = F.layer_norm if self.centred else F.rms_norm
+        return norm(x.float(), self.weight.shape, self.weight, eps=self.eps).to(x.dtype)
+
+
+class Heads(NamedTuple):
+    """Of one layer and shard. kv_of: the local kv head each local query head reads, ascending. dim: numbers of one."""
+
+    kv_of: tuple[int, ...]
+    dim: int
+
+    @classmethod
+    def of(cls, heads: range, group: int, dim: int) -> Heads:
+        """heads: of all query heads those of the shard, so many of which share a kv head."""
+        return cls(tuple(head // group - heads.start // group for head in heads), dim)
+
+    @property
+    def num(self) -> int:
+        return len(self.kv_of)
+
+    @property
+    def num_kv(self) -> int:
+        return self.kv_of[-1] + 1
+
+
+class Sight(NamedTuple):
+    """How rows of a layer see each other. window: how many last positions a row sees, or None."""
+
+    heads: Heads
+    window: int | None
+
+    @property
+    def is_windowed(self) -> bool:
+        return self.window is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; [(H + G) E] where keys are their own values, or values are made
+    of what keys are made of, before its norm and rope; [H E] where it keeps nothing. o and mlp give partial sums.
+    kept_by: the index of the layer whose keys and values it reads, which may be its own.
+
+    attention_norm, mlp_norm: of what attention and the MLP read, or None. joint_norm: of queries and keys, in place of
+    q_norm and k_norm; or None. v_norm: of values; or None. attention_out_norm, mlp_out_norm: of the whole sums that
+    attention and the MLP give, before they are added; or None. mlp_joined: see AddNorm. rope: which of the model's
+    ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None. gate: [D] -> [H E], whose sigmoid
+    what attention gives is multiplied with; or None. inputs: what reads a token's numbers for this layer, behind the
+    MLP; or None. parallel: the MLP reads what attention reads, and ranks sum what both give at once. scale: of what
+    leaves the layer.
+    """
+
+    index: int
+    kept_by: int
+    sight: Sight
+    attention_norm: Norm | None
+    qkv: Linear
+    q_norm: Norm | None
+    k_norm: Norm | None
+    o: Linear
+    attention_out_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp: Mlp
+    mlp_out_norm: Norm | None
+    rope: int | None
+    joint_norm: JointNorm | None = None
+    v_norm: Norm | None = None
+    sinks: Tensor | None = None
+    gate: Linear | None = None
+    mlp_joined: tuple[Norm, Norm] | None = None
+    inputs: LayerInputs | None = None
+    parallel: bool = False
+    scale: float = 1.0
+
+    def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
+        """What its rows tell each other: this shard's part of the sum, [T, D]. comm: for a joint norm."""
+        qkv_TX = self.qkv(x_TD)
+        if self.joint_norm is not None:
+            assert comm is not None, "the decoder that has such layers gives it"
+            qkv_TX = self.joint_norm(qkv_TX, steps, comm)
+        attended_TX = steps.attention(self, qkv_TX, round)
+        return self.o(attended_TX if self.gate is None else attended_TX * torch.sigmoid(self.gate(x_TD)))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearLayer:
+    """A layer with linear attention in place of attention."""
+
+    index: int
+    attention_norm: Norm
+    mixer: Mixer
+    mlp_norm: Norm
+    mlp: Mlp
+    attention_out_norm: Norm | None = None
+    mlp_out_norm: Norm | None = None
+    mlp_joined: None = None
+    inputs: None = None
+    parallel: bool = False
+    scale: float = 1.0
+
+    def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
+        """As of `Layer`."""
+        mixer = self.mixer
+        products = mixer.mixed(x_TD), mixer.rates(x_TD), mixer.gate(x_TD)
+        return mixer.out(steps.linear_attention(self, *products, round))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the steps must know of a shard. sights: of its layers, each once. score_scale: of the products of queries
+    and keys. gate: what the gate of an MLP goes through. keys_alone: keys are their own values, and cached once.
+    score_cap: see attention.py; or None.
+    """
+
+    sights: frozenset[Sight]
+    dtype: torch.dtype
+    device: torch.device
+    score_scale: float
+    gate: Gate
+    keys_alone: bool = False
+    score_cap: float | None = None
+
+    @property
+    def heads(self) -> frozenset[Heads]:
+        return frozenset(sight.heads for sight in self.sights)

@@ -1,0 +1,67 @@
+"""Builds the norms of a checkpoint, as its architecture has them. How tensors are read is matrices.py's matter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.model.joint_norm import JointNorm
+from tpspec.model.layers import Norm
+from tpspec.model.places import numbers_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.model.matrices import Matrices
+    from tpspec.model.spec import LayerSpec, ModelSpec
+    from tpspec.topology.shards import Shard
+
+QUERIES, KEYS = "q_norm.weight", "k_norm.weight"  # within attention
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Of one checkpoint."""
+
+    spec: ModelSpec
+    matrices: Matrices
+
+    def of(self, name: str, size: int) -> Norm:
+        weight = self.matrices.wide(name, (size,))
+        return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
+
+    def without_weight(self, size: int) -> Norm:
+        return Norm(torch.ones(size, device=self.matrices.device), self.spec.eps)
+
+    def of_rows(self, name: str) -> Norm:
+        """Of the hidden state."""
+        return replace(self.of(name, self.spec.hidden), centred=self.spec.centred)
+
+    def of_heads(self, name: str, head_dim: int) -> Norm:
+        """Of each query or key head."""
+        norm, order = self.of(name, head_dim), self.spec.head_order
+        return norm if order is None else replace(norm, weight=norm.weight[list(order)])
+
+    def joint(self, at: str, layer: LayerSpec, shard: Shard) -> JointNorm:
+        """at: what the names of a layer's attention begin with."""
+        spec, heads, kept = self.spec, shard.heads, shard.kv_heads
+        group, dim = spec.num_heads // layer.num_kv_heads, layer.head_dim
+        first, end = -(-heads.start // group), -(-heads.stop // group)  # key heads whose first query head is here
+        queries = self._of_some(at + QUERIES, spec.num_heads, heads, dim)
+        keys = self._of_some(at + KEYS, layer.num_kv_heads, kept, dim)
+        return JointNorm(
+            weight_N=torch.cat([queries, keys]),
+            eps=spec.eps,
+            num_queries=len(queries),
+            own_keys=numbers_of(range(first - kept.start, end - kept.start), dim),
+            all_queries=spec.num_heads * dim,
+            all_keys=layer.num_kv_heads * dim,
+        )
+
+    def _of_some(self, name: str, num_heads: int, heads: range, dim: int) -> Tensor:
+        """The weights of some heads."""
+        weight = self.matrices.wide(name, (num_heads * dim,), numbers_of(heads, dim))
+        order = self.spec.head_order
+        return weight if order is None else weight.view(-1, dim)[:, list(order)].flatten()

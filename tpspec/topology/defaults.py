@@ -1,0 +1,48 @@
+"""What a type of model means by the keys that its config.json leaves out, as transformers does.
+
+Knows keys and numbers. What a shape is made of them is `shape`'s matter, which layers one has `model/`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a type of model means by a key that its config.json leaves out, as transformers does; None: see
+    ModelShape.from_config, which refuses a config that has to say it.
+
+    qkv: what the matrices of queries, keys and values are called; of one name they are one, their rows in that order.
+    biased: whether those have biases, as bias_key says; or "always", whatever the config says. o_biased: what attention
+    gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them
+    (attention.py). normed: queries and keys have norms, always or where the flag of that name says so. jointly: those
+    are of all heads together (joint_norm.py). gated: what a query head gives is multiplied with a gate, whose rows
+    stand behind those of its query, or in a matrix of that name. parallel: attention and MLP of a layer read the same,
+    and are summed at once. layer_norms: of the hidden state, in each layer; out_normed: the flag that may say that two
+    are missing. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an expert's,
+    channels, and how many there are without it.
+    """
+
+    hidden: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab: int | None = None
+    tied: bool = False
+    qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+    biased: bool | Literal["always"] = False
+    bias_key: str = "attention_bias"
+    o_biased: bool | str = True
+    mlp_biased: bool = False
+    sinks: bool = False
+    normed: bool | str = False
+    jointly: bool = False
+    gated: bool | str = False
+    parallel: bool = False
+    layer_norms: int = 2
+    out_normed: str | None = None
+    float16: bool = True
+    intermediate: tuple[str, int | None] = ("intermediate_size", None)
