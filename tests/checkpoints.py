@@ -82,6 +82,15 @@ HYBRID = {
     "linear_key_head_dim": 10,
     "linear_value_head_dim": 14,
 }
+MAMBA = {
+    "head_dim": 16,
+    "mamba_num_heads": 10,
+    "mamba_head_dim": 6,
+    "n_groups": 5,
+    "ssm_state_size": 10,
+    "time_step_min": 1e-30,  # below which transformers lets none be, but where it goes on from a state
+    "layer_norm_epsilon": 1e-5,
+}
 GATED = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 48, "num_experts_per_tok": 3}
 SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 KINDS: dict[str, dict[str, Any]] = {
@@ -254,6 +263,17 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        **MAMBA,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 48,
+        "moe_latent_size": 64,
+        "routed_scaling_factor": 2.5,
+    },
     "olmo3": {
         "model_type": "olmo3",
         **SLIDING,
@@ -387,6 +407,12 @@ AKIN: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "nemotron_h_dense": {
+        "model_type": "nemotron_h",
+        **MAMBA,
+        "use_conv_bias": False,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
     },
     "olmo2": {"model_type": "olmo2"},
     "olmoe": {"model_type": "olmoe", "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},

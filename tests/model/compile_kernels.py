@@ -27,6 +27,7 @@ from tpspec.model import (
     card_fragments,
     card_groups,
     card_heads,
+    card_joint,
     card_many,
     card_norms,
     card_products,
@@ -34,6 +35,7 @@ from tpspec.model import (
     card_rows,
     card_shares,
     card_states,
+    card_steps,
     card_sums,
     card_tiles,
 )
@@ -53,6 +55,8 @@ TILES, CODED_TILES, FRAGMENT_TILES, GATED_TILES, GATED_CODED_TILES, GATED_FRAGME
     for tiles in (card_tiles.TILES, card_tiles.CODED_TILES, card_tiles.FRAGMENT_TILES, card_tiles.GATED_TILES,
                   card_tiles.GATED_CODED_TILES, card_tiles.GATED_FRAGMENT_TILES)
 )  # fmt: skip
+# Of add_norm and sum_add_norm: whether what is added has a norm, and of which kind the other is.
+NORMS = [(False, "rms"), (True, "rms"), (False, "centred"), (True, "")]
 # Tiles, biases and gates of products in 16 bits.
 PLAIN = [*product(TILES, (False, True), ("",)), *product(GATED_TILES, (True,), ("gelu",))]
 
@@ -98,15 +102,21 @@ def variants(
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},
-           {"dim": 4096, "wide": 4096, "adds": True, "norms_delta": own, "scales": own}) for own in (False, True)),
+           {"dim": 4096, "wide": 4096, "adds": True, "norms_delta": own, "scales": own, "norms": norms})
+          for own, norms in NORMS),
         *((card_sums.sum_add_norm, {"partial_at": x, "x_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                     "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x,
                                     "memories_at": "*i64", "epochs_at": "*i32", "lost_at": "*i32",
                                     "most_looks": "i32"},
            {"rank": 1, "size": 4, "leg": 2 * peer_kernel.leg_bytes(4), "dim": 4096, "wide": 4096,
-            "norms_delta": own, "scales": own, "on_card": True}) for own in (False, True)),
+            "norms_delta": own, "scales": own, "norms": norms, "on_card": True}) for own, norms in NORMS),
+        (card_joint.squares, {"qkv_at": x, "sums_at": "*fp32"},
+         {"width": 1024, "num_queries": 768, "first_key": 768, "num_keys": 128, "wide": 1024}),
+        (card_joint.jointly_normed, {"qkv_at": x, "sums_at": "*fp32", "weight_at": "*fp32", "eps": "fp32",
+                                     "all_queries": "i32", "all_keys": "i32"},
+         {"width": 1024, "num_queries": 768, "num_normed": 896, "wide": card_steps.JOINTLY}),
         *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "kind": kind})
-          for kind in ("silu", "gelu", "clamped")),
+          for kind in ("silu", "gelu", "clamped", "relu2")),
         (card_heads.place, {"qkv_at": x, "q_at": x} | placing | cache | TABLE,
          heads | placed | {"wide": whole, "small": small}),
         *((card_attention.attend, attend,
@@ -257,22 +267,30 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 
 
 def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """Of as many heads as Qwen3.5-27B has on each of four cards."""
-    before = 3
-    linear = {"num_keys": 4, "num_values": 12, "key_dim": 128, "value_dim": 128}
+    """Of as many heads as Qwen3.5-27B, and Nemotron 3 Nano, has on each of four cards."""
+    qwen = {"num_keys": 4, "num_values": 12, "key_dim": 128, "value_dim": 128, "sums": False}
+    return _linear(x, qwen, 128) + _linear(
+        x, qwen | {"num_keys": 2, "num_values": 16, "value_dim": 64, "sums": True}, 512
+    )
+
+
+def _linear(x: str, linear: dict[str, Any], dim: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """dim: of a norm."""
+    before, sums = 3, {"sums": linear["sums"]}
     tile = {"before": before, "wide_key": 128, "piece": card_states.TILE // 128}
     types = {"mixed_at": x, "rates_at": x, "left_at": x, "kernel_at": "*fp32", "decays_at": "*fp32",
-             "biases_at": "*fp32", "rows_at": "*fp32", "key_of_at": "*i64", "states_at": "*fp32", "answers_at": x,
-             "num_left": "i32", "length": "i32", "scale": "fp32"} | TABLE  # fmt: skip
+             "biases_at": "*fp32", "conv_biases_at": "*fp32", "skips_at": "*fp32", "rows_at": "*fp32",
+             "key_of_at": "*i64", "states_at": "*fp32", "answers_at": x, "num_left": "i32", "length": "i32",
+             "scale": "fp32"} | TABLE  # fmt: skip
     constants = [
-        (card_delta.convolve, linear | {"sight": before + 1, "wide": 128}),
+        (card_delta.convolve, linear | {"sight": before + 1, "wide": 128, "biased": linear["sums"]}),
         (card_delta.take_in, linear | tile | {"wide_left": 64}),
         (card_delta.look_at, linear | tile),
     ]
     gated = {"answers_at": x, "weight_at": "*fp32", "eps": "fp32", "gate_at": x, "out_at": x}
     return [
         *((kernel, {name: types[name] for name in kernel.arg_names if name in types}, of) for kernel, of in constants),
-        (card_delta.gated, gated, {"dim": 128, "wide": 128}),
+        (card_delta.gated, gated, sums | {"dim": dim, "wide": dim}),
     ]
 
 
@@ -382,7 +400,7 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
                 "at_once": constants.get("at_once"),
             }
             told |= {"biased": constants.get("has_biases", False), "gate": constants.get("gate", "")}
-            told |= {"stages": options.get("num_stages")}
+            told |= {"stages": options.get("num_stages"), "state": constants.get("sums")}
             told |= {
                 "recorded": constants.get("recorded", True),
                 "placing": constants.get("placing", False),

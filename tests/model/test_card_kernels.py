@@ -25,7 +25,7 @@ MOST_STACK = 64  # bytes of a thread
 # What kernels read while the one in front of them may still write: weights, and the table of the whole round.
 READ_BEFORE = {
     "add_norm": {"weight_at", "delta_weight_at"}, "sum_add_norm": {"weight_at", "delta_weight_at"},
-    "gated": {"weight_at"}, "place": {"table_at", "cos_at", "sin_at", "gains_at"},
+    "gated": {"weight_at"}, "jointly_normed": {"weight_at"}, "place": {"table_at", "cos_at", "sin_at", "gains_at"},
     "attend and place": {"table_at", "cos_at", "sin_at", "gains_at", "heads_at"}, "join": {"table_at", "sinks_at"},
     "few_fragments": {"pairs_at", "scales_at", "zeros_at"},
 }  # fmt: skip
@@ -94,8 +94,10 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     orders = {name: [one["sums"] for one in made if one["kernel"] == name] for name in ("add_norm", "sum_add_norm")}
     assert all(orders["add_norm"])
     assert orders["add_norm"] == orders["sum_add_norm"]
-    states = [one for one in made if one["kernel"] in ("take_in", "look_at")]
-    assert [one for one in states if one["stack"] or one["sums"] != states[0]["sums"]] == []
+    for is_summing in (False, True):
+        states = [one for one in made if one["kernel"] in ("take_in", "look_at") and one["state"] is is_summing]
+        assert states
+        assert [one for one in states if one["stack"] or one["sums"] != states[0]["sums"]] == []
     assert {one["capability"] for one in made if one["waits"]} == {90}
     assert [one for one in made if (one["read_before"] is not None) is not bool(one["waits"])] == []
     read: dict[str, set[str]] = {}
@@ -157,7 +159,7 @@ def test_what_rounds_of_every_kind_of_model_ask_for_compiles(tmp_path: Path) -> 
     """Stands against arguments that no list of kernels has: a layer with a norm of its queries and none of its keys
     (Gemma 4 E2B) gave a pointer of another type in 16 bits, and Triton took none of it."""
     kernels = set(without_interpreter("compile_rounds.py", str(tmp_path), "9.0"))
-    few = {"add_norm", "place", "attend", "join", "gate", "_few_rows"}
+    few = {"add_norm", "place", "attend", "join", "gate", "squares", "jointly_normed", "_few_rows"}
     few |= {"few_coded", "few_fragments", "coded", "linger"}  # with codes; and what bench_gpu.py measures gaps with
     others = {"convolve", "take_in", "look_at", "gated"} | {"_choose", "_sort", "_tile_product", "_add"}
     assert kernels == few | others | {"_best_of_blocks", "_best_of_programs"}

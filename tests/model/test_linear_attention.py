@@ -35,6 +35,8 @@ UNEVEN = {
 }  # values beyond four vectors of any CPU
 MANY = {"num_keys": 4, "key_of": tuple(head // 3 for head in range(12)), "key_dim": 5, "value_dim": 7}
 PUBLISHED = {"num_keys": 1, "key_of": (0, 0), "key_dim": 128, "value_dim": 128}
+SUMS = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 5, "value_dim": 7, "sums": True}
+NEMOTRON = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 128, "value_dim": 64, "sums": True}
 
 
 class Case:
@@ -50,14 +52,18 @@ class Case:
 
         nowhere: Any = None  # products are given
         device = CARD if way in ("card", "many") else CPU
-        norm = Norm((1 + 0.3 * random(V)).to(device), 1e-6)
+        sums = sizes.get("sums", False)
+        norm = Norm((1 + 0.3 * random(H * V if sums else V)).to(device), 1e-6)
         mixer = Mixer(
             mixed=nowhere, rates=nowhere, gate=nowhere, out=nowhere, kernel=random(kernel, M).to(device) / 2,
             key_of=torch.tensor(key_of).to(device), num_keys=keys, key_dim=K,
             decays_H=(random(H) - 3).exp().to(device), biases_H=random(H).to(device), norm=norm,
+            skips_H=random(H).to(device) if sums else None, conv_biases_M=random(M).to(device) if sums else None,
         )  # fmt: skip
         self.layer = LinearLayer(0, norm, mixer, norm, nowhere)
         self.products = [random(IDS, width).to(device, dtype) for width in (M, 2 * H, H * V)]
+        if sums:  # whose rates are one
+            self.products[1][:, H:] = self.products[1][:, :H]
         self.states = StateStore([0], StateSizes(H, K, V, M + 2 * H, kernel - 1), TEXTS, 12, dtype, device)
         self.steps = self._steps(way, Shape(frozenset({Sight(Heads((0,), 16), None)}), dtype, device, 1.0, "silu"))
 
@@ -151,6 +157,9 @@ def test_what_a_card_is_told_of_a_round_is_the_same_behind_a_larger_one() -> Non
         ("card", SMALL, 4),
         ("card", SMALL, 1),
         ("many", SMALL, 4),
+        ("torch", SUMS, 4),
+        ("C", SUMS, 4),
+        ("card", SUMS, 4),
     ],
     ids=str,
 )
@@ -174,12 +183,15 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes:
     holds()
 
 
+@pytest.mark.parametrize("sizes", [PUBLISHED, NEMOTRON], ids=["qwen", "nemotron"])
 @pytest.mark.parametrize(("way", "dtype"), FEW, ids=str)
-def test_heads_of_a_usual_size_are_what_torch_makes_of_them(way: str, dtype: torch.dtype) -> None:
+def test_heads_of_a_usual_size_are_what_torch_makes_of_them(
+    way: str, dtype: torch.dtype, sizes: dict[str, Any]
+) -> None:
     """In 16 bits, in which five things are rounded, nearly. Stands against columns beyond a program's or a vector's."""
     told = []
     for by in ("torch", way):
-        case, text = Case(by, PUBLISHED, dtype), Text(1)
+        case, text = Case(by, sizes, dtype), Text(1)
         case.answers([text.span(5, 6, [])[0]])
         text.keep(-1)
         told.append(case.answers([text.span(9, 1, [-1, 0])[0]]))
@@ -189,10 +201,12 @@ def test_heads_of_a_usual_size_are_what_torch_makes_of_them(way: str, dtype: tor
 @pytest.mark.parametrize(
     ("way", "dtype"), [*FEW, ("deterministic", torch.float32), ("deterministic", torch.bfloat16)], ids=str
 )
-def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dtype, sums: bool) -> None:
     """Alone, behind drafts that were kept, in a chain or on a path of a tree, between other texts. Stands against sums
     in another order, which turn near ties: a text with drafts would be another."""
-    case, ids = Case(way, MANY if way == "deterministic" else SMALL, dtype), tuple(range(40, 50))
+    sizes = (MANY if way == "deterministic" else SUMS if sums else SMALL) | {"sums": sums}
+    case, ids = Case(way, sizes, dtype), tuple(range(40, 50))
 
     def said(start: int, count: int, kept: tuple[int, ...] = (0,), certain: int = 1) -> torch.Tensor:
         runs = ((0, start + count),)
@@ -215,11 +229,12 @@ def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dt
     assert torch.equal(case.answers([others[0], chain, others[1]])[2:6], alone)
 
 
+@pytest.mark.parametrize("sizes", [SMALL, SUMS], ids=["delta", "sums"])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_no_number_stays_in_its_text(way: str) -> None:
+def test_what_is_no_number_stays_in_its_text(way: str, sizes: dict[str, Any]) -> None:
     """And in its branch: a draft whose row is broken leaves the others, and is forgotten. Stands against a state that
     has taken it in, and zeros times NaN."""
-    case, clean = Case(way, SMALL), Case("torch", SMALL)
+    case, clean = Case(way, sizes), Case("torch", sizes)
     for table in case.products[:2]:
         table[99] = torch.nan
     case.answers([Span(0, 0, (5, 6, 7), ((0, 3),), 1, carried=Carried(0, (), 3))])

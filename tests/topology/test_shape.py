@@ -264,6 +264,7 @@ CALLED = {
     "mistral": "Mistral",
     "mistral4": "Mistral Small 4",
     "mixtral": "Mixtral",
+    "nemotron_h": "Nemotron 3",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 2 and 3",
     "olmoe": "OLMoE",

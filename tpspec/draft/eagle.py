@@ -163,6 +163,7 @@ class EagleRun(OverTexts):
         x_TD, read_TX = self._head.enter(embedded_TD, feature_TD)
         delta_TD = layer.mixed(read_TX, steps, round)
         x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, layer.mlp_norm)
+        assert layer.mlp is not None, "what is built for heads has one"
         return x_TD + layer.mlp(normed_TD, steps)
 
     def _out(self, made_TD: Tensor) -> Forward:

@@ -16,9 +16,9 @@ from tpspec.model.linear import PlainLinear, linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.places import in_heads
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.experts import mlp_names
 from tpspec.topology.groups import BITS, HEAD_BITS
 from tpspec.topology.latent import LATENT, MADE, REDUCED
+from tpspec.topology.mixtures import mlp_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
-    from tpspec.topology.experts import MlpNames
     from tpspec.topology.groups import Bits
     from tpspec.topology.latent import Latent
+    from tpspec.topology.mixtures import MlpNames
     from tpspec.topology.shape import ModelShape
 
 
@@ -131,9 +131,9 @@ class Parts:
         return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, experts.shared), gate)
 
     def _mlp(self, at: str, names: MlpNames, channels: int) -> GatedMlp:
-        spec = self.spec
+        spec, read = self.spec, [at + name for name in (names.gate, names.up) if name is not None]
         return GatedMlp(
-            self.matrix([at + names.gate, at + names.up], [channels] * 2, spec.hidden, biased=spec.mlp_bias),
+            self.matrix(read, [channels] * len(read), spec.hidden, biased=spec.mlp_bias),
             self.matrix([at + names.down], [spec.hidden], channels, biased=spec.mlp_bias),
         )
 

@@ -18,8 +18,8 @@ from tpspec.measure.trace import Mark, Round, round_between, samples_of
 from tpspec.request import Request
 from tpspec.tokens import NO_DRAFT, TokenTree
 from tpspec.topology.calibration import Calibration, Sample, fit
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.shape import shape_of
-from tpspec.topology.sizes import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from tpspec.comm.messages import Drafting, Stats

@@ -27,10 +27,11 @@ from tpspec.roles.door import guarded, positive
 from tpspec.roles.tokenizers import check_same_tokenizer, difference
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, weight_bytes
+from tpspec.topology.sizes import weight_bytes
 
 if TYPE_CHECKING:
     from tpspec.model.decoder import Decoder

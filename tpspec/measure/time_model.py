@@ -16,11 +16,12 @@ from tpspec.topology.caches import kv_bytes_read, num_attended, target_cache
 from tpspec.topology.calibration import Sample, fit
 from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.links import LinkTable
 from tpspec.topology.rounds import per_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, num_params, weight_bytes
+from tpspec.topology.sizes import expert_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES
 
 if TYPE_CHECKING:

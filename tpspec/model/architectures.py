@@ -41,19 +41,20 @@ class Architecture:
     query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope, or over all of them
     (joint_norm.py); likewise. v_norm: over each value head, without a weight.
     partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
-    number with the next, not with one half a head away, or the name of the flag that says so. window: "all" layers
-    share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
-    layers skip rope, or the type of those that do, or NOPE_BESIDE; or None.
+    number with the next, not with one half a head away, or the name of the flag that says so. turned: whether rope is
+    at all. window: "all" layers share config.sliding_window, "layer_types" says which layers do, or None. nope: the
+    config list that says which layers skip rope, or the type of those that do, or NOPE_BESIDE; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
-    gated: see topology/defaults.py. gate: what its config calls it and must say. clamped: see rows.inc.
-    scaled_embeddings: by the root of their size, always or where that flag says so. scaled_layers: what leaves a layer,
-    by a number of its own. multiplied: embeddings, what is added to them, scores and logits, by numbers of the config
-    (spec.py), which logits are divided by but for "logits". logit_scale: that of the config which logits alone are
-    multiplied by, or None. score_scale: the config's number that scores are divided by the root of, if not head_dim; or
-    what they are multiplied by. capped, scores_capped: whether the config may say so of logits, and of scores. apart:
-    options that would change what it computes, and are not supported, with values that would not.
+    eps: what a config calls that of norms. gated: see topology/defaults.py. gate: what its config calls it and must
+    say. clamped: see rows.inc. scaled_embeddings: by the root of their size, always or where that flag says so.
+    scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores
+    and logits, by numbers of the config (spec.py), which logits are divided by but for "logits". logit_scale: that of
+    the config which logits alone are multiplied by, or None. score_scale: the config's number that scores are divided
+    by the root of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say
+    so of logits, and of scores. apart: options that would change what it computes, and are not supported, with values
+    that would not.
     """
 
     qkv_bias: bool | str = False
@@ -64,12 +65,14 @@ class Architecture:
     v_norm: bool = False
     partial_rope: bool = False
     alternate_rope: bool | str = False
+    turned: bool = True
     window: str | None = None
     nope: str | None = None
     norms: NormNames = NormNames()
     out_norms: str | None = None
     one_more: bool = False
     centred: bool = False
+    eps: str = "rms_norm_eps"
     gated: bool | str = False
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
@@ -100,6 +103,7 @@ COHERE = Architecture(
     alternate_rope=True,
     norms=NormNames(mlp=None),
     centred=True,
+    eps="layer_norm_eps",
     logit_scale="logit_scale",
 )
 OLMO2 = Architecture(
@@ -215,6 +219,9 @@ ARCHITECTURES = {
     "mistral": Architecture(window="all"),
     "mistral4": Architecture(partial_rope=True, alternate_rope="rope_interleave"),
     "mixtral": Architecture(window="all"),
+    "nemotron_h": Architecture(
+        turned=False, norms=NormNames("norm", mlp="norm"), eps="layer_norm_epsilon", gate=("mlp_hidden_act", "relu2")
+    ),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, window="layer_types"),
     "olmoe": replace(OLMO2, norms=NormNames()),
@@ -242,7 +249,7 @@ ARCHITECTURES = {
     "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }
-GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
 
 
 def declared(model_type: object, where: str) -> Architecture:

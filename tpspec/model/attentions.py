@@ -134,7 +134,7 @@ class Attentions:
     def keeper(self, index: int) -> Keeper:
         """Of a layer that keeps keys and values of heads."""
         spec, layer, before = self.spec, self.spec.layers[index], f"model.layers.{index}."
-        at = before + "self_attn."
+        at = f"{before}{MODEL_TYPES[spec.model_type].attention}."
         _, *parts = self._qkv_places(at, layer)
         _, k_norm, v_norm = self.head_norms(at, layer)
         return Keeper(

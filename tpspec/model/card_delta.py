@@ -71,6 +71,7 @@ def convolve(
     kernel_at: tl.tensor,
     decays_at: tl.tensor,
     biases_at: tl.tensor,
+    conv_biases_at: tl.tensor,
     rows_at: tl.tensor,
     num_left: int,
     most_rows: int,
@@ -81,10 +82,13 @@ def convolve(
     value_dim: tl.constexpr,
     sight: tl.constexpr,
     wide: tl.constexpr,
+    sums: tl.constexpr,
+    biased: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """rows [most_rows + T, X]: queries, keys and values behind the convolution, of length one but for the values, then
-    writes and logarithms of decays. Of mixed [T, M], rates [T, 2 H] and left [num_left, X].
+    writes and logarithms of decays. Of mixed [T, M], rates [T, 2 H] and left [num_left, X]. sums: see delta_rule.py;
+    then lengths are left, and both rates one.
 
     Programs: T x the heads of a row, and one for rates; what was left is shared among those of the rows.
     """
@@ -103,20 +107,25 @@ def convolve(
         if is_rate:
             name = tl.load(sight_at + sight - 1)
             x = _input(name, columns, real, mixed_at, rates_at, left_at, num_left, num_mixed, num_rates)
-            is_write, head = columns < num_mixed + num_values, columns - num_mixed - num_values
-            write = (1 / (1 + tl.exp(-x.to(tl.float32)))).to(x.dtype).to(tl.float32)
-            step = x.to(tl.float32) + tl.load(biases_at + head, mask=real & ~is_write, other=0.0)
+            is_write = columns < num_mixed + num_values
+            head = tl.where(is_write, columns - num_mixed, columns - num_mixed - num_values)
+            step = x.to(tl.float32) + tl.load(biases_at + head, mask=real, other=0.0)
             step = tl.where(step > 20, step, tl.log(1 + tl.exp(step)))
-            made = tl.where(is_write, write, -step * tl.load(decays_at + head, mask=real & ~is_write, other=0.0))
+            write = step
+            if not sums:
+                write = (1 / (1 + tl.exp(-x.to(tl.float32)))).to(x.dtype).to(tl.float32)
+            made = tl.where(is_write, write, -step * tl.load(decays_at + head, mask=real, other=0.0))
         else:
-            sums = tl.zeros((wide,), tl.float32)
+            seen = tl.zeros((wide,), tl.float32)
+            if biased:
+                seen += tl.load(conv_biases_at + columns, mask=real, other=0.0)
             for back in tl.static_range(sight):
                 name = tl.load(sight_at + back)
                 x = _input(name, columns, real, mixed_at, rates_at, left_at, num_left, num_mixed, num_rates)
-                sums += x.to(tl.float32) * tl.load(kernel_at + back * num_mixed + columns, mask=real, other=0.0)
-            made = sums.to(mixed_at.dtype.element_ty).to(tl.float32)
+                seen += x.to(tl.float32) * tl.load(kernel_at + back * num_mixed + columns, mask=real, other=0.0)
+            made = seen.to(mixed_at.dtype.element_ty).to(tl.float32)
             made = (made / (1 + tl.exp(-made))).to(mixed_at.dtype.element_ty).to(tl.float32)
-            if is_key:
+            if is_key and not sums:
                 made *= tl.rsqrt(tl.sum(made * made) + _LEAST)
                 if line < num_keys:
                     made *= scale
@@ -135,6 +144,7 @@ def _taken_in(
     num_values: tl.constexpr,
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
+    sums: tl.constexpr,
 ) -> tl.tensor:
     """The state behind a row."""
     k = tl.load(row_at + (num_keys + key) * key_dim + keys, mask=keys < key_dim, other=0.0)
@@ -142,15 +152,32 @@ def _taken_in(
     v = tl.load(values_at + head * value_dim + values, mask=values < value_dim, other=0.0)
     write = tl.load(values_at + num_values * value_dim + head)
     state *= tl.exp(tl.load(values_at + num_values * value_dim + num_values + head))
-    u = (v - tl.sum(state * k[:, None], 0)) * write
-    return state + k[:, None] * u[None, :]
+    if not sums:
+        v -= tl.sum(state * k[:, None], 0)
+    return state + k[:, None] * (v * write)[None, :]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _answer(state: tl.tensor, row_at: tl.tensor, key: tl.tensor, keys: tl.tensor, key_dim: tl.constexpr) -> tl.tensor:
-    """What a row's query is answered by the state behind it."""
+def _answer(
+    state: tl.tensor,
+    row_at: tl.tensor,
+    key: tl.tensor,
+    head: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    skips_at: tl.tensor,
+    num_keys: tl.constexpr,
+    key_dim: tl.constexpr,
+    value_dim: tl.constexpr,
+    sums: tl.constexpr,
+) -> tl.tensor:
+    """What a row's query is answered by the state behind it, and by the row's own value where states sum."""
     q = tl.load(row_at + key * key_dim + keys, mask=keys < key_dim, other=0.0)
-    return tl.sum(state * q[:, None], 0)
+    answer = tl.sum(state * q[:, None], 0)
+    if sums:
+        v_at = row_at + 2 * num_keys * key_dim + head * value_dim + values
+        answer += tl.load(skips_at + head) * tl.load(v_at, mask=values < value_dim, other=0.0)
+    return answer
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -161,6 +188,7 @@ def take_in(
     left_at: tl.tensor,
     table_at: tl.tensor,
     key_of_at: tl.tensor,
+    skips_at: tl.tensor,
     states_at: tl.tensor,
     answers_at: tl.tensor,
     num_left: int,
@@ -174,6 +202,7 @@ def take_in(
     wide_key: tl.constexpr,
     piece: tl.constexpr,
     wide_left: tl.constexpr,
+    sums: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """States [slots, H, K, V] behind the spans' chains, whose rows in the round are answered: answers [T, H, V]. And
@@ -205,9 +234,11 @@ def take_in(
     for i in tl.range(0, num_kept + num_chained, num_stages=3):  # the next rows come while one is taken in
         row = tl.where(i < num_kept, first_kept + i, most_rows + first + i - num_kept)
         row_at = rows_at + row * num_inputs
-        state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim)
+        state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim, sums)
         if i >= num_kept:
-            answer = _answer(state, row_at, key, keys, key_dim)
+            answer = _answer(
+                state, row_at, key, head, keys, values, skips_at, num_keys, key_dim, value_dim, sums
+            )  # fmt: skip
             to = answers_at + ((first + i - num_kept) * num_values + head) * value_dim + values
             tl.store(to, answer.to(answers_at.dtype.element_ty), mask=values < value_dim)
     tl.store(state_at, state, mask=real)
@@ -230,6 +261,7 @@ def look_at(
     rows_at: tl.tensor,
     table_at: tl.tensor,
     key_of_at: tl.tensor,
+    skips_at: tl.tensor,
     states_at: tl.tensor,
     answers_at: tl.tensor,
     most_rows: int,
@@ -240,6 +272,7 @@ def look_at(
     before: tl.constexpr,
     wide_key: tl.constexpr,
     piece: tl.constexpr,
+    sums: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """Answers of the trees' rows, each from the state behind its span's chain down its path; 0 for padding. Programs:
@@ -264,8 +297,9 @@ def look_at(
     for i in range(this - root + 1):
         if (path >> i) & 1 != 0:
             row_at = rows_at + (most_rows + root + i) * num_inputs
-            state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim)
-    answer = _answer(state, rows_at + (most_rows + this.to(tl.int64)) * num_inputs, key, keys, key_dim)
+            state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim, sums)
+    own_at = rows_at + (most_rows + this.to(tl.int64)) * num_inputs
+    answer = _answer(state, own_at, key, head, keys, values, skips_at, num_keys, key_dim, value_dim, sums)
     tl.store(to, answer.to(answers_at.dtype.element_ty), mask=values < value_dim)
 
 
@@ -278,14 +312,21 @@ def gated(
     out_at: tl.tensor,
     dim: tl.constexpr,
     wide: tl.constexpr,
+    sums: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """RMSNorm of each head's answer times silu of its gate; all [T, H, V]. Programs: T x H."""
-    columns = tl.arange(0, wide)
-    weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
+    """RMSNorm of each head's answer times silu of its gate; all [T, H, V]. Where states sum, RMSNorm of that, for heads
+    with `dim` numbers together, each of which has a weight. Programs: T x H, or as many as have one norm."""
+    columns, part = tl.arange(0, wide), tl.program_id(1)
+    own = part * dim if sums else 0
+    weight = tl.load(weight_at + own + columns, mask=columns < dim, other=0.0)
     begin(overlaps)
-    at = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * dim + columns
+    at = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + part) * dim + columns
     x = tl.load(answers_at + at, mask=columns < dim, other=0.0)
-    normed = rms_normed(x, weight, eps, dim).to(x.dtype).to(tl.float32)
     gate = tl.load(gate_at + at, mask=columns < dim, other=0.0).to(tl.float32)
-    tl.store(out_at + at, (normed * (gate / (1 + tl.exp(-gate)))).to(out_at.dtype.element_ty), mask=columns < dim)
+    passes = gate / (1 + tl.exp(-gate))
+    if sums:
+        made = rms_normed(x.to(tl.float32) * passes, weight, eps, dim)
+    else:
+        made = rms_normed(x, weight, eps, dim).to(x.dtype).to(tl.float32) * passes
+    tl.store(out_at + at, made.to(out_at.dtype.element_ty), mask=columns < dim)

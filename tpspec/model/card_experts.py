@@ -24,6 +24,7 @@ from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles
 from tpspec.model.card_shares import Shares, at_once, num_processors
 from tpspec.model.card_tiles import FEWEST_ROWS, TILE_OUTPUTS, TILE_ROWS, CodedTile
+from tpspec.model.experts import behind
 from tpspec.model.linear import PlainLinear
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, spread, unpacked_nibbles
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.card_router import Tiles
-    from tpspec.model.experts import Router
+    from tpspec.model.experts import Around, Router
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import GatedMlp
     from tpspec.model.steps import Steps
@@ -46,10 +47,10 @@ ADDED = 1024  # numbers of a row that a program adds up
 
 
 class CardMixture:
-    """Of experts whose products are the references. own_D: see Mixture."""
+    """Of experts whose products are the references."""
 
-    def __init__(self, router: Router, experts: Sequence[GatedMlp], own_D: Tensor | None = None) -> None:
-        self._router, self._own_D, self._overlap = router, own_D, overlap(router.weight_ND.device)
+    def __init__(self, router: Router, experts: Sequence[GatedMlp], around: Around | None = None) -> None:
+        self._router, self._around, self._overlap = router, around, overlap(router.weight_ND.device)
         chosen = router.experts.chosen
         self._gate_up = Stack([one.gate_up for one in experts], chosen)
         self._down = Stack([one.down for one in experts], chosen)
@@ -57,14 +58,14 @@ class CardMixture:
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         chosen_TK, weights_TK = routed(self._router, x_TD, steps.slots(len(x_TD)), self._overlap)
         tiles = sorted_tiles(chosen_TK, self._router.experts.count, self._overlap)
-        x_TD = x_TD if self._own_D is None else x_TD * self._own_D
+        x_TD = x_TD if self._around is None else self._around.before(x_TD)
         gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()))
         made_PD = self._down(gated_PC, tiles, chosen_TK.numel())
         sums_TD, dim = torch.empty_like(x_TD), x_TD.shape[1]
         _add[(len(x_TD), triton.cdiv(dim, ADDED))](
             made_PD, chosen_TK, weights_TK, sums_TD, dim, num_chosen=chosen_TK.shape[1], wide=ADDED, **self._overlap
         )
-        return sums_TD
+        return behind(self._around, sums_TD)
 
 
 class Stack:

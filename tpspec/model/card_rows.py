@@ -52,12 +52,16 @@ def gate(
     kind: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """act(gate) * up: [T, 2C] -> [T, C]. A program for `wide` channels of a row."""
+    """act(gate) * up: [T, 2C] -> [T, C]; "relu2" of up alone, [T, C]. A program for `wide` channels of a row."""
     begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < width
-    x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
-    y = gated(x, up, kind)
+    if kind == "relu2":
+        x = tl.load(gate_up_at + row * width + columns, mask=real, other=0.0).to(tl.float32)
+        y = tl.where(x < 0, 0.0, x * x)
+    else:
+        x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
+        up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
+        y = gated(x, up, kind)
     tl.store(out_at + row * width + columns, y.to(out_at.dtype.element_ty), mask=real)

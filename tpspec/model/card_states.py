@@ -100,12 +100,14 @@ class CardStates:
         mixer, held, sizes, table = layer.mixer, self._store.of(layer.index), self._store.sizes, self._table.there
         T, H, G, K, V = len(mixed_TM), sizes.num_heads, mixer.num_keys, sizes.key_dim, sizes.value_dim
         num_left, before, X, most_rows = self._store.num_rows, sizes.num_before, sizes.row, self._most_rows
-        heads = {"num_keys": G, "num_values": H, "key_dim": K, "value_dim": V} | self._overlap
+        heads = {"num_keys": G, "num_values": H, "key_dim": K, "value_dim": V, "sums": mixer.sums} | self._overlap
         rows = torch.empty(most_rows + T, X, device=mixed_TM.device)
         wide = triton.next_power_of_2(max(K, V, 2 * H))
+        skips = rows if mixer.skips_H is None else mixer.skips_H
+        conv_biases = rows if mixer.conv_biases_M is None else mixer.conv_biases_M
         kernels.convolve[(T, 2 * G + H + 1)](
-            mixed_TM, rates_TH, held.left, table, mixer.kernel, mixer.decays_H, mixer.biases_H, rows, num_left,
-            most_rows, K**-0.5, sight=self._sight, wide=wide, **heads,
+            mixed_TM, rates_TH, held.left, table, mixer.kernel, mixer.decays_H, mixer.biases_H, conv_biases, rows,
+            num_left, most_rows, K**-0.5, sight=self._sight, wide=wide, biased=mixer.conv_biases_M is not None, **heads,
         )  # fmt: skip
         wide_key = triton.next_power_of_2(K)
         piece = min(triton.next_power_of_2(V), max(LEAST_PIECE, TILE // wide_key))
@@ -115,15 +117,18 @@ class CardStates:
         tile |= {"enable_fp_fusion": False}
         answers_THV = mixed_TM.new_empty(T, H, V)
         kernels.take_in[(num_spans, H, pieces)](
-            rows, mixed_TM, rates_TH, held.left, table, mixer.key_of, held.states, answers_THV, num_left, most_rows,
-            self._store.length, wide_left=triton.next_power_of_2(triton.cdiv(X, H * pieces)), **tile, **heads,
+            rows, mixed_TM, rates_TH, held.left, table, mixer.key_of, skips, held.states, answers_THV, num_left,
+            most_rows, self._store.length, wide_left=triton.next_power_of_2(triton.cdiv(X, H * pieces)), **tile,
+            **heads,
         )  # fmt: skip
         kernels.look_at[(T, H, pieces)](
-            rows, table, mixer.key_of, held.states, answers_THV, most_rows, **tile, **heads
+            rows, table, mixer.key_of, skips, held.states, answers_THV, most_rows, **tile, **heads
         )  # fmt: skip
         out_TX = torch.empty_like(gate_TX)
-        kernels.gated[(T, H)](
-            answers_THV, mixer.norm.weight, mixer.norm.eps, gate_TX, out_TX, dim=V, wide=triton.next_power_of_2(V),
-            **self._overlap,
+        num_norms = G if mixer.sums else H
+        dim = H * V // num_norms
+        kernels.gated[(T, num_norms)](
+            answers_THV, mixer.norm.weight, mixer.norm.eps, gate_TX, out_TX, dim=dim, wide=triton.next_power_of_2(dim),
+            sums=mixer.sums, **self._overlap,
         )  # fmt: skip
         return out_TX

@@ -227,15 +227,16 @@ class CardSteps:
         return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, self._num_spans(len(mixed_TM)))
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
-        num_rows, both = gate_up_TC.shape
-        out_TC = gate_up_TC.new_empty(num_rows, both // 2)
-        kernels.gate[(num_rows, triton.cdiv(both // 2, GATE_WIDTH))](
-            gate_up_TC, out_TC, both // 2, wide=GATE_WIDTH, kind=self._shape.gate, **self._overlap
+        num_rows, channels = gate_up_TC.shape
+        channels //= 1 if self._shape.gate == "relu2" else 2
+        out_TC = gate_up_TC.new_empty(num_rows, channels)
+        kernels.gate[(num_rows, triton.cdiv(channels, GATE_WIDTH))](
+            gate_up_TC, out_TC, channels, wide=GATE_WIDTH, kind=self._shape.gate, **self._overlap
         )
         return out_TC
 
     def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
-        if isinstance(gate_up, TriedProduct):
+        if isinstance(gate_up, TriedProduct) and self._shape.gate != "relu2":
             return gate_up.gated(x_TD, self._shape.gate, self.gate)
         return self.gate(gate_up(x_TD))
 
@@ -303,17 +304,18 @@ class CardSteps:
             no_tensors = dict.fromkeys(("q_weight_at", "k_weight_at", "v_weight_at", "cos_at", "sin_at", "gains_at"), x)
             never = dict.fromkeys(("normed", "values_normed", "turned", "grown"), False)
             return {**no_tensors, **never, "eps": 0.0, "num_kv_heads": 0, "num_lines": 0}
-        norms, rope, heads = (layer.q_norm, layer.k_norm, layer.v_norm), self._ropes[layer.rope or 0], layer.sight.heads
+        norms, heads = (layer.q_norm, layer.k_norm, layer.v_norm), layer.sight.heads
+        rope = self._ropes[layer.rope or 0] if self._ropes else None  # of a model without, kernels read nothing
+        cos, sin, gains = (x, x, None) if rope is None else (rope.cos_PE, rope.sin_PE, rope.gains_P)
         some = next((norm for norm in norms if norm is not None), None)  # kernels ask for the types of one of them
         absent, eps = (x, 0.0) if some is None else (some.weight, some.eps)
         q_weight, k_weight, v_weight = [absent if norm is None else norm.weight for norm in norms]
         return {
             "q_weight_at": q_weight, "k_weight_at": k_weight, "v_weight_at": v_weight, "eps": eps,
-            "cos_at": rope.cos_PE, "sin_at": rope.sin_PE,
-            "gains_at": rope.cos_PE if rope.gains_P is None else rope.gains_P, "num_kv_heads": heads.num_kv,
+            "cos_at": cos, "sin_at": sin, "gains_at": cos if gains is None else gains, "num_kv_heads": heads.num_kv,
             "num_lines": x.shape[1] // heads.dim, "normed": layer.q_norm is not None,
             "values_normed": layer.v_norm is not None, "turned": layer.rope is not None,
-            "grown": rope.gains_P is not None,
+            "grown": gains is not None,
         }  # fmt: skip
 
 

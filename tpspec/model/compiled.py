@@ -199,7 +199,8 @@ class CompiledSteps:
         return buffers.answered
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
-        num_rows, channels = gate_up_TC.shape[0], gate_up_TC.shape[1] // 2
+        num_rows, channels = gate_up_TC.shape
+        channels //= 1 if self._shape.gate == "relu2" else 2
         gated = self._of(num_rows).gated
         if channels not in gated:
             gated[channels] = gate_up_TC.new_empty(num_rows, channels)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from tpspec.comm.communicator import Purpose
 from tpspec.model.graphs import Forward
+from tpspec.model.layers import MlpLayer
 from tpspec.model.runner import Runner
 from tpspec.model.steps import AddNorm
 from tpspec.staged import copied, sent
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Graphs, Recorder, Taps
-    from tpspec.model.layers import Layer, LinearLayer, Norm, Shape
+    from tpspec.model.layers import AnyLayer, Layer, LinearLayer, Norm, Shape
     from tpspec.model.linear import Linear
+    from tpspec.model.mlp import Mlp
     from tpspec.model.per_layer import TokenInputs
     from tpspec.model.rope import Rope
     from tpspec.model.steps import RecordedSteps, Steps
@@ -54,7 +56,7 @@ class Decoder:
         self,
         *,
         embedding: Tables,
-        layers: Sequence[Layer | LinearLayer],
+        layers: Sequence[AnyLayer],
         norm: Norm,
         head: Linear,
         ropes: Sequence[Rope],
@@ -170,26 +172,26 @@ class Decoder:
         for layer in self.layers:
             if layer.index in taps:
                 tapped[layer.index] = self._tapped(x_TD)
-            mixes, has_mlp = self._kept(layer)
-            inputs = layer.inputs if mixes or has_mlp else None
-            if mixes and has_mlp and layer.parallel:  # in one all-reduce; such layers have nothing besides
-                partial_TD = layer.mixed(normed_TD, steps, round, self.comm) + layer.mlp(normed_TD, steps)
+            mixing, mlp = self._kept(layer)
+            inputs = layer.inputs if mixing or mlp else None
+            if mixing and mlp and layer.parallel:  # in one all-reduce; such layers have nothing besides
+                partial_TD = mixing.mixed(normed_TD, steps, round, self.comm) + mlp(normed_TD, steps)
                 then = AddNorm(steps, x_TD, next(norms))
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.mlp, then)
                 continue
-            if mixes:
-                scale = 1.0 if has_mlp or inputs else layer.scale
-                then = AddNorm(steps, x_TD, next(norms), layer.attention_out_norm, scale)
-                partial_TD = layer.mixed(normed_TD, steps, round, self.comm)
+            if mixing:
+                scale = 1.0 if mlp or inputs else layer.scale
+                then = AddNorm(steps, x_TD, next(norms), mixing.attention_out_norm, scale)
+                partial_TD = mixing.mixed(normed_TD, steps, round, self.comm)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
-            if has_mlp:
+            if mlp:
                 scale = 1.0 if inputs else layer.scale
                 then = AddNorm(steps, x_TD, next(norms), layer.mlp_out_norm, scale, layer.mlp_joined)
-                x_TD, normed_TD = self.comm.all_reduce_then(layer.mlp(normed_TD, steps), Purpose.mlp, then)
+                x_TD, normed_TD = self.comm.all_reduce_then(mlp(normed_TD, steps), Purpose.mlp, then)
             if inputs is not None:
                 delta_TD = inputs(x_TD, inputs_LTP[layer.index], steps)
                 x_TD, normed_TD = steps.add_norm(x_TD, delta_TD, next(norms), inputs.norm, layer.scale)
-            elif not (mixes or has_mlp) and layer.scale != 1:
+            elif not (mixing or mlp) and layer.scale != 1:
                 x_TD = x_TD * layer.scale  # and its norm is what it was
         if len(self.layers) in taps:
             tapped[len(self.layers)] = self._tapped(x_TD)
@@ -200,20 +202,21 @@ class Decoder:
     def _tapped(self, x_TD: Tensor) -> Tensor:
         return copied(x_TD) if self._hidden_scale == 1 else x_TD * self._hidden_scale
 
-    def _kept(self, layer: Layer | LinearLayer) -> tuple[bool, bool]:
-        """Whether its attention, and its MLP, are not left out."""
-        return layer.index not in self.left_out.attention, layer.index not in self.left_out.mlp
+    def _kept(self, layer: AnyLayer) -> tuple[Layer | LinearLayer | None, Mlp | None]:
+        """The layer where its attention, and its MLP where that, is there and not left out."""
+        mixing = None if isinstance(layer, MlpLayer) or layer.index in self.left_out.attention else layer
+        return mixing, None if layer.index in self.left_out.mlp else layer.mlp
 
     def _norms(self) -> Iterator[Norm | None]:
         """Of what enters each sublayer that is not left out, and of what leaves the last. What reads a token's numbers
         for a layer reads what is not normed: of that, too, for each step norms what the next reads."""
         for layer in self.layers:
-            mixes, has_mlp = self._kept(layer)
-            if mixes:
-                yield layer.attention_norm
-            if has_mlp and not (mixes and layer.parallel):
+            mixing, mlp = self._kept(layer)
+            if mixing:
+                yield mixing.attention_norm
+            if mlp and not (mixing and layer.parallel):
                 yield layer.mlp_norm
-            if layer.inputs is not None and (mixes or has_mlp):
+            if layer.inputs is not None and (mixing or mlp):
                 yield layer.inputs.norm
         yield self.norm
 

@@ -1,6 +1,6 @@
-"""A layer's linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464), of one shard: value heads, and the key
-heads that these read. What is between its products is here in torch: the reference, and, on a CPU, what runs for many
-rows.
+"""A layer's linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464) or Mamba-2 (Dao, Gu, arXiv 2405.21060), of
+one shard: value heads, and the key heads that these read. What is between its products is here in torch: the reference,
+and, on a CPU, what runs for many rows.
 
 Knows rows and slots; must not know drafts, ranks, the rule (that is delta_rule.py) or whose a row is (courses.py).
 
@@ -46,6 +46,10 @@ class Mixer:
 
     kernel: [kernel, M], the newest row last. key_of: the local key head, of num_keys, that each local value head reads.
     decays, biases: [H] of this shard, float32, and norm: [V].
+
+    skips: [H], float32, what its value counts in the answer of a row; where there are some, this is Mamba-2: both rates
+    are one, queries and keys stay as long as they are, and what has passed the gate has a norm, of [H V], for all
+    value heads of a key head together. conv_biases: [M], or None.
     """
 
     mixed: Linear
@@ -59,22 +63,38 @@ class Mixer:
     decays_H: Tensor
     biases_H: Tensor
     norm: Norm
+    skips_H: Tensor | None = None
+    conv_biases_M: Tensor | None = None
+
+    @property
+    def sums(self) -> bool:
+        """See delta_rule.py."""
+        return self.skips_H is not None
 
     def rows(self, inputs_BRKX: Tensor, absent_BR: Tensor) -> Rows:
         """Of what the convolution of each row sees. absent: no rows, which change nothing."""
         M, G, dtype = self.kernel.shape[1], self.num_keys, inputs_BRKX.dtype
-        mixed = F.silu((inputs_BRKX[..., :M].float() * self.kernel).sum(2).to(dtype)).float()
+        convolved = (inputs_BRKX[..., :M].float() * self.kernel).sum(2)
+        if self.conv_biases_M is not None:
+            convolved += self.conv_biases_M
+        mixed = F.silu(convolved.to(dtype)).float().masked_fill_(absent_BR[..., None], 0)
         q, k, v = torch.split(mixed, [G * self.key_dim, G * self.key_dim, M - 2 * G * self.key_dim], 2)
-        q, k = (_of_one(x.view(*x.shape[:2], G, -1))[:, :, self.key_of] for x in (q, k))
+        q, k = (x.view(*x.shape[:2], G, -1) for x in (q, k))
+        if not self.sums:
+            q, k = _of_one(q) * self.key_dim**-0.5, _of_one(k)
         writes, steps = inputs_BRKX[:, :, -1, M:].chunk(2, 2)
-        decays = -self.decays_H * F.softplus(steps.float() + self.biases_H)
+        passed = F.softplus(steps.float() + self.biases_H)
         return Rows(
-            (q * self.key_dim**-0.5).transpose(1, 2),
-            k.transpose(1, 2),
+            q[:, :, self.key_of].transpose(1, 2),
+            k[:, :, self.key_of].transpose(1, 2),
             v.view(*v.shape[:2], len(self.decays_H), -1).transpose(1, 2),
-            decays.masked_fill(absent_BR[..., None], 0).transpose(1, 2),
-            writes.sigmoid().float().transpose(1, 2),
+            (-self.decays_H * passed).masked_fill(absent_BR[..., None], 0).transpose(1, 2),
+            (passed if self.sums else writes.sigmoid().float()).transpose(1, 2),
         )
+
+    def answered(self, answers_BHRV: Tensor, rows: Rows) -> Tensor:
+        """Behind what a row's own value counts in it."""
+        return answers_BHRV if self.skips_H is None else answers_BHRV + self.skips_H[:, None, None] * rows.v
 
     def rows_alone(self, inputs_1RKX: Tensor, absent_1R: Tensor) -> Rows:
         """`rows`, one after the other: torch's functions may give a number other bits at another place of a tensor."""
@@ -84,7 +104,11 @@ class Mixer:
     def gated(self, answers_THV: Tensor, gate_TX: Tensor) -> Tensor:
         """What `out` reads, [T, H V]."""
         gate_THV = F.silu(gate_TX.view(answers_THV.shape).float())
-        return (self.norm(answers_THV) * gate_THV).to(gate_TX.dtype).flatten(1)
+        if not self.sums:
+            return (self.norm(answers_THV) * gate_THV).to(gate_TX.dtype).flatten(1)
+        passed_TGX = (answers_THV.float() * gate_THV).view(len(gate_TX), self.num_keys, -1)
+        scales_TG1 = torch.rsqrt(passed_TGX.square().mean(2, keepdim=True) + self.norm.eps)
+        return ((passed_TGX * scales_TG1).flatten(1) * self.norm.weight).to(gate_TX.dtype)
 
 
 def _of_one(x: Tensor) -> Tensor:
@@ -123,7 +147,8 @@ class Round:
         row_TX = torch.cat([mixed_TM, rates_TH], 1)
         left_LX = self.store.of(layer).left.flatten(0, 1)[self.left_L]
         inputs = torch.cat([row_TX, left_LX, row_TX.new_zeros(1, row_TX.shape[1])])
-        H, V = len(mixer.decays_H), mixer.norm.weight.shape[0]
+        H = len(mixer.decays_H)
+        V = gate_TX.shape[1] // H
         answers_THV = row_TX.new_zeros(len(row_TX), H, V)
         for group in self.groups:
             self._answer(mixer, layer, inputs, group, answers_THV)
@@ -138,22 +163,23 @@ class Round:
         state = held.states[group.slots_B].masked_fill_(group.fresh_B[:, None, None, None], 0)
         chain, tree = rows.part(0, C), rows.part(C, rows.k.shape[2])
         if self.whole:
-            state, chained = _in_turn(state, chain)
-            looked = one_by_one(state, tree, group.parents_BN)[1]
+            state, chained = _in_turn(state, chain, sums=mixer.sums)
+            looked = one_by_one(state, tree, group.parents_BN, sums=mixer.sums)[1]
         else:
-            state, chained = taken_in(state, chain)
-            looked = looked_at(state, tree, group.paths_BNN)
+            state, chained = taken_in(state, chain, sums=mixer.sums)
+            looked = looked_at(state, tree, group.paths_BNN, sums=mixer.sums)
         held.states[group.slots_B] = state
         held.left[group.slots_B, : group.kept_BL.shape[1]] = inputs[group.kept_BL]
-        told = torch.cat([chained, looked], 2).transpose(1, 2).flatten(0, 1)
+        told = mixer.answered(torch.cat([chained, looked], 2), rows).transpose(1, 2).flatten(0, 1)
         answers_THV[group.told_to] = told[group.told_from].to(answers_THV.dtype)
 
 
-def _in_turn(state: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def _in_turn(state: Tensor, rows: Rows, *, sums: bool) -> tuple[Tensor, Tensor]:
     """`taken_in`, row by row."""
     answers = [rows.v[:, :, :0]]
     for start in range(rows.k.shape[2]):
-        states, answered = one_by_one(state, rows.part(start, start + 1), state.new_full((len(state), 1), -1).long())
+        parents = state.new_full((len(state), 1), -1).long()
+        states, answered = one_by_one(state, rows.part(start, start + 1), parents, sums=sums)
         state = states[:, :, 0]
         answers.append(answered)
     return state, torch.cat(answers, 2)

@@ -4,7 +4,8 @@ and over trees. In torch.
 A head's state S [K, V] takes a token in by S <- a S + k u^T, of u = b (v - a S^T k), and answers q with S^T q. Rows of
 a chunk are taken in at once: their u depend on those of the rows before them, which is one triangular system (ibid.,
 3.3). Nothing in it asks for rows in a line: where a row's own path stands in place of all rows before it, the same
-system answers every row of a tree, and the state is only read. Knows numbers; must not know slots, ranks or layers.
+system answers every row of a tree, and the state is only read. Where u = b v, which needs no system, that is Mamba-2
+(Dao, Gu, arXiv 2405.21060, 5): `sums`. Knows numbers; must not know slots, ranks or layers.
 
 Shapes: B texts, R rows of each (filled up by rows that change nothing: k, u and log a are 0), H heads, K and V of a key
 and a value. All float32.
@@ -23,8 +24,8 @@ CHUNK = 64  # rows of one triangular system: with more, the products of rows wit
 
 
 class Rows(NamedTuple):
-    """q, k: [B, H, R, K], their lengths being 1, or 0 of k where a row is no row. v: [B, H, R, V]. decays: [B, H, R],
-    log a of each row. writes: [B, H, R], b."""
+    """q, k: [B, H, R, K], their lengths being 1 but where a state sums, or 0 of k where a row is no row. v:
+    [B, H, R, V]. decays: [B, H, R], log a of each row. writes: [B, H, R], b."""
 
     q: Tensor
     k: Tensor
@@ -36,28 +37,28 @@ class Rows(NamedTuple):
         return Rows(*(x[:, :, start:stop] for x in self))
 
 
-def taken_in(state_BHKV: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def taken_in(state_BHKV: Tensor, rows: Rows, *, sums: bool = False) -> tuple[Tensor, Tensor]:
     """Rows that follow each other: the state behind the last, and what each was answered, [B, H, R, V]."""
     answers = []
     for start in range(0, rows.k.shape[2], CHUNK):
         part = rows.part(start, start + CHUNK)
         above_RR = torch.ones(part.k.shape[2], part.k.shape[2], dtype=torch.bool, device=part.k.device).tril()
         sums_BHR = part.decays.cumsum(2)
-        u_BHRV, answered = _solved(state_BHKV, part, above_RR, sums_BHR)
+        u_BHRV, answered = _solved(state_BHKV, part, above_RR, sums_BHR, sums=sums)
         answers.append(answered)
         left_BHR = (sums_BHR[:, :, -1:] - sums_BHR).exp()
         state_BHKV = state_BHKV * sums_BHR[:, :, -1, None, None].exp() + (part.k * left_BHR[..., None]).mT @ u_BHRV
     return state_BHKV, torch.cat(answers, 2) if answers else rows.v
 
 
-def looked_at(state_BHKV: Tensor, rows: Rows, paths_BRR: Tensor) -> Tensor:
+def looked_at(state_BHKV: Tensor, rows: Rows, paths_BRR: Tensor, *, sums: bool = False) -> Tensor:
     """Rows of trees: what each is answered, [B, H, R, V]. paths: which rows lie on a row's path from the root, itself
     among them; a row stands behind those. What is no number in a row stays in its branch."""
     finite_BR = torch.stack([x.flatten(3).isfinite().all(3).all(1) for x in (rows.q, rows.k, rows.v)]).all(0)
     finite_BR &= (rows.decays.isfinite() & rows.writes.isfinite()).all(1)
     rows = Rows(*(x.masked_fill(~_beside(finite_BR, x), 0) for x in rows))
     sums_BHR = (paths_BRR[:, None].float() @ rows.decays[..., None]).squeeze(3)
-    answers_BHRV = _solved(state_BHKV, rows, paths_BRR[:, None], sums_BHR)[1]
+    answers_BHRV = _solved(state_BHKV, rows, paths_BRR[:, None], sums_BHR, sums=sums)[1]
     broken_BR = (paths_BRR & ~finite_BR[:, None]).any(2)
     return answers_BHRV.masked_fill(_beside(broken_BR, answers_BHRV), torch.nan)
 
@@ -67,18 +68,20 @@ def _beside(rows_BR: Tensor, x: Tensor) -> Tensor:
     return rows_BR[:, None, :, None] if x.dim() == 4 else rows_BR[:, None]
 
 
-def _solved(state_BHKV: Tensor, rows: Rows, paths_RR: Tensor, sums_BHR: Tensor) -> tuple[Tensor, Tensor]:
-    """u, and the answers. sums: of log a, from the state to each row."""
+def _solved(state_BHKV: Tensor, rows: Rows, paths_RR: Tensor, sums_BHR: Tensor, *, sums: bool) -> tuple[Tensor, Tensor]:
+    """u, and the answers. sums_BHR: of log a, from the state to each row."""
     q, k, v, _, writes_BHR = rows
     between = (sums_BHR[..., :, None] - sums_BHR[..., None, :]).masked_fill(~paths_RR, -torch.inf).exp()
     since_BHR1 = sums_BHR.exp()[..., None]
-    wanted = (v - since_BHR1 * (k @ state_BHKV)) * writes_BHR[..., None]
-    above = (writes_BHR[..., None] * between * (k @ k.mT)).tril(-1)
-    u = torch.linalg.solve_triangular(above, wanted, upper=False, unitriangular=True)
+    u = v * writes_BHR[..., None]
+    if not sums:
+        wanted = (v - since_BHR1 * (k @ state_BHKV)) * writes_BHR[..., None]
+        above = (writes_BHR[..., None] * between * (k @ k.mT)).tril(-1)
+        u = torch.linalg.solve_triangular(above, wanted, upper=False, unitriangular=True)
     return u, since_BHR1 * (q @ state_BHKV) + (between * (q @ k.mT)) @ u
 
 
-def one_by_one(state_BHKV: Tensor, rows: Rows, parents_BR: Tensor) -> tuple[Tensor, Tensor]:
+def one_by_one(state_BHKV: Tensor, rows: Rows, parents_BR: Tensor, *, sums: bool = False) -> tuple[Tensor, Tensor]:
     """The states behind every row, [B, H, R, K, V], and the answers: the same bits, whichever rows stand beside a row,
     and however those before it were taken in. parents: of each row, before it; -1: the state."""
     B, H, R, K, V = *rows.k.shape, rows.v.shape[3]
@@ -88,7 +91,8 @@ def one_by_one(state_BHKV: Tensor, rows: Rows, parents_BR: Tensor) -> tuple[Tens
         decays_BH = rows.decays[:, :, row].contiguous().exp()  # or its bits would depend on how many rows there are
         before = states[texts, :, parents_BR[:, row] + 1] * decays_BH[..., None, None]
         k_BHK1 = rows.k[:, :, row, :, None]
-        u_BHV = (rows.v[:, :, row] - (before * k_BHK1).sum(2)) * rows.writes[:, :, row, None]
+        said_BHV = 0 if sums else (before * k_BHK1).sum(2)
+        u_BHV = (rows.v[:, :, row] - said_BHV) * rows.writes[:, :, row, None]
         states[:, :, row + 1] = now = before + k_BHK1 * u_BHV[:, :, None]
         answers.append((now * rows.q[:, :, row, :, None]).sum(2))
     return states[:, :, 1:], torch.stack(answers, 2) if answers else rows.v

@@ -9,7 +9,8 @@ Shapes: T rows, D hidden, N experts, K of them for each row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.model.linear import Linear
     from tpspec.model.mlp import GatedMlp, Mlp
     from tpspec.model.steps import Steps
     from tpspec.topology.experts import Experts
@@ -75,34 +77,55 @@ class Router:
         return logits_TN.softmax(1).logit() if self.experts.of_parts else logits_TN
 
 
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """Each number of a row by one of its own."""
+
+    own_D: Tensor
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return x_TI * self.own_D
+
+
+class Around(NamedTuple):
+    """What makes of rows what experts, and not the router, read; and of what these give together, a partial sum, one of
+    rows again, or None."""
+
+    before: Linear
+    behind: Linear | None
+
+
 class Mixture:
     """whole: every expert that has a row gets all of them, so that a row's bits do not depend on where others are sent
-    (deterministic); else the rows that are its own. own_D: what rows are multiplied by before experts, and not the
-    router, read them; or None."""
+    (deterministic); else the rows that are its own."""
 
-    def __init__(self, router: Router, experts: Sequence[Mlp], *, whole: bool, own_D: Tensor | None = None) -> None:
-        self.router, self.experts, self._whole, self._own_D = router, experts, whole, own_D
+    def __init__(self, router: Router, experts: Sequence[Mlp], *, whole: bool, around: Around | None = None) -> None:
+        self.router, self.experts, self._whole, self._around = router, experts, whole, around
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         chosen_TK, weights_TK = self.router(x_TD)
-        x_TD = x_TD if self._own_D is None else x_TD * self._own_D
+        x_TD = x_TD if self._around is None else self._around.before(x_TD)
         weights_P, sums_TD = weights_TK.flatten(), x_TD.new_zeros(x_TD.shape, dtype=torch.float32)
         for expert, pairs in _by_expert(chosen_TK):
             rows, mlp = pairs // chosen_TK.shape[1], self.experts[expert]
             made_RD = mlp(x_TD, steps)[rows] if self._whole else mlp(x_TD[rows], steps)
             sums_TD.index_add_(0, rows, made_RD.float() * weights_P[pairs, None])
-        return sums_TD.to(x_TD.dtype)
+        return behind(self._around, sums_TD.to(x_TD.dtype))
+
+
+def behind(around: Around | None, sums_TD: Tensor) -> Tensor:
+    return sums_TD if around is None or around.behind is None else around.behind(sums_TD)
 
 
 def mixture_of(
-    router: Router, experts: Sequence[GatedMlp], *, on_card: bool, whole: bool = False, own_D: Tensor | None = None
+    router: Router, experts: Sequence[GatedMlp], *, on_card: bool, whole: bool = False, around: Around | None = None
 ) -> Mlp:
-    """For where the experts are: on a card, their products are the references. whole, own: see Mixture."""
+    """For where the experts are: on a card, their products are the references. whole: see Mixture."""
     if not on_card:
-        return Mixture(router, experts, whole=whole, own_D=own_D)
+        return Mixture(router, experts, whole=whole, around=around)
     from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
 
-    return CardMixture(router, experts, own_D)
+    return CardMixture(router, experts, around)
 
 
 class Shared:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.model.quantized import Quantized, Ready
-from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.groups import GROUPS, Grid, stored_grid
+from tpspec.topology.mixtures import has_narrow_columns
 
 if TYPE_CHECKING:
     from torch import Tensor

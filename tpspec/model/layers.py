@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tpspec.model.per_layer import LayerInputs
     from tpspec.model.steps import Steps
 
-Gate = Literal["silu", "gelu", "clamped"]  # gelu as tanh approximates it; clamped: see rows.inc
+Gate = Literal["silu", "gelu", "clamped", "relu2"]  # gelu as tanh approximates it; clamped, relu2: see rows.inc
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ class Sight(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer of one shard. qkv: [D] -> [(H + 2G) E]; [(H + G) E] where keys are their own values, or values are made
-    of what keys are made of, before its norm and rope; [H E] where it keeps nothing. o and mlp give partial sums.
+    of what keys are made of, before its norm and rope; [H E] where it keeps nothing. o and mlp, where there is one,
+    give partial sums.
     kept_by: the index of the layer whose keys and values it reads, which may be its own.
 
     attention_norm, mlp_norm: of what attention and the MLP read, or None. joint_norm: of queries and keys, in place of
@@ -97,7 +98,7 @@ class Layer:
     o: Linear
     attention_out_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: Mlp
+    mlp: Mlp | None
     mlp_out_norm: Norm | None
     rope: int | None
     joint_norm: JointNorm | None = None
@@ -126,8 +127,8 @@ class LinearLayer:
     index: int
     attention_norm: Norm
     mixer: Mixer
-    mlp_norm: Norm
-    mlp: Mlp
+    mlp_norm: Norm | None
+    mlp: Mlp | None
     attention_out_norm: Norm | None = None
     mlp_out_norm: Norm | None = None
     mlp_joined: None = None
@@ -140,6 +141,23 @@ class LinearLayer:
         mixer = self.mixer
         products = mixer.mixed(x_TD), mixer.rates(x_TD), mixer.gate(x_TD)
         return mixer.out(steps.linear_attention(self, *products, round))
+
+
+@dataclass(frozen=True, slots=True)
+class MlpLayer:
+    """A layer that is an MLP alone."""
+
+    index: int
+    mlp_norm: Norm
+    mlp: Mlp
+    mlp_out_norm: None = None
+    mlp_joined: None = None
+    inputs: None = None
+    parallel: bool = False
+    scale: float = 1.0
+
+
+AnyLayer = Layer | LinearLayer | MlpLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.model.attentions import Attentions
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
-from tpspec.model.layers import Layer, LinearLayer, Shape
+from tpspec.model.layers import Layer, LinearLayer, MlpLayer, Shape
 from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
@@ -29,7 +29,9 @@ from tpspec.model.rope import Rope
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
 from tpspec.topology import per_layer
+from tpspec.topology.blocks import MIXTURE, MLP
 from tpspec.topology.formats import check_unquantized
+from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.shape import check_dtype
 from tpspec.topology.shards import split
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.ledger import Ledger
-    from tpspec.model.layers import Norm, Sight
+    from tpspec.model.layers import AnyLayer, Norm, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import LayerSpec, ModelSpec
@@ -119,7 +121,7 @@ class Loader:
         are fewer than slots. fixed_rows, compiled, ledger, most_verified: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
-        layers: list[Layer | LinearLayer] = []
+        layers: list[AnyLayer] = []
         for index, layer in enumerate(self.spec.layers):
             layers.append(self._any_layer(index, layer, whole=fixed_rows is not None))
             _trim()
@@ -169,21 +171,26 @@ class Loader:
             keys_alone=self.spec.latent is not None,
         )
 
-    def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> Layer | LinearLayer:
+    def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> AnyLayer:
         """whole: see Mixture."""
         mixers, norms, at = self._mixers, self.spec.norms, f"model.layers.{index}."
-        mlp = Mlps(self.spec, self.shard, self.matrices).of_layer(index, at, whole=whole)
+        kind = self.spec.blocks[index] if self.spec.blocks else None
+        mlps, mlp = Mlps(self.spec, self.shard, self.matrices), None
+        if kind in (None, MLP, MIXTURE):
+            mlp = mlps.of_layer(index, at, whole=whole)
+        if kind is not None and mlp is not None:
+            return MlpLayer(index, self.norms.of_rows(f"{at}{norms.mlp}.weight"), mlp)
         if mixers is None or index not in mixers.net.layers:
             return self._layer(index, layer, mlp)
         return LinearLayer(
             index=index,
             attention_norm=self.norms.of_rows(f"{at}{norms.attention}.weight"),
             mixer=mixers.mixer(at),
-            mlp_norm=self.norms.of_rows(f"{at}{norms.mlp}.weight"),
+            mlp_norm=None if mlp is None else self.norms.of_rows(f"{at}{norms.mlp}.weight"),
             mlp=mlp,
         )
 
-    def _layer(self, index: int, layer: LayerSpec, mlp: Mlp) -> Layer:
+    def _layer(self, index: int, layer: LayerSpec, mlp: Mlp | None) -> Layer:
         spec, names, at = self.spec, self.spec.norms, f"model.layers.{index}."
 
         def norm(name: str) -> Norm:
@@ -192,11 +199,11 @@ class Loader:
         def out_norm(name: str | None) -> Norm | None:
             return None if name is None else replace(norm(name), eps=spec.eps * spec.hidden_scale**2)
 
-        attentions, inner = self.attentions, at + "self_attn."
+        attentions, inner = self.attentions, f"{at}{MODEL_TYPES[spec.model_type].attention}."
         qkv, o = attentions.products(inner, layer)
         q_norm, k_norm, v_norm = attentions.head_norms(inner, layer)
         attention_norm = None if names.attention is None else norm(names.attention)
-        mlp_norm = None if names.mlp is None else norm(names.mlp)
+        mlp_norm = None if names.mlp is None or mlp is None else norm(names.mlp)
         is_apart = spec.experts is not None and spec.experts.apart
         return Layer(
             index=index,

@@ -15,8 +15,8 @@ from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantiz
 from tpspec.model.places import Place
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import StoredMatrices
-from tpspec.topology.experts import has_narrow_columns
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
+from tpspec.topology.mixtures import has_narrow_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

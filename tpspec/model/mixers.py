@@ -15,9 +15,11 @@ from tpspec.model.delta_net import Mixer
 from tpspec.model.layers import Norm
 from tpspec.model.places import Place, numbers_of
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
-from tpspec.topology.delta_net import MODULE, OUT
+from tpspec.topology.delta_net import OUT
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tpspec.model.matrices import Matrices
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.shards import Shard
@@ -46,34 +48,63 @@ class Mixers:
     def mixer(self, layer: str) -> Mixer:
         """layer: what the names of its modules begin with. Rates are a few rows, and what is held in codes forgets too
         much through them."""
-        at, net, matrices = f"{layer}{MODULE}.", self.net, self.matrices
+        net, matrices = self.net, self.matrices
+        at, hidden = f"{layer}{net.module}.", range(self.hidden)
         heads, keys, plain = self.shard.delta_values, self.shard.delta_keys, replace(self.matrices, quantize=None)
-        of_keys, of_values = numbers_of(keys, net.key_dim), numbers_of(heads, net.value_dim)
-        num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
-        parts = [range(first + of.start, first + of.stop) for first, of in
-                 ((0, of_keys), (num_keys, of_keys), (2 * num_keys, of_values))]  # fmt: skip
-        if net.is_in_groups:
-            mixed, gate, rates = self._in_groups(at)
-        else:
-            mixed = [self._rows(at + net.mixed, part, net.num_mixed) for part in parts]
-            gate = self._rows(at + net.gate, of_values, num_values)
-            rates = [self._rows(at + name, heads, net.value_heads) for name in (net.writes, net.decays)]
-        matrices.check_biases([self._rows(at + "conv1d", range(net.num_mixed), net.num_mixed)], biased=False)
-        hidden = range(self.hidden)
-        kernel_X1K = [matrices.read(f"{at}conv1d.weight", (net.num_mixed, 1, net.kernel), part) for part in parts]
+        of_values, num_values = numbers_of(heads, net.value_dim), net.value_heads * net.value_dim
+        mixed, gate, rates = self._in_groups(at) if net.is_in_groups else self._in_turn(at)
+        convolved, biases_M = self._convolution(at)
+        norm = matrices.wide(at + "norm.weight", (net.num_normed,), of_values if net.sums else None)
         return Mixer(
             mixed=matrices.column_parallel(mixed, biased=False),
             rates=plain.column_parallel(rates, biased=False),
             gate=matrices.column_parallel([gate], biased=False),
             out=matrices.row_parallel(Place(at + OUT, len(hidden), num_values, hidden, of_values), biased=False),
-            kernel=torch.cat(kernel_X1K).squeeze(1).T.contiguous().to(matrices.device, torch.float32),
+            kernel=convolved,
             key_of=torch.tensor([head // net.group - keys.start for head in heads], device=matrices.device),
             num_keys=len(keys),
             key_dim=net.key_dim,
             decays_H=matrices.wide(at + "A_log", (net.value_heads,), heads).exp(),
             biases_H=matrices.wide(at + "dt_bias", (net.value_heads,), heads),
-            norm=Norm(matrices.wide(at + "norm.weight", (net.value_dim,)), self.eps),
+            norm=Norm(norm, self.eps),
+            skips_H=matrices.wide(at + "D", (net.value_heads,), heads) if net.sums else None,
+            conv_biases_M=biases_M,
         )
+
+    def _seen(self) -> list[range]:
+        """Of the numbers that the convolution sees, those of this shard's queries, keys and values."""
+        net, shard = self.net, self.shard
+        num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
+        firsts = (num_values + num_keys, num_values, 0) if net.sums else (0, num_keys, 2 * num_keys)
+        of_keys, of_values = numbers_of(shard.delta_keys, net.key_dim), numbers_of(shard.delta_values, net.value_dim)
+        parts = zip(firsts, (of_keys, of_keys, of_values), strict=True)
+        return [range(first + of.start, first + of.stop) for first, of in parts]
+
+    def _convolution(self, at: str) -> tuple[Tensor, Tensor | None]:
+        net, matrices, name = self.net, self.matrices, at + "conv1d"
+        matrices.check_biases([self._rows(name, range(net.num_mixed), net.num_mixed)], biased=net.biased)
+        kernel_X1K = [matrices.wide(f"{name}.weight", (net.num_mixed, 1, net.kernel), part) for part in self._seen()]
+        kernel = torch.cat(kernel_X1K).squeeze(1).T.contiguous()
+        if not net.biased:
+            return kernel, None
+        return kernel, torch.cat([matrices.wide(f"{name}.bias", (net.num_mixed,), part) for part in self._seen()])
+
+    def _in_turn(self, at: str) -> tuple[list[Place], Place, list[Place]]:
+        """What the convolution sees, the gate and the rates; where those are one matrix, the gate's rows are the first,
+        and the last are of one rate."""
+        net, heads = self.net, self.shard.delta_values
+        of_values, num_values = numbers_of(heads, net.value_dim), net.value_heads * net.value_dim
+        size = num_values + net.num_mixed + net.value_heads
+
+        def some(name: str, rows: range, first: int, alone: int) -> Place:
+            """first: of them in a matrix that is all; alone: rows of one that is not."""
+            if not net.sums:
+                return self._rows(at + name, rows, alone)
+            return self._rows(at + name, range(first + rows.start, first + rows.stop), size)
+
+        mixed = [some(net.mixed, part, num_values, net.num_mixed) for part in self._seen()]
+        rates = [some(name, heads, num_values + net.num_mixed, net.value_heads) for name in (net.writes, net.decays)]
+        return mixed, some(net.gate, of_values, 0, num_values), rates
 
     def _in_groups(self, at: str) -> tuple[list[Place], Place, list[Place]]:
         """What the convolution sees, the gate and the rates, of matrices whose rows are those of one key head after

@@ -24,7 +24,7 @@ class Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """gate_up: [D] -> [2C]; down: [C] -> [D], a partial sum."""
+    """gate_up: [D] -> [2C], or [C] of one without a gate; down: [C] -> [D], a partial sum."""
 
     gate_up: Linear
     down: Linear

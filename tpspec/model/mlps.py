@@ -10,10 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.model.experts import Apart, Router, Shared, mixture_of
+from tpspec.model.experts import Apart, Around, Multiplied, Router, Shared, mixture_of
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.places import Place, below, rows_of
-from tpspec.topology.experts import mlp_names
+from tpspec.model.places import Place, below, rows_of, whole_place
+from tpspec.topology.blocks import MLP
+from tpspec.topology.experts import BEFORE, BEHIND
+from tpspec.topology.mixtures import mlp_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from tpspec.model.matrices import Matrices
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
-    from tpspec.topology.experts import Experts, MlpNames
+    from tpspec.topology.experts import Experts
+    from tpspec.topology.mixtures import MlpNames
     from tpspec.topology.shards import Shard
 
 EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own
@@ -44,12 +47,11 @@ class Mlps:
             return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
         if experts is None:
             return self._mlp(at, names, shard.channels, spec.intermediate)
-        if index < experts.first_layer:
+        if index < experts.first_layer or (spec.blocks and spec.blocks[index] == MLP):
             return self._mlp(at, names, shard.dense, experts.dense)
         if names.together is None:
             self._check_apart(layer)
-        own_D = self._plain_norm(f"{at}{EXPERTS_NORM}.weight") if experts.apart else None
-        mixture = self._mixture(at, names, experts, whole=whole, own_D=own_D)
+        mixture = self._mixture(at, names, experts, self._around(at, experts), whole=whole)
         if not experts.shared:
             return mixture
         shared = self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared)
@@ -62,19 +64,27 @@ class Mlps:
         """What rows that are normed without a weight are multiplied with."""
         return self.matrices.wide(name, (self.spec.hidden,)).to(self.matrices.dtype)
 
-    def _mixture(self, at: str, names: MlpNames, experts: Experts, *, whole: bool, own_D: Tensor | None = None) -> Mlp:
-        """own: see Mixture."""
+    def _around(self, at: str, experts: Experts) -> Around | None:
+        if experts.apart:
+            return Around(Multiplied(self._plain_norm(f"{at}{EXPERTS_NORM}.weight")), None)
+        if not experts.latent:
+            return None
+        before = rows_of(at + BEFORE, range(experts.latent), experts.latent, self.spec.hidden)
+        behind = whole_place(at + BEHIND, self.spec.hidden, experts.latent)
+        return Around(*(self.matrices.column_parallel([place], biased=False) for place in (before, behind)))
+
+    def _mixture(self, at: str, names: MlpNames, experts: Experts, around: Around | None, *, whole: bool) -> Mlp:
         router, on_card = self._router(at, names, experts), self.matrices.device.type == "cuda"
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
         stand = self._stand(f"{at}experts.", names, experts.count)
         mlps = [parts._expert(f"{at}experts.", names, experts, index, stand) for index in range(experts.count)]
-        return mixture_of(router, mlps, on_card=on_card, whole=whole, own_D=own_D)
+        return mixture_of(router, mlps, on_card=on_card, whole=whole, around=around)
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:
         """stand: see _stand."""
         channels, size = self.shard.channels, self.spec.intermediate
         if names.together is None or stand is None:
-            return self._mlp(f"{at}{index}.", names, channels, size)
+            return self._mlp(f"{at}{index}.", names, channels, size, experts.latent)
         hidden, biased = range(self.spec.hidden), experts.biased
         place = partial(Place, expert=(index, experts.count), upright=stand, alternate=names.alternate)
         gate, up = channels, range(size + channels.start, size + channels.stop)
@@ -117,7 +127,7 @@ class Mlps:
             raise UserError(
                 f"{self.matrices.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight"
             )
-        place = self._rows(name, range(experts.count), experts.count)
+        place = rows_of(name, range(experts.count), experts.count, self.spec.hidden)
         self.matrices.check_biases([place], biased=experts.biased)
         weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.spec.hidden))
         if experts.apart:  # it reads what is normed without a weight, and has one of its own
@@ -132,15 +142,12 @@ class Mlps:
         stored = lying if self.matrices.checkpoint.has(bias, lying) else size
         return Router(weight_ND, experts, self.matrices.wide(bias, stored).view(size))
 
-    def _mlp(self, at: str, names: MlpNames, channels: range, size: int) -> GatedMlp:
-        """channels: of so many, those of this shard."""
-        biased, hidden = self.spec.mlp_bias, range(self.spec.hidden)
-        parts = [self._rows(at + names.gate, channels, size), self._rows(at + names.up, channels, size)]
+    def _mlp(self, at: str, names: MlpNames, channels: range, size: int, latent: int = 0) -> GatedMlp:
+        """channels: of so many, those of this shard. latent: numbers that it reads, if not the hidden state."""
+        biased, hidden = self.spec.mlp_bias, range(latent or self.spec.hidden)
+        read = [name for name in (names.gate, names.up) if name is not None]
+        parts = [rows_of(at + name, channels, size, len(hidden)) for name in read]
         return GatedMlp(
             self.matrices.column_parallel(below(parts), biased=biased),
             self.matrices.row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
         )
-
-    def _rows(self, name: str, rows: range, size: int) -> Place:
-        """Some of the `size` output rows of a matrix that reads the hidden state."""
-        return rows_of(name, rows, size, self.spec.hidden)

@@ -37,11 +37,12 @@ typedef struct {
     float *key_scales, *value_scales;
 } Cache;
 
-/* A layer with linear attention, as model/delta_net.py's Mixer says. left: [num_left, X] elements, `length` rows a slot. */
+/* A layer with linear attention, as model/delta_net.py's Mixer says: Mamba-2 where there are skips, and conv_biases only
+ * there, or NULL. left: [num_left, X] elements, `length` rows a slot. */
 typedef struct {
     int64_t num_keys, num_values, key_dim, value_dim, num_before, length, num_left;
     const int64_t *key_of;
-    const float *kernel, *decays, *biases, *norm;
+    const float *kernel, *decays, *biases, *norm, *skips, *conv_biases;
     float eps;
     float *states; /* [slots, H, K, V] */
     void *left;
@@ -182,11 +183,11 @@ INLINE int64_t depth_first(const int64_t *parents, int64_t count, Step *steps) {
 
 /* The gated delta rule (Yang et al., arXiv 2412.06464, equation 10) for `num` vectors of a head's values, and the last
  * of them of `count` numbers: the state behind a row, from that before it, and what the row is answered. to: may be
- * `from`, or NULL. */
+ * `from`, or NULL. skip: NULL, or what a value counts in its row's answer, of a state that takes values as they are. */
 INLINE void rule(const float *from, float *to, const float *q, const float *k, const float *v, float write, float decay,
-                 int64_t K, int64_t V, int num, int64_t count, float *answer) {
+                 const float *skip, int64_t K, int64_t V, int num, int64_t count, float *answer) {
     vec sums[4] = {{0}}, answers[4] = {{0}};
-    for (int64_t key = 0; key < K; key++)
+    for (int64_t key = 0; key < K && !skip; key++)
         for (int n = 0; n < num; n++) sums[n] += k[key] * floats(from + key * V + n * LANES, count);
     for (int n = 0; n < num; n++) sums[n] = (floats(v + n * LANES, count) - decay * sums[n]) * write;
     for (int64_t key = 0; key < K; key++)
@@ -195,18 +196,21 @@ INLINE void rule(const float *from, float *to, const float *q, const float *k, c
             if (to) put_floats(to + key * V + n * LANES, now, count);
             answers[n] += q[key] * now;
         }
-    for (int n = 0; n < num; n++) put_floats(answer + n * LANES, answers[n], count);
+    for (int n = 0; n < num; n++) {
+        if (skip) answers[n] += *skip * floats(v + n * LANES, count);
+        put_floats(answer + n * LANES, answers[n], count);
+    }
 }
 
 /* The same for a whole head h, of a row as delta.inc has it. */
 VECTOR_CPU static void taken_in(const Delta *at, const float *row, int64_t h, const float *from, float *to, float *answer) {
     int64_t G = at->num_keys, K = at->key_dim, V = at->value_dim, M = mixed_width(at), i = 0;
     const float *q = row + at->key_of[h] * K, *k = q + G * K, *v = row + 2 * G * K + h * V;
-    float write = row[M + h], decay = row[M + at->num_values + h];
+    const float write = row[M + h], decay = row[M + at->num_values + h], *skip = at->skips ? at->skips + h : NULL;
     for (; i + 4 * LANES <= V; i += 4 * LANES)
-        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, K, V, 4, LANES, answer + i);
+        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, skip, K, V, 4, LANES, answer + i);
     for (; i < V; i += LANES)
-        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, K, V, 1, V - i, answer + i);
+        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, skip, K, V, 1, V - i, answer + i);
 }
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the

@@ -14,6 +14,7 @@ from tpspec.errors import UserError
 from tpspec.model.architectures import GATES, NOPE_BESIDE, declared
 from tpspec.model.frequencies import PROPORTIONAL, frequencies_of, head_dim_of, num_of_turned, ropes_of
 from tpspec.model.mlp import GAIN, MOST
+from tpspec.topology.blocks import blocks_of
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.delta_net import delta_net_of
 from tpspec.topology.experts import experts_of
@@ -65,7 +66,7 @@ class ModelSpec:
     scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some.
     score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale, final_scale: as Multipliers
     says. head_order: of the numbers of queries' and keys' heads, such that rope turns a number with the one half a head
-    away; None: as they are stored. per_layer: see ModelShape; of so many ids. Source: its config.json.
+    away; None: as they are stored. per_layer, blocks: see ModelShape; of so many ids. Source: its config.json.
     """
 
     model_type: str
@@ -103,6 +104,7 @@ class ModelSpec:
     latent: Latent | None = None
     alternate_rope: bool = False
     delta_net: DeltaNet | None = None
+    blocks: tuple[str, ...] = ()
     global_heads: GlobalHeads | None = None
     sharing: Sharing | None = None
     per_layer: int = 0
@@ -122,7 +124,7 @@ def read_spec(folder: Path) -> ModelSpec:
             f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
             "transformers reads it; should be tried with another version"
         )
-    for kind in ("experts", "latent", "delta_net", "global_heads", "sharing"):
+    for kind in ("experts", "latent", "delta_net", "blocks", "global_heads", "sharing"):
         own, its = getattr(shape, kind), getattr(spec, kind)
         if own != its:
             raise UserError(
@@ -170,13 +172,14 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
     arch, kind = _declaration(config, where), config.model_type
-    ropes = ropes_of(config, where)
+    ropes: dict[str | None, dict[str, Any]] = ropes_of(config, where) if arch.turned else {}
     latent = latent_of(said, kind)
     head_dim = head_dim_of(config) if latent is None else latent.cached
     num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
     num_kv_heads = 1 if latent is not None else config.num_key_value_heads or num_heads
     wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads)
-    experts = experts_of(said, kind)
+    blocks = blocks_of(said, kind)
+    experts = experts_of(said, kind, blocks)
     key, _ = intermediate_key(kind, experts)
     intermediate = getattr(config, key)
     sharing = sharing_of(said, kind, num_layers, intermediate)
@@ -196,7 +199,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         head_dim=head_dim,
         intermediate=intermediate,
         vocab=config.vocab_size,
-        eps=(config.layer_norm_eps if arch.centred else config.rms_norm_eps) / numbers.residual**2,
+        eps=getattr(config, arch.eps) / numbers.residual**2,
         tied=getattr(config, "tie_word_embeddings", False),
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
@@ -220,12 +223,13 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         ropes=tuple(
             frequencies_of(config, layers, rope, dims.get(layers, head_dim), where) for layers, rope in ropes.items()
         ),
-        head_order=None if latent else _head_order(config, arch, list(ropes.values()), where),
+        head_order=None if latent or not ropes else _head_order(config, arch, list(ropes.values()), where),
         stored=stored,
         experts=experts,
         latent=latent,
         alternate_rope=_flag(config, arch.alternate_rope),
-        delta_net=delta_net_of(said, kind, num_layers),
+        delta_net=delta_net_of(said, kind, num_layers, blocks),
+        blocks=blocks,
         global_heads=wide,
         sharing=sharing,
         per_layer=per_layer,
@@ -356,8 +360,10 @@ def _layers(
     windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
     if any(window is not None and window < 1 for window in windows):
         raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
-    which = [ropes.index(kind if kind in ropes else None) for kind in kinds]
-    layers = [replace(usual, rope=which[i] if rope[i] else None, window=windows[i]) for i in range(num_layers)]
+    which = [
+        ropes.index(kind if kind in ropes else None) if rope[i] and ropes else None for i, kind in enumerate(kinds)
+    ]
+    layers = [replace(usual, rope=which[i], window=windows[i]) for i in range(num_layers)]
     if wide is not None:
         for i in wide.layers:
             layers[i] = replace(

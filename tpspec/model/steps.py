@@ -89,7 +89,7 @@ class Steps(Protocol):
         """What the mixer's `out` reads, [T, H V], of its other products; texts' states go on."""
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
-        """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]."""
+        """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]; of one without a gate act(up), [T, C]."""
 
     def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
         """The same of what that product makes of rows: [T, D] -> [T, C]."""
@@ -255,6 +255,8 @@ class TorchSteps:
         return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX)
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
+        if self._shape.gate == "relu2":
+            return F.relu(gate_up_TC).square()
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
         if self._shape.gate == "clamped":
             gate_TC = gate_TC.clamp(max=MOST)

@@ -22,8 +22,8 @@ from tpspec.roles.fit import draft_pool
 from tpspec.roles.tokenizers import check_same_tokenizer
 from tpspec.topology.caches import draft_slots, num_positions
 from tpspec.topology.checkpoint import find
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.sizes import DTYPE_BYTES
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:

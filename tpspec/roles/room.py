@@ -15,10 +15,10 @@ from tpspec.roles.fit import found_drafter
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.checkpoint import find
 from tpspec.topology.config import USUAL_TOKENS
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.held import MOST_TAPS, drafter_memory, shard_memory
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

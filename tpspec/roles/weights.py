@@ -17,11 +17,12 @@ from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import target_cache
 from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.held import shard_memory
 from tpspec.topology.rounds import NORM_BYTES, per_layer
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, weight_bytes
+from tpspec.topology.sizes import expert_bytes, weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.head_files import is_assistant, layer_shape
 from tpspec.topology.shards import by_heads, split
-from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
+from tpspec.topology.sizes import WIDE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

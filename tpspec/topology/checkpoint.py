@@ -17,6 +17,7 @@ from tpspec.topology.multimodal import BESIDE, STORAGE, text_config
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+ODD = ("Infinity", "-Infinity", "NaN")
 CODED = (".qweight", ".weight_scale")  # tensors of modules in codes
 DEMO_MODELS = frozenset({"smollm2-135m"})
 DEMO_HEADS = frozenset({"smollm2-135m-eagle3"})  # these come with the package
@@ -98,10 +99,15 @@ def _said_beside(folder: Path) -> dict[str, object]:
     return {}
 
 
+def _number(told: dict[str, object]) -> object:
+    """A number that JSON has no word for, as transformers writes it."""
+    return float(named) if told.keys() == {"__float__"} and (named := str(told["__float__"])) in ODD else told
+
+
 def _object(path: Path) -> dict[str, object] | None:
     """None where there is no such file."""
     try:
-        told: object = json.loads(path.read_text(encoding="utf-8"))
+        told: object = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -14,8 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal, cast
 
 from tpspec.errors import UserError
-from tpspec.topology.experts import mlp_names
 from tpspec.topology.groups import EXPONENT_BITS, GROUPS, STORED_SCALE_BITS, Bits
+from tpspec.topology.mixtures import mlp_names
 from tpspec.topology.multimodal import STORAGE, spellings, text_name
 from tpspec.topology.reads import Reads
 

@@ -10,9 +10,9 @@ from zipfile import BadZipFile, ZipFile
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import read_config, tensors
 from tpspec.topology.defaults import Defaults
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.multimodal import STORAGE
 from tpspec.topology.shape import ModelShape
-from tpspec.topology.sizes import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

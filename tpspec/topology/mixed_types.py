@@ -146,6 +146,16 @@ MIXED_TYPES = {
         intermediate=("moe_intermediate_size", 2048),
     ),
     "mixtral": Defaults(num_kv_heads=8),
+    "nemotron_h": Defaults(
+        hidden=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=131072,
+        attention="mixer",
+        layer_norms=1,
+        intermediate=("intermediate_size", 21504),
+    ),
     "olmoe": Defaults(
         hidden=2048,
         num_layers=16,

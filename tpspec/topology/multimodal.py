@@ -55,6 +55,14 @@ TIED = "tie_word_embeddings"  # which the whole model decides, for its head is n
 # Files of older tools that say how weights are stored, where config.json does not, and what method they need not name.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 STORAGE = ("compression_config", "quantization_config", *BESIDE)  # of the whole model, text model included
+# How names of tensors begin otherwise: as Nemotron-H was published, and as transformers has it.
+RENAMED = {
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.norm_f.": "model.norm.",
+    "backbone.": "model.",
+    "model.embeddings.": "model.embed_tokens.",
+    "model.norm_f.": "model.norm.",
+}
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
 
 
@@ -92,11 +100,14 @@ def text_name(name: str) -> str:
     whole, old = PREFIXES
     if name.startswith(whole):
         return "model." + name.removeprefix(whole)
+    for other, usual in RENAMED.items():
+        if name.startswith(other):
+            return usual + name.removeprefix(other)
     return name.removeprefix(old)
 
 
 def spellings(name: str) -> tuple[str, ...]:
     """A name in a text model, and what it is called where that is part of another."""
     whole, old = PREFIXES
-    inner = (whole + name.removeprefix("model."),) if name.startswith("model.") else ()
+    inner = tuple(begin + name.removeprefix("model.") for begin in (whole, "backbone.") if name.startswith("model."))
     return (name, old + name, *inner)

@@ -35,12 +35,13 @@ from tpspec.topology.cost import (
     thin_step,
     tokens_per_round,
 )
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.links import link_for
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.rounds import per_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
-from tpspec.topology.sizes import DTYPE_BYTES, expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
+from tpspec.topology.sizes import expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES, Kind, check_behind
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from tpspec.topology.assistants import check_assistant
 from tpspec.topology.caches import draft_states, each_state, num_states
 from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.head_files import check_eagle, check_layer, is_assistant
 from tpspec.topology.held import Memory, drafter_memory, shard_memory
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
-from tpspec.topology.sizes import DTYPE_BYTES
 from tpspec.topology.sources import check_behind
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache")

@@ -24,13 +24,12 @@ class PerLayer(NamedTuple):
 
 
 def per_layer(shape: ModelShape) -> PerLayer:
-    return PerLayer(1 if shape.parallel else 2, int(shape.joint_norm))
+    return PerLayer(1 if shape.parallel or shape.blocks else 2, int(shape.joint_norm))
 
 
 def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:
     """All-reduces of a forward without some sublayers, by purpose. Of parallel ones the MLP's is attention's, too."""
-    layers = frozenset(range(shape.num_layers))
-    attention, mlp = layers - left_out.attention, layers - left_out.mlp
+    attention, mlp = {*shape.mixing} - left_out.attention, {*shape.feeding} - left_out.mlp
     counts = {"attention": len(attention - mlp if shape.parallel else attention), "mlp": len(mlp)}
     return counts | ({"norm": len(attention)} if shape.joint_norm else {})
 

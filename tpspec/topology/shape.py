@@ -14,11 +14,13 @@ import yaml
 
 from tpspec.errors import UserError
 from tpspec.topology import checkpoint
-from tpspec.topology.delta_net import DeltaNet, delta_net_of
-from tpspec.topology.experts import Experts, MlpNames, experts_of, mlp_names
+from tpspec.topology.blocks import MIXTURE, MLP, blocks_of
+from tpspec.topology.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
+from tpspec.topology.experts import Experts, experts_of
 from tpspec.topology.formats import Stored, plain_modules, stored_as
 from tpspec.topology.global_heads import GlobalHeads, global_heads_of
 from tpspec.topology.latent import Latent, latent_of
+from tpspec.topology.mixtures import MlpNames, channels_key, mlp_names
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.multimodal import text_config
 from tpspec.topology.per_layer import per_layer_of
@@ -27,12 +29,13 @@ from tpspec.topology.sharing import Sharing, sharing_of
 from tpspec.topology.windows import windows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
 def intermediate_key(model_type: str, experts: Experts | None) -> tuple[str, int | None]:
-    """As Defaults has it; where experts stand apart, that one is of the MLP beside them."""
-    return ("moe_intermediate_size", None) if experts and experts.apart else MODEL_TYPES[model_type].intermediate
+    """As Defaults has it, or for experts a key of their own."""
+    return (experts and channels_key(model_type)) or MODEL_TYPES[model_type].intermediate
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class ModelShape:
     (model/per_layer.py). num_made: of queries, keys and values, how many have matrices of their own: of the models of
     one sort of layers that `shards.by_heads` makes. max_positions: the longest text it was made for,
     however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
-    its matrices; None where they are plain.
+    its matrices; None where they are plain. blocks: see blocks.py.
     """
 
     num_layers: int
@@ -81,6 +84,7 @@ class ModelShape:
     sharing: Sharing | None = None
     per_layer: int = 0
     num_made: int = 3
+    blocks: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: dict[str, object], where: str) -> ModelShape:
@@ -98,9 +102,10 @@ class ModelShape:
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
         head_dim = None if "head_dim" in config else usual.head_dim
-        num_layers, latent = read.size("num_hidden_layers", usual.num_layers), latent_of(read, model_type)
+        blocks, latent = blocks_of(read, model_type), latent_of(read, model_type)
+        num_layers = len(blocks) or read.size("num_hidden_layers", usual.num_layers)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
-        experts = experts_of(read, model_type)
+        experts = experts_of(read, model_type, blocks)
         intermediate = read.size(*intermediate_key(model_type, experts))
         vocab = read.size("vocab_size", usual.vocab)
         per_layer = per_layer_of(read, model_type, vocab)
@@ -131,10 +136,11 @@ class ModelShape:
             latent=latent,
             gated=usual.gated,
             parallel=usual.parallel,
-            delta_net=delta_net_of(read, model_type, num_layers),
+            delta_net=delta_net_of(read, model_type, num_layers, blocks),
             global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads),
             sharing=sharing_of(read, model_type, num_layers, intermediate),
             per_layer=per_layer,
+            blocks=blocks,
         )
 
     @classmethod
@@ -161,6 +167,20 @@ class ModelShape:
     @property
     def mlp_names(self) -> MlpNames:
         return mlp_names(self.model_type, mixed=self.experts is not None)
+
+    @property
+    def mixing(self) -> tuple[int, ...]:
+        """Layers with attention, linear or not."""
+        return tuple(self._of_kinds(LINEAR, FULL))
+
+    @property
+    def feeding(self) -> tuple[int, ...]:
+        """Layers with an MLP, or a mixture in its place."""
+        return tuple(self._of_kinds(MLP, MIXTURE))
+
+    def _of_kinds(self, *kinds: str) -> Iterable[int]:
+        every = range(self.num_layers)
+        return (layer for layer in every if self.blocks[layer] in kinds) if self.blocks else every
 
     @property
     def num_keeping(self) -> int:

@@ -16,6 +16,7 @@ from tpspec.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.shape import ModelShape
 
 
@@ -52,7 +53,7 @@ def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
     vocab = _aligned_ranges(shape.vocab, weights, "vocabulary rows")
     read, wide, none = _read(heads, shape.group), shape.global_heads, [range(0)] * len(weights)
     net = shape.delta_net
-    values = none if net is None else _ranges(net.value_heads, weights, "value heads")
+    values = none if net is None else _values(net, weights)
     keys = values if net is None else _read(values, net.group)
     experts = shape.experts
     dense = _aligned_ranges(experts.dense, weights, "MLP channels") if experts and experts.dense else none
@@ -80,20 +81,28 @@ def by_heads(shape: ModelShape, shard: Shard) -> tuple[Layers, ...]:
     """The layers with attention, in as many parts as there are sizes of their heads, and of what these are made of."""
     linear, wide = shape.delta_net.layers if shape.delta_net else (), shape.global_heads
     sorts: dict[tuple[bool, bool], list[int]] = {}  # by whether heads are others, and whether some are kept
-    for layer in range(shape.num_layers):
+    for layer in shape.mixing:
         if layer not in linear:
             sorts.setdefault((wide is not None and layer in wide.layers, layer < shape.num_keeping), []).append(layer)
     return tuple(_of_one_sort(shape, shard, tuple(which), *sort) for sort, which in sorts.items())
 
 
 def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wide: bool, keeps: bool) -> Layers:
-    one = replace(shape, num_layers=len(which), delta_net=None, global_heads=None, sharing=None)
+    one = replace(shape, num_layers=len(which), delta_net=None, global_heads=None, sharing=None, blocks=())
     if shape.global_heads is not None:  # which all have that see everything
         one = replace(one, num_windowed=0 if is_wide or shape.window is None else len(which))
     if shape.global_heads is not None and is_wide:
         wide, shard = shape.global_heads, replace(shard, kv_heads=shard.global_kv_heads)
         one = replace(one, num_kv_heads=wide.num_kv, head_dim=wide.dim, num_made=2 if wide.reuse_keys else 3)
     return Layers(one if keeps else replace(one, num_made=1), shard, which)
+
+
+def _values(net: DeltaNet, weights: Sequence[float]) -> list[range]:
+    """Value heads of linear attention; those that have one norm stay together."""
+    if not net.sums:
+        return _ranges(net.value_heads, weights, "value heads")
+    groups = _ranges(net.key_heads, weights, "groups of heads with a state")
+    return [range(own.start * net.group, own.stop * net.group) for own in groups]
 
 
 def _read(heads: Sequence[range], group: int) -> list[range]:

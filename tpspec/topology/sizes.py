@@ -5,49 +5,30 @@ Integers only, of shapes and shards; must not know tensors, files or devices.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from tpspec.topology import per_layer
-from tpspec.topology.delta_net import MODULE, OUT
-from tpspec.topology.experts import has_narrow_columns
-from tpspec.topology.formats import HEAD, check_unquantized
-from tpspec.topology.groups import BITS, HEAD_BITS, grid_of, quantized_bytes, shuffled_grid, stored_grid
+from tpspec.topology.blocks import MIXTURE
+from tpspec.topology.delta_net import OUT
+from tpspec.topology.experts import BEFORE, BEHIND
+from tpspec.topology.formats import HEAD
+from tpspec.topology.fused import DTYPE_BYTES, Fused, Held, alike
+from tpspec.topology.groups import HEAD_BITS
 from tpspec.topology.latent import LATENT, REDUCED
-from tpspec.topology.shape import check_dtype
+from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.shards import by_heads, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tpspec.topology.delta_net import DeltaNet
-    from tpspec.topology.formats import Scheme, Stored
-    from tpspec.topology.groups import Bits
     from tpspec.topology.latent import Latent
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WIDE_BYTES = 4  # of a weight of a norm or router: float32, whatever the rest is held in
-
-
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """Matrices of a shard that are computed as one: the name and rows of each, and which columns of how many."""
-
-    parts: tuple[tuple[str, int], ...]
-    columns: range
-    size: int
-
-    @property
-    def num_rows(self) -> int:
-        return sum(rows for _, rows in self.parts)
-
-    @property
-    def is_narrow(self) -> bool:
-        return has_narrow_columns(self.parts[0][0])
 
 
 def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
@@ -57,7 +38,7 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     quantized checkpoint take what they take there, as far as codes are computed with; UserError where they should
     shrink again.
     """
-    held = _Held.of(shape, dtype, quantize)
+    held = Held.of(shape, dtype, quantize)
     norms = shape.num_layers * shape.layer_norms * shape.hidden + shape.hidden
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
@@ -69,7 +50,7 @@ def last_layer(shape: ModelShape) -> ModelShape:
     """Of one more layer like a model's last, that drafts for it: a model of that layer."""
     experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
     return replace(shape, num_layers=1, num_windowed=min(1, shape.num_windowed), experts=experts, delta_net=None,
-                   global_heads=None, sharing=None, per_layer=0, stored=None)  # fmt: skip
+                   global_heads=None, sharing=None, per_layer=0, stored=None, blocks=())  # fmt: skip
 
 
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
@@ -77,12 +58,12 @@ def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> i
     one = last_layer(shape)
     (whole,) = split(one, (1.0,))
     joins = [Fused((("fc", shape.hidden),), range(2 * shape.hidden), 2 * shape.hidden)]
-    return weight_bytes(one, whole, dtype, quantize) + _Held.of(one, dtype, quantize).bytes_of(joins)
+    return weight_bytes(one, whole, dtype, quantize) + Held.of(one, dtype, quantize).bytes_of(joins)
 
 
 def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """What experts are of `weight_bytes`: of them a round reads those that its rows are sent to."""
-    return _expert_bytes(shard, _Held.of(shape, dtype, quantize))
+    return _expert_bytes(shard, Held.of(shape, dtype, quantize))
 
 
 def num_params(shape: ModelShape, shard: Shard) -> int:
@@ -99,7 +80,7 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
     return expert_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
 
 
-def _attention_bytes(layers: Layers, held: _Held) -> int:
+def _attention_bytes(layers: Layers, held: Held) -> int:
     """Of layers with attention, all of the same sizes."""
     shape, shard, which = layers
     wide = _inner_norms(shape, shard) + len(shard.heads) * shape.sinks
@@ -108,7 +89,7 @@ def _attention_bytes(layers: Layers, held: _Held) -> int:
     return matrices + len(which) * (wide * WIDE_BYTES + plain * DTYPE_BYTES[held.dtype])
 
 
-def _linear_bytes(shard: Shard, held: _Held) -> int:
+def _linear_bytes(shard: Shard, held: Held) -> int:
     """Of layers of linear attention."""
     shape, net = held.shape, held.shape.delta_net
     if net is None:
@@ -118,11 +99,13 @@ def _linear_bytes(shard: Shard, held: _Held) -> int:
         times * (held.bytes_of(_mixer(shape, net, shard, at)) + as_stored.bytes_of([_rates(shape, net, shard, at)]))
         for at, times in _linear_layers(shape)
     )
-    wide = net.kernel * _mixed(net, shard) + 2 * len(shard.delta_values) + net.value_dim
+    heads = len(shard.delta_values)
+    wide = (net.kernel + net.biased) * _mixed(net, shard) + (3 if net.sums else 2) * heads
+    wide += net.num_normed * heads // net.value_heads if net.sums else net.num_normed
     return matrices + len(net.layers) * wide * WIDE_BYTES
 
 
-def _per_layer_bytes(held: _Held) -> int:
+def _per_layer_bytes(held: Held) -> int:
     """Of what layers make of their numbers of a token, and of what makes those: whole on every rank."""
     shape, size = held.shape, held.shape.per_layer
     if not size:
@@ -133,61 +116,40 @@ def _per_layer_bytes(held: _Held) -> int:
             Fused(((at + per_layer.GATE, size),), hidden, shape.hidden),
             Fused(((at + per_layer.OUT, shape.hidden),), range(size), size),
         ])
-        for at, times in _alike(shape.stored, layers, (per_layer.GATE, per_layer.OUT))
+        for at, times in alike(shape.stored, layers, (per_layer.GATE, per_layer.OUT))
     )  # fmt: skip
     whole = Fused(((f"model.{per_layer.CONTEXT}", shape.num_layers * size),), hidden, shape.hidden)
     return each + held.bytes_of([whole]) + size * WIDE_BYTES
 
 
-def _mlp_bytes(shard: Shard, held: _Held) -> int:
+def _mlp_bytes(shard: Shard, held: Held) -> int:
     """Of what every row goes through."""
     shape, experts = held.shape, held.shape.experts
     if experts is None:
-        biases = shape.num_layers * _mlp_biases(shape, shard) * shape.mlp_bias * DTYPE_BYTES[held.dtype]
+        biases = len(shape.feeding) * _mlp_biases(shape, shard) * shape.mlp_bias * DTYPE_BYTES[held.dtype]
         usual = _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
         if shape.sharing is None:
             return biases + usual
         return usual + _bytes_of(_sharing_mlps(shape), shard.sharing_channels, shape.sharing.channels, held)
     dense = _bytes_of(_mlps(shape), shard.dense, experts.dense, held)
-    return dense + _bytes_of(_shared(shape), shard.shared, experts.shared, held)
+    shared = _bytes_of(_shared(shape), shard.shared, experts.shared, held)
+    return dense + shared + sum(times * held.bytes_of(_around(shape, at)) for at, times in _latents(shape))
 
 
-def _expert_bytes(shard: Shard, held: _Held) -> int:
+def _expert_bytes(shard: Shard, held: Held) -> int:
     shape, experts = held.shape, held.shape.experts
-    matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held)
+    matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held, experts.latent if experts else 0)
     if experts is None or not experts.biased:
         return matrices
     biases = len(_with_experts(shape)) * experts.count * _mlp_biases(shape, shard)
     return matrices + biases * DTYPE_BYTES[held.dtype]
 
 
-def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held: _Held) -> int:
-    """mlps: what the names in one begin with, and how many are stored as it is."""
-    return sum(times * held.bytes_of(_mlp(held.shape, at, channels, size)) for at, times in mlps)
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """How the matrices of a model are held. shape: stored as it is, where it is not quantized now."""
-
-    shape: ModelShape
-    dtype: str
-    quantize: str | None
-
-    @classmethod
-    def of(cls, shape: ModelShape, dtype: str, quantize: str | None) -> _Held:
-        """UserError where codes are to be quantized again, or a dtype is too small."""
-        check_dtype(shape.model_type, dtype)
-        check_unquantized(shape.stored, quantize)
-        return cls(shape if quantize is None else replace(shape, stored=None), dtype, quantize)
-
-    def bytes_of(self, matrices: Sequence[Fused], bits: Bits | None = None) -> int:
-        """bits: of those that are quantized now, if not as asked for."""
-        if self.quantize is not None:
-            return sum(_quantized(one, bits or BITS[self.quantize]) for one in matrices)
-        if self.shape.stored is None:
-            return sum(one.num_rows * len(one.columns) for one in matrices) * DTYPE_BYTES[self.dtype]
-        return sum(_stored(self.shape.stored, one, self.dtype) for one in matrices)
+def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held: Held, latent: int = 0) -> int:
+    """mlps: what the names in one begin with, and how many are stored as it is. latent: of what they read, if not a
+    row."""
+    hidden = latent or held.shape.hidden
+    return sum(times * held.bytes_of(_mlp(held.shape, at, channels, size, hidden)) for at, times in mlps)
 
 
 @cache
@@ -195,7 +157,8 @@ def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
     layers = (f"model.layers.{index}." for index in which)
     gate = (shape.gated,) if isinstance(shape.gated, str) else ()
-    return _alike(shape.stored, layers, [f"self_attn.{name}" for name in (*shape.attention_names, *gate, "o_proj")])
+    at = MODEL_TYPES[shape.model_type].attention
+    return alike(shape.stored, layers, [f"{at}.{name}" for name in (*shape.attention_names, *gate, "o_proj")])
 
 
 @cache
@@ -205,13 +168,16 @@ def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     if net is None:
         return ()
     linear, names = sorted(net.layers), (net.mixed, net.gate, OUT, net.writes, net.decays)
-    return _alike(shape.stored, (f"model.layers.{index}.{MODULE}." for index in linear), names)
+    return alike(shape.stored, (f"model.layers.{index}.{net.module}." for index in linear), names)
 
 
 @cache
 def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of layers that have an MLP, as most do."""
-    return _mlps_alike(shape, range(shape.num_keeping - len(_with_experts(shape))), [""])
+    with_experts = {*_with_experts(shape)}
+    return _mlps_alike(
+        shape, [layer for layer in shape.feeding if layer < shape.num_keeping and layer not in with_experts], [""]
+    )
 
 
 @cache
@@ -235,48 +201,35 @@ def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     return _mlps_alike(shape, _with_experts(shape), [f"experts.{index}." for index in range(count)])
 
 
-def _with_experts(shape: ModelShape) -> range:
+@cache
+def _latents(shape: ModelShape) -> tuple[tuple[str, int], ...]:
+    """The same of mixtures whose experts read latents."""
+    layers = _with_experts(shape) if shape.experts is not None and shape.experts.latent else ()
+    mixtures = (shape.mlp_names.within(f"model.layers.{index}.") for index in layers)
+    return alike(shape.stored, mixtures, (BEFORE, BEHIND))
+
+
+def _around(shape: ModelShape, at: str) -> list[Fused]:
+    """Whole on every rank."""
+    latent = 0 if shape.experts is None else shape.experts.latent
+    before, behind = ((at + BEFORE, latent),), ((at + BEHIND, shape.hidden),)
+    return [Fused(before, range(shape.hidden), shape.hidden), Fused(behind, range(latent), latent)]
+
+
+def _with_experts(shape: ModelShape) -> tuple[int, ...]:
     """Layers that have some."""
-    return range(0) if shape.experts is None else range(shape.experts.first_layer, shape.num_layers)
+    if shape.experts is None:
+        return ()
+    if shape.blocks:
+        return tuple(layer for layer, kind in enumerate(shape.blocks) if kind == MIXTURE)
+    return tuple(range(shape.experts.first_layer, shape.num_layers))
 
 
-def _mlps_alike(shape: ModelShape, layers: range, within: Sequence[str]) -> tuple[tuple[str, int], ...]:
+def _mlps_alike(shape: ModelShape, layers: Iterable[int], within: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """within: what stands between the name of a layer's module and those of the matrices."""
     names = shape.mlp_names
     mlps = (f"{names.within(f'model.layers.{index}.')}{one}" for index in layers for one in within)
-    return _alike(shape.stored, mlps, (names.gate, names.up, names.down))
-
-
-def _alike(stored: Stored | None, every: Iterable[str], matrices: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """The first of `every` for each way in which their matrices are stored, and how many are stored so."""
-    first: dict[tuple[Scheme | None, ...], str] = {}
-    times: Counter[str] = Counter()
-    for at in every:
-        schemes = () if stored is None else tuple(stored.scheme_of(at + name) for name in matrices)
-        times[first.setdefault(schemes, at)] += 1
-    return tuple(times.items())
-
-
-def _quantized(matrix: Fused, bits: Bits) -> int:
-    return quantized_bytes(matrix.num_rows, grid_of(matrix.columns, matrix.size, narrow=matrix.is_narrow)[0], bits)
-
-
-def _stored(stored: Stored, matrix: Fused, dtype: str) -> int:
-    """Parts that are stored alike are computed as one, others each alone; of shuffled ones that is not known before."""
-    schemes = [stored.scheme_of(name) for name, _ in matrix.parts]
-    alike = len(set(schemes)) == 1 and (schemes[0] is None or not schemes[0].shuffled)
-    rows = [(schemes[0], matrix.num_rows)] if alike else zip(schemes, (rows for _, rows in matrix.parts), strict=True)
-    return sum(_stored_rows(scheme, num_rows, matrix, dtype) for scheme, num_rows in rows)
-
-
-def _stored_rows(scheme: Scheme | None, num_rows: int, matrix: Fused, dtype: str) -> int:
-    if scheme is None or not scheme.is_small:
-        return num_rows * len(matrix.columns) * DTYPE_BYTES[dtype]
-    grid = (shuffled_grid if scheme.shuffled else stored_grid)(
-        matrix.columns, matrix.size, scheme.group, narrow=matrix.is_narrow
-    )
-    codes = quantized_bytes(num_rows, grid, scheme.bits, zeros=scheme.zeros, scale_bits=scheme.scale_bits)
-    return codes + 8 * len(matrix.columns) * scheme.shuffled
+    return alike(shape.stored, mlps, [name for name in (names.gate, names.up, names.down) if name is not None])
 
 
 def _head(shape: ModelShape, shard: Shard) -> Fused:
@@ -296,7 +249,7 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     if shape.latent is not None:
         return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
     num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
-    at, hidden = f"{at}self_attn.", range(shape.hidden)
+    at, hidden = f"{at}{MODEL_TYPES[shape.model_type].attention}.", range(shape.hidden)
     rows = (num_q * (2 if shape.gated is True else 1), num_kv, num_kv)[: shape.num_made]
     qkv = tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))
     gate = [Fused(((at + own, num_q),), hidden, shape.hidden)] if isinstance(own := shape.gated, str) else []
@@ -317,7 +270,7 @@ def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fuse
 def _rates(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> Fused:
     """Of what is written to a state, and what it forgets. at: before their names."""
     heads = len(shard.delta_values)
-    each = ((net.writes, 2 * heads),) if net.is_in_groups else ((net.writes, heads), (net.decays, heads))
+    each = ((net.writes, 2 * heads),) if net.writes == net.decays else ((net.writes, heads), (net.decays, heads))
     return Fused(tuple((at + name, rows) for name, rows in each), range(shape.hidden), shape.hidden)
 
 
@@ -355,14 +308,12 @@ def _inner_norms(shape: ModelShape, shard: Shard) -> int:
     return min(2, shape.num_made) * shape.head_dim * shape.qk_norm
 
 
-def _mlp(shape: ModelShape, at: str, channels: range, size: int) -> list[Fused]:
-    """Of gate and up; of down. at: before their names. channels: of so many, those of a shard."""
+def _mlp(shape: ModelShape, at: str, channels: range, size: int, hidden: int) -> list[Fused]:
+    """Of gate and up; of down. at: before their names. channels: of so many, those of a shard. hidden: of what they
+    read."""
     names = shape.mlp_names
-    gate_up = ((at + names.gate, len(channels)), (at + names.up, len(channels)))
-    return [
-        Fused(gate_up, range(shape.hidden), shape.hidden),
-        Fused(((at + names.down, shape.hidden),), channels, size),
-    ]
+    gate_up = tuple((at + name, len(channels)) for name in (names.gate, names.up) if name is not None)
+    return [Fused(gate_up, range(hidden), hidden), Fused(((at + names.down, hidden),), channels, size)]
 
 
 def _biases(shape: ModelShape, shard: Shard) -> int:

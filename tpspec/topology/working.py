@@ -10,8 +10,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from tpspec.topology.caches import num_positions
+from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.shards import by_heads
-from tpspec.topology.sizes import DTYPE_BYTES, WIDE_BYTES
+from tpspec.topology.sizes import WIDE_BYTES
 
 if TYPE_CHECKING:
     from tpspec.topology.config import Topology

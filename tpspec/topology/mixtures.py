@@ -1,0 +1,252 @@
+"""Mixtures of experts, type by type: what matrices are called, and what is meant by keys that a config.json leaves out.
+
+Data. What is read with it is experts.py's matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. router,
+    and shared, of an MLP beside the experts: within a mixture; the others within an MLP or expert. Where gate and up
+    have one name they are one matrix, gate's rows first; None where there is no gate.
+
+    together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
+    matrices of its own. upright: it has a row for each output; else a row is an input's. alternate: the outputs of gate
+    and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or a matrix for each
+    expert instead. shared_gate: of what the MLP beside the experts is multiplied with. correction: of the bias by which
+    experts are chosen, within the mixture.
+    """
+
+    module: str
+    gate: str | None = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    router: str = "gate"
+    shared: str = "shared_experts"
+    together: str | None = None
+    upright: bool = False
+    alternate: bool = False
+    shared_gate: str = "shared_expert_gate"
+    correction: str = "gate.e_score_correction_bias"
+
+    def within(self, layer: str) -> str:
+        """What the names of its parts begin with. layer: the same of its layer."""
+        return f"{layer}{self.module}." if self.module else layer
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Of types that mix as DeepSeek's do, what is beside the experts. dense, first_layer, scale, sigmoid, of_parts: see
+    Experts. shared: MLPs beside the experts, as wide as `channels` each. groups: of experts, and how many are chosen;
+    None: they are in one. own: what a config.json calls the channels of the MLP beside them, if not so many experts'.
+    listed: mlp_layer_types says which layers have experts; if not, the key for the first does.
+    keys: what a config.json calls the first layer, the MLPs beside the experts, and the scale."""
+
+    dense: int
+    shared: int | None
+    channels: int
+    first_layer: int = 1
+    groups: tuple[int, int] | None = (1, 1)
+    scale: float = 1.0
+    sigmoid: bool = True
+    of_parts: bool = False
+    listed: bool = False
+    own: str | None = None
+    keys: tuple[str, str, str] = ("first_k_dense_replace", "n_shared_experts", "routed_scaling_factor")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """What a type of model means by keys that its config.json leaves out, as transformers does. chosen: None where the
+    config has to say; chosen_key: as what. count: likewise. sums_to_one: None where norm_topk_prob says, of which
+    `norms` is the default. sigmoid, biased: see Experts. gated: channels of an MLP beside the experts that has a gate.
+    apart: channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their
+    own.
+    """
+
+    names: MlpNames
+    count: int | None
+    chosen: int | None
+    chosen_key: str = "num_experts_per_tok"
+    sums_to_one: bool | None = None
+    norms: bool = False
+    sigmoid: bool = False
+    beside: Beside | None = None
+    gated: int | None = None
+    biased: bool = False
+    apart: int | None = None
+    channels: tuple[str, int | None] | None = None
+
+
+DENSE = MlpNames("mlp")
+FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
+FUSED_TYPES = ("glm", "glm4", "glm4v_text", "phi3")
+MIXTURES = {
+    "afmoe": Mixing(
+        MlpNames("mlp", router="router.gate", correction="expert_bias"),
+        count=64,
+        chosen=6,
+        sums_to_one=True,
+        beside=Beside(
+            dense=6144,
+            shared=2,
+            channels=1408,
+            groups=None,
+            keys=("num_dense_layers", "num_shared_experts", "route_scale"),
+        ),
+    ),
+    "deepseek_v2": Mixing(
+        DENSE,
+        count=64,
+        chosen=None,
+        sums_to_one=False,
+        beside=Beside(dense=11008, shared=2, channels=1407, first_layer=0, sigmoid=False),
+    ),
+    "deepseek_v3": Mixing(
+        DENSE,
+        count=256,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=18432, shared=1, channels=2048, first_layer=3, groups=(8, 4), scale=2.5),
+    ),
+    "dots1": Mixing(
+        DENSE, count=None, chosen=None, beside=Beside(dense=10944, shared=None, channels=1408, first_layer=0)
+    ),
+    "ernie4_5_moe": Mixing(
+        MlpNames("mlp", correction="moe_statics.e_score_correction_bias"),
+        count=64,
+        chosen=6,
+        chosen_key="moe_k",
+        sums_to_one=True,
+        beside=Beside(
+            dense=12288,
+            shared=2,
+            channels=1536,
+            groups=None,
+            of_parts=True,
+            keys=("moe_layer_start_index", "moe_num_shared_experts", "routed_scaling_factor"),
+        ),
+    ),
+    "exaone_moe": Mixing(
+        MlpNames("mlp", correction="e_score_correction_bias"),
+        count=64,
+        chosen=8,
+        norms=True,
+        beside=Beside(
+            dense=16384,
+            shared=1,
+            channels=1024,
+            scale=2.5,
+            listed=True,
+            keys=("first_k_dense_replace", "num_shared_experts", "routed_scaling_factor"),
+        ),
+    ),
+    "flex_olmo": Mixing(DENSE, count=7, chosen=5),
+    "gemma4_text": Mixing(
+        MlpNames("", router="router.proj", shared="mlp", together="gate_up_proj", upright=True),
+        count=None,
+        chosen=None,
+        chosen_key="top_k_experts",
+        sums_to_one=True,
+        apart=9216,
+        channels=("moe_intermediate_size", None),
+    ),
+    "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)),
+    "glm4_moe_lite": Mixing(
+        DENSE,
+        count=64,
+        chosen=4,
+        norms=True,
+        beside=Beside(dense=10240, shared=1, channels=1536, scale=1.8, listed=True),
+    ),
+    "glm4v_moe_text": Mixing(
+        DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)
+    ),
+    "gpt_oss": Mixing(
+        MlpNames("mlp", router="router", together="gate_up_proj", alternate=True),
+        count=128,
+        chosen=4,
+        sums_to_one=True,
+        biased=True,
+    ),
+    "hy_v3": Mixing(
+        MlpNames("mlp", router="router.gate", shared="shared_mlp", correction="expert_bias"),
+        count=192,
+        chosen=8,
+        sums_to_one=True,
+        beside=Beside(
+            dense=13312,
+            shared=1,
+            channels=1536,
+            groups=None,
+            scale=2.826,
+            listed=True,
+            keys=("first_k_dense_replace", "num_shared_experts", "router_scaling_factor"),
+        ),
+    ),
+    "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
+    "minimax_m2": Mixing(
+        MlpNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias"),
+        count=256,
+        chosen=8,
+        sums_to_one=True,
+        sigmoid=True,
+    ),
+    "mistral4": Mixing(
+        MlpNames("mlp", together="gate_up_proj", upright=True),
+        count=128,
+        chosen=4,
+        norms=True,
+        beside=Beside(dense=12288, shared=1, channels=2048, first_layer=0, groups=None, sigmoid=False),
+    ),
+    "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
+    "nemotron_h": Mixing(
+        MlpNames("mixer", gate=None),
+        count=8,
+        chosen=2,
+        norms=True,
+        beside=Beside(dense=21504, shared=1, channels=7688, first_layer=0, own="moe_shared_expert_intermediate_size"),
+        channels=("moe_intermediate_size", 7688),
+    ),
+    "olmoe": Mixing(DENSE, count=64, chosen=8),
+    "qwen2_moe": Mixing(MlpNames("mlp", shared="shared_expert"), count=60, chosen=4, gated=5632),
+    "qwen3_5_moe_text": Mixing(
+        MlpNames("mlp", shared="shared_expert", together="gate_up_proj", upright=True),
+        count=256,
+        chosen=8,
+        sums_to_one=True,
+        gated=512,
+    ),
+    "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
+    "qwen3_vl_moe_text": Mixing(MlpNames("mlp", together="gate_up_proj"), count=60, chosen=4, sums_to_one=True),
+    "qwen3_next": Mixing(MlpNames("mlp", shared="shared_expert"), count=512, chosen=10, norms=True, gated=512),
+    "solar_open": Mixing(
+        DENSE,
+        count=128,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=10944, shared=1, channels=1280, first_layer=0),
+    ),
+}
+NAMES = {mixing.names for mixing in MIXTURES.values()}
+
+
+def channels_key(model_type: str) -> tuple[str, int | None] | None:
+    """The key for an expert's channels, and how many there are without it; None where it is that of an MLP's."""
+    return MIXTURES[model_type].channels
+
+
+def has_narrow_columns(name: str) -> bool:
+    """Whether the columns of the matrix of that name are the channels of one expert."""
+    return "experts." in name and name.endswith(tuple(names.down for names in NAMES))
+
+
+def mlp_names(model_type: str, *, mixed: bool = True) -> MlpNames:
+    """mixed: whether a model has experts, of a type that may have some or none."""
+    if model_type in MIXTURES and (mixed or MIXTURES[model_type].apart is None):
+        return MIXTURES[model_type].names
+    return FUSED if model_type in FUSED_TYPES else DENSE
