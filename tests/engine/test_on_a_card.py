@@ -505,6 +505,9 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("gemma4_moe", {"quantize": "int8"}),
         ("gemma4_small", {}),
         ("gpt_oss", {}),
+        ("olmo3", {}),
+        ("cohere2", {}),
+        ("nemotron_h", {}),
     ],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
@@ -517,6 +520,11 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         is_small = kind == "gemma4_small"
         sizes |= {"layer_types": ["full_attention"] * 2 if is_small else ["sliding_attention", "full_attention"]}
         sizes |= {"num_kv_shared_layers": int(is_small), "num_global_key_value_heads": 1}
+    if kind == "nemotron_h":
+        sizes |= {"layers_block_type": ["linear_attention", "moe", "full_attention"]}
+        sizes |= {"mamba_num_heads": 4, "n_groups": 2, "n_routed_experts": 3, "num_experts_per_tok": 2}
+    if kind in ("olmo3", "cohere2"):
+        sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     target = tiny(kind, tmp_path / "target", **sizes, intermediate_size=96)
     if kind == "gpt_oss":
         target, _ = publish_mxfp4(target, tmp_path)

@@ -24,7 +24,7 @@ from tpspec.topology.sizes import weight_bytes
 CPU, SLOTS = torch.device("cpu"), 96
 IDS = tuple(torch.randint(3, 263, (20,), generator=torch.Generator().manual_seed(0)).tolist())
 TREE, PARENTS = (50, 60, 70, 80, 90, 100), (-1, 0, 0, 1, 1, 2, 4)  # beside the root: rows 1 to 6
-KINDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+KINDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "nemotron_h", "nemotron_h_dense")
 
 
 def loaded(folder: Path, shard: Shard | None = None) -> Decoder:
@@ -39,10 +39,11 @@ def logits_of(decoder: Decoder, ids: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (0, 1), (0, 1, 4), (0, 1, 4, 6), (0, 2, 5), (0, 1, 3)], ids=str)
-def test_a_text_goes_on_behind_any_path_of_a_tree(kept: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h"])
+def test_a_text_goes_on_behind_any_path_of_a_tree(kind: str, kept: tuple[int, ...], tmp_path: Path) -> None:
     """`kept` rows of a tree, or none of them, when the root itself has to run again. Stands against a convolution that
     sees a row's neighbour and not its parent, and rows before the state that are another forward's."""
-    decoder, slot = loaded(tiny("qwen3_5", tmp_path)), 2
+    decoder, slot = loaded(tiny(kind, tmp_path)), 2
     rows = (IDS[-1], *TREE)
     decoder.forward([Span(0, 0, IDS[:-1], ((0, 19),), 0, carried=Carried(slot, (), 19))])
     decoder.forward([Span(0, 19, rows, ((0, 26),), 7, PARENTS, carried=Carried(slot, (0,), 1))])
@@ -72,7 +73,7 @@ def test_what_is_held_is_what_was_planned(kind: str, parts: tuple[float, ...], t
         decoder = loaded(folder, shard)
         held = tensors([decoder.layers, decoder.norm, decoder.head])
         indices = [x for x in held if not x.is_floating_point()]
-        assert len(indices) == 2  # which key head each value head reads
+        assert len(indices) == (1 if kind == "nemotron_h_dense" else 2)  # which key head each value head reads
         assert sum(x.nbytes for x in held if x.is_floating_point()) == weight_bytes(shape, shard, "float32")
         assert decoder.states is not None
         kept = [*decoder.states._of.values(), *decoder.states._kept.values()]

@@ -94,6 +94,8 @@ PUBLISHED = {
 }
 # As their names say; what sees in some of them, and the layer that drafts, count there or not.
 ROUNDED = {
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31.6,
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": 8.89,
     "CohereLabs/c4ai-command-a-03-2025": 111.0,
     "google/gemma-4-E2B-it": 2.3,  # but for its table of numbers for each layer; of these the text models
     "google/gemma-4-26B-A4B-it": 25.2,

@@ -74,7 +74,12 @@ def check_thins(shape: ModelShape) -> None:
 
 
 def check_behind(shape: ModelShape) -> None:
-    """UserError where nobody says which of a model's layers the one behind the last is like."""
+    """UserError where nobody says which of a model's layers the one behind the last is like, or it is none of those."""
+    if shape.blocks:
+        raise UserError(
+            f"layers of {shape.model_type} are one sublayer each, and those for multi-token prediction are not read "
+            "here; should be another source, such as ngram"
+        )
     if 0 < shape.num_windowed < shape.num_layers:
         raise UserError(
             f"some layers of {shape.model_type} have a window, and whether its layer for multi-token prediction has is "
