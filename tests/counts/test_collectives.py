@@ -146,7 +146,7 @@ def measure(
 def test_what_else_a_layer_may_cost_is_what_plans_say(
     kind: str, sums: dict[Purpose, int], draft: Path, tmp_path: Path
 ) -> None:
-    """Norms of all heads together are eight bytes a row more, an MLP beside attention is summed with it, and a layer may
+    """Norms of all heads together are eight bytes a row more, an MLP beside attention is summed with it, and layers may
     be one of the two."""
     folder = tiny(kind, tmp_path)
     rounds, shape = measure(folder, draft, "ngram", (1, 2), Sampling(temperature=0.0)), shape_of(str(folder))

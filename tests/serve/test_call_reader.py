@@ -53,6 +53,10 @@ CODED = (
 LISTED = (
     "look\n<arg_key>at</arg_key>\n<arg_value>7 < 8</arg_value>\n<arg_key>or</arg_key>\n<arg_value>null</arg_value>\n"
 )
+INVOKED = (
+    '<invoke name="look">\n<parameter name="at">a </tool_call> b</parameter>\n<parameter name="far">True</parameter>\n'
+    "</invoke>"
+)
 PIECES = {
     "qwen3-coder": [
         CODED,
@@ -62,6 +66,17 @@ PIECES = {
         "</parameter>",
         "<function=add></function>",
         f"<function=put><parameter=these>{TAGS}",
+    ],
+    "minimax-m2": [
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        INVOKED,
+        '<invoke name="add">',
+        "</invoke>",
+        '<parameter name="a">',
+        "</parameter>",
+        '<invoke name="',
+        "<minimax",
     ],
     "seed": ["<seed:tool_call>", "</seed:tool_call>", CODED, "<function=", "</function>", "<seed", "<parameter=a>"],
     "glm-4.5": [
@@ -93,6 +108,7 @@ CALLS = {
     "hermes": f"<tool_call>{LOOK}</tool_call>",
     "llama": LOOK,
     "qwen3-coder": "<function=add></function>",
+    "minimax-m2": '<minimax:tool_call><invoke name="add"></invoke></minimax:tool_call>',
     "seed": "<seed:tool_call><function=add></function></seed:tool_call>",
     "glm-4.5": "<tool_call>add</tool_call>",
     "glm-4.7": "<tool_call>add</tool_call>",
@@ -248,6 +264,12 @@ def test_calls_that_are_bare_json(text: str, said: str, calls: list[object]) -> 
             [PUT],
         ),
         (CODER, '<function=put>\n<parameter=these>\n["a\n</parameter>\n</function>', "", [("put", {"these": '["a'})]),
+        (
+            FORMS["minimax-m2"],
+            f'So.\n<minimax:tool_call>\n{INVOKED}\n<invoke name="add">\n</invoke>\n</minimax:tool_call>',
+            "So.",
+            [CODED_CALL, ADD_0],
+        ),
         (FORMS["glm-4.5"], "The <tool_call> in a text.", "The  in a text.", []),
         (
             FORMS["seed"],
@@ -426,6 +448,7 @@ def test_the_format_is_read_off_the_template() -> None:
         """<tools>{{- '\\n<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}""": "hermes",
         """{{- 'Respond in the format {"name": function name, "parameters": dictionary}.' }}""": "llama",
         "<tool_call>\n<function=example_function_name>\n<parameter=a> {% for a in arguments|items %}": "qwen3-coder",
+        "toolcall_begin_token = '<minimax:tool_call>' {{ '\n<invoke name=\"' + tool_call.name + '\">'": "minimax-m2",
         "toolcall_begin_token = '<seed:tool_call>' {{ '\\n<function=' + tool_call.name }} <parameter=": "seed",
         "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>": "glm-4.5",
         "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>": "glm-4.7",
@@ -437,3 +460,11 @@ def test_the_format_is_read_off_the_template() -> None:
     }
     found = {text: format_of(text) for text in templates}
     assert {text: form and form.name for text, form in found.items()} == templates
+
+
+def test_calls_between_two_marks_are_calls_where_marks_have_to_be_there() -> None:
+    """As where a grammar binds them. Stands against all but the first of them taken for text, as one is behind marks."""
+    inner = '<invoke name="add">\n</invoke>'
+    bound = f"<minimax:tool_call>\n{inner}\n{inner}\n</minimax:tool_call>\n"
+    assert read([*bound], FORMS["minimax-m2"], lenient=False) == ("", [ADD_0, ADD_0])
+    assert read([*bound, *inner], FORMS["minimax-m2"], lenient=False) == (f"\n{inner}", [ADD_0, ADD_0])

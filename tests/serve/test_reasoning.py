@@ -319,6 +319,7 @@ def test_strict_functions_leave_room_for_thoughts(model_folder: Path, tmp_path: 
 
 SIGNS = {
     "qwen3-coder": "<tool_call><function=look><parameter=at>",
+    "minimax-m2": "<minimax:tool_call>",
     "seed": "<seed:tool_call>",
     "glm-4.5": "<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>",
     "glm-4.7": "<tool_call>look<arg_key>at</arg_key><arg_value>",

@@ -79,6 +79,14 @@ def written(form: Format, *calls: Call) -> str:
                 + "</function>"
                 for name, arguments in calls
             ]
+        case "minimax-m2":
+            texts = [
+                f'<invoke name="{name}">\n'
+                + "".join(f'<parameter name="{k}">{in_words(v)}</parameter>\n' for k, v in arguments.items())
+                + "</invoke>"
+                for name, arguments in calls
+            ]
+            return "\n".join([form.opening, *texts, form.closing])
         case "gemma-4" | "functiongemma":
             return "".join(
                 f"{form.opening}call:{name}{unquoted(arguments, form.form.marks[0])}{form.closing}"

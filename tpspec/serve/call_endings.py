@@ -23,8 +23,6 @@ NOT_BLANK, JSON_BLANKS = re.compile(r"\S"), re.compile(f"[{BLANKS}]*")
 LONGEST_KEY = 256  # characters, of an argument's name
 LONGEST_TAGS = 2 * LONGEST_KEY  # all before a value, with blanks between tags
 LONGEST_HEAD = 256  # all before the arguments of a call
-TAGGED_NAME = r"[^<>\s]"  # a letter of a function's
-KEY = re.compile(rf"[^<>\n]{{1,{LONGEST_KEY}}}")
 GAP = re.compile(r"\s{0,9}")  # between a key and its value
 
 
@@ -192,10 +190,10 @@ class TaggedEnd:
         self._next = re.compile(rf"(?P<end>{'|'.join(map(re.escape, ends))})|{form.opened.pattern}")
         behind_name = [form.name[1]] if form.name[1] else [form.key[0], closing]
         behind = "|".join(map(re.escape, behind_name))
-        self._head = re.compile(rf"{re.escape(form.begin)}({TAGGED_NAME}++)\s*+(?={behind})")
-        name, blanks = re.compile(f"{TAGGED_NAME}+"), re.compile(r"\s*")
+        self._head = re.compile(rf"{re.escape(form.begin)}({form.name_letter}++)\s*+(?={behind})")
+        name, blanks = re.compile(f"{form.name_letter}+"), re.compile(r"\s*")
         self._heads: list[Sequence[Piece]] = [(form.begin, name, blanks, one) for one in behind_name]
-        argument = (form.key[0], KEY, form.key[1], GAP, form.value[0])
+        argument = (form.key[0], re.compile(form.any_key), form.key[1], GAP, form.value[0])
         self._nexts: list[Sequence[Piece]] = [argument, *((end,) for end in ends)]
         self._at, self._has_begun = 0, False
         self._function: Arguments | None = None

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tpspec.serve.arguments import as_json
-from tpspec.serve.call_endings import GAP, KEY, TAGGED_NAME, JsonEnd, NamedEnd, TaggedEnd, UnquotedEnd, ValueEnd
+from tpspec.serve.call_endings import GAP, LONGEST_KEY, JsonEnd, NamedEnd, TaggedEnd, UnquotedEnd, ValueEnd
 from tpspec.serve.unquoted import read_object
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Form(Protocol):
     """What stands between the marks of a format.
 
     first: the character with which a call begins that is one without its marks, or none. begin: what every call begins
-    with, and nothing else does; or none. marks: more of them, inside a call.
+    with, and nothing else does; or none. marks: more of them, inside a call. many: several calls may stand between one
+    pair of marks, each of which begins so.
     """
 
     @property
@@ -43,6 +44,8 @@ class Form(Protocol):
     def begin(self) -> str: ...
     @property
     def marks(self) -> tuple[str, ...]: ...
+    @property
+    def many(self) -> bool: ...
     def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
         """around: the marks around it, which may be none."""
         ...
@@ -57,6 +60,7 @@ class Json:
     """{"name": ..., KEY: {...}}"""
 
     key: str
+    many: ClassVar[bool] = False
     first: ClassVar[str] = "{"
     begin: ClassVar[str] = ""
     marks: ClassVar[tuple[str, ...]] = ()
@@ -74,6 +78,7 @@ class JsonList:
     """[{"name": ..., KEY: {...}}, ...]"""
 
     key: str
+    many: ClassVar[bool] = False
     first: ClassVar[str] = "["
     begin: ClassVar[str] = ""
     marks: ClassVar[tuple[str, ...]] = ()
@@ -94,6 +99,7 @@ class Named:
 
     mark: str
     id_mark: str
+    many: ClassVar[bool] = False
     first: ClassVar[str] = ""
     begin: ClassVar[str] = ""
 
@@ -120,6 +126,7 @@ class Unquoted:
 
     head: str
     quote: str
+    many: ClassVar[bool] = False
     first: ClassVar[str] = ""
     begin: ClassVar[str] = ""
 
@@ -147,7 +154,8 @@ class Tagged:
 
         NAME[0] name NAME[1]  (KEY[0] key KEY[1]  VALUE[0] value VALUE[1])*  END
 
-    gap: what stands between them. pad: around a value, which is text; what it stands for, its schema says.
+    gap: what stands between them. pad: around a value, which is text; what it stands for, its schema says. Names and
+    keys may stand in quotes of a tag; then they have none.
     """
 
     key: tuple[str, str]
@@ -156,7 +164,22 @@ class Tagged:
     end: str = ""
     gap: str = ""
     pad: str = ""
+    many: bool = False
     first: ClassVar[str] = ""
+
+    @property
+    def name_letter(self) -> str:
+        """A pattern, as that of any key is."""
+        return rf"[^{self.barred}\s]"
+
+    @property
+    def any_key(self) -> str:
+        return rf"[^{self.barred}\n]{{1,{LONGEST_KEY}}}"
+
+    @property
+    def barred(self) -> str:
+        """Letters that are of tags alone."""
+        return '<>"' if '"' in self.key[1] else "<>"
 
     @property
     def begin(self) -> str:
@@ -191,13 +214,13 @@ class Tagged:
     @cached_property
     def opened(self) -> re.Pattern[str]:
         """All before a value."""
-        key = rf"{re.escape(self.key[0])}({KEY.pattern}){re.escape(self.key[1])}"
+        key = rf"{re.escape(self.key[0])}({self.any_key}){re.escape(self.key[1])}"
         return re.compile(rf"{key}{GAP.pattern}{re.escape(self.value[0])}" if self.value[0] else key)
 
     @cached_property
     def _head(self) -> re.Pattern[str]:
         before, behind = map(re.escape, self.name)
-        return re.compile(rf"\s*+{before}({TAGGED_NAME}++)\s*+{behind}")
+        return re.compile(rf"\s*+{before}({self.name_letter}++)\s*+{behind}")
 
     @cached_property
     def _argument(self) -> re.Pattern[str]:
@@ -241,8 +264,15 @@ FUNCTION, PARAMETER = ("<function=", ">"), ("<parameter=", ">")
 ARG_KEY, ARG_VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
 LINES = Tagged(PARAMETER, ("", "</parameter>"), FUNCTION, "</function>", gap="\n")
 
+INVOKED = Tagged(
+    ('<parameter name="', '">'), ("", "</parameter>"), ('<invoke name="', '">'), "</invoke>", "\n", many=True
+)
+
 # The first whose sign a template has.
 FORMATS = (
+    Format(  # MiniMax-M2
+        "minimax-m2", "<minimax:tool_call>", INVOKED, "<minimax:tool_call>", "</minimax:tool_call>", gap="\n"
+    ),
     Format("seed", "<seed:tool_call>", LINES, "<seed:tool_call>", "</seed:tool_call>", gap="\n"),  # Seed-OSS
     Format(  # Qwen3-Coder
         "qwen3-coder", "<tool_call>.*<parameter=", replace(LINES, pad="\n"), TOOL_CALL, TOOL_CALL_END, gap="\n"

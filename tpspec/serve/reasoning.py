@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 TAGS = "<think>", "</think>"
 CHANNEL_TAGS = "<|channel>", "<channel|>"  # Gemma 4's
-ALL_TAGS = (TAGS, ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), CHANNEL_TAGS)  # Seed-OSS, Mistral
+ALL_TAGS = (
+    TAGS,
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("[THINK]", "[/THINK]"),  # Mistral
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    CHANNEL_TAGS,
+)
 LABELS = {CHANNEL_TAGS: "thought\n"}  # what a thought begins with that is none of it
 HEADER = START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END = "<|end|>"

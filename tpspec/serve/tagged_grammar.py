@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 OF_FUNCTIONS = {"type", "properties", "required", "additionalProperties"}
 OF_ANY = {"minProperties", "maxProperties", "dependentRequired", "propertyNames"}  # which name no argument of their own
-ANY_KEY = f"/[^<>\\n]{{1,{LONGEST_KEY}}}/"
 WORD = re.compile(r"\w{1,64}", re.ASCII)  # which may be part of a grammar's name
 
 
@@ -57,7 +56,7 @@ class TaggedRules:
         self._texts: dict[str, str] = {}  # rules of them, by letters with which they may not begin
         self._names: dict[str, str] = {}  # of rules and parts, by what they say: functions share them
         self._num_chars = 0
-        self._key = self._rule("KEY", ANY_KEY)
+        self._key = self._rule("KEY", self._any_key)
         self._any = self._rule("argument", self._argument(self._key, self._text("")))
 
     def add(self, rule: str, name: str, schema: Mapping[str, Any], *, is_bound: bool, is_strict: bool) -> None:
@@ -76,14 +75,14 @@ class TaggedRules:
     def _free(self, function: _Function) -> str:
         """Any arguments. One that is a list or an object by its schema is read as JSON, to its end."""
         by_letters: dict[str, list[str]] = {}
-        for key in filter(_is_tag, function.schema.properties):
+        for key in filter(self._is_tag, function.schema.properties):
             by_letters.setdefault(function.arguments.json_letters(key), []).append(key)
         others = function.arguments.json_letters(None)
         by_letters.pop(others, None)
         if not by_letters and not others:
             return f"{self._any}*"
         named = [key for keys in by_letters.values() for key in keys]
-        other_key = self._rule(f"{function.rule.upper()}_KEY", other_than(named, ANY_KEY))
+        other_key = self._rule(f"{function.rule.upper()}_KEY", other_than(named, self._any_key))
         by_key = {f"({' | '.join(map(quoted, keys))})": letters for letters, keys in by_letters.items()}
         by_key[other_key] = others
         return f"({' | '.join(self._argument(key, self._free_value(letters)) for key, letters in by_key.items())})*"
@@ -105,7 +104,7 @@ class TaggedRules:
         if not keys and others is not False:
             yield f"{self._rule_of(f'{rule}_any', None, function)}*"
         for number, key in enumerate(keys):
-            if not _is_tag(key):
+            if not self._is_tag(key):
                 raise fault_of(name, f"no tag can have {shown(key)!r} for its name")
             its_rule = self._rule_of(f"{rule}_{number}", key, function)
             yield its_rule if key in required else f"{its_rule}?"
@@ -154,6 +153,14 @@ class TaggedRules:
             raise ValueError(f"schemas with what they refer to, of more than {MAX_TOOLS_CHARS} characters in all")
         return self._part(f"argument{shown_key}-of-{function.name}", grammar)
 
+    def _is_tag(self, key: str) -> bool:
+        """Whether it can stand in one."""
+        return key.strip() == key and 0 < len(key) <= LONGEST_KEY and not set(key) & {*self._form.barred, "\n"}
+
+    @property
+    def _any_key(self) -> str:
+        return f"/{self._form.any_key}/"
+
     def _is_whole(self, text: str, letters: str) -> bool:
         """Whether a value is read up to its end, and no further. letters: with which it is JSON."""
         pad, closing = self._form.pad, self._form.value[1]
@@ -198,11 +205,6 @@ def _bound(function: _Function, make: Callable[[], str], otherwise: Callable[[],
 
 def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_tag(key: str) -> bool:
-    """Whether it can stand in one."""
-    return key.strip() == key and 0 < len(key) <= LONGEST_KEY and not set(key) & set("<>\n")
 
 
 def _checked(function: _Function) -> tuple[list[str], Any]:

@@ -97,12 +97,13 @@ def _rest(style: Format, added: Mapping[str, int], parallel: bool) -> str:
     if isinstance(style.form, JsonList):
         more = _more('", " body') if parallel else ""
         return f'/ ?/ "[" body {more} "]"'
-    return joined(quoted(style.gap), "body", quoted(style.gap), marked(style.closing, added))
+    more = _more(joined(quoted(style.gap), "body")) if parallel and style.form.many else ""
+    return joined(quoted(style.gap), "body", more, quoted(style.gap), marked(style.closing, added))
 
 
 def _is_repeated(style: Format) -> bool:
     """Whether there is a mark for each of several calls."""
-    return bool(style.opening) and not isinstance(style.form, JsonList)
+    return bool(style.opening) and not style.form.many and not isinstance(style.form, JsonList)
 
 
 def _more(one: str) -> str:

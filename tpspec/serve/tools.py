@@ -86,6 +86,8 @@ class CallReader:
         self._calling, form = calling, calling.format.form
         self._marks = tuple(mark for mark in (calling.format.opening, calling.format.closing) if mark)
         self._begin = form.begin if calling.lenient else ""
+        self._begins_next = form.begin if form.many else ""  # calls behind the first of those between two marks
+        self._is_within = False  # two of those
         self._first = form.first if calling.lenient or self._is_bare else ""
         self._blanks = ""  # behind what was said, or between calls; they may yet belong to one
         self._held = ""  # what may yet turn out to be a mark or a call
@@ -164,6 +166,7 @@ class CallReader:
         said = self._say(self._take(at))
         if mark in self._marks:
             self._take(len(mark))
+        self._is_within = mark != self._calling.format.closing and (mark in self._marks or self._is_within)
         if mark == self._calling.format.closing:
             self._blanks = ""
         else:
@@ -184,7 +187,8 @@ class CallReader:
     @property
     def _signs(self) -> tuple[str, ...]:
         """With which a call begins, or has ended."""
-        return (*self._marks, self._begin) if self._begin else self._marks
+        begin = self._begins_next if self._is_within and self._begins_next else self._begin
+        return (*self._marks, begin) if begin else self._marks
 
     def _next_mark(self) -> tuple[int, str] | None:
         return min(((at, mark) for mark in self._signs if (at := self._held.find(mark)) >= 0), default=None)
