@@ -463,7 +463,7 @@ def test_the_format_is_read_off_the_template() -> None:
 
 
 def test_calls_between_two_marks_are_calls_where_marks_have_to_be_there() -> None:
-    """As where a grammar binds them. Stands against all but the first of them taken for text, as one behind marks is."""
+    """As where a grammar binds them. Stands against all but the first taken for text, as what comes behind marks is."""
     inner = '<invoke name="add">\n</invoke>'
     bound = f"<minimax:tool_call>\n{inner}\n{inner}\n</minimax:tool_call>\n"
     assert read([*bound], FORMS["minimax-m2"], lenient=False) == ("", [ADD_0, ADD_0])
