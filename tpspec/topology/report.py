@@ -125,7 +125,8 @@ def _size(num_bytes: int) -> str:
 def _round(topology: Topology, shape: ModelShape) -> list[str]:
     num_shards = len(topology.target.ranks)
     sent = round_bytes(shape, num_shards, 1, DTYPE_BYTES[topology.target.dtype])
-    purposes = ", ".join(f"{purpose} {num_bytes:,}" for purpose, num_bytes in sent.items())
+    said = {purpose: num_bytes for purpose, num_bytes in sent.items() if num_bytes} or sent
+    purposes = ", ".join(f"{purpose} {num_bytes:,}" for purpose, num_bytes in said.items())
     return [
         f"collectives per round: {collectives_per_round(shape, num_shards)}",
         *_drafting(topology, shape),
