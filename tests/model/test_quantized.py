@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +22,7 @@ from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.experts import Mixture, Shared
 from tpspec.model.latent import LatentQkv
+from tpspec.model.layers import Layer, LinearLayer
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
@@ -185,15 +188,23 @@ def parts_of(decoder: Any) -> list[Any]:
     """The norms and products of a decoder, the routers of mixtures, and the layers, for their sinks."""
     parts = [decoder.norm, decoder.head]
     for layer in decoder.layers:
-        parts += [layer, layer.attention_norm, *_around(layer.qkv, layer.o), layer.mlp_norm]
-        norms = (layer.q_norm, layer.k_norm, layer.attention_out_norm, layer.mlp_out_norm)
-        parts += [norm for norm in norms if norm is not None]
+        norms = ("attention_norm", "q_norm", "k_norm", "joint_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+        parts += [norm for name in norms if (norm := getattr(layer, name, None)) is not None]
+        if isinstance(layer, Layer):
+            parts += [layer, *_around(layer.qkv, layer.o)]
+        if isinstance(layer, LinearLayer):
+            parts += _mixing(layer.mixer)
         mlps = [layer.mlp.mixture, layer.mlp.shared] if isinstance(layer.mlp, Shared) else [layer.mlp]
         mixtures = [mlp for mlp in mlps if isinstance(mlp, Mixture)]
         experts = [expert for mixture in mixtures for expert in mixture.experts]
-        parts += [mixture.router for mixture in mixtures]
-        parts += [part for mlp in mlps + experts if mlp not in mixtures for part in (mlp.gate_up, mlp.down)]
+        parts += [part for mixture in mixtures for part in (mixture.router, *(mixture._around or ()))]
+        parts += [part for mlp in mlps + experts if mlp and mlp not in mixtures for part in (mlp.gate_up, mlp.down)]
     return parts
+
+
+def _mixing(mixer: Any) -> list[Any]:
+    tensors = {field.name: getattr(mixer, field.name) for field in fields(mixer) if field.name != "key_of"}
+    return [SimpleNamespace(**tensors), mixer.mixed, mixer.rates, mixer.gate, mixer.out, mixer.norm]
 
 
 def _around(qkv: Any, o: Any) -> list[Any]:

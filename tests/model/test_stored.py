@@ -72,7 +72,7 @@ FORMATS: dict[str, Format] = {
     "nvfp4 of modelopt": published.nvfp4(by_modelopt=True),
     "packed mxfp4": published.packed_mxfp4(),
 }
-MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
+MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2", "nemotron_h")
 EVERY = pytest.mark.parametrize("name", list(FORMATS))
 SHUFFLED = [name for name in FORMATS if "order" in name]
 
@@ -91,6 +91,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "phi3",
         "deepseek_v2",
         "deepseek_v3",
+        "minimax_m2",
+        "nemotron_h",
     )
     plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 

@@ -26,10 +26,10 @@ Kind = Literal["gptq", "awq", "packed", "int8", "float8", "float4", "mxfp4"]
 HEAD = "lm_head"
 LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 EXPERTS = ("w1", "w2", "w3")
-LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_a", "in_proj_b", "in_proj_ba", "out_proj")
+LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_a", "in_proj_b", "in_proj_ba", "in_proj", "out_proj")
 PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, *LINEAR, *PER_LAYER, "gate_proj", "up_proj", "down_proj",
-            *EXPERTS, HEAD)  # fmt: skip
+            *EXPERTS, "fc1_latent_proj", "fc2_latent_proj", HEAD)  # fmt: skip
 # What a module may consist of besides a weight or its codes, and a bias. Of activations and of the cache they are of no
 # use here: neither is rounded.
 UNUSED = frozenset((
@@ -229,7 +229,7 @@ def _awq_scheme(read: Reads) -> Scheme:
 
 
 def _fp8(read: Reads) -> Stored:
-    read.one_of("fmt", ("e4m3",), "e4m3")
+    read.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")  # the latter in MiniMax-M2
     read.one_of("scale_fmt", ("float", "ue8m0"), "float")  # the second: powers of two, whatever holds them
     read.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
     read.refuse("modules_to_convert")
