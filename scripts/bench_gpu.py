@@ -509,12 +509,13 @@ def shared(options: argparse.Namespace) -> dict[str, Any]:
 
 def gaps(options: argparse.Namespace) -> dict[str, Any]:
     from tpspec.topology.links import link
+    from tpspec.topology.rounds import reduces
     from tpspec.topology.shape import ModelShape
 
     sources = gaps_sources(options)
     plain, free, told = (answered(options, **draft) for draft in sources)
     shape, cost = ModelShape.of(at(options.model, options.to)), link(GAPS_LINK)
-    waits_s = 2 * shape.num_layers * (cost.seconds(2 * shape.hidden) + cost.skew_s)
+    waits_s = sum(reduces(shape).values()) * (cost.seconds(2 * shape.hidden) + cost.skew_s)
     drafting_s = told.drafts * draft_step_s(topology_of(options, **sources[-1]), torch.device(options.device))
     return {
         "plain round, ms": 1e3 * plain.round_s,

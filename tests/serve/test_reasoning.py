@@ -25,7 +25,7 @@ from tpspec.serve.asking import chat_asks
 from tpspec.serve.call_formats import FORMATS
 from tpspec.serve.chats import ChatBody
 from tpspec.serve.errors import ApiError
-from tpspec.serve.reasoning import CHANNEL_TAGS, HARMONY, TAGS, splitter_of
+from tpspec.serve.reasoning import ANSWER_TAGS, CHANNEL_TAGS, HARMONY, TAGS, splitter_of
 from tpspec.serve.responses import ResponsesBody
 from tpspec.serve.tools import Calling
 from tpspec.text import Text
@@ -123,6 +123,14 @@ def test_a_thought_may_begin_with_a_label(
     """Gemma 4's do. Stands against readers who are shown it."""
     text = Text.load(reasoning_folder(model_folder, tmp_path, THINK_TEMPLATE, CHANNEL_TAGS))
     assert read(text, answer, prompt) == read(text, answer, prompt, sizes=[1]) == (thought, said, [])
+
+
+def test_marks_around_what_is_said_are_shown_to_nobody(model_folder: Path, tmp_path: Path) -> None:
+    """Command A's, where its vocabulary has them for words like others."""
+    tags = "<|START_THINKING|>", "<|END_THINKING|>"
+    text = Text.load(reasoning_folder(model_folder, tmp_path, THINK_TEMPLATE, [*tags, *ANSWER_TAGS]))
+    answer = f"{tags[0]}Hm.{tags[1]}{ANSWER_TAGS[0]}Yes.{ANSWER_TAGS[1]}"
+    assert read(text, answer) == read(text, answer, sizes=[1]) == ("Hm.", "Yes.", [])
 
 
 @QUICK

@@ -31,8 +31,10 @@ from tpspec.topology.cost import (
 )
 from tpspec.topology.experts import Experts
 from tpspec.topology.links import Curve, LinkTable, link, straight
+from tpspec.topology.rounds import collectives_per_draft, each_layer
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
+from tpspec.topology.sublayers import Sublayers
 
 LAYERS, ROW_BYTES = 80, 16384
 # Published as 69.6e9 without the embedding, 139.1, 71.7 and 39.1 GB: 69.55e9 is the number that rounds to all four.
@@ -255,7 +257,30 @@ def test_half_a_model_reads_half_its_windows() -> None:
     def step_of(shape: ModelShape) -> StepCost:
         return StepCost((RankCost(0.0, kv_s=kv_bytes_read(shape, whole, "bfloat16", 32768)),))
 
-    assert thin_step(step_of, gemma, gemma.num_layers).seconds(1) == step_of(gemma).seconds(1) / 2
+    half = frozenset(range(gemma.num_layers // 2))
+    assert thin_step(step_of, gemma, Sublayers(half, half)).seconds(1) == step_of(gemma).seconds(1) / 2
+
+
+@pytest.mark.parametrize(
+    ("model", "left_out", "all_reduces"),
+    [
+        ("CohereLabs/c4ai-command-a-03-2025", Sublayers(mlp=frozenset(range(32))), 64),
+        ("CohereLabs/c4ai-command-a-03-2025", Sublayers(frozenset(range(32)), frozenset(range(32))), 32),
+        ("allenai/Olmo-3-7B-Instruct", Sublayers(mlp=frozenset(range(16))), 80),
+        ("allenai/Olmo-3-7B-Instruct", Sublayers(attention=frozenset(range(16))), 64),
+    ],
+)
+def test_a_thin_step_costs_the_collectives_of_what_is_left(model: str, left_out: Sublayers, all_reduces: int) -> None:
+    """Against an all-reduce saved where the MLP is left out beside attention, with which it is summed."""
+    shape = shape_of(model)
+
+    def step_of(shape: ModelShape) -> StepCost:
+        return step_cost([Load(1e9, 1e9, 0, 4)] * 2, [card("3090")] * 2, shape.num_layers, 0, straight(50),
+                         each=each_layer(shape))  # fmt: skip
+
+    assert (
+        thin_step(step_of, shape, left_out).all_reduces == all_reduces == collectives_per_draft(shape, 2, left_out) - 1
+    )
 
 
 def test_dilation_is_of_the_link_alone() -> None:

@@ -299,6 +299,25 @@ def test_whatever_runs_is_named_where_people_look() -> None:
     assert not [one for one in CALLED.values() if one not in named and not any(n.startswith(f"{one} ") for n in named)]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("minimax_m2", "use_qk_norm", False),
+        ("minimax_m2", "use_routing_bias", False),
+        ("minimax_m2", "shared_intermediate_size", 64),
+        ("cohere2", "use_parallel_block", False),
+        ("nemotron_h", "time_step_limit", [0.0, 0.1]),
+        ("nemotron_h", "use_bias", True),
+    ],
+)
+def test_what_a_type_may_not_have_otherwise_is_refused(model_type: str, key: str, value: object) -> None:
+    """Stands against a model that is computed as if its config did not say so."""
+    config = {**CONFIG, "model_type": model_type, "num_key_value_heads": 4}
+    ModelShape.from_config(config, "here")
+    with pytest.raises(UserError, match=rf"here: {key} is "):
+        ModelShape.from_config({**config, key: value}, "here")
+
+
 @pytest.mark.parametrize("has", [True, False])
 def test_norms_that_a_config_says_are_missing_are_not_looked_for(has: bool) -> None:
     """Stands against a HyperCLOVA X without them that is called incomplete, and memory of twice as many."""

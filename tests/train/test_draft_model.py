@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.checkpoints import tiny
 from tests.worlds import serve, topology
 from tpspec.request import Request, Sampling
 from tpspec.train import command, objective
 from tpspec.train.__main__ import main
+from tpspec.train.batches import Batch
+from tpspec.train.model import Design, DraftModel
+from tpspec.train.taps import Tapped
 from tpspec.train.texts import TextFile, Told
 
 NUM_LAYERS, NUM_TEXTS, NUM_PROMPTS, NUM_TOKENS = 5, 70, 12, 20
@@ -276,3 +279,17 @@ def test_the_loss_is_whole_whatever_the_chunks(
     found = objective.cross_entropy(x, weight, judged, head, objective.Caps(*caps))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(3 * found, given), wanted)
+
+
+@pytest.mark.parametrize("kind", ["cohere", "granite"])
+def test_logits_of_a_draft_in_training_are_those_that_it_will_have(kind: str, tmp_path: Path) -> None:
+    """Stands against what a config multiplies them with, left out: the same argmax, and odds that nobody asked for."""
+    config = AutoConfig.from_pretrained(tiny(kind, tmp_path))
+    draft = DraftModel(cast("Any", None), Design(config), 1)
+    ids = torch.arange(5, 25)
+    texts = [Tapped(Told(0, "chat", 0.0, tuple(ids[:4].tolist()), tuple(ids[4:].tolist())), torch.zeros(20, 1),
+                    torch.zeros(20, 1))]  # fmt: skip
+    batch = Batch.of(texts, answers=False)
+    ((predicts_BA, rows),) = draft(batch)
+    wanted = draft.model(ids[None]).logits[0, batch.rows_BA[predicts_BA] + 1]
+    assert torch.allclose(rows @ draft.output.T, wanted, atol=1e-5)

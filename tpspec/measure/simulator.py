@@ -117,7 +117,8 @@ class SimulatedTarget:
             self._timeline.spend(self._clock, COLLECTIVES, f"all-reduce ({name})", waiting_s, **notes)
 
     def _count(self, rows: int, num_logits: int) -> None:
-        """In the real ledger, as the real target would; picks take no time of their own in the cost model."""
+        """In the real ledger, attention's and the MLP's in turn, as in most models; picks take no time of their own in
+        the cost model."""
         each_s = self._cost.waiting_s(rows) / max(1, self._cost.all_reduces)
         for number in range(self._cost.reduces):
             purpose = Purpose.mlp if number % 2 else Purpose.attention

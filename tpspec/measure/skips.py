@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpspec.topology.cost import tokens_per_round
+from tpspec.topology.rounds import collectives_per_draft, collectives_per_round
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import attention_params
 from tpspec.topology.sublayers import NOTHING, Sublayers
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MOST_DRAFTED = 16
 LEAST_AGREEMENT = 0.2  # a draft that is right less often is on no way to anything
+SHARDED = 2  # ranks, of which there are some
 Sublayer = tuple[str, int]  # attention or mlp, and the layer
 
 
@@ -44,9 +46,10 @@ class Price:
     waiting: float
 
     def share(self, left_out: Sublayers) -> float:
-        total, mlp = 2 * self.shape.num_layers, self._mlp(1)
+        mlp = self._mlp(1)
+        sent = collectives_per_draft(self.shape, SHARDED, left_out) / collectives_per_round(self.shape, SHARDED)
         computed = 1 - (len(left_out.attention) * self._attention + len(left_out.mlp) * mlp) / self._model(1)
-        return self.waiting * (total - len(left_out) + 1) / (total + 1) + (1 - self.waiting) * computed
+        return self.waiting * sent + (1 - self.waiting) * computed
 
     def judged(self, num_rows: int) -> float:
         """What so many rows cost together through the whole model, of a plain step; collectives cost what they do."""

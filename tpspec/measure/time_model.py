@@ -18,7 +18,7 @@ from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.links import LinkTable
-from tpspec.topology.rounds import per_layer
+from tpspec.topology.rounds import each_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, num_params, weight_bytes
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tpspec.topology.config import Topology
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
+    from tpspec.topology.sublayers import Sublayers
 
 WEIGHT_BITS = {None: 16, "int8": 8, "int4": 4}
 # Until a message over loopback or ipc is read; estimated.
@@ -63,25 +64,24 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
     def step_of(shape: ModelShape) -> StepCost:
         kv = topology.cache_dtype
         loads = [_load(shape, shard, target.dtype, target.quantize, kv, context) for shard in shards]
-        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=per_layer(shape))
+        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=each_layer(shape))
 
     left_out = [_left_out(topology, name, shape) for name in topology.draft.sources]
-    thin = [thin_step(step_of, shape, num) for num in left_out if num is not None]
+    thin = [thin_step(step_of, shape, one) for one in left_out if one is not None]
     drafting = [*thin, *_whole_models(topology, gpus, context)]
     # Of several sources the dearest: whichever drafts, a step takes no longer.
     return TimeModel(step_of(shape), max(drafting, key=lambda step: step.seconds(1), default=None))
 
 
-def _left_out(topology: Topology, name: str, shape: ModelShape) -> int | None:
-    """Sublayers that a source leaves out of the target; None where it does not draft with it. Refuses heads."""
+def _left_out(topology: Topology, name: str, shape: ModelShape) -> Sublayers | None:
+    """Those that a source leaves out of the target; None where it does not draft with it. Refuses heads."""
     kind = SOURCES[name]
     if kind.computes and kind.loads != "model":
         raise UserError(
             f"source {name}: what its drafts cost on cards is not known; should be simulated with --calibrate, "
             "from a trace that drafted with it"
         )
-    left_out = kind.left_out(topology.draft.options, local(topology.target.model), shape)
-    return None if left_out is None else len(left_out)
+    return kind.left_out(topology.draft.options, local(topology.target.model), shape)
 
 
 def _whole_models(topology: Topology, gpus: Sequence[Card], context: int) -> Iterator[StepCost]:

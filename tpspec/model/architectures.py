@@ -105,6 +105,7 @@ COHERE = Architecture(
     centred=True,
     eps="layer_norm_eps",
     logit_scale="logit_scale",
+    apart={"use_qk_norm": ()},
 )
 OLMO2 = Architecture(
     qkv_bias="attention_bias",
@@ -155,7 +156,7 @@ ARCHITECTURES = {
         gated="gate_proj",
         scaled_embeddings="mup_enabled",
     ),
-    "cohere": replace(COHERE, apart={"use_qk_norm": ()}),
+    "cohere": COHERE,
     "cohere2": replace(COHERE, window="layer_types", nope=FULL),
     "cwm": Architecture(window="layer_types"),
     "deepseek_v2": Architecture(alternate_rope=True),

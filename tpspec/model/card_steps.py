@@ -120,11 +120,10 @@ class CardSteps:
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """x is overwritten by what is the first of the two."""
-        if delta_TD is None and norm is None:
-            return x_TD, x_TD
         num_rows, dim = x_TD.shape
         normed_TD, wide = x_TD if norm is None else torch.empty_like(x_TD), triton.next_power_of_2(dim)
-        how = IN_TURN if delta_TD is None else self._overlap  # a round's first kernel stands behind copies
+        # A round's first kernel stands behind copies, also where it has nothing to do.
+        how = IN_TURN if delta_TD is None else self._overlap
         add_norm[(num_rows,)](
             x_TD, x_TD if delta_TD is None else delta_TD, *_weight(delta_norm or norm, x_TD), *_weight(norm, x_TD),
             scale, normed_TD, dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,

@@ -1,4 +1,4 @@
-"""The one decoder: a shard of a Llama-like transformer whose two all-reduces per layer stand in plain sight.
+"""The one decoder: a shard of a Llama-like transformer whose all-reduces, two per layer, stand in plain sight.
 
 Knows rows and slots; must not know drafts, sequences' fates or which architecture it is (that is data, in its layers).
 

@@ -40,10 +40,17 @@ class Router:
     ) -> None:
         self.weight_ND, self.bias_N, self.experts, self.scales_N = weight_ND, bias_N, experts, scales_N
 
-    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of every row, [T, K], and the weights of what they make of it, float32."""
-        logits_TN, experts = self.logits(x_TD), self.experts
-        ranked_TN = self.ranked(logits_TN)
+    def __call__(self, x_TD: Tensor, *, whole: bool = False) -> tuple[Tensor, Tensor]:
+        """The experts of every row, [T, K], and the weights of what they make of it, float32. whole: see Mixture."""
+        logits_TN = self.logits(x_TD)
+        if whole and self.experts.sigmoid:  # of which torch makes other bits at the end of a tensor
+            alone = [self._chosen(row_1N) for row_1N in torch.split(logits_TN, 1)]
+            indices, weights = zip(*alone, strict=True)
+            return torch.cat(indices), torch.cat(weights)
+        return self._chosen(logits_TN)
+
+    def _chosen(self, logits_TN: Tensor) -> tuple[Tensor, Tensor]:
+        experts, ranked_TN = self.experts, self.ranked(logits_TN)
         if experts.is_divided:
             ranked_TN = ranked_TN + self.closed(ranked_TN)
         chosen = ranked_TN.topk(experts.chosen)
@@ -103,7 +110,7 @@ class Mixture:
         self.router, self.experts, self._whole, self._around = router, experts, whole, around
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        chosen_TK, weights_TK = self.router(x_TD)
+        chosen_TK, weights_TK = self.router(x_TD, whole=self._whole)
         x_TD = x_TD if self._around is None else self._around.before(x_TD)
         weights_P, sums_TD = weights_TK.flatten(), x_TD.new_zeros(x_TD.shape, dtype=torch.float32)
         for expert, pairs in _by_expert(chosen_TK):

@@ -13,7 +13,7 @@ import torch
 from tpspec.cache.states import StateSizes, StateStore
 from tpspec.model.delta_net import Mixer
 from tpspec.model.layers import Norm
-from tpspec.model.places import Place, numbers_of
+from tpspec.model.places import Place, numbers_of, rows_of
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
 from tpspec.topology.delta_net import OUT
 
@@ -82,7 +82,7 @@ class Mixers:
 
     def _convolution(self, at: str) -> tuple[Tensor, Tensor | None]:
         net, matrices, name = self.net, self.matrices, at + "conv1d"
-        matrices.check_biases([self._rows(name, range(net.num_mixed), net.num_mixed)], biased=net.biased)
+        matrices.check_biases([rows_of(name, range(net.num_mixed), net.num_mixed, self.hidden)], biased=net.biased)
         kernel_X1K = [matrices.wide(f"{name}.weight", (net.num_mixed, 1, net.kernel), part) for part in self._seen()]
         kernel = torch.cat(kernel_X1K).squeeze(1).T.contiguous()
         if not net.biased:
@@ -99,8 +99,8 @@ class Mixers:
         def some(name: str, rows: range, first: int, alone: int) -> Place:
             """first: of them in a matrix that is all; alone: rows of one that is not."""
             if not net.sums:
-                return self._rows(at + name, rows, alone)
-            return self._rows(at + name, range(first + rows.start, first + rows.stop), size)
+                return rows_of(at + name, rows, alone, self.hidden)
+            return rows_of(at + name, range(first + rows.start, first + rows.stop), size, self.hidden)
 
         mixed = [some(net.mixed, part, num_values, net.num_mixed) for part in self._seen()]
         rates = [some(name, heads, num_values + net.num_mixed, net.value_heads) for name in (net.writes, net.decays)]
@@ -121,14 +121,10 @@ class Mixers:
             return [key * size + first + value * each + number for key, value in places for number in range(each)]
 
         def picked(name: str, size: int, rows: list[int]) -> Place:
-            place = self._rows(at + name, numbers_of(keys, size), net.key_heads * size)
+            place = rows_of(at + name, numbers_of(keys, size), net.key_heads * size, self.hidden)
             return replace(place, picked=tuple(rows))
 
         mixed = picked(net.mixed, size, of_keys(0) + of_keys(K) + of_values(2 * K, size, V))
         rates = of_values(0, 2 * group, 1) + of_values(group, 2 * group, 1)
         gate = picked(net.gate, size, of_values(2 * K + group * V, size, V))
         return [mixed], gate, [picked(net.writes, 2 * group, rates)]
-
-    def _rows(self, name: str, rows: range, size: int) -> Place:
-        """Some of the `size` output rows of a matrix that reads the hidden state."""
-        return Place(name, size, self.hidden, rows, range(self.hidden))

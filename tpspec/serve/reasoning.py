@@ -28,6 +28,7 @@ ALL_TAGS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     CHANNEL_TAGS,
 )
+ANSWER_TAGS = "<|START_RESPONSE|>", "<|END_RESPONSE|>"  # around what is said: Command A's
 LABELS = {CHANNEL_TAGS: "thought\n"}  # what a thought begins with that is none of it
 HEADER = START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END = "<|end|>"
@@ -69,6 +70,7 @@ class ThinkTags:
     def __init__(self, text: Text, prompt: Sequence[int], tags: tuple[str, str]) -> None:
         self._text = text
         self._open, self._close = (text.added[tag] for tag in tags)
+        self._around = {text.added[tag] for tag in ANSWER_TAGS if tag in text.added}
         self._label, self._head = LABELS.get(tags, "").encode(), b""  # head: of what may be a label
         is_open = self._opens(prompt)
         self._section, self._may_open = THOUGHT if is_open else SAID, not is_open
@@ -83,6 +85,8 @@ class ThinkTags:
             return MARK
         if token == self._close and is_inside:
             self._section = SAID
+            return MARK
+        if token in self._around:
             return MARK
         self._may_open = self._may_open and self._is_blank(token)
         return MARK if is_inside and self._is_of_label(token) else self._section

@@ -19,13 +19,14 @@ from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tpspec.topology.rounds import NORM_BYTES, PerLayer
+from tpspec.topology.rounds import NORM_BYTES, EachLayer, reduces
 
 if TYPE_CHECKING:
     from tpspec.topology.cards import Card
     from tpspec.topology.experts import Experts
     from tpspec.topology.links import LinkTable
     from tpspec.topology.shape import ModelShape
+    from tpspec.topology.sublayers import Sublayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +149,13 @@ def step_cost(
     row_bytes: int,
     link: LinkTable | None,
     assume: Assumptions | None = None,
-    each: PerLayer = PerLayer(),  # noqa: B008 (a tuple)
+    each: EachLayer = EachLayer(),  # noqa: B008 (a tuple)
 ) -> StepCost:
     """A model's forward on cards, one load each. row_bytes: of one row's hidden state. each: all-reduces of a layer."""
     assume = assume or Assumptions()
     return StepCost(
         ranks=tuple(rank_cost(load, card, assume) for load, card in zip(loads, on, strict=True)),
-        fixed_s=num_layers * assume.layer_s + assume.head_s + assume.host_s,
+        fixed_s=num_layers * each.sublayers / 2 * assume.layer_s + assume.head_s + assume.host_s,
         reduces=each.rows * num_layers if len(loads) > 1 else 0,
         norms=each.norms * num_layers if len(loads) > 1 else 0,
         row_bytes=row_bytes,
@@ -162,13 +163,15 @@ def step_cost(
     )
 
 
-def thin_step(step_of: Callable[[ModelShape], StepCost], shape: ModelShape, num_left_out: int) -> StepCost:
-    """A step of a model without so many of its sublayers; attention and MLP count alike, and so do layers with a window
+def thin_step(step_of: Callable[[ModelShape], StepCost], shape: ModelShape, left_out: Sublayers) -> StepCost:
+    """A step of a model without some of its sublayers; attention and MLP compute alike, and so do layers with a window
     and without. step_of: of a whole one."""
-    whole, kept = step_of(shape), 1 - num_left_out / (2 * shape.num_layers)
+    whole, kept = step_of(shape), 1 - len(left_out) / (2 * shape.num_layers)
     num_layers, num_windowed = (round(kept * count) for count in (shape.num_layers, shape.num_windowed))
     thin = step_of(replace(shape, num_layers=num_layers, num_windowed=num_windowed))
-    return replace(thin, reduces=round(kept * whole.reduces), norms=round(kept * whole.norms))
+    sent = reduces(shape, left_out)
+    sums = sent["attention"] + sent["mlp"]
+    return replace(thin, reduces=sums, norms=sent.get("norm", 0)) if whole.reduces else thin
 
 
 def tokens_per_round(acceptance: float, num_drafted: int) -> float:

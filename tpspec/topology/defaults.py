@@ -20,9 +20,10 @@ class Defaults:
     (attention.py). normed: queries and keys have norms, always or where the flag of that name says so. jointly: those
     are of all heads together (joint_norm.py). gated: what a query head gives is multiplied with a gate, whose rows
     stand behind those of its query, or in a matrix of that name. parallel: attention and MLP of a layer read the same,
-    and are summed at once. attention: what that is called within a layer. layer_norms: of the hidden state, in each
-    layer; out_normed: the flag that may say that two are missing. float16: whether its numbers stay within those.
-    intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it.
+    and are summed at once. attention: what that is called within a layer. behind: of what layers give alone there are
+    norms. layer_norms: of the hidden state, in each layer; out_normed: the flag that may say that two are missing.
+    float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an expert's, channels, and
+    how many there are without it.
     """
 
     hidden: int | None = None
@@ -43,6 +44,7 @@ class Defaults:
     gated: bool | str = False
     parallel: bool = False
     attention: str = "self_attn"
+    behind: bool = False
     layer_norms: int = 2
     out_normed: str | None = None
     float16: bool = True

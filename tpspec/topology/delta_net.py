@@ -7,6 +7,7 @@ text is. Knows keys; must not know tensors or shards.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 LINEAR, FULL = "linear_attention", "full_attention"  # as layer_types calls layers
 OUT = "out_proj"
+UNLIMITED = [0.0, math.inf]  # steps of Mamba-2's time
 EVERY = 4  # layers: the last of so many has full attention, where the config does not say
 
 
@@ -134,6 +136,9 @@ def _mamba_of(read: Reads, usual: DeltaNet, layers: frozenset[int]) -> DeltaNet 
         raise read.refusal("mamba_num_heads", f"a multiple of n_groups ({groups})")
     read.one_of("mamba_hidden_act", ("silu",), "silu")
     read.refuse("use_bias", "mamba_proj_bias")
+    for key in ("time_step_limit", "mamba_dt_limit"):
+        if list(read.config.get(key) or UNLIMITED) != UNLIMITED:  # type: ignore[call-overload]
+            raise read.refusal(key, f"{UNLIMITED}: others are not supported")
     return replace(
         usual,
         key_heads=groups,

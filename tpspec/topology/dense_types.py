@@ -47,6 +47,7 @@ OLMO2 = Defaults(
     vocab=50304,
     normed=True,
     jointly=True,
+    behind=True,
     intermediate=("intermediate_size", 11008),
 )
 QWEN2_VL = Defaults(
@@ -88,6 +89,7 @@ DENSE_TYPES = {
         num_kv_heads=32,
         vocab=102400,
         normed=True,
+        behind=True,
         intermediate=("intermediate_size", 16384),
     ),
     "gemma": Defaults(

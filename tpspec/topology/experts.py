@@ -94,6 +94,8 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
         read.refuse("norm_topk_prob")
     if usual.sigmoid:
         read.one_of("scoring_func", ("sigmoid",), "sigmoid")
+        read.one_of("use_routing_bias", (True,), True)
+        read.refuse("shared_intermediate_size")
     experts = Experts(count, chosen, sums_to_one, sigmoid=usual.sigmoid, biased=usual.biased)
     if usual.apart is not None:
         return replace(experts, shared=read.size("intermediate_size", usual.apart), apart=True)

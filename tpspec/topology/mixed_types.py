@@ -66,6 +66,7 @@ MIXED_TYPES = {
         vocab=100352,
         normed=True,
         jointly=True,
+        behind=True,
         intermediate=("intermediate_size", 11008),
     ),
     "glm4_moe": Defaults(

@@ -38,7 +38,7 @@ from tpspec.topology.cost import (
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.links import link_for
 from tpspec.topology.model_types import MODEL_TYPES
-from tpspec.topology.rounds import per_layer
+from tpspec.topology.rounds import each_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
@@ -274,13 +274,13 @@ class _Planner:
         loads = [self._load(shape, shard, layout.bits, dtype) for shard in self._split(layout)]
         row_bytes = DTYPE_BYTES[dtype] * shape.summed
         link = self.wish.link_for(len(on))
-        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=per_layer(shape))
+        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=each_layer(shape))
 
     def _thin_step(self, layout: Layout) -> StepCost | None:
         """A step of the target without what it leaves out when it drafts."""
         if self.left_out is None or layout.placement == "none":
             return None
-        return thin_step(partial(self._step, layout), self.target, len(self.left_out))
+        return thin_step(partial(self._step, layout), self.target, self.left_out)
 
     def _draft_s(self, layout: Layout) -> float:
         """Seconds of one drafted token by a model, on the card that drafts it. Looking it up in the text is free."""

@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 NORM_BYTES = 8  # of a row, in the all-reduce of a norm over all heads: two sums, in float32
 
 
-class PerLayer(NamedTuple):
-    """All-reduces of each layer: of rows, and of sums for norms over all heads."""
+class EachLayer(NamedTuple):
+    """All-reduces of each layer: of rows, and of sums for norms over all heads; and attention and MLPs in it."""
 
     rows: int = 2
     norms: int = 0
+    sublayers: int = 2
 
 
-def per_layer(shape: ModelShape) -> PerLayer:
-    return PerLayer(1 if shape.parallel or shape.blocks else 2, int(shape.joint_norm))
+def each_layer(shape: ModelShape) -> EachLayer:
+    return EachLayer(1 if shape.parallel or shape.blocks else 2, int(shape.joint_norm), 1 if shape.blocks else 2)
+
+
+def mean_bytes(shape: ModelShape, dtype_bytes: int) -> float:
+    """Of a row in an all-reduce, whichever it is."""
+    each = each_layer(shape)
+    return (each.rows * shape.summed * dtype_bytes + each.norms * NORM_BYTES) / (each.rows + each.norms)
 
 
 def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:

@@ -66,6 +66,11 @@ class Kind:
 
 def check_thins(shape: ModelShape) -> None:
     """UserError where a model cannot draft for itself with a part of its layers."""
+    if shape.blocks and shape.delta_net is None:
+        raise UserError(
+            f"layers of {shape.model_type} are one sublayer each, and none can be left out; should be another source, "
+            "such as ngram"
+        )
     if shape.delta_net is not None:
         raise UserError(
             f"{shape.model_type} keeps states in layers of linear attention, which its own drafts could not be taken "

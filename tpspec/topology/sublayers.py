@@ -1,7 +1,7 @@
 """Which sublayers of a model a draft leaves out: up to which layer it goes, or a file that names them.
 
 Numbers and JSON; must not know a tensor, nor how a draft runs. Attention and MLP of a layer are two sublayers, each of
-which ends in one all-reduce.
+which ends in one all-reduce, but where both are summed at once (rounds.py).
 """
 
 from __future__ import annotations

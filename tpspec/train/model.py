@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tpspec.errors import UserError
-from tpspec.model.spec import transformers_config
+from tpspec.model.spec import resolve, transformers_config
 from tpspec.model.weights import Checkpoint
 from tpspec.topology.global_heads import OVERRIDES
 from tpspec.topology.global_heads import TYPES as GEMMA4
@@ -115,6 +115,7 @@ class DraftModel(nn.Module):
 
         super().__init__()
         self.depth, self._layers = depth, design.layers
+        self._final_scale = resolve(design.config, "the draft model").final_scale
         self.model = AutoModelForCausalLM.from_config(design.config, dtype=torch.float32)
         if design.layers:
             self._begin_as(target)
@@ -124,7 +125,7 @@ class DraftModel(nn.Module):
         x_BSD = self.model.base_model(batch.ids_BS, use_cache=False).last_hidden_state
         predicts_BA = batch.predicts(0)
         texts, _ = predicts_BA.nonzero(as_tuple=True)
-        return [(predicts_BA, x_BSD[texts, batch.rows_BA[predicts_BA] + 1])]
+        return [(predicts_BA, x_BSD[texts, batch.rows_BA[predicts_BA] + 1] * self._final_scale)]
 
     @property
     def output(self) -> Tensor:
