@@ -334,6 +334,36 @@ def test_what_patterns_leave_out_is_seen_by_what_there_is_of_it(tmp_path: Path) 
     assert is_right(changed(quantized, tmp_path, left_out), meant)
 
 
+def test_each_matrix_may_say_how_it_is_stored(tmp_path: Path) -> None:
+    """As Nemotron 3 Super is published by ModelOpt: experts in NVFP4, others in FP8, by the names of its files. Stands
+    against one of both read as the other."""
+    plain = tiny("nemotron_h", tmp_path / "plain")
+    ways = {"FP8": published.modelopt(), "NVFP4": published.nvfp4(by_modelopt=True)}
+    made = {name: publish(plain, tmp_path / name, form) for name, form in ways.items()}
+    held: list[dict[str, torch.Tensor]] = [{}, {}]  # codes, and what they stand for
+    layers: dict[str, dict[str, object]] = {}
+    for way, folders in made.items():
+        for into, folder in zip(held, folders, strict=True):
+            found = load_file(folder / "model.safetensors")
+            into |= {name: x for name, x in found.items() if (".experts." in name) is (way == "NVFP4")}
+    for name in [name for name in held[0] if name.endswith(".weight_scale")]:
+        is_four = f"{name}_2" in held[0]
+        said = {"quant_algo": "NVFP4", "group_size": 16} if is_four else {"quant_algo": "FP8"}
+        layers[name.removesuffix(".weight_scale")] = said
+    quantized, meant = made["FP8"]
+    for folder, both in zip((quantized, meant), held, strict=True):
+        save_file(both, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    (quantized / "config.json").write_text(json.dumps(config))
+    assert layers
+    assert all(name.startswith("backbone.") for name in layers)
+    assert is_right(quantized, meant)
+    shape = ModelShape.of(quantized)
+    assert shape.stored is not None
+    assert not shape.stored.is_small
+
+
 def test_files_that_are_written_anew_are_looked_at_anew(tmp_path: Path) -> None:
     """Stands against plain modules remembered of weights that are in codes by now."""
     quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, FORMATS["fp8"])

@@ -81,7 +81,8 @@ class Stored:
     """schemes: by targets, the first that names a matrix counts; None: it is stored as it is. So are those of plain.
 
     seen: modules of which the files have plain weights, whatever is said of them: lists have words, parts of words,
-    and patterns of several kinds. rounds: its publisher's kernels round activations as well; ours do not.
+    and patterns of several kinds. rounds: its publisher's kernels round activations as well; ours do not. named: of
+    a checkpoint that says of each matrix how it is stored, in place of schemes; others are plain.
     """
 
     method: str
@@ -89,6 +90,7 @@ class Stored:
     plain: tuple[str, ...] = (HEAD,)
     rounds: bool = False
     seen: frozenset[str] = frozenset()
+    named: tuple[tuple[frozenset[str], Scheme], ...] = ()
 
     def scheme_of(self, name: str) -> Scheme | None:
         """Of a module such as model.layers.0.mlp.up_proj; None: a plain weight."""
@@ -97,12 +99,16 @@ class Stored:
     @property
     def small_bits(self) -> Bits | None:
         """Of its codes, the fewest; None where its weights are held in the dtype of the model."""
-        return min((scheme.bits for _, scheme in self.schemes if scheme is not None and scheme.is_small), default=None)
+        return min((scheme.bits for scheme in self._every if scheme is not None and scheme.is_small), default=None)
 
     @property
     def is_small(self) -> bool:
         """Whether the codes of all its matrices are computed with as they are."""
-        return all(scheme is None or scheme.is_small for _, scheme in self.schemes)
+        return all(scheme is None or scheme.is_small for scheme in self._every)
+
+    @property
+    def _every(self) -> tuple[Scheme | None, ...]:
+        return (*(scheme for _, scheme in self.schemes), *(scheme for _, scheme in self.named))
 
 
 def plain_modules(dtypes: Mapping[str, str]) -> frozenset[str]:
@@ -119,6 +125,8 @@ def plain_modules(dtypes: Mapping[str, str]) -> frozenset[str]:
 def _scheme_of(stored: Stored, name: str) -> Scheme | None:
     if not name.endswith(MATRICES) or name in stored.seen or any(_names(entry, name) for entry in stored.plain):
         return None
+    if stored.named:
+        return next((scheme for names, scheme in stored.named if name in names), None)
     return next((scheme for targets, scheme in stored.schemes if any(_names(one, name) for one in targets)), None)
 
 
@@ -336,12 +344,23 @@ def _fbgemm(read: Reads) -> Stored:
 
 def _modelopt(read: Reads) -> Stored:
     """NVIDIA's. What its patterns leave out is seen by what there is of it."""
-    algorithm, scheme = read.one_of("quant_algo", ("FP8", "NVFP4")), Scheme("float8")
-    if algorithm == "NVFP4":
-        scheme = Scheme("float4", 4, NVFP4)
-        read.one_of("group_size", (NVFP4,), NVFP4)
     plain = read.texts("ignore") or read.texts("exclude_modules")
-    return Stored(f"ModelOpt {algorithm}", (((EVERY,), scheme),), (HEAD, *plain), rounds=True)
+    if read.config.get("quant_algo") != "MIXED_PRECISION":
+        algorithm, scheme = _algorithm(read)
+        return Stored(f"ModelOpt {algorithm}", (((EVERY,), scheme),), (HEAD, *plain), rounds=True)
+    layers, names = read.section("quantized_layers"), defaultdict[Scheme, set[str]](set)
+    for name in layers.config:
+        names[_algorithm(layers.section(name))[1]].add(text_name(name))
+    named = tuple((frozenset(some), scheme) for scheme, some in names.items())
+    return Stored("ModelOpt mixed", (), (HEAD, *plain), rounds=True, named=named)
+
+
+def _algorithm(read: Reads) -> tuple[object, Scheme]:
+    algorithm = read.one_of("quant_algo", ("FP8", "NVFP4"))
+    if algorithm == "FP8":
+        return algorithm, Scheme("float8")
+    read.one_of("group_size", (NVFP4,), NVFP4)
+    return algorithm, Scheme("float4", 4, NVFP4)
 
 
 METHODS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "fbgemm_fp8": _fbgemm,
