@@ -305,6 +305,24 @@ def test_a_bound_answer_of_harmony_is_final(harmony: Text) -> None:
     assert prompt_of(harmony, asked(harmony)).endswith("<|end|><|start|>assistant")
 
 
+@pytest.mark.parametrize("name", ["tagged", "harmony"])
+def test_drafts_behind_the_last_call_that_is_wanted_count_for_nothing(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """A round with drafts may go on behind it, and end there for another reason. Stands against an answer whose tokens,
+    and why it ended, depend on who drafts."""
+    text: Text = request.getfixturevalue(name)
+    form, look = (CALLS, LOOK) if name == "harmony" else (FORMS["hermes"], written(FORMS["hermes"], ("look", {})))
+    calling = Calling(form, FUNCTIONS, parallel=False)
+    for behind in ("<|end|> and so on", f"<|end|>{BEGIN}{look}<|im_end|>"):
+        found = [merged(pieces(text, look + behind, sizes=sizes, calling=calling)) for sizes in ([1], [7], None)]
+        ((tokens, *told),) = {
+            (tuple(one.tokens), one.num_tokens, one.finish, one.text, len(one.calls)) for one in found
+        }
+        assert (look + "<|end|>").startswith(text.decode(tokens, skip_special=False))
+        assert told == [len(tokens), "stop", "", 1]
+
+
 def accepts(folder: Path, text: Text, ask: Ask, answer: str) -> bool:
     matcher, ids = Vocabulary(folder / "tokenizer.json").matcher(ask.grammar), text.encode_rendered(answer)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

@@ -132,16 +132,23 @@ class Reader:
         self._has_begun = self._has_called = False
 
     def read(self, delta: Delta) -> Piece:
-        """The token that ends it is counted but not shown; tokens after a stop string are neither."""
-        text, offsets = self._stream.feed(self._shown(delta))
-        finish: FinishReason | None = "stop" if self._stream.stopped or self._has_ended else delta.finish
-        if finish is not None:
-            text += self._stream.flush()
-            finish = "stop" if self._stream.stopped else finish
-        num_tokens = len(offsets) if self._stream.stopped else len(delta.tokens)
-        offsets += [self._stream.length] * (num_tokens - len(offsets))
-        piece = Piece(self._index, text, num_tokens, finish, delta.error, list(delta.tokens[:num_tokens]))
-        self._find_asides(piece)
+        """The token that ends it is counted but not shown; tokens after a stop string, or after a call behind which
+        nothing is wanted, are neither: they are there only where a draft went on."""
+        piece = Piece(self._index, error=delta.error)
+        offsets: list[int] = []
+        for token in self._shown(delta):
+            text, begun = self._stream.feed([token])
+            offsets += begun
+            self._tell(piece, text)
+            if self._has_ended:
+                break
+        is_cut, piece.finish = self._has_ended, "stop" if self._has_ended else delta.finish
+        if piece.finish is not None:
+            self._tell(piece, self._stream.flush(), is_last=True)
+            is_cut, piece.finish = (True, "stop") if self._stream.stopped else (is_cut, piece.finish)
+        piece.num_tokens = len(offsets) if is_cut else len(delta.tokens)
+        piece.tokens = list(delta.tokens[: piece.num_tokens])
+        offsets += [self._stream.length] * (piece.num_tokens - len(offsets))
         self._begin(piece)
         piece.rated += [Rated(*row) for row in _joined(self._prompt, delta.prompt_logprobs)]
         piece.rated += [
@@ -152,26 +159,27 @@ class Reader:
 
     def flush(self) -> str:
         """What still waits when a text ends from outside."""
-        piece = Piece(self._index, self._stream.flush(), finish="abort")
-        self._find_asides(piece)
+        piece = Piece(self._index, finish="abort")
+        self._tell(piece, self._stream.flush(), is_last=True)
         return piece.text
 
     @property
     def _has_ended(self) -> bool:
-        """By a call after which no more are wanted."""
-        return self._parts is not None and self._parts.ended
+        """By a stop string, or by a call after which no more are wanted."""
+        by_call = any(one is not None and one.ended for one in (self._parts, self._calls))
+        return self._stream.stopped or by_call
 
-    def _find_asides(self, piece: Piece) -> None:
-        """What was thought has left the text; so do calls, of which that after which no more are wanted ends it."""
+    def _tell(self, piece: Piece, text: str, *, is_last: bool = False) -> None:
+        """Text of a token. What was thought has left it; so do calls."""
         if self._parts is not None:
-            piece.asides, piece.num_thought = self._parts.take()
+            asides, num_thought = self._parts.take()
+            piece.asides += asides
+            piece.num_thought += num_thought
         if self._calls is not None:
-            piece.text, calls = self._calls.feed(piece.text)
+            text, calls = self._calls.feed(text)
             piece.asides += calls
-            if self._calls.ended:
-                piece.finish = piece.finish or "stop"
-            if piece.finish is not None:
-                piece.text += self._calls.flush()
+            text += self._calls.flush() if is_last else ""
+        piece.text += text
         self._has_called = piece.has_called = self._has_called or bool(piece.calls)
 
     def _shown(self, delta: Delta) -> Sequence[int]:
