@@ -334,7 +334,7 @@ def test_rows_of_who_has_ended_meanwhile_are_passed_over() -> None:
     ahead = ahead_of(subject, plan := subject.plan({}), s0=STOP)
     subject.commit(plan, [Verdict(0, (), (STOP,)), Verdict(1, (), (7,))])
     plan = subject.plan({}, (), ahead)
-    assert plan.spans == tuple(ahead)
+    assert (plan.spans, plan.gone) == (tuple(ahead), (0,))
     assert [(case.seq, case.row) for case in plan.cases] == [(1, 1)]
     assert [(span.seq, span.start, span.tokens) for span in subject.foresee(plan)] == [(1, 5, (NO_TOKEN,))]
 

@@ -51,3 +51,11 @@ def test_a_text_that_gets_no_row_yet_is_told_of_its_beginning_once() -> None:
     later = Span(1, 2, (9,), ((0, 2), (8, 1)), 1)
     told = store.of_text(plan(later), [], rows(1, 300), {}, keeps=True)
     assert (told.rows[1][0], told.rows[1][1].flatten().tolist()) == (2, [300])
+
+
+def test_nobody_is_told_of_who_has_ended_while_his_row_was_launched() -> None:
+    """Stands against a source that remembers, for as long as the server runs, texts that it has been told to forget."""
+    spans = Span(0, 3, (4,), ((0, 4),), 1), Span(1, 5, (7,), ((8, 6),), 1)
+    launched = Plan(spans, (Case(1, 1, NO_DRAFT, (), 0, Sampling()),), gone=(0,))
+    told = TapStore(16).of_text(launched, [Verdict(1, (), (9,))], rows(2, 100), {}, keeps=True)
+    assert {seq: (start, taps.flatten().tolist()) for seq, (start, taps) in told.rows.items()} == {1: (5, [101])}

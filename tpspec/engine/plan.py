@@ -32,7 +32,8 @@ class Owed:
 class Plan(msgspec.Struct, frozen=True):
     """One round. `row` of a case counts the rows that have logits: over the spans, their last num_logits rows.
 
-    admitted: sequences that begin to be read in it, or begin again. copies: of states, before it.
+    admitted: sequences that begin to be read in it, or begin again. copies: of states, before it. gone: sequences that
+    have spans and have ended since those were foreseen: nobody asks for what becomes of their rows.
     """
 
     spans: tuple[Span, ...]
@@ -40,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True):
     admitted: tuple[int, ...] = ()
     owed: tuple[Owed, ...] = ()
     copies: tuple[StateCopy, ...] = ()
+    gone: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:

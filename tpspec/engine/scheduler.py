@@ -133,7 +133,8 @@ class Scheduler:
         """
         if ahead and not held and self._goes_on(ahead):
             cases, owed = self._cases(ahead, {})
-            return Plan(tuple(ahead), cases, owed=owed)
+            gone = [span.seq for span in ahead if span.seq not in self._running]
+            return Plan(tuple(ahead), cases, owed=owed, gone=tuple(gone))
         for seq in self._running.values():
             self._pool.shrink(seq.id, seq.num_tokens)
             self._pool.pass_by(seq.id, seq.num_cached)

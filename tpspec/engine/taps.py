@@ -45,7 +45,8 @@ class TapStore:
         *,
         keeps: bool,
     ) -> Taps:
-        """Of all rows those that have become text: chunks of prompts, roots, and accepted nodes.
+        """Of all rows those that have become text: chunks of prompts, roots, and accepted nodes. Not of who is gone,
+        whom a source has forgotten and would remember for ever.
 
         adopted: the slots of what others have read, of sequences that begin so now. keeps: whether anybody may adopt.
         """
@@ -61,7 +62,7 @@ class TapStore:
             first += len(span.tokens)
         text_TW = rows_TW[sent(text, rows_TW.device)]
         rows = zip(plan.spans, torch.split(text_TW, counts), strict=True)
-        taken = {span.seq: (span.start, rows_nW) for span, rows_nW in rows}
+        taken = {span.seq: (span.start, rows_nW) for span, rows_nW in rows if span.seq not in plan.gone}
         if keeps:
             self._put_down()
             self._coming = slots, Fetched(text_TW)
