@@ -16,7 +16,7 @@ from tests.draft.heads.assistant import assistant
 from tests.draft.kits import draft_section
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
-from tpspec.comm.messages import Reach, Submit, ToLead
+from tpspec.comm.messages import Outcome, Outcomes, Reach, Submit, ToLead
 from tpspec.engine import remote
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import RemoteHost, Way
@@ -144,6 +144,28 @@ def test_a_head_elsewhere_drafts_for_a_text_that_others_have_read(topologies: di
     assert told.stats[-1].prefix_found == 96
     first = max(stats.drafted for stats in told.stats if not stats.prefix_found)
     assert told.stats[-1].drafted == 2 * first > 0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_a_head_could_not_be_sent_is_sent_later(
+    topologies: dict[str, Topology], head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against a head that goes on from memory where nobody has written: rows which found nobody, as while a
+    drafter starts, are none that it has."""
+    told, holes, send, numbers = dict[int, int](), list[Outcome](), Wire.send, iter(range(10**6))
+
+    def heard(wire: Wire, message: Outcomes) -> bool:
+        for one in message.outcomes:
+            holes.extend([one] if one.taps is not None and one.taps.first > told.get(one.seq, 0) else [])
+        if next(numbers) in (0, 1, 2, 9, 10):
+            return False
+        rows = {one.seq: one.taps.first + one.taps.count for one in message.outcomes if one.taps is not None}
+        told.update(rows)
+        return send(wire, message)
+
+    monkeypatch.setattr(Wire, "send", heard)
+    world(topologies[head], WAYS["serial"], NONE, seed=0, forwards=3)
+    assert (told.keys(), holes) == ({0, 1, 2}, [])
 
 
 def test_a_long_text_goes_to_a_head_in_pieces(topologies: dict[str, Topology], monkeypatch: pytest.MonkeyPatch) -> None:

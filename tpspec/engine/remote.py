@@ -202,6 +202,9 @@ class RemoteHost:
         outcomes = tuple(self._outcome(ask, ask.seq in answered, most) for ask in asks)
         if not self._link.send(Outcomes(outcomes, tuple(self._gone), self._way.reach)):
             self._live.clear()  # nobody is there to be waited for
+            for outcome in outcomes:
+                if outcome.taps is not None:  # or who comes would go on behind rows that it has never had
+                    self._tapped[outcome.seq].num_sent = outcome.taps.first
             return
         self._told.update((ask.seq, len(ask.tokens)) for ask in asks)
         self._gone.clear()
