@@ -174,10 +174,9 @@ class Loader:
     def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> AnyLayer:
         """whole: see Mixture."""
         mixers, norms, at = self._mixers, self.spec.norms, f"model.layers.{index}."
-        kind = self.spec.blocks[index] if self.spec.blocks else None
-        mlps, mlp = Mlps(self.spec, self.shard, self.matrices), None
+        kind, mlp = self.spec.blocks[index] if self.spec.blocks else None, None
         if kind in (None, MLP, MIXTURE):
-            mlp = mlps.of_layer(index, at, whole=whole)
+            mlp = Mlps(self.spec, self.shard, self.matrices).of_layer(index, at, whole=whole)
         if kind is not None and mlp is not None:
             return MlpLayer(index, self.norms.of_rows(f"{at}{norms.mlp}.weight"), mlp)
         if mixers is None or index not in mixers.net.layers:
@@ -203,8 +202,12 @@ class Loader:
         qkv, o = attentions.products(inner, layer)
         q_norm, k_norm, v_norm = attentions.head_norms(inner, layer)
         attention_norm = None if names.attention is None else norm(names.attention)
-        mlp_norm = None if names.mlp is None or mlp is None else norm(names.mlp)
+        mlp_norm = attention_norm if spec.parallel else None
         is_apart = spec.experts is not None and spec.experts.apart
+        if is_apart:
+            mlp_norm = self.norms.without_weight(spec.hidden)
+        elif names.mlp is not None and mlp is not None:
+            mlp_norm = norm(names.mlp)
         return Layer(
             index=index,
             kept_by=index if layer.kept_by is None else layer.kept_by,
@@ -215,11 +218,7 @@ class Loader:
             k_norm=k_norm,
             o=o,
             attention_out_norm=out_norm(names.attention_out),
-            mlp_norm=self.norms.without_weight(spec.hidden)
-            if is_apart
-            else attention_norm
-            if spec.parallel
-            else mlp_norm,
+            mlp_norm=mlp_norm,
             mlp=mlp,
             mlp_out_norm=out_norm(names.mlp_out),
             mlp_joined=(norm(f"{names.mlp_out}_1"), norm(f"{names.mlp_out}_2")) if is_apart else None,
