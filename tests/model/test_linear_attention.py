@@ -167,7 +167,7 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes:
     """Stands against a row that takes another span's place, state, head or path, a convolution that sees a row's
     neighbour and not its parent, and what is left in another's slot."""
 
-    @settings(max_examples={"card": 8, "many": 4}.get(way, 60))
+    @settings(max_examples={"card": 6, "many": 4}.get(way, 60))
     @given(plans())
     def holds(plan: list[list[tuple[int, list[int], int]]]) -> None:
         case, reference = Case(way, sizes, kernel=kernel), Case("torch", sizes, kernel=kernel)
