@@ -327,6 +327,7 @@ AKIN: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "arcee": {"model_type": "arcee", "head_dim": 16, "attention_bias": True, "mlp_bias": True},
     "cohere": {"model_type": "cohere", "logit_scale": 0.8, "attention_bias": True},
     "cwm": {
         "model_type": "cwm",

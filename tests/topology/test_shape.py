@@ -224,13 +224,14 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are afmoe, cohere, cohere2, cwm, deepseek_v2",
+        match="architecture 'gpt2' is not supported; supported are afmoe, arcee, cohere, cohere2, cwm",
     ):
         shape_of(str(tmp_path))
 
 
 CALLED = {
     "afmoe": "Trinity",
+    "arcee": "AFM",
     "cohere": "Command R",
     "cohere2": "Command A",
     "cwm": "CWM",

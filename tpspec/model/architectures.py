@@ -156,6 +156,7 @@ ARCHITECTURES = {
         gated="gate_proj",
         scaled_embeddings="mup_enabled",
     ),
+    "arcee": replace(LLAMA, gate=("hidden_act", "relu2")),
     "cohere": COHERE,
     "cohere2": replace(COHERE, window="layer_types", nope=FULL),
     "cwm": Architecture(window="layer_types"),

@@ -61,6 +61,14 @@ QWEN2_VL = Defaults(
     intermediate=("intermediate_size", 29568),
 )
 DENSE_TYPES = {
+    "arcee": Defaults(
+        hidden=2560,
+        num_layers=32,
+        num_heads=32,
+        vocab=32000,
+        mlp_biased=True,
+        intermediate=("intermediate_size", 18432),
+    ),
     "cohere": COHERE,
     "cohere2": COHERE,
     "cwm": Defaults(

@@ -84,7 +84,9 @@ class Mixing:
 
 DENSE = MlpNames("mlp")
 FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
-FUSED_TYPES = ("glm", "glm4", "glm4v_text", "phi3")
+UNGATED = MlpNames("mlp", gate=None)
+# Types whose MLPs have other names than DENSE.
+MLPS = {"arcee": UNGATED, **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED)}
 MIXTURES = {
     "afmoe": Mixing(
         MlpNames("mlp", router="router.gate", correction="expert_bias"),
@@ -249,4 +251,4 @@ def mlp_names(model_type: str, *, mixed: bool = True) -> MlpNames:
     """mixed: whether a model has experts, of a type that may have some or none."""
     if model_type in MIXTURES and (mixed or MIXTURES[model_type].apart is None):
         return MIXTURES[model_type].names
-    return FUSED if model_type in FUSED_TYPES else DENSE
+    return MLPS.get(model_type, DENSE)

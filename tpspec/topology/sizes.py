@@ -325,7 +325,8 @@ def _biases(shape: ModelShape, shard: Shard) -> int:
 
 def _mlp_biases(shape: ModelShape, shard: Shard) -> int:
     """Of those of one MLP, or expert."""
-    return 2 * len(shard.channels) + shape.hidden * _adds_biases(shard)
+    made = 1 if shape.mlp_names.gate is None else 2
+    return made * len(shard.channels) + shape.hidden * _adds_biases(shard)
 
 
 def _adds_biases(shard: Shard) -> bool:
