@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tpspec.model.compiled_states import FLOAT, INT, MOST_SIGHT, POINTER, CompiledStates
-from tpspec.model.steps import joined
+from tpspec.model.steps import WithoutKernels
 from tpspec.native import library
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
-    from tpspec.model.joint_norm import JointNorm
     from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
@@ -104,7 +103,7 @@ class Buffers:
         self.gated: dict[int, Tensor] = {}  # by channels: not all MLPs of a model have as many
 
 
-class CompiledSteps:
+class CompiledSteps(WithoutKernels):
     """Only for shapes that `fits` accepts."""
 
     def __init__(
@@ -162,18 +161,6 @@ class CompiledSteps:
         self._add_norm(at, delta, *first, weight, eps, centred, scale, at, out, num_rows, dim)
         return x_TD, x_TD if norm is None else buffers.normed
 
-    def sum_add_norm(self, *_: object) -> None:
-        return None
-
-    def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
-        return joined(halves_TD, norms)
-
-    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
-        return norm.squares(qkv_TX)
-
-    def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
-        return norm.normed(qkv_TX, sums_T2)
-
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
         sight, buffers = layer.sight, self._of(round.num_rows)
         width = sight.heads.num * sight.heads.dim
@@ -209,9 +196,6 @@ class CompiledSteps:
 
     def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
         return self.gate(gate_up(x_TD))
-
-    def slots(self, num_rows: int) -> None:
-        return None
 
     def _place_rows(
         self, layer: Layer, qkv_TX: Tensor, round: CompiledRound, placed: Placed, heads: int, q: int, cache: int

@@ -107,8 +107,8 @@ class Mixer:
         if not self.sums:
             return (self.norm(answers_THV) * gate_THV).to(gate_TX.dtype).flatten(1)
         passed_TGX = (answers_THV.float() * gate_THV).view(len(gate_TX), self.num_keys, -1)
-        scales_TG1 = torch.rsqrt(passed_TGX.square().mean(2, keepdim=True) + self.norm.eps)
-        return ((passed_TGX * scales_TG1).flatten(1) * self.norm.weight).to(gate_TX.dtype)
+        normed_TGX = F.rms_norm(passed_TGX, passed_TGX.shape[2:], eps=self.norm.eps)
+        return (normed_TGX.flatten(1) * self.norm.weight).to(gate_TX.dtype)
 
 
 def _of_one(x: Tensor) -> Tensor:

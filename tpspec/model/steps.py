@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope, Turns
 
 
-def joined(halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
-    """As of Steps, in torch."""
-    one_TD, other_TD = halves_TD.chunk(2)
-    return norms[0](one_TD) + norms[1](other_TD)
-
-
 class Steps(Protocol):
     """The steps, over rows that `begin` has made ready. Results may live in memory that the next call reuses."""
 
@@ -150,6 +144,26 @@ class RecordedSteps(MadeSteps, Protocol):
         """What was put has been copied."""
 
 
+class WithoutKernels:
+    """Those of `Steps` for which nothing but a card has kernels of its own, in torch."""
+
+    def sum_add_norm(self, *_: object) -> None:
+        return None
+
+    def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+        one_TD, other_TD = halves_TD.chunk(2)
+        return norms[0](one_TD) + norms[1](other_TD)
+
+    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
+        return norm.squares(qkv_TX)
+
+    def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
+        return norm.normed(qkv_TX, sums_T2)
+
+    def slots(self, num_rows: int) -> None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class TorchRound:
     """The rows of one forward, ready for every layer. recent_slots: of layers with a window. states: of a model that
@@ -164,7 +178,7 @@ class TorchRound:
     num_rows: int
 
 
-class TorchSteps:
+class TorchSteps(WithoutKernels):
     """ropes: of the model. fixed_rows: every forward has so many rows, and a row's bits may not depend on the others
     (deterministic). attend: in place of torch's fused kernel. states: of layers with linear attention.
     """
@@ -218,18 +232,6 @@ class TorchSteps:
             x_TD = x_TD if scale == 1 else x_TD * scale
         return x_TD, x_TD if norm is None else norm(x_TD)
 
-    def sum_add_norm(self, *_: object) -> None:
-        return None
-
-    def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
-        return joined(halves_TD, norms)
-
-    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
-        return norm.squares(qkv_TX)
-
-    def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
-        return norm.normed(qkv_TX, sums_T2)
-
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
         H, G, E = layer.sight.heads.num, layer.sight.heads.num_kv, layer.sight.heads.dim
         qkv_TXE = qkv_TX.view(round.num_rows, -1, E)
@@ -265,9 +267,6 @@ class TorchSteps:
 
     def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
         return self.gate(gate_up(x_TD))
-
-    def slots(self, num_rows: int) -> None:
-        return None
 
     def _state_round(self, store: StateStore, spans: Sequence[Span], num_rows: int) -> StateRound:
         return StateRound.of(spans, store, num_rows, self._shape.device, whole=self._whole)

@@ -30,8 +30,8 @@ def each_layer(shape: ModelShape) -> EachLayer:
 
 def mean_bytes(shape: ModelShape, dtype_bytes: int) -> float:
     """Of a row in an all-reduce, whichever it is."""
-    each = each_layer(shape)
-    return (each.rows * shape.summed * dtype_bytes + each.norms * NORM_BYTES) / (each.rows + each.norms)
+    sent = round_bytes(shape, 2, 1, dtype_bytes, num_logit_rows=0)
+    return sum(sent.values()) / sum(reduces(shape).values())
 
 
 def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:
