@@ -35,6 +35,7 @@ class Table:
     def __call__(self, spans: Sequence[Span]) -> torch.Tensor:
         self.calls.append(list(spans))
         for span in spans:
+            assert max(span.tokens) < self.vocab, "it has no such row"
             self.slots.update(zip(span.own_slots(), span.tokens, strict=True))
         rows = [logits for span in spans for logits in self._logits(span)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab)

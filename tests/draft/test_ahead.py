@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,8 +11,9 @@ from tests.draft.table import VOCAB, StateTable, Table, ask, expected, logits_af
 from tpspec.cache.pages import PagePool
 from tpspec.comm.messages import Costs
 from tpspec.draft.ahead import Ahead, Grown, Policy
-from tpspec.draft.model import ModelDrafter
+from tpspec.draft.model import Drawing, ModelDrafter
 from tpspec.draft.protocol import Ask
+from tpspec.model.batch import Span
 from tpspec.request import Sampling
 from tpspec.tokens import NO_DRAFT, ROOT
 from tpspec.verify.noise import CounterNoise
@@ -60,6 +62,48 @@ def test_an_answer_is_what_a_model_without_a_cache_would_say(
         ahead._pool.check_integrity()
         if data.draw(st.integers(0, 4)) == 0:
             ahead.forget(data.draw(st.sampled_from(sorted(texts))))
+
+
+@pytest.mark.parametrize("policy", [SERIAL, FAN_OUT])
+def test_a_text_with_a_token_that_the_model_lacks_is_left_alone(policy: Policy) -> None:
+    """Whenever it comes, until the text is another. Against a client whose one token of padding, of which a target has
+    more, ends the drafter of all texts."""
+    ahead = made(policy)
+    drafted = Grown(ahead)
+    for texts in ([[1, VOCAB, 2], [3]], [[1, VOCAB, 2, 3], [3, 4, VOCAB]], [[1, 5, 2], [3, 4, VOCAB, 1]]):
+        asks = [ask(seq, text) for seq, text in enumerate(texts)]
+        for asked, tree in zip(asks, drafted.propose(asks), strict=True):
+            assert tree.tokens == (() if VOCAB in asked.tokens else expected(asked))
+        worked(ahead, 9)
+        if texts[0][1] == VOCAB and len(texts[0]) == 4:
+            drafted.forget(0)
+
+
+class SpoiltTable(Table):
+    """Says nothing that can be drawn from of texts that end in 7."""
+
+    def _logits(self, span: Span) -> list[torch.Tensor]:
+        nothing = torch.full((self.vocab,), torch.nan)
+        return [nothing if span.tokens[-1] == 7 else said for said in super()._logits(span)]
+
+
+@pytest.mark.parametrize("drawing", ["coupled", "sampled"])
+@pytest.mark.parametrize("policy", [SERIAL, FAN_OUT])
+def test_a_draft_ends_where_its_model_says_no_numbers(policy: Policy, drawing: Drawing) -> None:
+    """Against a token that is none in a tree, for which whoever is sent it gives the drafter up."""
+    ahead = Ahead(ModelDrafter(CounterNoise(), drawing, VOCAB), SpoiltTable(), PagePool(400, 4), policy)
+    sizes = set()
+    for seed in range(40):
+        wanted = ask(seed, [seed % VOCAB], 8, temperature=0.8, seed=seed)
+        (tree,) = Grown(ahead).propose([wanted])
+        worked(ahead, 20)
+        assert tree.is_sound
+        assert 7 not in tree.tokens[:-1]
+        assert len(tree) == 8 or (wanted.tokens[-1], *tree.tokens)[-1] == 7
+        assert all(branch.is_sound and min(branch.tokens, default=0) >= 0 for branch in ahead.branches())
+        sizes.add(len(tree))
+        ahead.forget(seed)
+    assert {0, 8} < sizes
 
 
 def outcome(data: st.DataObject, asked: Ask) -> list[int]:

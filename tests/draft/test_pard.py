@@ -87,6 +87,15 @@ def test_a_text_without_room_is_left_alone_and_others_go_on() -> None:
         assert tree.tokens == expected(short, 3)
 
 
+def test_a_text_with_a_token_that_the_model_lacks_is_left_alone() -> None:
+    """As padding of a larger table; against an error that costs all texts their drafts."""
+    subject, sound = drafter(), ask(1, [2, 3], 3)
+    for text in ([1, VOCAB, 2], [1, VOCAB, 2, 3]):
+        silent, tree = subject.propose([ask(0, text, 3), sound])
+        assert not silent
+        assert tree.tokens == expected(sound, 3)
+
+
 def test_no_place_is_filled_beyond_the_positions_of_the_model() -> None:
     subject = drafter(Rows(max_positions=6))
     sizes = [len(subject.propose([ask(0, [1, 2, 3, 4, 5, 6, 7][:size], 4)])[0]) for size in (3, 5, 6, 7)]

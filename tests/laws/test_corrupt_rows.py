@@ -65,12 +65,15 @@ def test_a_corrupt_row_ends_its_own_sequence_alike_on_every_rank(
 @pytest.mark.parametrize(
     "wanted", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.5)], ids=["cold", "warm", "cut"]
 )
-def test_a_corrupt_row_of_a_drafter_gives_a_token_that_does_not_exist(wanted: Sampling, fault: str) -> None:
-    """Against drafts for nobody because one sequence has none: what cannot be an id is cut before it is verified."""
+def test_a_corrupt_row_of_a_drafter_offers_nothing(wanted: Sampling, fault: str) -> None:
+    """Against a tree with a token that is none, which nobody who is sent it takes; and against drafts for nobody
+    because one sequence has none."""
     logits_TV = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(3))
     rows, draws = RowLogits(logits_TV, VOCAB), [Draw((5, 6), 1, wanted)] * 2
     sound = pick(rows, draws, CounterNoise())[1]
     spoil(logits_TV[0], fault, 7)
     assert pick(rows, draws, CounterNoise()) == [NO_TOKEN, sound]
-    assert rank(rows, draws, 3, CounterNoise())[0][0][0] == NO_TOKEN
-    sample(rows, draws, CounterNoise(), 8)
+    none, some = rank(rows, draws, 3, CounterNoise())
+    assert (none, len(some[0])) == (((), []), 3)
+    (token, q), (drawn, found) = sample(rows, draws, CounterNoise(), 8)
+    assert (token, q.ids, drawn in found.ids) == (NO_TOKEN, (), True)

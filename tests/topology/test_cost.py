@@ -31,12 +31,12 @@ from tpspec.topology.cost import (
 )
 from tpspec.topology.experts import Experts
 from tpspec.topology.links import Curve, LinkTable, link, straight
-from tpspec.topology.rounds import collectives_per_draft, each_layer
+from tpspec.topology.rounds import collectives_per_draft
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sublayers import Sublayers
 
-LAYERS, ROW_BYTES = 80, 16384
+LLAMA, ROW_BYTES = shape_of("meta-llama/Llama-3.3-70B-Instruct"), 16384
 # Published as 69.6e9 without the embedding, 139.1, 71.7 and 39.1 GB: 69.55e9 is the number that rounds to all four.
 PARAMS, KV = 69.55e9, 4096 * 320 * 1024
 WEIGHTS = {bits: PARAMS * streamed / 8 for bits, streamed in {16: 16, 8: 8.25, 4: 4.5}.items()}
@@ -77,7 +77,7 @@ PUBLISHED = [
 
 def llama(bits: int, num_ranks: int, on: str, table: LinkTable | None, assume: Assumptions | None = None) -> StepCost:
     load = Load(WEIGHTS[bits] / num_ranks, PARAMS / num_ranks, KV / num_ranks, bits)
-    return step_cost([load] * num_ranks, [card(on)] * num_ranks, LAYERS, ROW_BYTES, table, assume)
+    return step_cost([load] * num_ranks, [card(on)] * num_ranks, LLAMA, ROW_BYTES, table, assume)
 
 
 def two_points(one_us: float, six_us: float, num_ranks: int) -> LinkTable:
@@ -197,7 +197,7 @@ def test_rounds_by_placement() -> None:
 def test_the_slowest_rank_sets_the_pace_and_arithmetic_hides_behind_weights() -> None:
     """Against averaging unlike cards, and against rows that are free for ever."""
     light, heavy = Load(1e9, 0.5e9, 0, 16), Load(2e9, 1e9, 0, 16)
-    step = step_cost([light, heavy], [card("3090")] * 2, 0, 0, straight(0), IDEAL)
+    step = step_cost([light, heavy], [card("3090")] * 2, LLAMA, 0, straight(0), IDEAL)
     assert step.compute_s(1) == pytest.approx(2e9 / 936e9)
     ridge = 71e12 / 936e9  # rows at which arithmetic takes as long as reading 16-bit weights: the published 76
     assert ridge == pytest.approx(76, abs=0.2)
@@ -208,7 +208,7 @@ def test_the_slowest_rank_sets_the_pace_and_arithmetic_hides_behind_weights() ->
 def mixture(count: int, chosen: int) -> StepCost:
     """Of 1 GB that every row reads and 9 GB of experts, on a card of 936 GB/s; arithmetic never shows."""
     load = Load(10e9, 0, 0, 16, 9e9, Experts(count, chosen, sums_to_one=True))
-    return step_cost([load], [card("3090")], 0, 0, None, IDEAL)
+    return step_cost([load], [card("3090")], LLAMA, 0, None, IDEAL)
 
 
 def test_six_rows_of_a_mixture_cost_what_they_are_sent_to() -> None:
@@ -236,7 +236,7 @@ def test_a_mixture_costs_no_less_than_its_chosen_experts_and_no_more_than_all(
 def test_arithmetic_of_a_mixture_hides_behind_what_is_read() -> None:
     """Against a prompt whose rows are free because only a few experts are multiplied."""
     load = Load(10e9, 1e9, 0, 16, 9e9, Experts(8, 2, sums_to_one=True))
-    step = step_cost([load], [card("3090")], 0, 0, None, IDEAL)
+    step = step_cost([load], [card("3090")], LLAMA, 0, None, IDEAL)
     assert step.seconds(2) == mixture(8, 2).seconds(2)
     assert step.seconds(1000) == pytest.approx(1000 * 2e9 / 71e12)
 
@@ -245,7 +245,7 @@ def test_collectives_are_counted_by_token() -> None:
     step = llama(4, 8, "3090", straight(50))
     assert predict(step, 0, 1.0, step.seconds(1)).collectives == 161
     assert predict(step, 5, 3.5, 1.0).collectives == 46
-    alone = step_cost([Load(1e9, 1e9, 0, 4)], [card("3090")], 80, 0, None)
+    alone = step_cost([Load(1e9, 1e9, 0, 4)], [card("3090")], LLAMA, 0, None)
     assert (alone.waiting_s(5), predict(alone, 0, 1.0, 1.0).collectives) == (0, 0)
 
 
@@ -275,8 +275,7 @@ def test_a_thin_step_costs_the_collectives_of_what_is_left(model: str, left_out:
     shape = shape_of(model)
 
     def step_of(shape: ModelShape) -> StepCost:
-        return step_cost([Load(1e9, 1e9, 0, 4)] * 2, [card("3090")] * 2, shape.num_layers, 0, straight(50),
-                         each=each_layer(shape))  # fmt: skip
+        return step_cost([Load(1e9, 1e9, 0, 4)] * 2, [card("3090")] * 2, shape, 0, straight(50))
 
     assert (
         thin_step(step_of, shape, left_out).all_reduces == all_reduces == collectives_per_draft(shape, 2, left_out) - 1

@@ -94,6 +94,7 @@ class Ahead:
         self._horizon: dict[int, int] = {}  # how deep below the root a future may still serve the next answer
         self._due: dict[int, _Due] = {}
         self._stuck: set[int] = set()  # no room in the cache until the text has moved on
+        self._foreign: set[int] = set()  # with a token that the model has no row for, as padding of the target's
         self._branches: list[Branch] = []
         self.num_read = self.num_dropped = 0
 
@@ -107,8 +108,11 @@ class Ahead:
         if growth is None or len(ask.tokens) < least or ask.tokens[len(growth.text) - 1] != growth.text[-1]:
             self._drop(ask.seq)
             growth = self._growths[ask.seq] = Growth(ask)
+            new = ask.tokens
         elif new := ask.tokens[len(growth.text) :]:
             self._commit(growth, new)
+        if max(new, default=0) >= self.run.vocab:
+            self._foreign.add(ask.seq)
         if self._borrows:
             growth.num_read = len(growth.text) - 1
         self._stuck.discard(ask.seq)
@@ -164,6 +168,7 @@ class Ahead:
         self._horizon.pop(seq, None)
         self._due.pop(seq, None)
         self._stuck.discard(seq)
+        self._foreign.discard(seq)
         self._pool.release(seq)
         self._reading.release(seq)
 
@@ -249,9 +254,9 @@ class Ahead:
         return size
 
     def _is_readable(self, growth: Growth, node: Node) -> bool:
-        """Whether there is room in the cache, and the model was made for texts of that length."""
+        """Whether there is room in the cache, and the model was made for such tokens, and texts of that length."""
         limit, size = self.run.max_positions, len(growth.text)
-        has_room = growth.seq not in self._stuck and (limit is None or size + node.depth <= limit)
+        has_room = growth.seq not in self._stuck | self._foreign and (limit is None or size + node.depth <= limit)
         return has_room and self._reading.can_hold(growth, node) and self.run.can_read(growth.seq, size)
 
     # Reading

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from tpspec.draft.protocol import Needs, Offer
+from tpspec.tokens import NO_TOKEN
 from tpspec.verify.draw import rank, sample
 from tpspec.verify.rows import RowLogits
 
@@ -62,6 +63,8 @@ class ModelDrafter:
 
 def _offer(token: int, q: Draws, width: int) -> Offer:
     """The drawn token, and those that the target is likeliest to say instead."""
+    if token == NO_TOKEN:
+        return Offer((), ())
     others = sorted(((p, other) for p, other in zip(q.probs, q.ids, strict=True) if other != token), reverse=True)
     left = sum(p for p, _ in others)
     odds = [(1 - SAMPLED_ODDS) * p / left for p, _ in others[: width - 1]]

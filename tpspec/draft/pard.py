@@ -7,6 +7,7 @@ tokens are dropped. Knows no rank, target or device.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import OutOfPages, PagePool
@@ -17,7 +18,7 @@ from tpspec.draft.record import Record
 from tpspec.draft.run import load_run
 from tpspec.errors import UserError
 from tpspec.model.batch import Span
-from tpspec.tokens import NO_DRAFT, TokenTree
+from tpspec.tokens import NO_DRAFT, NO_TOKEN, TokenTree
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.sources import SOURCES
@@ -104,7 +105,7 @@ class Pard:
         drawn = iter(sample(rows, self._draws(asks, places), self._noise, self._support))
         trees: dict[int, TokenTree] = {}
         for ask, num_places in zip(asks, places, strict=True):
-            said = [next(drawn) for _ in range(num_places)]
+            said = [*takewhile(lambda one: one[0] != NO_TOKEN, [next(drawn) for _ in range(num_places)])]
             trees[ask.seq] = TokenTree.chain([token for token, _ in said], [q for _, q in said])
             self._levels.guess(ask, [((token,), [BELIEF]) for token, _ in said])
         return trees
@@ -118,12 +119,14 @@ class Pard:
         ]
 
     def _span(self, ask: Ask) -> Span | None:
-        """The rows that read what is new and fill the places; None where there is no room for them."""
+        """The rows that read what is new and fill the places; None where there is no room for them, or a token has no
+        row in the model's table, as padding of the target's."""
         size, limit = len(ask.tokens), self._run.max_positions
         num_masks = min(ask.num_tokens, self._most, (limit or size + self._most) - size + 1) - 1
-        if num_masks < 0 or not self._hold(ask.seq, size + num_masks):
-            return None
         start = min(self._num_read.get(ask.seq, 0), size - 1)
+        is_foreign = max(ask.tokens[start:]) >= self._run.vocab
+        if num_masks < 0 or is_foreign or not self._hold(ask.seq, size + num_masks):
+            return None
         while size - start > MAX_ROWS:
             stop = start + MAX_ROWS
             self._run([Span(ask.seq, start, tuple(ask.tokens[start:stop]), self._pool.runs(ask.seq, stop), 0)])

@@ -86,7 +86,9 @@ class Run(Protocol):
     """
 
     @property
-    def vocab(self) -> int: ...
+    def vocab(self) -> int:
+        """Ids that it can read, and has logits of."""
+
     @property
     def rereads(self) -> bool: ...
     @property

@@ -18,7 +18,6 @@ from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.links import LinkTable
-from tpspec.topology.rounds import each_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, num_params, weight_bytes
@@ -64,7 +63,7 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
     def step_of(shape: ModelShape) -> StepCost:
         kv = topology.cache_dtype
         loads = [_load(shape, shard, target.dtype, target.quantize, kv, context) for shard in shards]
-        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=each_layer(shape))
+        return step_cost(loads, on, shape, row_bytes, link)
 
     left_out = [_left_out(topology, name, shape) for name in topology.draft.sources]
     thin = [thin_step(step_of, shape, one) for one in left_out if one is not None]
@@ -94,7 +93,7 @@ def _whole_models(topology: Topology, gpus: Sequence[Card], context: int) -> Ite
     load = _load(shape, whole, dtype, topology.draft.quantize, dtype, context)
     for rank, gpu in enumerate(gpus):
         if topology.drafts_on(rank):
-            yield step_cost([load], [gpu], shape.num_layers, 0, None)
+            yield step_cost([load], [gpu], shape, 0, None)
 
 
 def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cache_dtype: str, context: int) -> Load:

@@ -19,7 +19,7 @@ from tpspec.topology.cards import card
 from tpspec.topology.checkpoint import find
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.held import shard_memory
-from tpspec.topology.rounds import NORM_BYTES, each_layer
+from tpspec.topology.rounds import NORM_BYTES, all_reduces
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, weight_bytes
@@ -104,6 +104,6 @@ def _waits_s(topology: Topology, shape: ModelShape, num_rows: int) -> float | No
         return None
     row_bytes = shape.summed * DTYPE_BYTES[topology.target.dtype]
     dilation = link.dilation if link.emulate else 1.0
-    each = each_layer(shape)
-    layer_s = each.rows * cost.seconds(num_rows * row_bytes) + each.norms * cost.seconds(num_rows * NORM_BYTES)
-    return shape.num_layers * layer_s * dilation
+    sent = all_reduces(shape)
+    waits_s = sent.rows * cost.seconds(num_rows * row_bytes) + sent.norms * cost.seconds(num_rows * NORM_BYTES)
+    return waits_s * dilation

@@ -19,7 +19,7 @@ from operator import mul
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tpspec.topology.rounds import NORM_BYTES, EachLayer, reduces
+from tpspec.topology.rounds import NORM_BYTES, AllReduces, all_reduces
 
 if TYPE_CHECKING:
     from tpspec.topology.cards import Card
@@ -145,19 +145,20 @@ class StepCost:
 def step_cost(
     loads: Sequence[Load],
     on: Sequence[Card],
-    num_layers: int,
+    shape: ModelShape,
     row_bytes: int,
     link: LinkTable | None,
     assume: Assumptions | None = None,
-    each: EachLayer = EachLayer(),  # noqa: B008 (a tuple)
 ) -> StepCost:
-    """A model's forward on cards, one load each. row_bytes: of one row's hidden state. each: all-reduces of a layer."""
+    """A model's forward on cards, one load each. row_bytes: of one row in an all-reduce."""
     assume = assume or Assumptions()
+    num_sublayers = len(shape.mixing) + len(shape.feeding)
+    sent = all_reduces(shape) if len(loads) > 1 else AllReduces(0)
     return StepCost(
         ranks=tuple(rank_cost(load, card, assume) for load, card in zip(loads, on, strict=True)),
-        fixed_s=num_layers * each.sublayers / 2 * assume.layer_s + assume.head_s + assume.host_s,
-        reduces=each.rows * num_layers if len(loads) > 1 else 0,
-        norms=each.norms * num_layers if len(loads) > 1 else 0,
+        fixed_s=num_sublayers / 2 * assume.layer_s + assume.head_s + assume.host_s,
+        reduces=sent.rows,
+        norms=sent.norms,
         row_bytes=row_bytes,
         link=link,
     )
@@ -169,9 +170,8 @@ def thin_step(step_of: Callable[[ModelShape], StepCost], shape: ModelShape, left
     whole, kept = step_of(shape), 1 - len(left_out) / (2 * shape.num_layers)
     num_layers, num_windowed = (round(kept * count) for count in (shape.num_layers, shape.num_windowed))
     thin = step_of(replace(shape, num_layers=num_layers, num_windowed=num_windowed))
-    sent = reduces(shape, left_out)
-    sums = sent["attention"] + sent["mlp"]
-    return replace(thin, reduces=sums, norms=sent.get("norm", 0)) if whole.reduces else thin
+    sent = all_reduces(shape, left_out)
+    return replace(thin, reduces=sent.rows, norms=sent.norms) if whole.reduces else thin
 
 
 def tokens_per_round(acceptance: float, num_drafted: int) -> float:

@@ -38,7 +38,6 @@ from tpspec.topology.cost import (
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.links import link_for
 from tpspec.topology.model_types import MODEL_TYPES
-from tpspec.topology.rounds import each_layer
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
@@ -274,7 +273,7 @@ class _Planner:
         loads = [self._load(shape, shard, layout.bits, dtype) for shard in self._split(layout)]
         row_bytes = DTYPE_BYTES[dtype] * shape.summed
         link = self.wish.link_for(len(on))
-        return step_cost(loads, on, shape.num_layers, row_bytes, link, each=each_layer(shape))
+        return step_cost(loads, on, shape, row_bytes, link)
 
     def _thin_step(self, layout: Layout) -> StepCost | None:
         """A step of the target without what it leaves out when it drafts."""
@@ -289,7 +288,7 @@ class _Planner:
         (whole,) = split(self.draft, (1.0,))
         load = replace(self._load(self.draft, whole, 16, self._dtype(layout)), weights=self._draft_weights(layout))
         on = [self.wish.gpus[layout.drafts_at]]
-        return step_cost([load], on, self.draft.num_layers, 0, None).seconds(1)
+        return step_cost([load], on, self.draft, 0, None).seconds(1)
 
     def _draft_weights(self, layout: Layout) -> int:
         """Bytes of what drafts with weights of its own, in 16 bits or more."""

@@ -16,16 +16,11 @@ if TYPE_CHECKING:
 NORM_BYTES = 8  # of a row, in the all-reduce of a norm over all heads: two sums, in float32
 
 
-class EachLayer(NamedTuple):
-    """All-reduces of each layer: of rows, and of sums for norms over all heads; and attention and MLPs in it."""
+class AllReduces(NamedTuple):
+    """Of a forward: of rows, and of sums for norms over all heads."""
 
-    rows: int = 2
+    rows: int
     norms: int = 0
-    sublayers: int = 2
-
-
-def each_layer(shape: ModelShape) -> EachLayer:
-    return EachLayer(1 if shape.parallel or shape.blocks else 2, int(shape.joint_norm), 1 if shape.blocks else 2)
 
 
 def mean_bytes(shape: ModelShape, dtype_bytes: int) -> float:
@@ -39,6 +34,12 @@ def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:
     attention, mlp = {*shape.mixing} - left_out.attention, {*shape.feeding} - left_out.mlp
     counts = {"attention": len(attention - mlp if shape.parallel else attention), "mlp": len(mlp)}
     return counts | ({"norm": len(attention)} if shape.joint_norm else {})
+
+
+def all_reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> AllReduces:
+    counts = reduces(shape, left_out)
+    norms = counts.pop("norm", 0)
+    return AllReduces(sum(counts.values()), norms)
 
 
 def collectives_per_round(shape: ModelShape, num_shards: int) -> int:

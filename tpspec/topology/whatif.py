@@ -15,7 +15,6 @@ from tpspec.topology.cards import Card, card
 from tpspec.topology.cost import Load, StepCost, sequential_round_s, step_cost, tokens_per_round
 from tpspec.topology.links import link
 from tpspec.topology.report import table
-from tpspec.topology.rounds import each_layer
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_params, num_params
@@ -66,7 +65,7 @@ def even_step(shape: ModelShape, on: Card, num_ranks: int, bits: int, over: Link
     if load.weights + load.kv > on.usable_bytes:
         return None
     loads, cards = [load] * num_ranks, [on] * num_ranks
-    return step_cost(loads, cards, shape.num_layers, 2 * shape.hidden, over, each=each_layer(shape))
+    return step_cost(loads, cards, shape, 2 * shape.hidden, over)
 
 
 def even_load(shape: ModelShape, num_ranks: int, bits: int) -> Load:

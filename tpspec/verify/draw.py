@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Draw", "pick", "rank", "sample"]
 
 LISTED = 64  # likeliest ids among which a ranking looks
+NOTHING = Draws((), ())
 
 
 def pick(
@@ -122,7 +123,8 @@ def rank(rows: RowLogits, draws: Sequence[Draw], width: int, noise: Noise) -> li
     """For each row the token that `pick` gives and those next to it, at most `width`, with how likely each looks.
 
     Beyond the first, ranked among the likeliest ids by score plus the noise of the target's own draw; how likely is
-    the softmax of that (at temperature 0 of the scores). One gather, as `pick`, and 8 bytes for each id listed.
+    the softmax of that (at temperature 0 of the scores). Nothing of a row that cannot be drawn from. One gather, as
+    `pick`, and 8 bytes for each id listed.
     """
     if not draws:
         return []
@@ -182,8 +184,8 @@ def _ranked(
 ) -> tuple[tuple[int, ...], list[float]]:
     """winner: whose odds are those of the likeliest where it is not listed; None: that is the winner."""
     top = max(scores, default=-inf)
-    if not isfinite(top):
-        return (NO_TOKEN if winner is None else winner,), [0.0]
+    if not isfinite(top) or winner == NO_TOKEN:
+        return (), []
     masses = [exp(score - top) for score in scores]
     whole = fsum(masses)
     best = scores.index(top)
@@ -198,7 +200,8 @@ def _ranked(
 def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -> list[tuple[int, Draws]]:
     """A token for each row, drawn from its `support` likeliest ids with the drafter's own noise, and exactly from what.
 
-    For the `rejection` rule; at temperature 0 the draw is certain. One gather.
+    For the `rejection` rule; at temperature 0 the draw is certain. NO_TOKEN, and nothing, of a row that cannot be drawn
+    from. One gather.
     """
     if not draws:
         return []
@@ -214,6 +217,8 @@ def sample(rows: RowLogits, draws: Sequence[Draw], noise: Noise, support: int) -
 
 
 def _sampled(draw: Draw, ids_S: Tensor, scores_S: Tensor, log_total: float, noise: Noise) -> tuple[int, Draws]:
+    if not isfinite(log_total):
+        return NO_TOKEN, NOTHING
     if draw.sampling.temperature == 0:
         token = int(ids_S[0])
         return token, Draws((token,), (1.0,))
