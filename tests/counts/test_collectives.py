@@ -25,6 +25,7 @@ from tpspec.model.batch import Moves, Span, StateCopy
 from tpspec.request import Request, Sampling
 from tpspec.topology.rounds import collectives_per_round, round_bytes
 from tpspec.topology.shape import shape_of
+from tpspec.topology.target_shape import target_shape
 from tpspec.verify.rows import RowLogits
 
 LAYERS, HIDDEN = 3, 72  # of the smollm2 kind
@@ -110,7 +111,8 @@ def requests(sampling: Sampling) -> list[Request]:
 def measure(
     target: Path, draft: Path, source: str, weights: tuple[int, ...], sampling: Sampling, **keys: Any
 ) -> list[Round]:
-    """The rounds that the ranks ran, by the lead's ledger; all ranks must have counted the same."""
+    """The rounds that the ranks ran, by the lead's ledger; all ranks must have counted the same. of_target: more keys
+    of its section."""
     notes: dict[int, Noted] = {}
 
     def note(rank: int, engine: Engine) -> None:
@@ -122,7 +124,7 @@ def measure(
     made = topology(
         target,
         len(weights),
-        target={"weights": tuple(map(float, weights))},
+        target={"weights": tuple(map(float, weights))} | keys.pop("of_target", {}),
         draft={"source": named, "model": str(draft) if named == "model" else None, "tokens": 5},
         engine={"max_rows": MAX_ROWS},
         **keys,
@@ -136,20 +138,22 @@ def measure(
 
 
 @pytest.mark.parametrize(
-    ("kind", "sums"),
+    ("kind", "keys", "sums"),
     [
-        ("olmo3", {Purpose.attention: LAYERS, Purpose.mlp: LAYERS, Purpose.norm: LAYERS}),
-        ("cohere2", {Purpose.mlp: LAYERS}),
-        ("nemotron_h", {Purpose.attention: 3, Purpose.mlp: 2}),
+        ("olmo3", {}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS, Purpose.norm: LAYERS}),
+        ("olmo3", {"qk_norm": "replicate"}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS}),
+        ("cohere2", {}, {Purpose.mlp: LAYERS}),
+        ("nemotron_h", {}, {Purpose.attention: 3, Purpose.mlp: 2}),
     ],
 )
 def test_what_else_a_layer_may_cost_is_what_plans_say(
-    kind: str, sums: dict[Purpose, int], draft: Path, tmp_path: Path
+    kind: str, keys: dict[str, str], sums: dict[Purpose, int], draft: Path, tmp_path: Path
 ) -> None:
-    """Norms of all heads together are eight bytes a row more, an MLP beside attention is summed with it, and layers may
-    be one of the two."""
+    """Norms of all heads together are eight bytes a row more, or nothing where every rank makes all heads; an MLP
+    beside attention is summed with it, and layers may be one of the two."""
     folder = tiny(kind, tmp_path)
-    rounds, shape = measure(folder, draft, "ngram", (1, 2), Sampling(temperature=0.0)), shape_of(str(folder))
+    rounds = measure(folder, draft, "ngram", (1, 2), Sampling(temperature=0.0), of_target=keys)
+    shape = target_shape(topology(folder, 2, target=keys))
     assert all(r.counts == (sums | {Purpose.pick: 1} if r.logits else sums) for r in rounds)
     assert sum(sums.values()) + 1 == collectives_per_round(shape, 2)
     for r in rounds:

@@ -110,8 +110,9 @@ def variants(
                                     "most_looks": "i32"},
            {"rank": 1, "size": 4, "leg": 2 * peer_kernel.leg_bytes(4), "dim": 4096, "wide": 4096,
             "norms_delta": own, "scales": own, "norms": norms, "on_card": True}) for own, norms in NORMS),
-        (card_joint.squares, {"qkv_at": x, "sums_at": "*fp32"},
-         {"width": 1024, "num_queries": 768, "first_key": 768, "num_keys": 128, "wide": 1024}),
+        *((card_joint.squares, {"made_at": x, "sums_at": "*fp32"},
+           {"width": 1024, "num_queries": 768, "first_key": 768, "num_keys": 128, "adds": adds, "wide": 1024})
+          for adds in (False, True)),
         (card_joint.jointly_normed, {"qkv_at": x, "sums_at": "*fp32", "weight_at": "*fp32", "eps": "fp32",
                                      "all_queries": "i32", "all_keys": "i32"},
          {"width": 1024, "num_queries": 768, "num_normed": 896, "wide": card_steps.JOINTLY}),

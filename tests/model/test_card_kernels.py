@@ -66,7 +66,7 @@ def test_every_kernel_compiles_and_fits_every_card() -> None:
     others = [
         one for one in made if one["kernel"] not in ("attend", "coded", "few_coded", "few_fragments", "_few_rows")
     ]
-    assert len(others) == 67 * len(CASES) + 3 * sum(2 if case.startswith("86") else 1 for case in HEADS)
+    assert len(others) == 68 * len(CASES) + 3 * sum(2 if case.startswith("86") else 1 for case in HEADS)
     assert [one for one in made if one["shared"] > SHARED[one["capability"]]] == []
     assert [one for one in made if one["kernel"].startswith("_best_of") and one["stack"]] == []
     attend = [one for one in made if one["kernel"] == "attend" and one["rows"] != "*fp32"]

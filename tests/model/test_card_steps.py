@@ -40,11 +40,16 @@ NUMBER_BYTES, CAPABILITY = 2, (8, 6)  # that tiles are cut for
 
 
 def pair(
-    folder: Path, parts: tuple[float, ...] = (1.0,), most: int | None = None, **more: Any
+    folder: Path,
+    parts: tuple[float, ...] = (1.0,),
+    most: int | None = None,
+    *,
+    replicates: bool = False,
+    **more: Any,
 ) -> tuple[Decoder, Decoder]:
-    """The first shard, by torch and by the kernels. most: folded rows of a tile."""
+    """The first shard, by torch and by the kernels. most: folded rows of a tile. replicates: see Loader."""
     shard = split(ModelShape.of(folder), parts)[0]
-    loader = Loader.open(folder, shard, torch.float32, DEVICE)
+    loader = Loader.open(folder, shard, torch.float32, DEVICE, replicates=replicates)
     torchs, cards = (loader.decoder(OneRank(), 512, compiled=False, num_states=2, **more) for _ in range(2))
     tilings = {heads: tiling(heads.dim, most) for heads in cards.shape.heads}
     cards._runner.few = card_steps.CardSteps(cards.shape, cards.ropes, cards.store, tilings, cards.states)
@@ -125,6 +130,13 @@ def test_a_round_is_what_torch_makes_of_it(kind: str, tmp_path: Path) -> None:
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
     for mine, its in zip(cards.store.cells, torchs.store.cells, strict=True):
         assert torch.allclose(mine.numbers_GSE, its.numbers_GSE, rtol=0, atol=1e-4)
+
+
+def test_squares_of_heads_that_are_elsewhere_are_added_to_those_that_are_here(tmp_path: Path) -> None:
+    """Of key heads none may be elsewhere, and of a rank's columns more are normed than it has queries."""
+    for kind, parts in (("olmo3", (1.0, 0.7)), ("olmo3", (1.0, 5.0)), ("minimax_m2", (0.5, 2.0))):
+        torchs, cards = pair(tiny(kind, tmp_path / f"{kind}{parts}"), parts, replicates=True)
+        assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
 
 
 def test_heads_that_are_read_in_pieces_are_what_torch_makes_of_them(tmp_path: Path) -> None:

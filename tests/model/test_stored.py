@@ -37,7 +37,8 @@ from tpspec.topology.cards import card
 from tpspec.topology.config import load
 from tpspec.topology.formats import Scheme, stored_as
 from tpspec.topology.groups import Grid
-from tpspec.topology.plan import Wish, plan, topology_of
+from tpspec.topology.plan import Wish, plan
+from tpspec.topology.planned import topology_of
 from tpspec.topology.report import describe
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split

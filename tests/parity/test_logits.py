@@ -60,13 +60,15 @@ def prompt(seed: int = 0, length: int = LENGTH) -> list[int]:
     return torch.randint(3, 263, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def sharded(folder: Path, weights: tuple[int, ...], run: Any, compiled: bool = True) -> list[Any]:
-    """`run(decoder)` on every rank of a world of threads; the results by rank."""
+def sharded(
+    folder: Path, weights: tuple[int, ...], run: Any, compiled: bool = True, *, replicates: bool = False
+) -> list[Any]:
+    """`run(decoder)` on every rank of a world of threads; the results by rank. replicates: see Loader."""
     shape = ModelShape.from_config(checkpoint.read_config(folder), str(folder))
     shards = split(shape, weights)
 
     def rank(comm: Any) -> Any:
-        loader = Loader.open(folder, shards[comm.rank], torch.float32, CPU)
+        loader = Loader.open(folder, shards[comm.rank], torch.float32, CPU, replicates=replicates)
         return run(loader.decoder(comm, num_slots=256, compiled=compiled, num_states=3))
 
     return ThreadWorld(len(weights)).run(rank)
@@ -96,7 +98,16 @@ def test_kinds_of_the_same_parts_are_put_together_as_those_of_transformers(
     assert off_by(folders[kind], weights, compiled) < 1e-4
 
 
-def off_by(folder: Path, weights: tuple[int, ...], compiled: bool) -> float:
+@pytest.mark.parametrize("weights", [(1, 2), (3, 1, 2)], ids=str)
+@pytest.mark.parametrize("kind", ["olmo2", "olmo3", "minimax_m2"])
+def test_logits_are_those_of_transformers_whoever_makes_what_is_normed(
+    folders: dict[str, Path], kind: str, weights: tuple[int, ...]
+) -> None:
+    """Where every rank makes the queries and keys of all heads: against the rows of another rank's."""
+    assert off_by(folders[kind], weights, compiled=True, replicates=True) < 1e-4
+
+
+def off_by(folder: Path, weights: tuple[int, ...], compiled: bool, *, replicates: bool = False) -> float:
     """The most that sharded logits of a prompt differ from those of transformers."""
     ids = prompt()
     runs = ((32, 20), (96, 30))
@@ -113,7 +124,7 @@ def off_by(folder: Path, weights: tuple[int, ...], compiled: bool) -> float:
             parts.append(decoder.forward([span]))
         return torch.cat(parts)
 
-    logits = torch.cat(sharded(folder, weights, run, compiled), -1)
+    logits = torch.cat(sharded(folder, weights, run, compiled, replicates=replicates), -1)
     return float((logits - reference(folder, ids)).abs().max())
 
 

@@ -89,6 +89,8 @@ def the_message(stderr: str) -> str:
         ("draft.source=oracle", ["draft.source", "'oracle'", "one of none, ngram, "]),
         ("draft.source=model", ["draft.model", "is missing"]),
         ("target.quantize=int2", ["target.quantize", "'int2'", "null, int8 or int4"]),
+        ("target.qk_norm=replicated", ["target.qk_norm", "'replicated'", "reduce or replicate"]),
+        ("target.qk_norm=replicate", ["target.qk_norm", "no norm over the queries of all heads", "should be reduce"]),
         (
             "draft={source: ngram, quantize: int4}",
             ["draft.quantize", "no layers of its own", "source model or eagle or mtp"],

@@ -20,7 +20,7 @@ from tpspec.tokens import NO_DRAFT, TokenTree
 from tpspec.topology.calibration import Calibration, Sample, fit
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.rounds import mean_bytes
-from tpspec.topology.shape import shape_of
+from tpspec.topology.target_shape import target_shape
 
 if TYPE_CHECKING:
     from tpspec.comm.messages import Drafting, Stats
@@ -120,5 +120,5 @@ class Timed:
 def calibration(samples: Sequence[Sample], topology: Topology) -> Calibration:
     """The constants of the box that the samples are of."""
     link, target = topology.link, topology.target
-    row_bytes = round(mean_bytes(shape_of(target.model), DTYPE_BYTES[target.dtype]))
+    row_bytes = round(mean_bytes(target_shape(topology), DTYPE_BYTES[target.dtype]))
     return fit(samples, row_bytes, link.cost if link.emulate else None, link.dilation)

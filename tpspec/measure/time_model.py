@@ -22,6 +22,7 @@ from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES
+from tpspec.topology.target_shape import target_shape
 
 if TYPE_CHECKING:
     from tpspec.measure.trace import Recording, Round
@@ -53,7 +54,7 @@ def on_cards(topology: Topology, gpus: Sequence[Card], context: int) -> TimeMode
     """One card for each rank, in rank order. context: tokens that are cached, and read in every step."""
     if len(gpus) != topology.num_ranks:
         raise UserError(f"--gpus has {len(gpus)} cards; {topology.name} has {topology.num_ranks} ranks")
-    target, shape = topology.target, shape_of(topology.target.model)
+    target, shape = topology.target, target_shape(topology)
     shards = split(shape, target.fixed_weights or (1.0,) * len(target.ranks))
     on = [gpus[rank] for rank in target.ranks]
     for shard, card in zip(shards, on, strict=True):

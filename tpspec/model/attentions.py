@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tpspec.model.joint_norm import Columns, Others
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.layers import Heads, Sight
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attentions:
-    """Of one shard of one checkpoint. at: what the names of a layer's attention begin with."""
+    """Of one shard of one checkpoint. at: what the names of a layer's attention begin with. replicates: what a norm of
+    all heads is of, which ranks tell each other otherwise."""
 
     spec: ModelSpec
     shard: Shard
     matrices: Matrices
+    replicates: bool = False
 
     @property
     def norms(self) -> Norms:
@@ -129,7 +132,23 @@ class Attentions:
         return queries, keys, norms.without_weight(layer.head_dim) if spec.v_norm and keeps else None
 
     def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
-        return self.norms.joint(at, layer, self.shard) if self.spec.joint_norm else None
+        if not self.spec.joint_norm:
+            return None
+        return self.norms.joint(at, layer, self.shard, self._others(at, layer) if self.replicates else None)
+
+    def _others(self, at: str, layer: LayerSpec) -> Others | None:
+        """None where all heads are here."""
+        names, dim = MODEL_TYPES[self.spec.model_type].qkv, layer.head_dim
+        totals = self.spec.num_heads, layer.num_kv_heads
+        queries, keys = (
+            [self._rows(at + name, numbers_of(heads, dim), total * dim) for heads in _beside(here, total)]
+            for name, here, total in zip(names, (self.shard.heads, self._kv_heads(layer)), totals, strict=False)
+        )
+        if not queries:
+            return None
+        num_queries, num_keys = (sum(place.num_rows for place in places) for places in (queries, keys))
+        product = self.matrices.column_parallel([*queries, *keys], biased=self.spec.qkv_bias)
+        return Others(product, Columns(num_queries, range(num_queries, num_queries + num_keys)))
 
     def keeper(self, index: int) -> Keeper:
         """Of a layer that keeps keys and values of heads."""
@@ -145,3 +164,8 @@ class Attentions:
             v_norm=v_norm,
             rope=layer.rope,
         )
+
+
+def _beside(here: range, total: int) -> list[range]:
+    """Heads before and behind those that are here."""
+    return [heads for heads in (range(here.start), range(here.stop, total)) if heads]

@@ -1,9 +1,9 @@
 """Kernels of card_steps.py, in Triton: a norm over the queries of all heads of all ranks, and one over the keys.
 
-joint_norm.py is the reference. Must not know ranks: between the two, others add up what the first has summed. Imported
-on cards only: needs Triton, whose annotations these are.
+joint_norm.py is the reference. Must not know ranks: between the two, others may add up what the first has summed.
+Imported on cards only: needs Triton, whose annotations these are.
 
-Shapes: T rows, X numbers that a layer's qkv gives, N of them that are normed: queries, then keys.
+Shapes: T rows, X numbers that a product gives, N of a layer's qkv that are normed: queries, then keys.
 """
 
 from __future__ import annotations
@@ -16,24 +16,28 @@ from tpspec.model.card_overlap import begin
 
 @triton.jit  # type: ignore[untyped-decorator]
 def squares(
-    qkv_at: tl.tensor,
+    made_at: tl.tensor,
     sums_at: tl.tensor,
     width: tl.constexpr,
     num_queries: tl.constexpr,
     first_key: tl.constexpr,
     num_keys: tl.constexpr,
+    adds: tl.constexpr,
     wide: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """Sums of squares, [T, 2] in float32: of the queries of a row of qkv [T, X], and of so many of its keys. A program
-    a sum."""
+    """Sums of squares, [T, 2] in float32: of the queries of a row that a product gives, [T, X], and of so many of its
+    keys. A program a sum. adds: to those that are there."""
     row, of_keys = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = tl.where(of_keys == 1, first_key, 0)
     count = tl.where(of_keys == 1, num_keys, num_queries)
     columns = tl.arange(0, wide)
     begin(overlaps)
-    x = tl.load(qkv_at + row * width + first + columns, mask=columns < count, other=0.0).to(tl.float32)
-    tl.store(sums_at + row * 2 + of_keys, tl.sum(x * x))
+    x = tl.load(made_at + row * width + first + columns, mask=columns < count, other=0.0).to(tl.float32)
+    sum = tl.sum(x * x)
+    if adds:
+        sum += tl.load(sums_at + row * 2 + of_keys)
+    tl.store(sums_at + row * 2 + of_keys, sum)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

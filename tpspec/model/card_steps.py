@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells, KVStore
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Span
-    from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
@@ -156,13 +156,15 @@ class CardSteps:
         _, made_TD = self.add_norm(one_TD, None, norms[0])
         return self.add_norm(made_TD, other_TD, norms[1], norms[1])[0]  # what it makes besides is not read
 
-    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
-        num_rows, width = qkv_TX.shape
-        sums_T2, keys = qkv_TX.new_empty(num_rows, 2, dtype=torch.float32), norm.own_keys
-        wide = triton.next_power_of_2(max(norm.num_queries, len(keys)))
+    def squares(self, made_TX: Tensor, columns: Columns, before_T2: Tensor | None = None) -> Tensor:
+        """In place, of sums that there are."""
+        num_rows, width = made_TX.shape
+        sums_T2 = made_TX.new_empty(num_rows, 2, dtype=torch.float32) if before_T2 is None else before_T2
+        wide = triton.next_power_of_2(max(columns.num_queries, len(columns.keys)))
         squares[(num_rows, 2)](
-            qkv_TX, sums_T2, width=width, num_queries=norm.num_queries, first_key=norm.num_queries + keys.start,
-            num_keys=len(keys), wide=wide, num_warps=norm_warps(wide), **self._overlap,
+            made_TX, sums_T2, width=width, num_queries=columns.num_queries, first_key=columns.keys.start,
+            num_keys=len(columns.keys), adds=before_T2 is not None, wide=wide, num_warps=norm_warps(wide),
+            **self._overlap,
         )  # fmt: skip
         return sums_T2
 

@@ -1,15 +1,17 @@
 """A norm over the queries of all heads together, and one over the keys: heads that other ranks hold are among them.
 
 Each rank sums the squares of its own numbers, and ranks add those up: a collective more in each layer, of eight bytes a
-row. OLMo 2 (arXiv 2501.00656, 3.2) and MiniMax-M2 have such norms. Here in torch; card_joint.py does it on a card.
+row. Or each makes the queries and keys of all heads, and waits for nobody: of few rows that is reading the weights of
+the others, which takes less time than a slow bus does for the smallest message. OLMo 2 (arXiv 2501.00656, 3.2) and
+MiniMax-M2 have such norms. Here in torch; card_joint.py does it on a card.
 
-Shapes: T rows, X numbers that a layer's qkv gives here, N of them that are normed: queries, then keys.
+Shapes: T rows, D hidden, X numbers that a product gives, N of a layer's qkv that are normed: queries, then keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,30 +21,52 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.comm.communicator import Communicator
+    from tpspec.model.linear import Linear
     from tpspec.model.steps import Steps
+
+FEW_ROWS = 32  # of more, as of prompts, others' queries would be much to compute
+
+
+class Columns(NamedTuple):
+    """Of the numbers that a product gives: queries, which are the first, and keys."""
+
+    num_queries: int
+    keys: range
+
+    def squares(self, made_TX: Tensor) -> Tensor:
+        """As of Steps."""
+        parts = made_TX[:, : self.num_queries], made_TX[:, self.keys.start : self.keys.stop]
+        return torch.stack([part.float().square().sum(1) for part in parts], 1)
+
+
+class Others(NamedTuple):
+    """The heads that are not here: [D] -> their queries, then their keys; all of which count."""
+
+    product: Linear
+    columns: Columns
 
 
 @dataclass(frozen=True, slots=True)
 class JointNorm:
-    """weight_N: float32. num_queries: of those N. own_keys: which of the others this rank counts; a head that several
-    hold, one of them does. all_queries, all_keys: numbers on all ranks."""
+    """weight_N: float32. num_queries: of those N. own: of qkv, what this rank counts; a key head that several hold, one
+    of them does. all_queries, all_keys: numbers on all ranks. others: where ranks do not tell each other."""
 
     weight_N: Tensor
     eps: float
     num_queries: int
-    own_keys: range
+    own: Columns
     all_queries: int
     all_keys: int
+    others: Others | None = None
 
-    def __call__(self, qkv_TX: Tensor, steps: Steps, comm: Communicator) -> Tensor:
-        sums_T2 = comm.all_reduce(steps.squares(qkv_TX, self), Purpose.norm)
+    def __call__(self, x_TD: Tensor, qkv_TX: Tensor, steps: Steps, comm: Communicator) -> Tensor:
+        if self.others is None or len(x_TD) > FEW_ROWS:
+            sums_T2 = comm.all_reduce(steps.squares(qkv_TX, self.own), Purpose.norm)
+        else:
+            here = Columns(self.num_queries, range(self.num_queries, len(self.weight_N)))
+            sums_T2 = steps.squares(qkv_TX, here)
+            sums_T2 = steps.squares(self.others.product(x_TD), self.others.columns, sums_T2)
         return steps.jointly_normed(qkv_TX, sums_T2, self)
-
-    def squares(self, qkv_TX: Tensor) -> Tensor:
-        """As of Steps."""
-        first = self.num_queries
-        parts = qkv_TX[:, :first], qkv_TX[:, first + self.own_keys.start : first + self.own_keys.stop]
-        return torch.stack([part.float().square().sum(1) for part in parts], 1)
 
     def normed(self, qkv_TX: Tensor, sums_T2: Tensor) -> Tensor:
         """As of Steps."""

@@ -115,7 +115,7 @@ class Layer:
         qkv_TX = self.qkv(x_TD)
         if self.joint_norm is not None:
             assert comm is not None, "the decoder that has such layers gives it"
-            qkv_TX = self.joint_norm(qkv_TX, steps, comm)
+            qkv_TX = self.joint_norm(x_TD, qkv_TX, steps, comm)
         attended_TX = steps.attention(self, qkv_TX, round)
         return self.o(attended_TX if self.gate is None else attended_TX * torch.sigmoid(self.gate(x_TD)))
 

@@ -55,11 +55,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Reads one shard of one checkpoint."""
+    """Reads one shard of one checkpoint. replicates: see Attentions."""
 
     spec: ModelSpec
     shard: Shard
     matrices: Matrices
+    replicates: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,11 +76,18 @@ class Loader:
 
     @property
     def attentions(self) -> Attentions:
-        return Attentions(self.spec, self.shard, self.matrices)
+        return Attentions(self.spec, self.shard, self.matrices, self.replicates)
 
     @classmethod
     def open(
-        cls, folder: Path, shard: Shard, dtype: torch.dtype, device: torch.device, quantize: Quantize | None = None
+        cls,
+        folder: Path,
+        shard: Shard,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantize: Quantize | None = None,
+        *,
+        replicates: bool = False,
     ) -> Loader:
         """In one dtype onto one device. quantize: what its matrices are held in, if not that dtype."""
         spec, checkpoint = read_spec(folder), Checkpoint(folder)
@@ -88,7 +96,7 @@ class Loader:
         if shard.index == 0 and spec.stored is not None:
             _tell(folder, spec, dtype, quantize)
         matrices = Matrices(checkpoint, spec.stored, dtype, device, quantize, adds_biases=shard.index == 0)
-        return cls(spec, shard, matrices)
+        return cls(spec, shard, matrices, replicates)
 
     def alone(
         self, num_slots: int, small_cache: bool = False, num_states: int = 0, num_positions: int | None = None

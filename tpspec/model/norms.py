@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.model.joint_norm import JointNorm
+from tpspec.model.joint_norm import Columns, JointNorm
 from tpspec.model.layers import Norm
 from tpspec.model.places import numbers_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tpspec.model.joint_norm import Others
     from tpspec.model.matrices import Matrices
     from tpspec.model.spec import LayerSpec, ModelSpec
     from tpspec.topology.shards import Shard
@@ -44,20 +45,23 @@ class Norms:
         norm, order = self.of(name, head_dim), self.spec.head_order
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
-    def joint(self, at: str, layer: LayerSpec, shard: Shard) -> JointNorm:
-        """at: what the names of a layer's attention begin with."""
+    def joint(self, at: str, layer: LayerSpec, shard: Shard, others: Others | None) -> JointNorm:
+        """at: what the names of a layer's attention begin with. others: queries and keys, where this shard makes them,
+        too."""
         spec, heads, kept = self.spec, shard.heads, shard.kv_heads
         group, dim = spec.num_heads // layer.num_kv_heads, layer.head_dim
         first, end = -(-heads.start // group), -(-heads.stop // group)  # key heads whose first query head is here
+        behind = len(heads) - kept.start  # key heads stand behind the queries
         queries = self._of_some(at + QUERIES, spec.num_heads, heads, dim)
         keys = self._of_some(at + KEYS, layer.num_kv_heads, kept, dim)
         return JointNorm(
             weight_N=torch.cat([queries, keys]),
             eps=spec.eps,
             num_queries=len(queries),
-            own_keys=numbers_of(range(first - kept.start, end - kept.start), dim),
+            own=Columns(len(queries), numbers_of(range(behind + first, behind + end), dim)),
             all_queries=spec.num_heads * dim,
             all_keys=layer.num_kv_heads * dim,
+            others=others,
         )
 
     def _of_some(self, name: str, num_heads: int, heads: range, dim: int) -> Tensor:

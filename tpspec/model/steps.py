@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.comm.peer import Meeting
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
-    from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.layers import Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope, Turns
@@ -68,8 +68,8 @@ class Steps(Protocol):
     def joined(self, halves_TD: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
         """[2 T, D] -> the sum of the halves' norms, [T, D]."""
 
-    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
-        """Sums of those of queries and of keys, [T, 2] in float32."""
+    def squares(self, made_TX: Tensor, columns: Columns, before_T2: Tensor | None = None) -> Tensor:
+        """Sums of those of queries and of keys, [T, 2] in float32; with those before, which it may overwrite."""
 
     def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
         """With those of all ranks; may overwrite them."""
@@ -154,8 +154,9 @@ class WithoutKernels:
         one_TD, other_TD = halves_TD.chunk(2)
         return norms[0](one_TD) + norms[1](other_TD)
 
-    def squares(self, qkv_TX: Tensor, norm: JointNorm) -> Tensor:
-        return norm.squares(qkv_TX)
+    def squares(self, made_TX: Tensor, columns: Columns, before_T2: Tensor | None = None) -> Tensor:
+        sums_T2 = columns.squares(made_TX)
+        return sums_T2 if before_T2 is None else before_T2 + sums_T2
 
     def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
         return norm.normed(qkv_TX, sums_T2)

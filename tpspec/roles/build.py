@@ -29,6 +29,7 @@ from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT, num_positions, num_state
 from tpspec.topology.checkpoint import find
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
+from tpspec.topology.target_shape import found_target
 from tpspec.topology.working import most_verified
 from tpspec.verify import rule
 from tpspec.verify.allowed import Constraint
@@ -89,7 +90,7 @@ def build_engine(
     waits for a word of its host must not be asked for what waits for all of it, as memory or a new kernel may.
     """
     folder = find(topology.target.model)
-    shape = ModelShape.of(folder)
+    shape = found_target(topology)
     noise = CounterNoise()
     ledger = Ledger()
     pool = target_pool(topology, shape)
@@ -173,7 +174,10 @@ def _decoder(
 ) -> Decoder:
     """This rank's shard."""
     shard = _shards(topology, shape)[comm.rank]
-    loader = Loader.open(folder, shard, DTYPES[topology.target.dtype], device, topology.target.quantize)
+    loader = Loader.open(
+        folder, shard, DTYPES[topology.target.dtype], device, topology.target.quantize,
+        replicates=shape.replicates_norm,
+    )  # fmt: skip
     small_cache = topology.cache.dtype == "int8"
     num_running, num_kept = num_states(topology, shape)
     return loader.decoder(

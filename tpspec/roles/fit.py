@@ -12,6 +12,7 @@ from tpspec.topology.checkpoint import find
 from tpspec.topology.held import drafter_memory, shard_memory
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
+from tpspec.topology.target_shape import found_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,7 @@ def _cached(topology: Topology) -> str:
 
 def shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
     """By rank of the world."""
-    target, shape = topology.target, ModelShape.of(find(topology.target.model))
+    target, shape = topology.target, found_target(topology)
     assert target.fixed_weights is not None, "a seat settles auto weights first"
     shards = zip(target.ranks, split(shape, target.fixed_weights), strict=True)
     return {rank: shard_memory(topology, shape, shard).total(on_card=on_card) for rank, shard in shards}
@@ -74,7 +75,7 @@ def shard_bytes(topology: Topology, *, on_card: bool) -> dict[int, int]:
 
 def draft_bytes(topology: Topology, *, on_card: bool) -> int:
     """Of the drafter's own model, head or layer, 0 where it has none."""
-    target = ModelShape.of(find(topology.target.model))
+    target = found_target(topology)
     return drafter_memory(topology, target, *found_drafter(topology)).total(on_card=on_card)
 
 

@@ -13,12 +13,12 @@ import torch
 from tpspec.comm.gap import in_a_thread
 from tpspec.roles.fit import found_drafter
 from tpspec.roles.memory import free_bytes
-from tpspec.topology.checkpoint import find
 from tpspec.topology.config import USUAL_TOKENS
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.held import MOST_TAPS, drafter_memory, shard_memory
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
+from tpspec.topology.target_shape import found_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ def left_on(topology: Topology, device: torch.device, on_device: Sequence[int]) 
 def most_tokens(topology: Topology, on_device: Sequence[int], room: int) -> int:
     """That these ranks have room for on one card, in so many bytes; LEAST_TOKENS where it is not even enough for them,
     and no more than the longest texts would fill."""
-    shape = ModelShape.of(find(topology.target.model))
+    shape = found_target(topology)
     most = min(MOST_TOKENS, (shape.max_positions or MOST_TOKENS) * max(USEFUL_TEXTS, topology.serve.max_running))
     grain = max(GRAIN, topology.cache.page)
     tokens = range(grain, most + grain, grain)
@@ -98,6 +98,6 @@ def _kept_on_host(topology: Topology) -> int:
     free = free_bytes(torch.device("cpu")) if goes_on and topology.cache.prefix else None
     if free is None:
         return MOST_TOKENS
-    hidden = ModelShape.of(find(topology.target.model)).hidden
+    hidden = found_target(topology).hidden
     row = MOST_TAPS * hidden * DTYPE_BYTES[topology.target.dtype]
     return max(LEAST_TOKENS, int(HOST_SHARE * free) // row // GRAIN * GRAIN)

@@ -16,13 +16,13 @@ from tpspec.roles.room import left_on
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import target_cache
 from tpspec.topology.cards import card
-from tpspec.topology.checkpoint import find
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.held import shard_memory
 from tpspec.topology.rounds import NORM_BYTES, all_reduces
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, weight_bytes
+from tpspec.topology.target_shape import found_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ def capacity(topology: Topology, rank: int, device: torch.device, on_device: Seq
 
 def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology:
     """The topology with a number for each target rank. Raises OutOfMemory where nothing would fit."""
-    shape, target = ModelShape.of(find(topology.target.model)), topology.target
+    shape, target = found_target(topology), topology.target
     (whole,) = split(shape, (1.0,))
     cached = target_cache(topology, shape, whole)
     held = weight_bytes(shape, whole, target.dtype, target.quantize) + cached
@@ -62,7 +62,7 @@ def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology
 
 def _rounds(topology: Topology) -> int:
     """Bytes of what rounds take of a card, as if all ranks held equal parts."""
-    shape = ModelShape.of(find(topology.target.model))
+    shape = found_target(topology)
     return max(
         shard_memory(topology, shape, shard).rounds for shard in split(shape, (1.0,) * len(topology.target.ranks))
     )
@@ -92,7 +92,7 @@ def _bytes_per_s(device: torch.device) -> float:
 def _aside(topology: Topology, draft: int, speed: float) -> float:
     """What a drafter in the gaps reads in a round beyond what it reads while its shard waits."""
     num_drafted = _num_drafted(topology)
-    waits_s = _waits_s(topology, ModelShape.of(find(topology.target.model)), num_drafted + 1)
+    waits_s = _waits_s(topology, found_target(topology), num_drafted + 1)
     return draft if waits_s is None else max(0.0, num_drafted * draft - waits_s * speed)
 
 

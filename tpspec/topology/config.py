@@ -127,6 +127,7 @@ class TargetConfig(Section):
         default="equal", description="equal, auto, or a list of numbers above 0, one for each target rank"
     )
     quantize: Quantize | None = Field(default=None, description="null, int8 or int4")
+    qk_norm: Literal["reduce", "replicate"] = Field(default="reduce", description="reduce or replicate")
 
     @property
     def fixed_weights(self) -> tuple[float, ...] | None:

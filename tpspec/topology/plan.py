@@ -22,7 +22,7 @@ from tpspec.topology.caches import (
     states_of,
 )
 from tpspec.topology.checkpoint import local
-from tpspec.topology.config import CacheConfig, EngineConfig, Placement, ServeConfig, Topology
+from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.cost import (
     Load,
     Prediction,
@@ -104,12 +104,14 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who holds what. shards: indices of the cards that hold one, in rank order; drafter: index of a card, or None."""
+    """Who holds what. shards: indices of the cards that hold one, in rank order; drafter: index of a card, or None.
+    replicates_norm: see ModelShape."""
 
     shards: tuple[int, ...]
     bits: int
     placement: Literal["none", "inline", "dedicated", "gaps"]
     drafter: int | None = None
+    replicates_norm: bool = False
 
     @property
     def rank_of_drafter(self) -> int | None:
@@ -216,7 +218,10 @@ class _Planner:
     def layouts(self) -> Iterator[Layout]:
         for num_shards in range(1, min(len(self.by_speed), self.target.num_heads) + 1):
             for bits in widths(self.target):
-                yield from self._placed(num_shards, bits)
+                for layout in self._placed(num_shards, bits):
+                    yield layout
+                    if self.target.joint_norm and num_shards > 1:
+                        yield replace(layout, replicates_norm=True)
 
     def _placed(self, num_shards: int, bits: int) -> Iterator[Layout]:
         shards = tuple(self.by_speed[:num_shards])
@@ -247,7 +252,7 @@ class _Planner:
         over = [own - self.wish.gpus[index].usable_bytes for index, own in zip(layout.cards, memory, strict=True)]
         if max(over) > 0:
             return Refusal(layout, max(over), self.wish.gpus[layout.cards[over.index(max(over))]])
-        step, thin = self._step(layout, self.target), self._thin_step(layout)
+        step, thin = self._step(layout, self._target(layout)), self._thin_step(layout)
         draft_s = self._draft_s(layout) if thin is None else thin.seconds(1)
         lengths = [0] if layout.placement == "none" else range(1, MOST_DRAFTED + 1)
         predicted = {length: self._predict(layout, step, draft_s, length, thin) for length in lengths}
@@ -279,7 +284,7 @@ class _Planner:
         """A step of the target without what it leaves out when it drafts."""
         if self.left_out is None or layout.placement == "none":
             return None
-        return thin_step(partial(self._step, layout), self.target, self.left_out)
+        return thin_step(partial(self._step, layout), self._target(layout), self.left_out)
 
     def _draft_s(self, layout: Layout) -> float:
         """Seconds of one drafted token by a model, on the card that drafts it. Looking it up in the text is free."""
@@ -315,6 +320,9 @@ class _Planner:
             experts=shape.experts,
         )
 
+    def _target(self, layout: Layout) -> ModelShape:
+        return replace(self.target, replicates_norm=layout.replicates_norm)
+
     def _split(self, layout: Layout) -> tuple[Shard, ...]:
         return split(self.target, weights_of([self.wish.gpus[index] for index in layout.shards]))
 
@@ -334,7 +342,7 @@ class _Planner:
         return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
 
     def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
-        target, dtype, quantize = self.target, self._dtype(layout), widths(self.target).get(layout.bits)
+        target, dtype, quantize = self._target(layout), self._dtype(layout), widths(self.target).get(layout.bits)
         sections = CacheConfig(tokens=self.wish.page_context), ServeConfig(), EngineConfig()
         held = states_of(target, *sections), recent_of(target, *sections)
         return tuple(
@@ -357,40 +365,6 @@ def widths(shape: ModelShape) -> dict[int, str | None]:
 def weights_of(on: Sequence[Card]) -> tuple[float, ...]:
     """How much each card should hold: in proportion to its bandwidth, for decoding waits for memory."""
     return tuple(card.gbytes_per_s for card in on)
-
-
-def topology_of(wish: Wish, best: Plan) -> Topology:
-    """The topology file's content for a plan, checked."""
-    layout, on = best.layout, [wish.gpus[index] for index in best.layout.shards]
-    target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(on))), "dtype": best.dtype}
-    if len({card.gbytes_per_s for card in on}) > 1:
-        target["weights"] = [card.gbytes_per_s for card in on]
-    if quantize := widths(shape_of(wish.model))[layout.bits]:
-        target["quantize"] = quantize
-    ahead = layout.placement in ("dedicated", "gaps")
-    return Topology.model_validate(
-        {
-            "name": f"planned: {boxed(wish.gpus)}, {wish.model}",
-            "target": target,
-            "draft": _draft(wish, best),
-            **({"pipeline": {"policy": "fan_out", "fan_out": FAN_OUT}} if ahead else {}),
-            "device": "cuda",
-            **({"link": {"table": wish.link}} if wish.link else {}),
-            "cache": {"tokens": "auto"},
-        }
-    )
-
-
-def _draft(wish: Wish, best: Plan) -> dict[str, object]:
-    layout = best.layout
-    if layout.placement == "none":
-        return {"source": "none"}
-    draft: dict[str, object] = {"source": "model" if wish.draft_model else wish.draft, "tokens": best.num_drafted}
-    if wish.draft_model:
-        draft["model"] = wish.draft_model
-    if layout.placement in ("dedicated", "gaps"):
-        draft["placement"] = Placement(layout.placement, layout.rank_of_drafter).plain()
-    return draft
 
 
 def boxed(gpus: Sequence[Card]) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from tpspec.topology.plan import HIT_RATE, Layout, Plan, Ranking, Refusal, Wish, boxed, topology_of
+from tpspec.topology.plan import HIT_RATE, Layout, Plan, Ranking, Refusal, Wish, boxed
+from tpspec.topology.planned import topology_of
 from tpspec.topology.report import table
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def why(wish: Wish, one: Plan) -> str:
     if one.step.reduces:
         num = one.step.all_reduces
         parts.append(f"{num} reduces of {one.step.waiting_s(rows) / num * 1e6:.0f} us")
+    if one.layout.replicates_norm:
+        parts.append("norms replicated")
     return ", ".join([*parts, *_drafting(wish, one)])
 
 
@@ -90,7 +93,8 @@ def _refused(refusals: Sequence[Refusal]) -> list[str]:
 
 def _named(layout: Layout) -> str:
     drafting = "" if layout.placement == "none" else f", drafter {layout.placement}"
-    return f"{len(layout.shards)} shards of {layout.bits} bits{drafting}"
+    norms = ", norms replicated" if layout.replicates_norm else ""
+    return f"{len(layout.shards)} shards of {layout.bits} bits{norms}{drafting}"
 
 
 def yaml_of(wish: Wish, ranking: Ranking) -> str:

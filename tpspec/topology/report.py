@@ -18,6 +18,7 @@ from tpspec.topology.rounds import collectives_per_draft, collectives_per_round,
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sources import check_behind
+from tpspec.topology.target_shape import target_shape
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache")
 NO_SLICES = ("-", "-", "-", "-")
@@ -25,7 +26,7 @@ NO_SLICES = ("-", "-", "-", "-")
 
 def describe(topology: Topology) -> list[str]:
     """The lines that `check` prints."""
-    shape = shape_of(topology.target.model)
+    shape = target_shape(topology)
     target, draft = topology.target, topology.draft
     drafter = " ".join(filter(None, (" then ".join(draft.sources), draft.own_model or draft.head)))
     return [
@@ -54,7 +55,7 @@ def _rows(topology: Topology, shape: ModelShape) -> Iterator[tuple[str, ...]]:
 
 def memories(topology: Topology) -> list[Memory]:
     """Of each rank: its shard, and the drafter that runs there."""
-    shape, drafter = shape_of(topology.target.model), _drafter_memory(topology)
+    shape, drafter = target_shape(topology), _drafter_memory(topology)
     shards = (shard_memory(topology, shape, shard) for shard in _shards(topology, shape))
     held = dict(zip(topology.target.ranks, shards, strict=True))
     return [
@@ -69,7 +70,7 @@ def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
 
 def _drafter_memory(topology: Topology) -> Memory:
     """A head that is not here counts 0. UserError where what is named cannot draft."""
-    draft, target, head, own = topology.draft, shape_of(topology.target.model), None, None
+    draft, target, head, own = topology.draft, target_shape(topology), None, None
     if draft.head is not None:
         if (head := local(draft.head, head=True)) is None:
             return Memory()

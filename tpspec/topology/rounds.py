@@ -33,7 +33,7 @@ def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:
     """All-reduces of a forward without some sublayers, by purpose. Of parallel ones the MLP's is attention's, too."""
     attention, mlp = {*shape.mixing} - left_out.attention, {*shape.feeding} - left_out.mlp
     counts = {"attention": len(attention - mlp if shape.parallel else attention), "mlp": len(mlp)}
-    return counts | ({"norm": len(attention)} if shape.joint_norm else {})
+    return counts | ({"norm": len(attention)} if shape.joint_norm and not shape.replicates_norm else {})
 
 
 def all_reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> AllReduces:

@@ -47,8 +47,9 @@ class ModelShape:
     head_dim numbers, that stand for key and value. vocab: rows of the head and of the embedding table.
 
     tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm on queries and on
-    keys in every layer, of head_dim; joint_norm: of all heads together. gated, parallel: see Defaults. layer_norms: of
-    the hidden state, in each layer.
+    keys in every layer, of head_dim; joint_norm: of all heads together; replicates_norm: for which every rank makes all
+    of them, as its topology has it (model/joint_norm.py). gated, parallel: see Defaults. layer_norms: of the hidden
+    state, in each layer.
     intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
     where a token sees `window` last positions, its own among them. global_heads: of some of the others, if not like
     those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for each layer besides
@@ -73,6 +74,7 @@ class ModelShape:
     sinks: bool = False
     qk_norm: bool = False
     joint_norm: bool = False
+    replicates_norm: bool = False
     layer_norms: int = 2
     window: int | None = None
     num_windowed: int = 0

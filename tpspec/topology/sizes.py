@@ -253,7 +253,21 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     rows = (num_q * (2 if shape.gated is True else 1), num_kv, num_kv)[: shape.num_made]
     qkv = tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))
     gate = [Fused(((at + own, num_q),), hidden, shape.hidden)] if isinstance(own := shape.gated, str) else []
-    return [Fused(qkv, hidden, shape.hidden), *gate, _o(shape, shard, at, shape.head_dim)]
+    o = _o(shape, shard, at, shape.head_dim)
+    return [Fused(qkv, hidden, shape.hidden), *gate, o, *_others(shape, shard, at)]
+
+
+def _others(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
+    """Queries and keys of other ranks' heads, where a norm over all of them has this one make them, too."""
+    qk = tuple((at + name, num * shape.head_dim) for name, num in _other_heads(shape, shard))
+    return [Fused(qk, range(shape.hidden), shape.hidden)] if qk else []
+
+
+def _other_heads(shape: ModelShape, shard: Shard) -> list[tuple[str, int]]:
+    """How many of queries and of keys these are, by the name of the matrix."""
+    nums = shape.num_heads - len(shard.heads), shape.num_kv_heads - len(shard.kv_heads)
+    named = zip(shape.attention_names, nums if shape.replicates_norm else (), strict=False)
+    return [(name, num) for name, num in named if num]
 
 
 def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
@@ -319,6 +333,7 @@ def _mlp(shape: ModelShape, at: str, channels: range, size: int, hidden: int) ->
 def _biases(shape: ModelShape, shard: Shard) -> int:
     """Numbers of those of a layer's attention."""
     num_lines = len(shard.heads) + (shape.num_made - 1) * len(shard.kv_heads)
+    num_lines += sum(num for _, num in _other_heads(shape, shard))
     of_qkv = num_lines * shape.head_dim * shape.qkv_bias
     return of_qkv + shape.hidden * (shape.o_bias and _adds_biases(shard))
 

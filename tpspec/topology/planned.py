@@ -1,0 +1,48 @@
+"""A plan as a topology. Everything that it says is decided (`plan.py`); must not write a file (`proposal.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpspec.topology.config import Placement, Topology
+from tpspec.topology.plan import FAN_OUT, boxed, widths
+from tpspec.topology.shape import shape_of
+
+if TYPE_CHECKING:
+    from tpspec.topology.plan import Plan, Wish
+
+
+def topology_of(wish: Wish, best: Plan) -> Topology:
+    """The topology file's content for a plan, checked."""
+    layout, on = best.layout, [wish.gpus[index] for index in best.layout.shards]
+    target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(on))), "dtype": best.dtype}
+    if len({card.gbytes_per_s for card in on}) > 1:
+        target["weights"] = [card.gbytes_per_s for card in on]
+    if quantize := widths(shape_of(wish.model))[layout.bits]:
+        target["quantize"] = quantize
+    if layout.replicates_norm:
+        target["qk_norm"] = "replicate"
+    ahead = layout.placement in ("dedicated", "gaps")
+    return Topology.model_validate(
+        {
+            "name": f"planned: {boxed(wish.gpus)}, {wish.model}",
+            "target": target,
+            "draft": _draft(wish, best),
+            **({"pipeline": {"policy": "fan_out", "fan_out": FAN_OUT}} if ahead else {}),
+            "device": "cuda",
+            **({"link": {"table": wish.link}} if wish.link else {}),
+            "cache": {"tokens": "auto"},
+        }
+    )
+
+
+def _draft(wish: Wish, best: Plan) -> dict[str, object]:
+    layout = best.layout
+    if layout.placement == "none":
+        return {"source": "none"}
+    draft: dict[str, object] = {"source": "model" if wish.draft_model else wish.draft, "tokens": best.num_drafted}
+    if wish.draft_model:
+        draft["model"] = wish.draft_model
+    if layout.placement in ("dedicated", "gaps"):
+        draft["placement"] = Placement(layout.placement, layout.rank_of_drafter).plain()
+    return draft

@@ -1,0 +1,34 @@
+"""The shape of a topology's target, as that has its ranks run it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tpspec.errors import UserError
+from tpspec.topology.checkpoint import find
+from tpspec.topology.shape import ModelShape, shape_of
+
+if TYPE_CHECKING:
+    from tpspec.topology.config import Topology
+
+
+def target_shape(topology: Topology) -> ModelShape:
+    """Touches the network only when the model is neither here nor well known."""
+    return _as_run(topology, shape_of(topology.target.model))
+
+
+def found_target(topology: Topology) -> ModelShape:
+    """Of the model's files."""
+    return _as_run(topology, ModelShape.of(find(topology.target.model)))
+
+
+def _as_run(topology: Topology, shape: ModelShape) -> ModelShape:
+    if topology.target.qk_norm == "reduce":
+        return shape
+    if not shape.joint_norm:
+        raise UserError(
+            f"target.qk_norm: replicate: {topology.target.model} has no norm over the queries of all heads, for which "
+            "ranks would have to wait; should be reduce"
+        )
+    return replace(shape, replicates_norm=True)
