@@ -192,6 +192,8 @@ def parts_of(decoder: Any) -> list[Any]:
         parts += [norm for name in norms if (norm := getattr(layer, name, None)) is not None]
         if isinstance(layer, Layer):
             parts += [layer, *_around(layer.qkv, layer.o)]
+            if layer.joint_norm is not None and layer.joint_norm.others is not None:
+                parts.append(layer.joint_norm.others.product)
         if isinstance(layer, LinearLayer):
             parts += _mixing(layer.mixer)
         mlps = [layer.mlp.mixture, layer.mlp.shared] if isinstance(layer.mlp, Shared) else [layer.mlp]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write
 
 
-def logits(folder: Path, weights: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def logits(
+    folder: Path, weights: tuple[int, ...], dtype: torch.dtype = torch.float32, *, replicates: bool = False
+) -> torch.Tensor:
     ids = tuple(range(3, 33))
     span, shards = Span(0, 0, ids, ((0, len(ids)),), len(ids)), split(ModelShape.of(folder), weights)
 
     def rank(comm: Any) -> torch.Tensor:
-        return Loader.open(folder, shards[comm.rank], dtype, CPU).decoder(comm, 64).forward([span])
+        loader = Loader.open(folder, shards[comm.rank], dtype, CPU, replicates=replicates)
+        return loader.decoder(comm, 64).forward([span])
 
     return torch.cat(ThreadWorld(len(weights)).run(rank), -1)
 
@@ -158,6 +162,19 @@ def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind:
     decoder = Loader.open(quantized, whole, torch.bfloat16, CPU).decoder(OneRank(), 8)
     taken, planned = sum(map(_held, parts_of(decoder))), weight_bytes(shape, whole, "bfloat16")
     assert taken == planned or (name in SHUFFLED and 0.7 * planned < taken < planned)
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq in the order of activations", "awq", "float8 in blocks", "nvfp4"])
+def test_heads_of_other_ranks_are_read_out_of_codes_too(written: Any, name: str) -> None:
+    """Where a norm is over all of them: stands against rows before and behind a rank's own that begin within a word, a
+    block or a group, and against another size than is planned."""
+    quantized, meant = written(name, "minimax_m2")
+    assert (logits(quantized, (3, 1, 2), replicates=True) - logits(meant, (1,))).abs().max() < 1e-4
+    shape = replace(ModelShape.of(quantized), replicates_norm=True)
+    for shard in split(shape, (3, 1, 2)):
+        decoder = Loader.open(quantized, shard, torch.bfloat16, CPU, replicates=True).decoder(OneRank(), 8)
+        taken, planned = sum(map(_held, parts_of(decoder))), weight_bytes(shape, shard, "bfloat16")
+        assert taken == planned or (name in SHUFFLED and 0.7 * planned < taken < planned)
 
 
 @pytest.fixture(scope="module")

@@ -264,10 +264,13 @@ def _others(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
 
 
 def _other_heads(shape: ModelShape, shard: Shard) -> list[tuple[str, int]]:
-    """How many of queries and of keys these are, by the name of the matrix."""
-    nums = shape.num_heads - len(shard.heads), shape.num_kv_heads - len(shard.kv_heads)
-    named = zip(shape.attention_names, nums if shape.replicates_norm else (), strict=False)
-    return [(name, num) for name, num in named if num]
+    """How many stand before and behind this rank's, of queries and of keys, and the name of their matrix."""
+    if not shape.replicates_norm:
+        return []
+    here, totals = (shard.heads, shard.kv_heads), (shape.num_heads, shape.num_kv_heads)
+    named = zip(shape.attention_names, here, totals, strict=False)
+    beside = [(name, num) for name, own, total in named for num in (own.start, total - own.stop)]
+    return [(name, num) for name, num in beside if num]
 
 
 def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
