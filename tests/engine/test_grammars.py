@@ -13,7 +13,7 @@ import jsonschema
 import msgspec
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from tests.checkpoints import tiny, tiny_draft
 from tests.draft.liar import Liar
@@ -203,6 +203,30 @@ def test_a_draft_that_is_too_much_for_the_matcher_costs_its_text_nothing(
     assert np.array_equal(text.allowed([], NO_DRAFT), before)
     assert text.fitting([], TokenTree((brace, seven), (-1, -1))).tokens == ()
     assert text.keep([], (seven,)) == ((seven,), "stop")
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_a_draft_with_a_token_that_the_grammar_has_by_its_id_leaves_the_text_where_it_was(
+    target: Path, tmp_path: Path, *, is_special: bool
+) -> None:
+    """Stands against llguidance's rollback, which goes by the letters of such a token (guidance-ai/llguidance#364): a
+    call of a tool behind a draft of its mark ended with "allows no token", and without drafts it did not."""
+    text = Tokenizer.from_file(str(target / "tokenizer.json"))
+    text.add_tokens([AddedToken("[ARGUMENTS]", special=is_special)])
+    text.save(str(tmp_path / "tokenizer.json"))
+    mark, vocab = text.token_to_id("[ARGUMENTS]"), text.get_vocab_size()
+    vocabulary = Vocabulary(tmp_path / "tokenizer.json")
+    before, brace, letter = text.encode("a call of abc").ids, text.token_to_id("{"), text.token_to_id("c")
+    trees = TokenTree.chain([mark, brace]), TokenTree((letter, mark, mark, brace), (-1, -1, 1, 1))
+    for behind in (f'(<[{mark}]> "{{")+', f'<[{mark}]> <[{mark}]> "{{"'):
+        begin = partial(vocabulary.matcher, f'start: "a call of " /[a-z]{{3}}/ {behind}')
+        constraint = Constraint(begin, [END], frozenset({END}), vocab, vocab)
+        assert constraint.keep([], before) == (tuple(before), None)
+        plain = constraint.allowed(before, NO_DRAFT)[0]
+        for tree in trees:
+            constraint.fitting(before, tree)
+            assert np.array_equal(constraint.allowed(before, tree)[0], plain)
+        assert constraint.keep(before, [mark]) == ((mark,), None)
 
 
 def test_a_text_that_cannot_go_on_ends_with_an_error(target: Path) -> None:

@@ -147,15 +147,25 @@ class Constraint:
         return is_known and self._matcher.validate_tokens([token]) == 1
 
     def _walk(self, tree: TokenTree, node: int = ROOT) -> Iterator[int]:
-        """The nodes after which the text goes on, each while the matcher stands there. To be run to its end."""
+        """The nodes after which the text goes on, each while the matcher stands there. To be run to its end.
+
+        Each has a copy, which takes no longer than to go back: that takes back too much of a token that a grammar has
+        by its id (guidance-ai/llguidance, pull request 364). One that has reached a limit stays, for `_asked` to see.
+        """
         if self._is_lost or self._has_ended:
             return
         yield node
+        here = self._matcher
         for child in tree.children(node):
             token = tree.tokens[child]
-            if token not in self._stop_ids and self._allows(token) and self._matcher.try_consume_tokens([token]):
+            if token in self._stop_ids or not self._allows(token):
+                continue
+            self._matcher = here.deep_copy()
+            if self._matcher.try_consume_tokens([token]):
                 yield from self._walk(tree, child)
-                self._matcher.rollback(1)
+            if self._matcher.is_error():
+                return
+            self._matcher = here
 
     def _mask(self) -> Ids | None:
         """None where not a single token may come: what is drawn there, `keep` refuses."""
