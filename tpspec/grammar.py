@@ -35,16 +35,16 @@ MOST_ITEMS = 8_000  # of what may come next: an object with a thousand propertie
 MOST_KEPT = 8  # compiled grammars: the choices of one request share theirs
 
 
-def json_schema(schema: Mapping[str, Any], *, is_lenient: bool = False, is_exact: bool = False) -> str:
+def json_schema(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
     """JSON that a schema accepts. Its `x-guidance`, if it has one, is llguidance's own way to set options.
 
-    is_lenient: what of it llguidance cannot bind binds nothing; the compiler refuses it otherwise. is_exact: no key is
-    spelled with escapes by which llguidance takes one that has a schema for one that has none.
+    is_lenient: what of it llguidance cannot bind binds nothing; the compiler refuses it otherwise. No key is spelled
+    with escapes by which llguidance would take one that has a schema for one that has none.
     """
     options = schema.get("x-guidance", {"whitespace_pattern": WHITESPACE})
     if isinstance(options, dict):
-        options = options | ({"lenient": True} if is_lenient else {})
-        options |= {"json_allowed_escapes": SHORT_ESCAPES} if is_exact and _is_open(schema) else {}
+        exact = {"json_allowed_escapes": SHORT_ESCAPES} if _is_open(schema) else {}
+        options = exact | options | ({"lenient": True} if is_lenient else {})
     return json.dumps({"grammars": [{"json_schema": {**without_annotations(schema), "x-guidance": options}}]})
 
 

@@ -181,6 +181,23 @@ def test_forced_tokens_are_drafted_by_the_grammar_itself(target: Path) -> None:
     )
 
 
+def test_a_property_of_a_bound_answer_has_no_other_name(target: Path) -> None:
+    """Spelled with an escape it passed for one of which the schema says nothing: the answer did not validate."""
+    vocabulary = Vocabulary(target / "tokenizer.json")
+
+    def accepts(schema: dict[str, Any], text: str) -> bool:
+        matcher = vocabulary.matcher(grammar.json_schema(schema))
+        ids = vocabulary.tokenizer.tokenize_str(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    for others in ({}, {"required": ["a"]}, {"additionalProperties": {"type": "string"}}, {"patternProperties": {}}):
+        schema = {"properties": {"a": {"type": "integer"}}} | others
+        assert accepts(schema, '{"a":1,"b":"x\\n"}')
+        assert not accepts(schema, '{"a":1,"\\u0061":"x"}')
+        assert accepts(schema | {"x-guidance": {"json_allowed_escapes": "nu"}}, '{"a":1,"\\u0061":"x"}')
+    assert accepts({"properties": {"a": {"type": "string"}}, "additionalProperties": False}, '{"a":"\\u001b"}')
+
+
 def test_a_bad_grammar_ends_its_request_alone(target: Path) -> None:
     good = msgspec.structs.replace(bound(SAMPLINGS["greedy"])[3], id=5)
     told = serve(topology(target, 2), [one("start: nowhere"), one("start: /a/ & /b/", id=1), good])

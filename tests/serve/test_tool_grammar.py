@@ -153,14 +153,17 @@ def test_arguments_are_an_object_whatever_else_their_schema_allows(
 
 
 @EACH
-def test_a_property_of_a_strict_function_has_no_other_name(vocabulary: Path, form: Format) -> None:
+@pytest.mark.parametrize("strict", [frozenset("f"), frozenset[str]()], ids=["strict", "forced"])
+def test_a_property_of_a_bound_function_has_no_other_name(
+    vocabulary: Path, form: Format, strict: frozenset[str]
+) -> None:
     """Spelled with an escape it passed for one of which the schema says nothing, and was read as what it is."""
     is_json = not isinstance(form.form, Unquoted)
     patterned: list[dict[str, Any]] = [{"patternProperties": {"b": {}}}] if is_json else []
     for others in ({}, {"additionalProperties": {"type": "string"}}, *patterned):
         schema = {"properties": {"o": {"type": "object", "properties": {"a": SMALL}} | others}}
         text = written(form, ("f", {"o": {"c": "x"}}))
-        grammar = made(vocabulary, form, schemas={"f": schema}, strict=frozenset("f"))
+        grammar = made(vocabulary, form, schemas={"f": schema}, strict=strict)
         assert accepts(vocabulary, grammar, text)
         spelled = text.replace('"c"', r'"\u0061"') if is_json else text.replace("c:", " a:")
         assert not accepts(vocabulary, grammar, spelled)

@@ -44,7 +44,7 @@ def json_schema(schema: Mapping[str, Any], param: str = "response_format") -> st
 def arguments_schema(schema: Mapping[str, Any], *, is_strict: bool) -> str:
     """As json_schema, of a function's arguments or one of them."""
     check_size(schema, "tools")
-    return _short(grammar.json_schema(schema, is_lenient=not is_strict, is_exact=is_strict), "tools")
+    return _short(grammar.json_schema(schema, is_lenient=not is_strict), "tools")
 
 
 def regex(pattern: str, param: str) -> str:
