@@ -140,6 +140,30 @@ def test_a_fault_is_where_the_body_has_it(front, kind: str, fields: dict, said: 
     assert front.post(kind, **fields).json()["error"]["message"].startswith(said)
 
 
+BAD_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "none of them"}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        ("completions", {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        ("completions", {"prompt": ["a"] * 65, "n": 16}, "n"),
+        ("completions", {"prompt": "a", "guided_regex": "["}, "guided_regex"),
+        ("completions", {"prompt": "a", "guided_grammar": ""}, "guided_grammar"),
+        ("completions", {"prompt": "a", "structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs"),
+        ("chat/completions", {"messages": HELLO, "response_format": BAD_SCHEMA}, "response_format"),
+        ("chat/completions", {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        ("responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": {"type": 1}}}}, "text"),
+        ("responses", {"input": "a", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+    ],
+)
+def test_a_refusal_says_which_field_was_at_fault(front, kind: str, fields: dict, param: str) -> None:
+    """Two fields that do not go together, and grammars that do not compile, were refused without the name of a field;
+    an empty grammar bound nothing."""
+    response = front.post(kind, **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 def test_a_map_full_of_faults_does_not_come_back_larger(front) -> None:
     """Stock FastAPI turned 38 kB into 440 kB: one error, with its input, for each entry."""
     faults = {str(i): "x" * 8 for i in range(2000)}

@@ -84,6 +84,11 @@ class Constraints(Shape):
     @property
     def grammar(self) -> str:
         """What binds the answer; empty where nothing does. Raises ApiError."""
+        return self.bound[1]
+
+    @property
+    def bound(self) -> tuple[str, str]:
+        """The field that binds it, and how; both empty where nothing does. Raises ApiError."""
         outputs = self.structured_outputs or StructuredOutputs.model_validate({})
         if outputs.structural_tag is not None:
             raise unsupported("structured_outputs.structural_tag")
@@ -103,7 +108,7 @@ class Constraints(Shape):
         bound = [(param, grammar) for param, grammar in made if grammar]
         if len(bound) > 1:
             raise bad_request(f"{bound[0][0]} and {bound[1][0]} both bind the answer", bound[1][0], "invalid_value")
-        return bound[0][1] if bound else ""
+        return bound[0] if bound else ("", "")
 
 
 def of_format(wanted: PlainFormat | ObjectFormat | SchemaFormat | FlatSchemaFormat, param: str) -> str:

@@ -59,6 +59,8 @@ def choice(choices: Sequence[str], param: str) -> str:
 
 def lark(text: str, param: str) -> str:
     """Lark in llguidance's dialect, or GBNF."""
+    if not text.strip():
+        raise bad_request(f"{param}: the grammar should not be empty", param, "invalid_value")
     return _short(text, param)
 
 
@@ -117,12 +119,15 @@ class Grammars:
         self._known: dict[bytes, Outcome] = {}  # by hash, the latest last
         self._pending: dict[bytes, asyncio.Task[Outcome]] = {}  # by hash
 
-    async def checked(self, text: str) -> str:
-        """A grammar that can be used, as ranks are to read it; ApiError (400) in the compiler's words for another."""
+    async def checked(self, text: str, param: str | None = None) -> str:
+        """A grammar that can be used, as ranks are to read it; ApiError (400) in the compiler's words for another.
+
+        param: the field that asks for it.
+        """
         key = sha256(text.encode()).digest()
         outcome = self._remembered(key) or await self._awaited(key, text)
         if outcome.fault is not None:
-            raise bad_request(outcome.fault, code="invalid_grammar")
+            raise bad_request(outcome.fault, param, "invalid_grammar")
         return outcome.text
 
     def close(self) -> None:

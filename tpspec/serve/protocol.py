@@ -194,7 +194,7 @@ class CompletionBody(ChoicesBody):
     @model_validator(mode="after")
     def _not_too_many(self) -> CompletionBody:
         if len(self.prompt) * self.n > MAX_PROMPTS:
-            raise ValueError(f"prompts times n should be at most {MAX_PROMPTS}")
+            raise ValueError(f"n times prompts should be at most {MAX_PROMPTS}")
         return self
 
     @field_validator("prompt", mode="plain", json_schema_input_type=Prompts)
@@ -234,7 +234,7 @@ def check(kind: type[B], fields: dict[str, Any]) -> B:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _describe(error, fields) from None
+        raise _describe(error, fields, kind) from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -273,13 +273,14 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)  # bool is an int, but not an id
 
 
-def _describe(error: ValidationError, fields: dict[str, Any]) -> ApiError:
+def _describe(error: ValidationError, fields: dict[str, Any], kind: type[Strict]) -> ApiError:
+    """What is wrong with two fields together begins with the name of one of them."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [_line(_without_kinds(fault["loc"], fields), fault["msg"]) for fault in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
         lines.append(f"and {len(faults) - MAX_FAULTS} more")
-    param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
-    return bad_request("; ".join(lines), param, "invalid_value")
+    param = str(faults[0]["loc"][0]) if faults[0]["loc"] else lines[0].split()[0]
+    return bad_request("; ".join(lines), param if param in kind.model_fields else None, "invalid_value")
 
 
 def _without_kinds(location: tuple[int | str, ...], fields: dict[str, Any]) -> tuple[int | str, ...]:

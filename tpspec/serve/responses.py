@@ -159,8 +159,9 @@ class ResponsesBody(Body):
         return None
 
     @property
-    def grammar(self) -> str:
-        return super().grammar or of_format(self.text.format, "text")
+    def bound(self) -> tuple[str, str]:
+        bound = super().bound
+        return bound if bound[1] else ("text", of_format(self.text.format, "text"))
 
     @property
     def effort(self) -> ReasoningEffort | None:

@@ -55,20 +55,20 @@ class GenerateRoutes:
         body, text, cache_tokens = await self._read(request, CompletionBody)
         asked = await completion_asks(body, text, cache_tokens)
         reply = self._choices(CompletionShape(*_details(body, text)), body, asked)
-        return await self._answer(request, body.stream, reply, asked, text)
+        return await self._answer(request, body, reply, asked, text)
 
     async def chat(self, request: Request) -> Response:
         body, text, cache_tokens = await self._read(request, ChatBody)
         asked = await chat_asks(body, text, cache_tokens)
         shape = ChatShape(*_details(body, text), tells_thoughts=body.include_reasoning)
         reply = self._choices(shape, body, asked)
-        return await self._answer(request, body.stream, reply, asked, text)
+        return await self._answer(request, body, reply, asked, text)
 
     async def responses(self, request: Request) -> Response:
         body, text, cache_tokens = await self._read(request, ResponsesBody)
         asked = await chat_asks(body, text, cache_tokens)
         reply = ResponseReply(body, self._model, num_prompt_tokens(asked))
-        return await self._answer(request, body.stream, reply, asked, text)
+        return await self._answer(request, body, reply, asked, text)
 
     def _choices(self, shape: Shape, body: ChoicesBody, asked: list[Ask]) -> Reply:
         return ChoicesReply(shape, self._model, num_prompt_tokens(asked), body.stream_options)
@@ -83,14 +83,16 @@ class GenerateRoutes:
         self._state.admit()  # before the prompt costs time; again when it is submitted
         return body, text, cache_tokens
 
-    async def _answer(self, request: Request, stream: bool, reply: Reply, asked: list[Ask], text: Text) -> Response:
-        grammar = asked[0].grammar and await self._grammars.checked(asked[0].grammar)
+    async def _answer(self, request: Request, body: Body, reply: Reply, asked: list[Ask], text: Text) -> Response:
+        grammar = asked[0].grammar
+        if grammar:
+            grammar = await self._grammars.checked(grammar, "tools" if asked[0].calling else body.bound[0])
         self._state.serving()  # it may have begun to stop while the prompt was encoded
         self._state.admit()
         ready = [replace(ask, salt=salt_of(request.scope, ask.salt), grammar=grammar) for ask in asked]
         exchange = self._state.table.open(ready, text)
         request.scope[EFFORT] = exchange.effort
-        if stream:
+        if body.stream:
             return EventStream(_events(exchange, reply), exchange.close, named=reply.are_named)
         try:
             return JsonAnswer(await unless_left(request.receive, _whole(exchange, reply)))
