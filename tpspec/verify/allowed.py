@@ -146,23 +146,24 @@ class Constraint:
         is_known = token < self._num_known and token not in self._eos_ids
         return is_known and self._matcher.validate_tokens([token]) == 1
 
-    def _walk(self, tree: TokenTree, node: int = ROOT) -> Iterator[int]:
+    def _walk(self, tree: TokenTree, node: int = ROOT, *, is_spare: bool = False) -> Iterator[int]:
         """The nodes after which the text goes on, each while the matcher stands there. To be run to its end.
 
-        Each has a copy, which takes no longer than to go back: that takes back too much of a token that a grammar has
-        by its id (guidance-ai/llguidance, pull request 364). One that has reached a limit stays, for `_asked` to see.
+        Copies go down: a rollback takes back too much of a token that a grammar has by its id (guidance-ai/llguidance,
+        pull request 364). One that has reached a limit stays, for `_asked` to see. is_spare: nobody needs the matcher
+        at the node once the last child has been looked at.
         """
         if self._is_lost or self._has_ended:
             return
         yield node
-        here = self._matcher
-        for child in tree.children(node):
+        here, children = self._matcher, tree.children(node)
+        for child in children:
             token = tree.tokens[child]
             if token in self._stop_ids or not self._allows(token):
                 continue
-            self._matcher = here.deep_copy()
+            self._matcher = here if is_spare and child == children[-1] else here.deep_copy()
             if self._matcher.try_consume_tokens([token]):
-                yield from self._walk(tree, child)
+                yield from self._walk(tree, child, is_spare=True)
             if self._matcher.is_error():
                 return
             self._matcher = here
