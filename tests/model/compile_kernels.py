@@ -1,6 +1,7 @@
 """Compiles every kernel for cards that are not here, down to machine code; run by test_card_kernels.py, in a process
 without Triton's interpreter. Tells a line of JSON a kernel. argv: CAPABILITY:POINTER TYPE:HEAD DIM, as 89:*bf16:128, or
-with :heads behind it, for kernels of heads alone."""
+with :heads behind it, for kernels of heads alone, or with :few, for what takes half the time: products in few tiles,
+but in each tile once where there is little room; without tensor cores, or in float32, what shares memory."""
 
 from __future__ import annotations
 
@@ -59,6 +60,8 @@ TILES, CODED_TILES, FRAGMENT_TILES, GATED_TILES, GATED_CODED_TILES, GATED_FRAGME
 NORMS = [(False, "rms"), (True, "rms"), (False, "centred"), (True, "")]
 # Tiles, biases and gates of products in 16 bits.
 PLAIN = [*product(TILES, (False, True), ("",)), *product(GATED_TILES, (True,), ("gelu",))]
+FEW_PLAIN = [(TILES[0], False, ""), *product([max(TILES)], (False, True), ("",)), (max(GATED_TILES), True, "gelu")]
+FEW_SHARING = (card_experts._tile_product, card_groups.coded)  # beside those of heads
 
 
 def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def in_tiles(tiling: Tiling, rows: int) -> dict[str, Any]:
 
 
 def variants(
-    x: str, dim: int, capability: int, small: bool, tiling: Tiling, many: Tiling
+    x: str, dim: int, capability: int, small: bool, tiling: Tiling, many: Tiling, few: bool
 ) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """(kernel, types of its arguments, constants), for rows of a pointer type and heads of `dim`."""
     heads, whole = {"num_heads": 32, "dim": dim}, next_power_of_2(dim)
@@ -99,6 +102,8 @@ def variants(
     ways += [PLACED_APART] if not (small and tiling.places) else []
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     attended |= {"cap": 0.0 if dim == USUAL_DIM else 50.0}  # as Gemma 2's wide heads have it
+    every_tile = [*product(TILES, (False,), ("",)), *FEW_PLAIN[2:]]
+    plain = (every_tile if capability == LITTLE_ROOM else FEW_PLAIN) if few else PLAIN
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},
@@ -137,12 +142,12 @@ def variants(
           "on_card": True}),
         *((card_attention.join, partial | TABLE | sinks | {"out_at": x},
            heads | {"wide": min(whole, JOINED), "splits": 32, "sinks": has}) for has in (False, True)),
-        *([] if small else coded(x, capability) + mixture(x) + noise() + linear_attention(x)),
+        *([] if small else coded(x, capability, few=few) + mixture(x) + noise() + linear_attention(x)),
         *((card_products._few_rows, {"x_at": x, "weights_at": x, "biases_at": x, "y_at": x, "num_rows": "i32",
                                      "num_outputs": "i32", "num_inputs": "i32", "stride": "i32"},
            {"columns": tile.columns, "has_biases": biased, "tile_rows": tile.rows, "tile_outputs": tile.outputs,
             "gate": gate, "lines": card_products.LINES, "num_stages": tile.stages, "num_warps": tile.warps})
-          for tile, biased, gate in PLAIN if not small and x == "*bf16"),
+          for tile, biased, gate in plain if not small and x == "*bf16"),
     ]  # fmt: skip
 
 
@@ -164,40 +169,68 @@ SPLIT_TILES = {*GATED_CODED_TILES, *(max(tiles) for tiles in card_tiles.CODED_TI
 LITTLE_ROOM, FEW_TILES = 86, [CODED_TILES[0], max(GATED_CODED_TILES), max(CODED_TILES)]
 
 
-def coded(x: str, capability: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+def coded(x: str, capability: int, *, few: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     on_tensor_cores, made = capability >= 80 and x != "*fp32", []
     sizes = {"num_rows": "i32", "num_outputs": "i32", "num_groups": "i32"}
-    few = {"tile_rows": card_tiles.TILE_ROWS, "tile_outputs": card_tiles.TILE_OUTPUTS}
+    narrow = {"tile_rows": card_tiles.TILE_ROWS, "tile_outputs": card_tiles.TILE_OUTPUTS}
     many = {"tile_rows": card_groups.MANY_ROWS, "tile_outputs": card_groups.MANY_OUTPUTS}
-    for rows, (bits, group, scales, zeros) in product({x, "*fp16"} if on_tensor_cores else {x}, CODES):
+    is_each_once = few and capability != LITTLE_ROOM
+    for rows, (bits, group, scales, zeros) in product(
+        {x, "*fp16"} if on_tensor_cores and not is_each_once else {x}, CODES
+    ):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i16"}
         few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "biases_at": rows, "fan": "i32", "width": "i32"}
         few_types |= {"counters_at": "*i32", "partials_at": "*fp32"}
         of = {"group": group, "bits": bits, "kept_zeros": zeros}
-        tile = (many if on_tensor_cores else few) | {"together": card_tiles.TILE_OUTPUTS}
+        tile = (many if on_tensor_cores else narrow) | {"together": card_tiles.TILE_OUTPUTS}
         made.append((card_groups.coded, types, of | tile))
         if zeros == "beside":  # of groups that words are too long for
             made.append((card_groups.coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
         every = rows == x and group == USUAL_GROUP
-        tiles = (CODED_TILES if capability == LITTLE_ROOM else FEW_TILES) if every else CODED_TILES[:1]
-        for at_once, tile in product(AT_ONCE, tiles) if on_tensor_cores else ():
+        ways = (few_ways if few else ways_of)(capability, every=every, beside=zeros == "beside")
+        for at_once, tile, gate, splits in ways if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
             of_tile |= {"stages": tile.stages, "code_lines": card_coded.CODE_LINES}
-            kinds = ("", "silu") if every and tile in GATED_CODED_TILES else ("",)
-            is_split = every and at_once == card_shares.MORE_GROUPS and tile in SPLIT_TILES
-            made += [
+            made.append(
                 (card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate, "splits": splits})
-                for gate, splits in product(kinds, (1, card_shares.MOST_SPLITS) if is_split else (1,))
-            ]
+            )
         if on_tensor_cores and of["bits"] == card_fragments.BITS:
-            made += fragments(types, of, every=every)
-    return made + (coded_experts(x) if on_tensor_cores else [])
+            made += fragments(types, of, every=every, largest_only=is_each_once)
+    return made + (coded_experts(x, few=few) if on_tensor_cores else [])
 
 
-def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list[tuple[Any, dict[str, str], Any]]:
-    """The same by the other kernel; every: tile, and gates and shares, where a program has most groups at once."""
+def ways_of(capability: int, *, every: bool, beside: bool) -> list[tuple[int, Any, str, int]]:
+    """(groups at once, tile, gate, programs that share its columns) of a product by codes; every: tile, and gates and
+    shares."""
+    made, tiles = [], (CODED_TILES if capability == LITTLE_ROOM else FEW_TILES) if every else CODED_TILES[:1]
+    for at_once, tile in product(AT_ONCE, tiles):
+        kinds = ("", "silu") if every and tile in GATED_CODED_TILES else ("",)
+        is_split = every and at_once == card_shares.MORE_GROUPS and tile in SPLIT_TILES
+        splits = (1, card_shares.MOST_SPLITS) if is_split else (1,)
+        made += [(at_once, tile, gate, split) for gate, split in product(kinds, splits)]
+    return made
+
+
+def few_ways(capability: int, *, every: bool, beside: bool) -> list[tuple[int, Any, str, int]]:
+    """Of those the smallest and the largest, and where there is little room each tile once, of codes whose zeros are
+    `beside` their scales."""
+    (fewest, most), smallest, gated = AT_ONCE, CODED_TILES[0], max(GATED_CODED_TILES)
+    made = [(fewest, smallest, "", 1)]
+    if every:
+        made += [(most, gated, gate, splits) for gate, splits in product(("", "silu"), (1, card_shares.MOST_SPLITS))]
+        if capability == LITTLE_ROOM:
+            made += [(fewest, smallest, "silu", 1), (most, max(CODED_TILES), "", card_shares.MOST_SPLITS)]
+            made += [(most, tile, "", 1) for tile in (CODED_TILES if beside else FEW_TILES) if tile != gated]
+    return made
+
+
+def fragments(
+    types: dict[str, str], of: dict[str, Any], *, every: bool, largest_only: bool
+) -> list[tuple[Any, dict[str, str], Any]]:
+    """The same by the other kernel; every: tile (or the largest), and gates and shares, where a program has most groups
+    at once."""
     types = {name: kind for name, kind in types.items() if name != "codes_at"}
     types |= {"x_at": "*i32", "pairs_at": "*i32", "counters_at": "*i32", "partials_at": "*fp32", "width": "i32"}
     few, most = AT_ONCE
@@ -206,7 +239,8 @@ def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list
         tiles += [
             (most, tile, gate, 1)
             for gate in ("", "silu")
-            for tile in (GATED_FRAGMENT_TILES if gate else FRAGMENT_TILES)
+            for of_kind in [GATED_FRAGMENT_TILES if gate else FRAGMENT_TILES]
+            for tile in ([max(of_kind)] if largest_only else of_kind)
         ]
         tiles.append((most, max(GATED_FRAGMENT_TILES), "gelu", card_shares.MOST_SPLITS))
     side_by_side = card_fragments.side_by_side(of["group"] * of["bits"] // 16)
@@ -221,15 +255,15 @@ def fragments(types: dict[str, str], of: dict[str, Any], *, every: bool) -> list
     ]  # fmt: skip
 
 
-def coded_experts(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """In all tiles that are taken, none of which is tried."""
+def coded_experts(x: str, *, few: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """In all tiles that are taken, none of which is tried; few: the smallest and the largest."""
     types = {"x_at": x, "codes_at": "*i16", "zeros_at": x, "y_at": x, "biases_at": x, "num_rows": "i32",
              "num_outputs": "i32", "num_groups": "i32", "expert_at": "*i32", "pairs_at": "*i32", "fan": "i32",
              "width": "i32", "counters_at": x, "partials_at": x}  # fmt: skip
     of, made = {"group": USUAL_GROUP, "gate": "", "sorted_rows": card_tiles.TILE_ROWS, "inline_ptx": True}, []
     of |= {"splits": 1, "code_lines": card_coded.CODE_LINES}
-    sides = product((card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), card_experts.STAGES)
-    for (rows, outputs), at_once in product(sides, AT_ONCE):
+    sides = (card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), sorted(card_experts.STAGES), AT_ONCE
+    for rows, outputs, at_once in zip(*sides, strict=True) if few else product(*sides):
         tile = {"tile_rows": rows, "tile_outputs": outputs, "together": card_tiles.TILE_OUTPUTS, "at_once": at_once}
         stages = card_experts.STAGES[card_experts.MORE_OUTPUTS]
         tile |= {"stages": stages, "num_stages": stages, "num_warps": at_once}
@@ -359,14 +393,20 @@ def barriers(ptx: str) -> int | None:
     return before.rpartition("st.global")[2].count("bar.sync") if copies else None
 
 
-def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
+def compile_for(capability: int, x: str, dim: int, part: str) -> None:
+    """part: "heads", "few" or "", for all."""
+    has_tensor_cores = capability >= 80 and x != "*fp32"
     tiling = Tiling.of(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     many = Tiling.of_many(dim, ITEM_BYTES[x], (capability // 10, capability % 10))
     assert tiling is not None, f"heads of {dim} {x} are too wide for {capability}"
     assert many is not None, "which few rows have a tile for"
-    for small in (False,) if heads and capability != LITTLE_ROOM else (False, True):
-        for kernel, types, constants in variants(x, dim, capability, small, tiling, many):
-            if heads and "num_heads" not in constants:
+    only_wide = (part == "heads" and capability != LITTLE_ROOM) or (part == "few" and not has_tensor_cores)
+    for small in (False,) if only_wide else (False, True):
+        for kernel, types, constants in variants(x, dim, capability, small, tiling, many, part == "few"):
+            is_of_heads = "num_heads" in constants
+            if part == "heads" and not is_of_heads:
+                continue
+            if part == "few" and not has_tensor_cores and not is_of_heads and kernel not in FEW_SHARING:
                 continue
             names = kernel.arg_names
             if "overlaps" in names:
@@ -418,5 +458,5 @@ def compile_for(capability: int, x: str, dim: int, *, heads: bool) -> None:
 
 
 for word in sys.argv[1:]:
-    capability, x, dim, *heads = word.split(":")
-    compile_for(int(capability), x, int(dim), heads=bool(heads))
+    capability, x, dim, *part = word.split(":")
+    compile_for(int(capability), x, int(dim), "".join(part))
