@@ -180,7 +180,7 @@ def test_every_drafter_and_rank_count_gives_the_text_of_transformers(
     assert min(accepted[1:-1] if num_ranks < 3 else accepted[1:]) > 0  # the last is the liar's
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_deterministic_bfloat16_texts_do_not_depend_on_drafts_or_company(
     model: Path, shallow: Path, ids: list[list[int]], tmp_path: Path, num_ranks: int
 ) -> None:
