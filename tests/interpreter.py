@@ -3,7 +3,8 @@
 At every call of a function by a kernel it looks through all of Triton's language for what it has to replace, where all
 has been replaced when the kernel was launched, and what that is was known from the first time. Of every sum and product
 it asks whether it overflows, and does not look at the answer, which only its debugging does. And it makes the same
-table of types, and the same type and shape, again for every tensor. Most of the time of tests of kernels.
+table of types, and the same type and shape, again for every tensor, asks again what becomes of two types in one
+operation, and makes a tensor of the same number. Most of the time of tests of kernels.
 
 And it learns what bfloat16 is in a product, or made of an integer: it has them as integers, and takes those. And what
 Gluon says, which is Triton's language and where numbers lie, of which it knows nothing.
@@ -38,6 +39,7 @@ def hurry() -> None:
     interpreter._get_np_dtype = found_once
     _look_once()
     _know_types()
+    _know_operands()
     _learn_bfloat16()
     _learn_gluon()
 
@@ -77,9 +79,11 @@ def _look_once() -> None:
 def _know_types() -> None:
     """What a type is, and a tensor of it has, is made once, and shapes that are alike need no broadcast."""
     import triton.language as tl
+    from triton.language import semantic as semantic_module
     from triton.language.semantic import TritonSemantic
 
     core: Any = tl.core
+    semantic: Any = semantic_module
     make_type, broadcast = core.block_type.__init__, TritonSemantic.broadcast_impl_value
     types = dict[tuple[Any, ...], tuple[Any, ...]]()
 
@@ -106,7 +110,89 @@ def _know_types() -> None:
             return one, other
         return broadcast(self, one, other)
 
+    unwrap, are_equal = core._unwrap_if_constexpr, core.dtype.__eq__
+    as_they_are = {core.tensor, core.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None)}
+
+    def unwrap_if_constexpr(x: Any) -> Any:
+        return x if type(x) in as_they_are else unwrap(x)
+
+    def eq(self: Any, other: Any) -> bool:
+        return self.name == other.name if type(other) is core.dtype else are_equal(self, other)
+
+    for module in (core, semantic):
+        module._unwrap_if_constexpr = unwrap_if_constexpr
+    core.dtype.__eq__ = eq
     core.block_type.__init__, core.tensor.__init__ = block_type, tensor
+    TritonSemantic.broadcast_impl_value = broadcast_impl_value
+
+
+MOST_NUMBERS = 1 << 9  # that are kept as tensors, of the shape they were needed in
+
+
+def _know_operands() -> None:
+    """What two tensors become in an operation depends on their types alone, and what a number becomes, on it and on the
+    other's type. What is refused is asked of Triton every time."""
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    handle = interpreter.TensorHandle
+    check, broadcast = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
+    pairs, shapes, numbers = dict[Any, Any](), dict[Any, Any](), dict[Any, Any]()
+
+    def spread(self: Any, x: Any, type: Any) -> Any:
+        """x in the shape of that type, of the same elements."""
+        of, element = x.handle.data, x.handle.dtype.scalar
+        if x.type.is_block():
+            data = np.broadcast_to(of, type.shape)
+        else:  # of one number, which may have been computed in another type
+            data = np.full(type.shape, of, interpreter._get_np_dtype(element))
+        return self.tensor(handle(data, element), type)
+
+    def become(self: Any, x: Any, element: Any, type: Any) -> Any:
+        x = x if element is None else self.cast(x, element)
+        return x if type is None else spread(self, x, type)
+
+    def steps(x: Any, made: Any) -> tuple[Any, Any]:
+        """What `become` takes to make the one of the other."""
+        is_other = x.type.scalar.name != made.type.scalar.name
+        is_spread = made.type.is_block() and [*made.type.shape] != ([*x.type.shape] if x.type.is_block() else None)
+        return made.type.scalar if is_other else None, made.type if is_spread else None
+
+    def binary_op_type_checking_impl(self: Any, lhs: Any, rhs: Any, *given: Any, **named: Any) -> tuple[Any, Any]:
+        is_number = type(lhs) in (int, float, bool), type(rhs) in (int, float, bool)
+        ways = given, tuple(named.items())
+        if is_number == (False, False):
+            if (key := (lhs.type.name, rhs.type.name, ways)) not in pairs:
+                made = check(self, lhs, rhs, *given, **named)
+                pairs[key] = (*steps(lhs, made[0]), *steps(rhs, made[1]))
+                return made
+            left, left_type, right, right_type = pairs[key]
+            return become(self, lhs, left, left_type), become(self, rhs, right, right_type)
+        if is_number == (True, True):
+            return check(self, lhs, rhs, *given, **named)
+        number, x = (lhs, rhs) if is_number[0] else (rhs, lhs)
+        key = number, type(number), x.type.name, is_number, ways
+        if (known := numbers.get(key)) is None:
+            made = check(self, lhs, rhs, *given, **named)
+            of_number, of_x = made if is_number[0] else made[::-1]
+            if len(numbers) >= MOST_NUMBERS:
+                numbers.clear()
+            of_number.handle.data.flags.writeable = False
+            numbers[key] = of_number, *steps(x, of_x)
+            return made
+        of_number, element, x_type = known
+        x = become(self, x, element, x_type)
+        return (of_number, x) if is_number[0] else (x, of_number)
+
+    def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        if (key := (lhs.type.name, rhs.type.name)) not in shapes:
+            made = broadcast(self, lhs, rhs)
+            shapes[key] = steps(lhs, made[0])[1], steps(rhs, made[1])[1]
+            return made
+        left, right = shapes[key]
+        return become(self, lhs, None, left), become(self, rhs, None, right)
+
+    TritonSemantic.binary_op_type_checking_impl = binary_op_type_checking_impl
     TritonSemantic.broadcast_impl_value = broadcast_impl_value
 
 
