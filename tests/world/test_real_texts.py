@@ -25,16 +25,14 @@ from tpspec.topology.checkpoint import find
 
 ROOT = Path(__file__).parents[2]
 HEAD = "smollm2-135m-eagle3"  # which comes with the package
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
     "Once upon a time, in a village by the sea, there lived",
     "Q: What is 17 + 25?\nA: 42\nQ: What is 31 + 12?\nA:",
     '{"name": "Ada", "age": 36}\n{"name": "Alan", "age": 41}\n{"name":',
-    "Die Hauptstadt von Deutschland ist",
     "Repeat after me: one, two, three, four. One, two, three, four. One, two,",
-    "Photosynthesis is the process by which plants",
 ]
 READ = 4  # of the prompts, whose logits are compared
 pytestmark = pytest.mark.real
