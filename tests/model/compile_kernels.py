@@ -60,7 +60,9 @@ TILES, CODED_TILES, FRAGMENT_TILES, GATED_TILES, GATED_CODED_TILES, GATED_FRAGME
 NORMS = [(False, "rms"), (True, "rms"), (False, "centred"), (True, "")]
 # Tiles, biases and gates of products in 16 bits.
 PLAIN = [*product(TILES, (False, True), ("",)), *product(GATED_TILES, (True,), ("gelu",))]
-FEW_PLAIN = [(TILES[0], False, ""), *product([max(TILES)], (False, True), ("",)), (max(GATED_TILES), True, "gelu")]
+FEW_BIASED = [(max(TILES), True, ""), (max(GATED_TILES), True, "gelu")]
+# Of most rows every tile: with other warps a card has other instructions for those.
+FEW_TILES_OF_16_BITS = [tile for tile in TILES if tile == TILES[0] or tile.rows == max(TILES).rows]
 FEW_SHARING = (card_experts._tile_product, card_groups.coded)  # beside those of heads
 
 
@@ -102,8 +104,8 @@ def variants(
     ways += [PLACED_APART] if not (small and tiling.places) else []
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     attended |= {"cap": 0.0 if dim == USUAL_DIM else 50.0}  # as Gemma 2's wide heads have it
-    every_tile = [*product(TILES, (False,), ("",)), *FEW_PLAIN[2:]]
-    plain = (every_tile if capability == LITTLE_ROOM else FEW_PLAIN) if few else PLAIN
+    few_tiles = TILES if capability == LITTLE_ROOM else FEW_TILES_OF_16_BITS
+    plain = [*product(few_tiles, (False,), ("",)), *FEW_BIASED] if few else PLAIN
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
                                 "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},
