@@ -38,8 +38,9 @@ MOST_KEPT = 8  # compiled grammars: the choices of one request share theirs
 def json_schema(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
     """JSON that a schema accepts. Its `x-guidance`, if it has one, is llguidance's own way to set options.
 
-    is_lenient: what of it llguidance cannot bind binds nothing; the compiler refuses it otherwise. No key is spelled
-    with escapes by which llguidance would take one that has a schema for one that has none.
+    is_lenient: what of it llguidance cannot bind binds nothing; the compiler refuses it otherwise. Unless its
+    `x-guidance` says otherwise, no key is spelled with escapes by which llguidance would take one that has a schema for
+    one that has none.
     """
     options = schema.get("x-guidance", {"whitespace_pattern": WHITESPACE})
     if isinstance(options, dict):

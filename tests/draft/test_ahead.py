@@ -79,6 +79,21 @@ def test_a_text_with_a_token_that_the_model_lacks_is_left_alone(policy: Policy) 
             drafted.forget(0)
 
 
+class SureTable(Table):
+    """Says one token, and that every other is so unlikely that its probability is no number above 0."""
+
+    def _logits(self, span: Span) -> list[torch.Tensor]:
+        return [torch.where(said == said.max(), 1e5, said) for said in super()._logits(span)]
+
+
+def test_beside_a_token_that_is_sure_nothing_is_offered() -> None:
+    """Stands against a division by what is left for the others."""
+    ahead = Ahead(ModelDrafter(CounterNoise(), "sampled", VOCAB), SureTable(), PagePool(400, 4), FAN_OUT)
+    (tree,) = Grown(ahead).propose([ask(0, [1, 2], 4, temperature=0.1)])
+    assert len(tree) == 4
+    assert tree.is_sound
+
+
 class SpoiltTable(Table):
     """Says nothing that can be drawn from of texts that end in 7."""
 

@@ -18,15 +18,18 @@ from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.ledger import Ledger, counted
 from tpspec.comm.messages import Tally
 from tpspec.comm.threads import ThreadWorld
+from tpspec.errors import UserError
 from tpspec.model.batch import Span
-from tpspec.model.joint_norm import FEW_ROWS, JointNorm
+from tpspec.model.joint_norm import JointNorm
 from tpspec.model.loader import Loader
 from tpspec.model.steps import WithoutKernels
 from tpspec.request import Request, Sampling
 from tpspec.topology.config import Quantize
+from tpspec.topology.rounds import FEW_ROWS
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import weight_bytes
+from tpspec.topology.target_shape import target_shape
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, DIM, ROWS = 6, 2, 16, 5  # of olmo3
@@ -124,6 +127,14 @@ def test_a_prompt_makes_no_queries_of_others(olmo: Path) -> None:
 
     ThreadWorld(2).run(rank)
     assert counts == {FEW_ROWS: 0, FEW_ROWS + 1: ModelShape.of(olmo).num_layers}
+
+
+def test_rounds_that_never_have_so_few_rows_are_refused(olmo: Path) -> None:
+    """They would pay for the heads of others and for their collectives."""
+    keys = {"target": {"qk_norm": "replicate"}, "deterministic": True}
+    assert target_shape(topology(olmo, 2, **keys)).replicates_norm
+    with pytest.raises(UserError, match=r"fixed_rows 33 no round has so few rows; should be reduce, or .* at most 32"):
+        target_shape(topology(olmo, 2, **keys, engine={"fixed_rows": FEW_ROWS + 1}))
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0, 2.0)], ids=str)

@@ -31,7 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny("smollm2", tmp_path_factory.mktemp("target"))
 
 
-def auto(target: Path, **keys: Any) -> Topology:
+def auto(target: Path, /, **keys: Any) -> Topology:
     made = topology(target, 2, **keys)
     return made.model_copy(update={"target": made.target.model_copy(update={"weights": "auto"})})
 
@@ -84,6 +84,23 @@ def test_beside_a_mixture_a_drafter_weighs_more(tmp_path: Path) -> None:
     cards = [Capacity(1e12, 1e9, aside=0.1 * held), Capacity(1e12, 1e9)]
     found = with_weights(made, cards).target.fixed_weights
     assert found == (pytest.approx((1 - 0.1 / 0.487) / (1 + 0.1 / 0.487), abs=0.01), 1.0)
+
+
+def test_what_is_made_of_other_ranks_heads_is_no_part_that_could_be_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stands against a rank that is filled to the last byte by its part, and then is to hold that, too."""
+    sizes = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo3", **sizes, "intermediate_size": 96}))
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr("tpspec.roles.weights.free_bytes", lambda device: 1 << 30)
+    reduces, replicates = (
+        capacity(auto(tmp_path, target={"qk_norm": way}, draft={"source": "none"}), 0, CPU, (0, 1))
+        for way in ("reduce", "replicate")
+    )
+    others = 3 * (4 + 2) * 8 * 64 * 4
+    assert (reduces.aside, replicates.aside) == (0, others)
+    assert reduces.room - replicates.room == others
 
 
 def test_a_world_runs_with_weights_that_it_found_itself(target: Path, tmp_path: Path) -> None:

@@ -256,8 +256,9 @@ class Ahead:
     def _is_readable(self, growth: Growth, node: Node) -> bool:
         """Whether there is room in the cache, and the model was made for such tokens, and texts of that length."""
         limit, size = self.run.max_positions, len(growth.text)
-        has_room = growth.seq not in self._stuck | self._foreign and (limit is None or size + node.depth <= limit)
-        return has_room and self._reading.can_hold(growth, node) and self.run.can_read(growth.seq, size)
+        is_shut = growth.seq in self._stuck or growth.seq in self._foreign
+        fits = not is_shut and (limit is None or size + node.depth <= limit)
+        return fits and self._reading.can_hold(growth, node) and self.run.can_read(growth.seq, size)
 
     # Reading
 

@@ -65,7 +65,8 @@ def _offer(token: int, q: Draws, width: int) -> Offer:
     """The drawn token, and those that the target is likeliest to say instead."""
     if token == NO_TOKEN:
         return Offer((), ())
-    others = sorted(((p, other) for p, other in zip(q.probs, q.ids, strict=True) if other != token), reverse=True)
+    drawn = zip(q.probs, q.ids, strict=True)
+    others = sorted(((p, other) for p, other in drawn if other != token and p > 0), reverse=True)
     left = sum(p for p, _ in others)
     odds = [(1 - SAMPLED_ODDS) * p / left for p, _ in others[: width - 1]]
     return Offer((token, *(other for _, other in others[: width - 1])), (SAMPLED_ODDS, *odds), q)

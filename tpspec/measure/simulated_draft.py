@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from sys import maxsize
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -110,7 +111,7 @@ class SimulatedRun:
     clock: as the drafter sees it, which takes a forward to be over when it returns.
     """
 
-    vocab, max_positions, rereads, seats = 0, None, False, None
+    vocab, max_positions, rereads, seats = maxsize, None, False, None  # of any trace
 
     def __init__(self, cost: StepCost | None) -> None:
         self.clock, self.seconds, self.speed = VirtualClock(), 0.0, 1.0

@@ -1,9 +1,9 @@
 """A norm over the queries of all heads together, and one over the keys: heads that other ranks hold are among them.
 
 Each rank sums the squares of its own numbers, and ranks add those up: a collective more in each layer, of eight bytes a
-row. Or each makes the queries and keys of all heads, and waits for nobody: of few rows that is reading the weights of
-the others, which takes less time than a slow bus does for the smallest message. OLMo 2 (arXiv 2501.00656, 3.2) and
-MiniMax-M2 have such norms. Here in torch; card_joint.py does it on a card.
+row. Or, in rounds of few rows, each makes the queries and keys of all heads, and waits for nobody: that is reading the
+weights of the others, which takes less time than a slow bus does for the smallest message. OLMo 2 (arXiv 2501.00656,
+3.2) and MiniMax-M2 have such norms. Here in torch; card_joint.py does it on a card.
 
 Shapes: T rows, D hidden, X numbers that a product gives, N of a layer's qkv that are normed: queries, then keys.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tpspec.comm.communicator import Purpose
+from tpspec.topology.rounds import FEW_ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.model.linear import Linear
     from tpspec.model.steps import Steps
-
-FEW_ROWS = 32  # of more, as of prompts, others' queries would be much to compute
 
 
 class Columns(NamedTuple):
@@ -40,7 +39,7 @@ class Columns(NamedTuple):
 
 
 class Others(NamedTuple):
-    """The heads that are not here: [D] -> their queries, then their keys; all of which count."""
+    """The heads that are not here: [T, D] -> their queries, then their keys; all of which count."""
 
     product: Linear
     columns: Columns
@@ -49,7 +48,8 @@ class Others(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class JointNorm:
     """weight_N: float32. num_queries: of those N. own: of qkv, what this rank counts; a key head that several hold, one
-    of them does. all_queries, all_keys: numbers on all ranks. others: where ranks do not tell each other."""
+    of them does. all_queries, all_keys: numbers on all ranks. others: where ranks tell each other of many rows alone.
+    """
 
     weight_N: Tensor
     eps: float

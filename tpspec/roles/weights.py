@@ -5,6 +5,7 @@ Knows topologies and devices; reads no weight. Which part is whose is topology/b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,9 +45,11 @@ def capacity(topology: Topology, rank: int, device: torch.device, on_device: Seq
     free = free_bytes(device)
     room = (float(2**62) if free is None else float(free - held)) / max(1, len(sharing))
     room -= _rounds(topology) if device.type == "cuda" else 0
+    others = _others(topology)
     speed = _bytes_per_s(device)
     beside = topology.draft.placement.kind == "gaps" and topology.draft.placement.rank == rank
-    return Capacity(max(room, 0.0), speed, _aside(topology, drafting, speed) if beside else 0.0)
+    aside = others + (_aside(topology, drafting, speed) if beside else 0.0)
+    return Capacity(max(room - others, 0.0), speed, aside)
 
 
 def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology:
@@ -66,6 +69,17 @@ def _rounds(topology: Topology) -> int:
     return max(
         shard_memory(topology, shape, shard).rounds for shard in split(shape, (1.0,) * len(topology.target.ranks))
     )
+
+
+def _others(topology: Topology) -> int:
+    """Bytes of what a rank makes of other ranks' heads, as if all ranks held equal parts."""
+    target, shape = topology.target, found_target(topology)
+    alone = replace(shape, replicates_norm=False)
+    shards = split(shape, (1.0,) * len(target.ranks))
+    with_others, own = (
+        [weight_bytes(one, shard, target.dtype, target.quantize) for shard in shards] for one in (shape, alone)
+    )
+    return max(more - less for more, less in zip(with_others, own, strict=True))
 
 
 def _idle(topology: Topology, shape: ModelShape, whole: Shard) -> float:

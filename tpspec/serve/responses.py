@@ -160,8 +160,8 @@ class ResponsesBody(Body):
 
     @property
     def bound(self) -> tuple[str, str]:
-        bound = super().bound
-        return bound if bound[1] else ("text", of_format(self.text.format, "text"))
+        bound, of_text = super().bound, of_format(self.text.format, "text")
+        return ("text", of_text) if of_text and not bound[1] else bound
 
     @property
     def effort(self) -> ReasoningEffort | None:

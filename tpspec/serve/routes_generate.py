@@ -86,7 +86,10 @@ class GenerateRoutes:
     async def _answer(self, request: Request, body: Body, reply: Reply, asked: list[Ask], text: Text) -> Response:
         grammar = asked[0].grammar
         if grammar:
-            grammar = await self._grammars.checked(grammar, "tools" if asked[0].calling else body.bound[0])
+            name, bound = body.bound
+            if asked[0].calling:  # of what binds the answer, too, the compiler does not say which it minds
+                name = "" if bound else "tools"
+            grammar = await self._grammars.checked(grammar, name or None)
         self._state.serving()  # it may have begun to stop while the prompt was encoded
         self._state.admit()
         ready = [replace(ask, salt=salt_of(request.scope, ask.salt), grammar=grammar) for ask in asked]

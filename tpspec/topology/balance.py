@@ -21,7 +21,8 @@ HALVINGS = 80
 class Capacity:
     """What a rank can hold. room: bytes for its part of model and cache. bytes_per_s: at which it reads weights.
 
-    aside: bytes that it has to read in a round besides, because the drafter in its gaps does not fit into its waits.
+    aside: bytes that it has to read in a round besides: what it makes of other ranks' heads, and what of the drafter in
+    its gaps does not fit into its waits.
     """
 
     room: float

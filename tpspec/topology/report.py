@@ -14,7 +14,7 @@ from tpspec.topology.config import Topology
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.head_files import check_eagle, check_layer, is_assistant
 from tpspec.topology.held import Memory, drafter_memory, shard_memory
-from tpspec.topology.rounds import collectives_per_draft, collectives_per_round, round_bytes
+from tpspec.topology.rounds import FEW_ROWS, collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sources import check_behind
@@ -128,8 +128,9 @@ def _round(topology: Topology, shape: ModelShape) -> list[str]:
     sent = round_bytes(shape, num_shards, 1, DTYPE_BYTES[topology.target.dtype])
     said = {purpose: num_bytes for purpose, num_bytes in sent.items() if num_bytes} or sent
     purposes = ", ".join(f"{purpose} {num_bytes:,}" for purpose, num_bytes in said.items())
+    of_few = f", of up to {FEW_ROWS} rows" if shape.replicates_norm else ""
     return [
-        f"collectives per round: {collectives_per_round(shape, num_shards)}",
+        f"collectives per round{of_few}: {collectives_per_round(shape, num_shards)}",
         *_drafting(topology, shape),
         f"bytes each rank contributes, per row of a round: {sum(sent.values()):,} ({purposes})",
     ]

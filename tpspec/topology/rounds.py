@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tpspec.topology.sublayers import Sublayers
 
 NORM_BYTES = 8  # of a row, in the all-reduce of a norm over all heads: two sums, in float32
+FEW_ROWS = 32  # of a round in which each rank may make all heads' queries and keys; of more that is much to compute
 
 
 class AllReduces(NamedTuple):
@@ -30,7 +31,10 @@ def mean_bytes(shape: ModelShape, dtype_bytes: int) -> float:
 
 
 def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:
-    """All-reduces of a forward without some sublayers, by purpose. Of parallel ones the MLP's is attention's, too."""
+    """All-reduces of a forward without some sublayers, by purpose. Of parallel ones the MLP's is attention's, too.
+
+    Where norms over all heads are replicated, of a forward of at most FEW_ROWS.
+    """
     attention, mlp = {*shape.mixing} - left_out.attention, {*shape.feeding} - left_out.mlp
     counts = {"attention": len(attention - mlp if shape.parallel else attention), "mlp": len(mlp)}
     return counts | ({"norm": len(attention)} if shape.joint_norm and not shape.replicates_norm else {})

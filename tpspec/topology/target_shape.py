@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
 from tpspec.topology.checkpoint import find
+from tpspec.topology.rounds import FEW_ROWS
 from tpspec.topology.shape import ModelShape, shape_of
 
 if TYPE_CHECKING:
@@ -30,5 +31,10 @@ def _as_run(topology: Topology, shape: ModelShape) -> ModelShape:
         raise UserError(
             f"target.qk_norm: replicate: {topology.target.model} has no norm over the queries of all heads, for which "
             "ranks would have to wait; should be reduce"
+        )
+    if topology.deterministic and topology.engine.fixed_rows > FEW_ROWS:
+        raise UserError(
+            f"target.qk_norm: replicate: with engine.fixed_rows {topology.engine.fixed_rows} no round has so few rows; "
+            f"should be reduce, or fixed_rows at most {FEW_ROWS}"
         )
     return replace(shape, replicates_norm=True)
