@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoints import tiny
 from tests.model.test_delta_net import tensors
+from tests.model.test_thinned import Counting
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.ledger import Ledger, counted
@@ -79,17 +80,6 @@ def test_shards_have_the_norm_of_all(olmo: Path, weights: tuple[int, ...]) -> No
         assert torch.allclose(told, made([wanted_q, wanted_k, v], shard), atol=1e-5)
 
 
-class Asked(OneRank):
-    """Who the others never tell anything, and what they were asked for."""
-
-    def __init__(self) -> None:
-        self.purposes: list[Purpose] = []
-
-    def all_reduce(self, x: torch.Tensor, purpose: Purpose) -> torch.Tensor:
-        self.purposes.append(purpose)
-        return x
-
-
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=HEADS), st.integers(1, FEW_ROWS))
 def test_who_makes_the_queries_and_keys_of_all_heads_asks_nobody(olmo: Path, weights: list[int], num_rows: int) -> None:
     """Stands against a head that counts twice, as a key head that several hold, or not at all."""
@@ -106,7 +96,7 @@ def test_who_makes_the_queries_and_keys_of_all_heads_asks_nobody(olmo: Path, wei
 
     wanted = ThreadWorld(len(weights)).run(lambda comm: told(shards[comm.rank], False, comm))
     for shard, expected in zip(shards, wanted, strict=True):
-        asked = Asked()
+        asked = Counting()
         assert torch.allclose(told(shard, True, asked), expected, atol=1e-5)
         assert asked.purposes == [Purpose.norm] * (len(weights) == 1)
 

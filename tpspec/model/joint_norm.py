@@ -47,17 +47,21 @@ class Others(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JointNorm:
-    """weight_N: float32. num_queries: of those N. own: of qkv, what this rank counts; a key head that several hold, one
-    of them does. all_queries, all_keys: numbers on all ranks. others: where ranks tell each other of many rows alone.
+    """weight_N: float32. own: of qkv, what this rank counts; a key head that several hold, one of them does.
+    all_queries, all_keys: numbers on all ranks. others: where ranks tell each other of many rows alone.
     """
 
     weight_N: Tensor
     eps: float
-    num_queries: int
     own: Columns
     all_queries: int
     all_keys: int
     others: Others | None = None
+
+    @property
+    def num_queries(self) -> int:
+        """Of those N."""
+        return self.own.num_queries
 
     def __call__(self, x_TD: Tensor, qkv_TX: Tensor, steps: Steps, comm: Communicator) -> Tensor:
         if self.others is None or len(x_TD) > FEW_ROWS:

@@ -57,7 +57,6 @@ class Norms:
         return JointNorm(
             weight_N=torch.cat([queries, keys]),
             eps=spec.eps,
-            num_queries=len(queries),
             own=Columns(len(queries), numbers_of(range(behind + first, behind + end), dim)),
             all_queries=spec.num_heads * dim,
             all_keys=layer.num_kv_heads * dim,

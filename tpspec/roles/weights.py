@@ -74,6 +74,8 @@ def _rounds(topology: Topology) -> int:
 def _others(topology: Topology) -> int:
     """Bytes of what a rank makes of other ranks' heads, as if all ranks held equal parts."""
     target, shape = topology.target, found_target(topology)
+    if not shape.replicates_norm:
+        return 0
     alone = replace(shape, replicates_norm=False)
     shards = split(shape, (1.0,) * len(target.ranks))
     with_others, own = (
