@@ -2,8 +2,9 @@
 beside each the same model with the weights that its codes stand for.
 
 Everything is done with numpy and one loop per packed value, in float64, so that it shares nothing with what reads it.
-Sources: AutoGPTQ's and GPTQModel's QuantLinear.pack, AutoAWQ's WQLinear_GEMM.from_linear, compressed-tensors'
-pack_to_int32, transformers' FineGrainedFP8Config, OpenAI's gpt-oss and OCP's Microscaling Formats 1.0. Knows no tpspec.
+Sources: AutoGPTQ's, GPTQModel's and AutoRound's QuantLinear.pack, AutoAWQ's WQLinear_GEMM.from_linear,
+compressed-tensors' pack_to_int32, transformers' FineGrainedFP8Config, OpenAI's gpt-oss and OCP's Microscaling Formats
+1.0. Knows no tpspec.
 """
 
 from __future__ import annotations
@@ -134,12 +135,12 @@ def gptq(
     return Format(config | more, write)
 
 
-def awq(group: int = 32) -> Format:
+def awq(group: int = 32, *, sym: bool = False) -> Format:
     order = (0, 2, 4, 6, 1, 3, 5, 7)
 
     def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
         of = groups_of(weight.shape[1], group)
-        codes, scales, points, meant = rounded(weight, of, 4, zeros=True, scale_dtype=torch.float16)
+        codes, scales, points, meant = rounded(weight, of, 4, zeros=not sym, scale_dtype=torch.float16)
         made = {
             "qweight": tensor(packed(codes.T, 4, order)),
             "qzeros": tensor(packed(points.T, 4, order)),
@@ -150,6 +151,20 @@ def awq(group: int = 32) -> Format:
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True,
               "modules_to_not_convert": None}  # fmt: skip
     return Format(config, write)
+
+
+def autoround(layout: str = "auto_round:auto_gptq", **more: Any) -> Format:
+    """In the layout of GPTQ, without a table of groups, or in AWQ's, of which its zero points may be none."""
+    sym, bits = more.get("sym", True), more.get("bits", 4)
+    form = awq(sym=sym) if "awq" in layout else gptq(bits, sym=sym, v2=layout == "auto_round:gptqmodel")
+
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        made, meant = form.write(weight, noise)
+        return {name: part for name, part in made.items() if name != "g_idx"}, meant
+
+    config = {"quant_method": "auto-round", "bits": bits, "group_size": 32, "sym": sym, "data_type": "int",
+              "packing_format": layout, "autoround_version": "0.9.5"}  # fmt: skip
+    return Format(config | more, write)
 
 
 def compressed(

@@ -36,10 +36,11 @@ from tpspec.model.weights import Checkpoint
 from tpspec.request import Request, Sampling
 from tpspec.topology.cards import card
 from tpspec.topology.config import load
-from tpspec.topology.formats import Scheme, stored_as
+from tpspec.topology.formats import Scheme
 from tpspec.topology.groups import Grid
 from tpspec.topology.plan import Wish, plan
 from tpspec.topology.planned import topology_of
+from tpspec.topology.quantizers import stored_as
 from tpspec.topology.report import describe
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
@@ -57,6 +58,10 @@ FORMATS: dict[str, Format] = {
     "gptq with the head": published.gptq(lm_head=True),
     "awq": published.awq(),
     "awq of a scale for a row": published.awq(group=-1),
+    "autoround": published.autoround(),
+    "autoround of other zero points": published.autoround("auto_round:gptqmodel", sym=False),
+    "autoround of 8 bits": published.autoround(bits=8, sym=False),
+    "autoround as awq": published.autoround("auto_round:auto_awq"),
     "packed": published.pack_quantized(),
     "packed with zero points": published.pack_quantized(sym=False, dtype=torch.float16),
     "packed in the order of activations": published.pack_quantized(actorder="group", group=16),
@@ -476,7 +481,7 @@ def _group(**weights: Any) -> dict[str, Any]:
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
-    "bitsandbytes": ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; should be one of gptq, awq"),
+    "bitsandbytes": ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; should be one of auto-round"),
     "no method": ({"bits": 4}, "quantization_config.quant_method is missing"),
     "3 bits": ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits is 3; should be 4 or 8"),
     "marlin": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"}, "is 'marlin'"),
@@ -492,6 +497,16 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "no blocks": ({"quant_method": "compressed-tensors", "format": "float-quantized",
                    **_group(type="float", num_bits=8, strategy="block")}, "block_structure is missing"),
     "no group": ({"quant_method": "gptq", "bits": 4}, "group_size is missing"),
+    "autoround's 3 bits": (published.autoround().config | {"bits": 3}, "bits is 3; should be 4 or 8"),
+    "autoround's floats": (published.autoround(data_type="mx_fp").config, "data_type is 'mx_fp'; should be int"),
+    "autoround's layout": (published.autoround(packing_format="auto_round:mlx").config,
+                           "packing_format is 'auto_round:mlx'; should be auto_round:auto_gptq or"),
+    "autoround's activations": (published.autoround(act_bits=8).config, "act_bits is 8; should be 16 or more"),
+    "autoround's rotation": (published.autoround(rotation_config={"a": 1}).config, "rotation_config is {'a': 1}"),
+    "autoround's awq of 8 bits": (published.autoround("auto_round:awq").config | {"extra_config": {"x": {"bits": 8}}},
+                                  "extra_config.x.bits is 8; should be 4"),
+    "autoround's blocks": (published.autoround(block_name_to_quantize=[1]).config, "block_name_to_quantize is \\[1\\]"),
+    "autoround's pattern": (published.autoround(extra_config={"(": {}}).config, "is no pattern"),
     "gemv": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}, "version is 'gemv'"),
     "2:4": ({"quant_method": "compressed-tensors", "format": "marlin-24", **_group()}, "format is 'marlin-24'"),
     "sparse": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(),

@@ -19,7 +19,8 @@ from tests.model.test_stored import AT, CPU, changed, logits
 from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.loader import Loader, load_whole
-from tpspec.topology.formats import Scheme, Stored, stored_as
+from tpspec.topology.formats import Scheme, Stored
+from tpspec.topology.quantizers import stored_as
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import weight_bytes
@@ -142,6 +143,42 @@ def test_what_gptq_says_of_some_modules_goes_before_what_it_says_of_all(tmp_path
     mixed = published.gptq(8, dynamic={".*": {"bits": 8}})
     mixed = Format(mixed.config | {"bits": 4}, mixed.write)
     assert is_right(*publish(tiny("llama", tmp_path / "plain"), tmp_path, mixed), SHARES)
+
+
+def test_autoround_says_of_modules_what_goes_before_what_it_says_of_all(tmp_path: Path) -> None:
+    """As mixed models are published: modules by their names in a whole model that sees, patterns, and blocks. Stands
+    against a name whose dots are any letter (a router's names the gate of an MLP), and against a head in codes."""
+    extra: dict[str, Any] = {
+        "model.language_model.layers.0.self_attn.q_proj": {"bits": 16, "data_type": "float"},
+        "model.language_model.layers.1.mlp.gate": {"bits": 16},
+        ".*k_proj.*": {"bits": 8, "group_size": 16, "sym": False},
+        r".*self_attn\.k.*": {"bits": 16},
+    }
+    blocks = "model.language_model.layers, model.visual.blocks"
+    made = said(published.autoround(extra_config=extra, block_name_to_quantize=blocks).config)
+    usual = Scheme("gptq", 4, 32, less_one=True)
+    names = ("layers.0.self_attn.q_proj", "layers.10.self_attn.q_proj", "layers.1.mlp.gate_proj")
+    assert [made.scheme_of(f"model.{name}") for name in names] == [None, usual, usual]
+    assert made.scheme_of("model.layers.1.self_attn.k_proj") == Scheme("gptq", 8, 16, zeros=True, less_one=True)
+    assert [made.scheme_of(name) for name in ("lm_head", "mtp.layers.0.mlp.up_proj")] == [None, None]
+    assert made.small_bits == 4
+    whole = said(published.autoround(extra_config={"lm_head": {"bits": 8}}).config)
+    assert whole.scheme_of("lm_head") == Scheme("gptq", 8, 32, less_one=True)
+    assert whole.scheme_of("mtp.layers.0.mlp.up_proj") == usual
+    listed = said(published.autoround(to_quant_block_names=[["model.layers.0", "model.layers.1"]]).config)
+    assert [listed.scheme_of(f"model.layers.{index}.mlp.up_proj") is None for index in (1, 10)] == [False, True]
+    mixed = published.autoround(bits=8, extra_config={"(q|k|v|o|gate|up|down)_proj$": {"bits": 8}})
+    mixed = Format(mixed.config | {"bits": 4}, mixed.write)
+    assert is_right(*publish(tiny("llama", tmp_path / "plain"), tmp_path, mixed), SHARES)
+
+
+def test_older_autoround_says_its_layout_as_the_kernel_it_had_in_mind() -> None:
+    """Stands against zero points read one too low: what such files call the method has a name in front, too."""
+    older = published.autoround(sym=False).config | {"quant_method": "intel/auto-round", "packing_format": None}
+    ways = ("auto_round:gptq:exllamav2", "auto_round:exllamav2", "auto_round:awq", "auto", None)
+    found = [said(older | {"backend": way}).scheme_of("model.layers.0.mlp.up_proj") for way in ways]
+    first, second = (Scheme("gptq", 4, 32, zeros=True, less_one=less_one) for less_one in (True, False))
+    assert found == [first, second, Scheme("awq", 4, 32, zeros=True), first, first]
 
 
 def test_the_narrowest_target_counts_in_whichever_group_it_is() -> None:

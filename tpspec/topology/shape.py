@@ -17,13 +17,14 @@ from tpspec.topology import checkpoint
 from tpspec.topology.blocks import MIXTURE, MLP, blocks_of
 from tpspec.topology.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, experts_of
-from tpspec.topology.formats import Stored, plain_modules, stored_as
+from tpspec.topology.formats import Stored, plain_modules
 from tpspec.topology.global_heads import GlobalHeads, global_heads_of
 from tpspec.topology.latent import Latent, latent_of
 from tpspec.topology.mixtures import MlpNames, channels_key, mlp_names
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.multimodal import text_config
 from tpspec.topology.per_layer import per_layer_of
+from tpspec.topology.quantizers import stored_as
 from tpspec.topology.reads import Reads
 from tpspec.topology.sharing import Sharing, sharing_of
 from tpspec.topology.windows import windows_of
