@@ -246,6 +246,26 @@ KINDS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
     },
+    "laguna": {
+        "model_type": "laguna",
+        "head_dim": 16,
+        **SLIDING,
+        "num_attention_heads_per_layer": [8, 6, 8],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 32,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+        **GATED,
+        "num_experts": 7,
+        "moe_routed_scaling_factor": 2.5,
+        "moe_router_logit_softcapping": 3.0,
+    },
     "llama": {"model_type": "llama"},
     "granite": {
         "model_type": "granite",
@@ -383,6 +403,7 @@ AKIN: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 0.05,
     },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
+    "laguna_whole": {"model_type": "laguna", "head_dim": 16, **GATED, "num_experts": 7, "gating": "per-element"},
     "mellum": {
         "model_type": "mellum",
         "head_dim": 16,

@@ -15,7 +15,8 @@ from transformers import AutoConfig
 
 from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES
-from tpspec.model.spec import LayerSpec, read_spec, resolve
+from tpspec.model.layer_spec import LayerSpec
+from tpspec.model.spec import read_spec, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.latent import LATENTS
 from tpspec.topology.model_types import MODEL_TYPES
@@ -257,6 +258,7 @@ CALLED = {
     "gpt_oss": "gpt-oss",
     "hy_v3": "Hy3",
     "hyperclovax": "HyperCLOVA X",
+    "laguna": "Laguna",
     "iquestcoder": "IQuest-Coder",
     "llama": "Llama",
     "mellum": "Mellum 2",
@@ -432,7 +434,7 @@ def test_a_dtype_that_a_models_numbers_do_not_fit_is_refused_before_anything_is_
 def test_each_kind_of_layer_has_its_own_rope() -> None:
     """Stands against the frequencies of one kind in layers of the other, and a window in layers without."""
     spec = resolve(AutoConfig.for_model(**GEMMA | {"num_hidden_layers": 7, "sliding_window": 4}), "there")
-    sliding, full = LayerSpec(1, 4, 2, 256), LayerSpec(0, None, 2, 256)
+    sliding, full = LayerSpec(1, 4, 4, 2, 256), LayerSpec(0, None, 4, 2, 256)
     assert spec.layers == (sliding,) * 5 + (full, sliding)
     assert [float(rope.inverse[1]) for rope in spec.ropes] == pytest.approx([1e6 ** (-1 / 128), 1e4 ** (-1 / 128)])
 

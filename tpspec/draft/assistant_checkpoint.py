@@ -24,7 +24,8 @@ from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
     from tpspec.draft.protocol import Given
-    from tpspec.model.spec import LayerSpec, ModelSpec
+    from tpspec.model.layer_spec import LayerSpec
+    from tpspec.model.spec import ModelSpec
 
 ENTER, LEAVE = "pre_projection", "post_projection"
 

@@ -10,6 +10,7 @@ import torch
 from tpspec.errors import UserError
 from tpspec.model.embedding import Embedding, head_of
 from tpspec.model.experts import Router, Shared, mixture_of
+from tpspec.model.gates import HeadGate
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.layers import Heads, Layer, Norm, Shape, Sight
 from tpspec.model.linear import PlainLinear, linear, rounded_linear
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
+    from tpspec.topology.gating import Gating
     from tpspec.topology.groups import Bits
     from tpspec.topology.latent import Latent
     from tpspec.topology.mixtures import MlpNames
@@ -51,7 +53,7 @@ class Parts:
         spec, attention = self.spec, at + "self_attn."
         mlp_norm = self.norm(at + "post_attention_layernorm.weight")
         # First, for its rows stand among those that make queries.
-        gate = self._gate(attention, width) if spec.gated else None
+        gate = None if spec.gating is None else self._gate(spec.gating, attention, width)
         qkv, o = self._attention(attention, width)
         return Layer(
             index=0,
@@ -75,11 +77,12 @@ class Parts:
         heads = Heads.of(range(spec.num_heads), spec.num_heads // spec.num_kv_heads, spec.head_dim)
         return Sight(heads, spec.layers[-1].window)
 
-    def _gate(self, at: str, width: int) -> Linear:
+    def _gate(self, gating: Gating, at: str, width: int) -> HeadGate:
         """Whose rows stand behind those of each head's query."""
         sizes = [self.spec.head_dim] * 2 * self.spec.num_heads
         self.files.divide(at + "q_proj", at + "gate", sizes)
-        return self.matrix([at + "gate"], [sum(sizes) // 2], width, biased=self.spec.qkv_bias)
+        product = self.matrix([at + "gate"], [sum(sizes) // 2], width, biased=self.spec.qkv_bias)
+        return HeadGate(product, gating, self.spec.head_dim)
 
     def _attention(self, at: str, width: int) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
@@ -87,8 +90,8 @@ class Parts:
         if spec.latent is not None:
             return self._latent_attention(at, spec.latent, width)
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        names, orders = [at + "q_proj", at + "k_proj", at + "v_proj"], [spec.head_order, spec.head_order, None]
-        qkv = self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=orders)
+        order, names = spec.layers[-1].head_order, [at + "q_proj", at + "k_proj", at + "v_proj"]
+        qkv = self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=[order, order, None])
         return qkv, self._o(at, queries)
 
     def _latent_attention(self, at: str, latent: Latent, width: int) -> tuple[Linear, Linear]:
@@ -197,7 +200,7 @@ class Parts:
         return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
 
     def _head_norm(self, name: str) -> Norm:
-        norm, order = self.norm(name, self.spec.head_dim), self.spec.head_order
+        norm, order = self.norm(name, self.spec.head_dim), self.spec.layers[-1].head_order
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
     def _wide(self, name: str, *shape: int) -> Tensor:

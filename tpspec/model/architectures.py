@@ -47,14 +47,13 @@ class Architecture:
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
-    eps: what a config calls that of norms. gated: see topology/defaults.py. gate: what its config calls it and must
-    say. clamped: see rows.inc. scaled_embeddings: by the root of their size, always or where that flag says so.
-    scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores
-    and logits, by numbers of the config (spec.py), which logits are divided by but for "logits". logit_scale: that of
-    the config which logits alone are multiplied by, or None. score_scale: the config's number that scores are divided
-    by the root of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say
-    so of logits, and of scores. apart: options that would change what it computes, and are not supported, with values
-    that would not.
+    eps: what a config calls that of norms. gate: what its config calls that of an MLP, and must say. clamped: see
+    rows.inc. scaled_embeddings: by the root of their size, always or where that flag says so. scaled_layers: what
+    leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores and logits, by numbers
+    of the config (spec.py), which logits are divided by but for "logits". logit_scale: that of the config which logits
+    alone are multiplied by, or None. score_scale: the config's number that scores are divided by the root of, if not
+    head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say so of logits, and of
+    scores. apart: options that would change what it computes, and are not supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -73,7 +72,6 @@ class Architecture:
     one_more: bool = False
     centred: bool = False
     eps: str = "rms_norm_eps"
-    gated: bool | str = False
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
     scaled_embeddings: bool | str = False
@@ -92,7 +90,6 @@ HYBRID = Architecture(  # Qwen's, of linear attention and attention
     qk_norm=True,
     partial_rope=True,
     one_more=True,
-    gated=True,
 )
 GEMMA_NORMS = NormNames(
     attention_out="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm"
@@ -153,7 +150,6 @@ ARCHITECTURES = {
         norms=NormNames(
             attention_out="post_attention_layernorm", mlp="pre_mlp_layernorm", mlp_out="post_mlp_layernorm"
         ),
-        gated="gate_proj",
         scaled_embeddings="mup_enabled",
     ),
     "arcee": replace(LLAMA, gate=("hidden_act", "relu2")),
@@ -213,6 +209,14 @@ ARCHITECTURES = {
         multiplied="logits",
     ),
     "iquestcoder": LLAMA,
+    "laguna": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        partial_rope=True,
+        window="layer_types",
+        apart={"moe_apply_router_weight_on_input": (), "swa_attention_sink_enabled": ()},
+    ),
     "llama": LLAMA,
     "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "minimax_m2": Architecture(qk_norm=True, partial_rope=True, apart={"qk_norm_type": ("per_layer",)}),

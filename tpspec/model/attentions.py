@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tpspec.model.gates import HeadGate
 from tpspec.model.joint_norm import Columns, Others
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.layer_spec import LayerSpec
     from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
     from tpspec.model.matrices import Matrices
-    from tpspec.model.spec import LayerSpec, ModelSpec
+    from tpspec.model.spec import ModelSpec
     from tpspec.topology.latent import Latent
     from tpspec.topology.shards import Shard
 
@@ -44,8 +46,11 @@ class Attentions:
         return Norms(self.spec, self.matrices)
 
     def sight(self, layer: LayerSpec) -> Sight:
-        group = self.spec.num_heads // layer.num_kv_heads
-        return Sight(Heads.of(self.shard.heads, group, layer.head_dim), layer.window)
+        group = layer.num_heads // layer.num_kv_heads
+        return Sight(Heads.of(self._heads(layer), group, layer.head_dim), layer.window)
+
+    def _heads(self, layer: LayerSpec) -> range:
+        return self.shard.global_heads if layer.is_global else self.shard.heads
 
     def _kv_heads(self, layer: LayerSpec) -> range:
         return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
@@ -58,7 +63,9 @@ class Attentions:
     def products(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
         if self.spec.latent is None:
-            return self._qkv(at, layer), self._o(at, layer.head_dim)
+            return self._qkv(at, layer), self._o(
+                at, layer.num_heads * layer.head_dim, numbers_of(self._heads(layer), layer.head_dim)
+            )
         return self._latent_attention(at, self.spec.latent)
 
     def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
@@ -82,31 +89,33 @@ class Attentions:
             reduced=reduced,
             norm=self.norms.of(at + KEY_NORM, latent.rank),
             made_XL=self.matrices.plain(made).to(self.matrices.device, self.matrices.dtype),
-            out=self._o(at, latent.values),
+            out=self._o(at, count * latent.values, numbers_of(heads, latent.values)),
         )
 
     def _qkv(self, at: str, layer: LayerSpec) -> Linear:
         return self.matrices.column_parallel(below(self._qkv_places(at, layer)), biased=self.spec.qkv_bias)
 
     def _qkv_places(self, at: str, layer: LayerSpec) -> list[Place]:
-        queries, keys = (numbers_of(heads, layer.head_dim) for heads in (self.shard.heads, self._kv_heads(layer)))
-        num_q, num_kv = self.spec.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-        order, names = self.spec.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
+        queries, keys = (numbers_of(heads, layer.head_dim) for heads in (self._heads(layer), self._kv_heads(layer)))
+        num_q, num_kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+        order, names = layer.head_order, [at + name for name in MODEL_TYPES[self.spec.model_type].qkv]
         of_queries = self._rows(names[0], queries, num_q, order)
-        if self.spec.gated is True:
+        if self.spec.gating is not None and self.spec.gating.own is None:
             of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
         parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
         return parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
 
-    def gate(self, at: str) -> Linear | None:
-        if not self.spec.gated:
+    def gate(self, at: str, layer: LayerSpec) -> HeadGate | None:
+        gating, size = self.spec.gating, layer.head_dim
+        if gating is None:
             return None
-        size, name = self.spec.head_dim, at + MODEL_TYPES[self.spec.model_type].qkv[0]
-        if isinstance(own := self.spec.gated, str):
-            part = self._rows(at + own, numbers_of(self.shard.heads, size), self.spec.num_heads * size)
-            return self.matrices.column_parallel([part], biased=False)
-        part = self._beside_gate(name, tuple(range(size, 2 * size)))
-        return self.matrices.column_parallel([part], biased=self.spec.qkv_bias)
+        if gating.own is None:
+            name = at + MODEL_TYPES[self.spec.model_type].qkv[0]
+            part = self._beside_gate(name, tuple(range(size, 2 * size)))
+            return HeadGate(self.matrices.column_parallel([part], biased=self.spec.qkv_bias), gating, size)
+        each = gating.num_rows(1, size)
+        part = self._rows(at + gating.own, numbers_of(self._heads(layer), each), layer.num_heads * each)
+        return HeadGate(self.matrices.column_parallel([part], biased=False), gating, size)
 
     def _beside_gate(self, name: str, wanted: tuple[int, ...]) -> Place:
         """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
@@ -114,10 +123,10 @@ class Attentions:
         picked = tuple(head * each + number for head in range(len(heads)) for number in wanted)
         return replace(self._rows(name, numbers_of(heads, each), self.spec.num_heads * each), picked=picked)
 
-    def _o(self, at: str, head_dim: int) -> Linear:
-        """head_dim: of what each head gives."""
-        hidden, width = range(self.spec.hidden), self.spec.num_heads * head_dim
-        place = Place(at + "o_proj", len(hidden), width, hidden, numbers_of(self.shard.heads, head_dim))
+    def _o(self, at: str, width: int, columns: range) -> Linear:
+        """columns: of so many, what the heads of this shard give."""
+        hidden = range(self.spec.hidden)
+        place = Place(at + "o_proj", len(hidden), width, hidden, columns)
         return self.matrices.row_parallel(place, biased=self.spec.o_bias)
 
     def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
@@ -127,8 +136,8 @@ class Attentions:
         """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""
         spec, norms, keeps = self.spec, self.norms, layer.kept_by is None
         has = spec.qk_norm and not spec.joint_norm
-        queries = norms.of_heads(at + QUERIES, layer.head_dim) if has else None
-        keys = norms.of_heads(at + KEYS, layer.head_dim) if has and keeps else None
+        queries = norms.of_heads(at + QUERIES, layer) if has else None
+        keys = norms.of_heads(at + KEYS, layer) if has and keeps else None
         return queries, keys, norms.without_weight(layer.head_dim) if spec.v_norm and keeps else None
 
     def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
@@ -139,10 +148,10 @@ class Attentions:
     def _others(self, at: str, layer: LayerSpec) -> Others | None:
         """None where all heads are here."""
         names, dim = MODEL_TYPES[self.spec.model_type].qkv, layer.head_dim
-        totals = self.spec.num_heads, layer.num_kv_heads
+        totals = layer.num_heads, layer.num_kv_heads
         queries, keys = (
             [self._rows(at + name, numbers_of(heads, dim), total * dim) for heads in _beside(here, total)]
-            for name, here, total in zip(names, (self.shard.heads, self._kv_heads(layer)), totals, strict=False)
+            for name, here, total in zip(names, (self._heads(layer), self._kv_heads(layer)), totals, strict=False)
         )
         if not queries:
             return None

@@ -42,12 +42,12 @@ class Router:
 
     def __call__(self, x_TD: Tensor, *, whole: bool = False) -> tuple[Tensor, Tensor]:
         """The experts of every row, [T, K], and the weights of what they make of it, float32. whole: see Mixture."""
-        logits_TN = self.logits(x_TD)
+        made_TN = self._made(x_TD)
         if whole and self.experts.sigmoid:  # of which torch makes other bits at the end of a tensor
-            alone = [self._chosen(row_1N) for row_1N in torch.split(logits_TN, 1)]
+            alone = [self._chosen(self._bent(row_1N)) for row_1N in torch.split(made_TN, 1)]
             indices, weights = zip(*alone, strict=True)
             return torch.cat(indices), torch.cat(weights)
-        return self._chosen(logits_TN)
+        return self._chosen(self._bent(made_TN))
 
     def _chosen(self, logits_TN: Tensor) -> tuple[Tensor, Tensor]:
         experts, ranked_TN = self.experts, self.ranked(logits_TN)
@@ -80,7 +80,14 @@ class Router:
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """[T, N] in float32; of experts that are chosen by parts of a softmax, what has those for sigmoids."""
-        logits_TN = F.linear(x_TD.float(), self.weight_ND, None if self.experts.sigmoid else self.bias_N)
+        return self._bent(self._made(x_TD))
+
+    def _made(self, x_TD: Tensor) -> Tensor:
+        return F.linear(x_TD.float(), self.weight_ND, None if self.experts.sigmoid else self.bias_N)
+
+    def _bent(self, logits_TN: Tensor) -> Tensor:
+        if self.experts.cap is not None:
+            logits_TN = (logits_TN / self.experts.cap).tanh() * self.experts.cap
         return logits_TN.softmax(1).logit() if self.experts.of_parts else logits_TN
 
 

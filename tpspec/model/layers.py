@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
     from tpspec.model.delta_net import Mixer
+    from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import JointNorm
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
@@ -82,10 +83,9 @@ class Layer:
     attention_norm, mlp_norm: of what attention and the MLP read, or None. joint_norm: of queries and keys, in place of
     q_norm and k_norm; or None. v_norm: of values; or None. attention_out_norm, mlp_out_norm: of the whole sums that
     attention and the MLP give, before they are added; or None. mlp_joined: see AddNorm. rope: which of the model's
-    ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None. gate: [D] -> [H E], whose sigmoid
-    what attention gives is multiplied with; or None. inputs: what reads a token's numbers for this layer, behind the
-    MLP; or None. parallel: the MLP reads what attention reads, and ranks sum what both give at once. scale: of what
-    leaves the layer.
+    ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None. gate: what attention gives is
+    multiplied with it; or None. inputs: what reads a token's numbers for this layer, behind the MLP; or None. parallel:
+    the MLP reads what attention reads, and ranks sum what both give at once. scale: of what leaves the layer.
     """
 
     index: int
@@ -104,7 +104,7 @@ class Layer:
     joint_norm: JointNorm | None = None
     v_norm: Norm | None = None
     sinks: Tensor | None = None
-    gate: Linear | None = None
+    gate: HeadGate | None = None
     mlp_joined: tuple[Norm, Norm] | None = None
     inputs: LayerInputs | None = None
     parallel: bool = False
@@ -117,7 +117,7 @@ class Layer:
             assert comm is not None, "the decoder that has such layers gives it"
             qkv_TX = self.joint_norm(x_TD, qkv_TX, steps, comm)
         attended_TX = steps.attention(self, qkv_TX, round)
-        return self.o(attended_TX if self.gate is None else attended_TX * torch.sigmoid(self.gate(x_TD)))
+        return self.o(attended_TX if self.gate is None else attended_TX * self.gate(x_TD))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.ledger import Ledger
+    from tpspec.model.layer_spec import LayerSpec
     from tpspec.model.layers import AnyLayer, Norm, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
-    from tpspec.model.spec import LayerSpec, ModelSpec
+    from tpspec.model.spec import ModelSpec
     from tpspec.topology.config import Quantize
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
@@ -234,7 +235,7 @@ class Loader:
             joint_norm=attentions.joint_norm(inner, layer),
             v_norm=v_norm,
             sinks=attentions.sinks(inner),
-            gate=attentions.gate(inner),
+            gate=attentions.gate(inner, layer),
             inputs=self._inputs(at) if spec.per_layer else None,
             parallel=spec.parallel,
             scale=self.matrices.wide(at + "layer_scalar", (1,)).item() if spec.scaled_layers else 1.0,

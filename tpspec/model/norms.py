@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.joint_norm import Others
+    from tpspec.model.layer_spec import LayerSpec
     from tpspec.model.matrices import Matrices
-    from tpspec.model.spec import LayerSpec, ModelSpec
+    from tpspec.model.spec import ModelSpec
     from tpspec.topology.shards import Shard
 
 QUERIES, KEYS = "q_norm.weight", "k_norm.weight"  # within attention
@@ -40,31 +41,31 @@ class Norms:
         """Of the hidden state."""
         return replace(self.of(name, self.spec.hidden), centred=self.spec.centred)
 
-    def of_heads(self, name: str, head_dim: int) -> Norm:
+    def of_heads(self, name: str, layer: LayerSpec) -> Norm:
         """Of each query or key head."""
-        norm, order = self.of(name, head_dim), self.spec.head_order
+        norm, order = self.of(name, layer.head_dim), layer.head_order
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
     def joint(self, at: str, layer: LayerSpec, shard: Shard, others: Others | None) -> JointNorm:
         """at: what the names of a layer's attention begin with. others: queries and keys, where this shard makes them,
         too."""
         spec, heads, kept = self.spec, shard.heads, shard.kv_heads
-        group, dim = spec.num_heads // layer.num_kv_heads, layer.head_dim
+        num_heads, group, dim = layer.num_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
         first, end = -(-heads.start // group), -(-heads.stop // group)  # key heads whose first query head is here
         behind = len(heads) - kept.start  # key heads stand behind the queries
-        queries = self._of_some(at + QUERIES, spec.num_heads, heads, dim)
-        keys = self._of_some(at + KEYS, layer.num_kv_heads, kept, dim)
+        queries = self._of_some(at + QUERIES, num_heads, heads, layer)
+        keys = self._of_some(at + KEYS, layer.num_kv_heads, kept, layer)
         return JointNorm(
             weight_N=torch.cat([queries, keys]),
             eps=spec.eps,
             own=Columns(len(queries), numbers_of(range(behind + first, behind + end), dim)),
-            all_queries=spec.num_heads * dim,
+            all_queries=num_heads * dim,
             all_keys=layer.num_kv_heads * dim,
             others=others,
         )
 
-    def _of_some(self, name: str, num_heads: int, heads: range, dim: int) -> Tensor:
+    def _of_some(self, name: str, num_heads: int, heads: range, layer: LayerSpec) -> Tensor:
         """The weights of some heads."""
+        dim, order = layer.head_dim, layer.head_order
         weight = self.matrices.wide(name, (num_heads * dim,), numbers_of(heads, dim))
-        order = self.spec.head_order
         return weight if order is None else weight.view(-1, dim)[:, list(order)].flatten()

@@ -11,21 +11,23 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import GATES, NOPE_BESIDE, declared
-from tpspec.model.frequencies import PROPORTIONAL, frequencies_of, head_dim_of, num_of_turned, ropes_of
+from tpspec.model.architectures import GATES, declared
+from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_of
+from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.blocks import blocks_of
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.delta_net import delta_net_of
 from tpspec.topology.experts import experts_of
-from tpspec.topology.global_heads import global_heads_of
+from tpspec.topology.gating import gating_of
+from tpspec.topology.global_heads import global_heads_of, query_heads
 from tpspec.topology.latent import latent_of
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import ModelShape, intermediate_key
 from tpspec.topology.sharing import sharing_of
-from tpspec.topology.windows import FULL, SLIDING
+from tpspec.topology.windows import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,36 +39,21 @@ if TYPE_CHECKING:
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.experts import Experts
     from tpspec.topology.formats import Stored
+    from tpspec.topology.gating import Gating
     from tpspec.topology.global_heads import GlobalHeads
     from tpspec.topology.latent import Latent
     from tpspec.topology.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
-    sees, or None. num_kv_heads, head_dim: as they are cached, see ModelShape. is_global: whether these are not those of
-    most layers. reuses_keys: see GlobalHeads. kept_by: the layer whose keys and values it reads, if not its own."""
-
-    rope: int | None
-    window: int | None
-    num_kv_heads: int
-    head_dim: int
-    is_global: bool = False
-    reuses_keys: bool = False
-    kept_by: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    num_kv_heads, head_dim: of most layers. v_norm, centred, scaled_layers: see Architecture. joint_norm: the norms of
-    queries and keys are of all heads. parallel: see topology/defaults.py. cap, score_cap: of logits and
-    scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some.
-    score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale, final_scale: as Multipliers
-    says. head_order: of the numbers of queries' and keys' heads, such that rope turns a number with the one half a head
-    away; None: as they are stored. per_layer, blocks: see ModelShape; of so many ids. Source: its config.json.
+    num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. v_norm, centred, scaled_layers: see
+    Architecture. joint_norm: the norms of queries and keys are of all heads. parallel: see topology/defaults.py. cap,
+    score_cap: of logits and scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert,
+    where there are some. score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale,
+    final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. Source: its config.json.
     """
 
     model_type: str
@@ -89,7 +76,7 @@ class ModelSpec:
     one_more: bool
     centred: bool
     parallel: bool
-    gated: bool | str
+    gating: Gating | None
     gate: Gate
     score_scale: float
     embedding_scale: float | None
@@ -98,7 +85,6 @@ class ModelSpec:
     score_cap: float | None
     layers: tuple[LayerSpec, ...]
     ropes: tuple[Frequencies, ...]
-    head_order: tuple[int, ...] | None
     stored: Stored | None = None
     experts: Experts | None = None
     latent: Latent | None = None
@@ -174,10 +160,11 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     arch, kind = _declaration(config, where), config.model_type
     ropes: dict[str | None, dict[str, Any]] = ropes_of(config, where) if arch.turned else {}
     latent = latent_of(said, kind)
-    head_dim = head_dim_of(config) if latent is None else latent.cached
-    num_layers, num_heads = config.num_hidden_layers, config.num_attention_heads
+    head_dim, num_layers = head_dim_of(config) if latent is None else latent.cached, config.num_hidden_layers
+    num_heads = query_heads(said, kind, num_layers, config.num_attention_heads)
     num_kv_heads = 1 if latent is not None else config.num_key_value_heads or num_heads
-    wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads)
+    usual = LayerSpec(None, None, num_heads, num_kv_heads, head_dim)
+    wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads, head_dim)
     blocks = blocks_of(said, kind)
     experts = experts_of(said, kind, blocks)
     key, _ = intermediate_key(kind, experts)
@@ -185,6 +172,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     sharing = sharing_of(said, kind, num_layers, intermediate)
     per_layer = per_layer_of(said, kind, config.vocab_size)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
+    orders = {kinds: None if latent else head_order(config, arch, rope, where) for kinds, rope in ropes.items()}
     if latent is not None:
         _check_turned(config, arch, latent, list(ropes.values()), where)
     numbers = _multipliers(config, arch, where) if arch.multiplied else Multipliers()
@@ -212,18 +200,17 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         one_more=arch.one_more,
         centred=arch.centred,
         parallel=MODEL_TYPES[kind].parallel,
-        gated=arch.gated,
+        gating=gating_of(said, kind),
         gate="clamped" if arch.clamped else GATES[arch.gate[1]],
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=_embedding_scale(config, arch, numbers),
         scaled_layers=arch.scaled_layers,
         cap=_cap(config, "final_logit_softcapping", where) if arch.capped else None,
         score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
-        layers=_layers(config, arch, list(ropes), LayerSpec(None, None, num_kv_heads, head_dim), wide, sharing, where),
+        layers=layers_of(config, arch, orders, usual, wide, sharing, where),
         ropes=tuple(
             frequencies_of(config, layers, rope, dims.get(layers, head_dim), where) for layers, rope in ropes.items()
         ),
-        head_order=None if latent or not ropes else _head_order(config, arch, list(ropes.values()), where),
         stored=stored,
         experts=experts,
         latent=latent,
@@ -332,63 +319,3 @@ def _check_turned(config: Any, arch: Architecture, latent: Latent, ropes: list[d
         raise UserError(f"{where}: head_dim is {head_dim_of(config)}; should be {key}, {size}")
     if any(num_of_turned(config, parameters) != latent.turned for parameters in ropes):
         raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
-
-
-def _layers(
-    config: Any,
-    arch: Architecture,
-    ropes: list[str | None],
-    usual: LayerSpec,
-    wide: GlobalHeads | None,
-    sharing: Sharing | None,
-    where: str,
-) -> tuple[LayerSpec, ...]:
-    """ropes: the types of layers that each is for; None alone: all. usual: a layer without rope or window. wide: heads
-    of layers that have others. sharing: of layers that keep nothing."""
-    num_layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
-    if arch.window == "all":
-        kinds = [SLIDING if config.sliding_window else FULL] * num_layers
-    kinds = kinds or [FULL] * num_layers
-    nope = arch.nope
-    if nope == NOPE_BESIDE:
-        nope = None if config.sliding_window is None else FULL
-    rope = [kind != nope for kind in kinds] if nope in (FULL, None) else getattr(config, nope)
-    unknown = set(kinds) - {FULL, SLIDING}
-    if unknown or len(kinds) < num_layers or len(rope) < num_layers:
-        raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
-    windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
-    if any(window is not None and window < 1 for window in windows):
-        raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
-    which = [
-        ropes.index(kind if kind in ropes else None) if rope[i] and ropes else None for i, kind in enumerate(kinds)
-    ]
-    layers = [replace(usual, rope=which[i], window=windows[i]) for i in range(num_layers)]
-    if wide is not None:
-        for i in wide.layers:
-            layers[i] = replace(
-                layers[i], num_kv_heads=wide.num_kv, head_dim=wide.dim, is_global=True, reuses_keys=wide.reuse_keys
-            )
-    for i, kept_by in () if sharing is None else enumerate(sharing.kept_by, sharing.first):
-        layers[i] = replace(layers[i], kept_by=kept_by)
-    return tuple(layers)
-
-
-def _head_order(config: Any, arch: Architecture, ropes: list[dict[str, Any]], where: str) -> tuple[int, ...] | None:
-    """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
-    those go where our two halves begin, and what it leaves as it is behind them."""
-    size, part = head_dim_of(config), ropes[0].get("partial_rotary_factor", 1.0)
-    parts = [parameters for parameters in ropes if parameters.get("rope_type") != PROPORTIONAL]
-    is_whole = all(parameters.get("partial_rotary_factor", 1.0) == 1.0 for parameters in parts)
-    if is_whole and not arch.alternate_rope:
-        return None
-    if not (is_whole or arch.partial_rope) or len(ropes) > 1:
-        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
-    turned = num_of_turned(config, ropes[0])
-    if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):
-        raise UserError(f"{where}: partial_rotary_factor is {part}; should leave an even part of {size}, the head_dim")
-    halves = range(turned // 2), range(turned // 2, turned)
-    if arch.alternate_rope:
-        halves = range(0, turned, 2), range(1, turned, 2)
-    left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
-    return (*halves[0], *left[0], *halves[1], *left[1])

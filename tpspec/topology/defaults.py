@@ -18,12 +18,11 @@ class Defaults:
     biased: whether those have biases, as bias_key says; or "always", whatever the config says. o_biased: what attention
     gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts. sinks: query heads have them
     (attention.py). normed: queries and keys have norms, always or where the flag of that name says so. jointly: those
-    are of all heads together (joint_norm.py). gated: what a query head gives is multiplied with a gate, whose rows
-    stand behind those of its query, or in a matrix of that name. parallel: attention and MLP of a layer read the same,
-    and are summed at once. attention: what that is called within a layer. behind: of what layers give alone there are
-    norms. layer_norms: of the hidden state, in each layer; out_normed: the flag that may say that two are missing.
-    float16: whether its numbers stay within those. intermediate: the key for an MLP's, or an expert's, channels, and
-    how many there are without it.
+    are of all heads together (joint_norm.py). parallel: attention and MLP of a layer read the same, and are summed at
+    once. attention: what that is called within a layer. behind: of what layers give alone there are norms. layer_norms:
+    of the hidden state, in each layer; out_normed: the flag that may say that two are missing. float16: whether its
+    numbers stay within those. intermediate: the key for an MLP's, or an expert's, channels, and how many there are
+    without it.
     """
 
     hidden: int | None = None
@@ -41,7 +40,6 @@ class Defaults:
     sinks: bool = False
     normed: bool | str = False
     jointly: bool = False
-    gated: bool | str = False
     parallel: bool = False
     attention: str = "self_attn"
     behind: bool = False

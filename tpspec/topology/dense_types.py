@@ -180,7 +180,6 @@ DENSE_TYPES = {
         head_dim=256,
         vocab=248320,
         normed=True,
-        gated=True,
         intermediate=("intermediate_size", 12288),
     ),
     "qwen3_vl_text": Defaults(

@@ -26,7 +26,8 @@ class Experts:
 
     sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; to choose experts, a bias is added to
     it (DeepSeek-V3, arXiv 2412.19437). of_parts: that sigmoid is a part of a softmax after all, and only the bias makes
-    it another (Ernie 4.5). scale: of all weights, after that. groups: into which experts are divided; each
+    it another (Ernie 4.5). cap: what the router says stays below, by cap * tanh(x / cap); or None. scale: of all
+    weights, after that. groups: into which experts are divided; each
     token is sent to experts of the `groups_chosen` that are best for it.
     first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
     through which every row goes; 0: there is none. shared_gated: whether what that gives has a gate. apart: whether
@@ -49,6 +50,7 @@ class Experts:
     groups: int = 1
     groups_chosen: int = 1
     of_parts: bool = False
+    cap: float | None = None
     latent: int = 0
 
     @property
@@ -66,6 +68,7 @@ SPARSE = "sparse"  # as mlp_layer_types calls a layer with experts
 # Of parts of a softmax: with less, transformers does not make them sum to one. Those chosen have more.
 LEAST_SUM = 1e-12
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
+CAP = "moe_router_logit_softcapping"  # 0: there is none
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # all are in use for the same
 
 
@@ -117,6 +120,7 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str
         experts,
         sigmoid=usual.sigmoid,
         of_parts=usual.of_parts,
+        cap=read.number(CAP, 1.0) if read.config.get(CAP) else None,
         scale=read.number(scale, usual.scale),
         first_layer=_first_mixed(read, usual),
         dense=read.size("intermediate_size", usual.dense) if not blocks or MLP in blocks else 0,

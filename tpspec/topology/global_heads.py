@@ -1,7 +1,7 @@
-"""Layers that see the whole text by heads of another size than those that see its last tokens (Gemma 4): from a config.
+"""Layers that see the whole text by other heads than those that see its last tokens: from a config.
 
-Such heads are fewer and longer, and their values may be made of what their keys are made of. Knows keys; must not know
-tensors or shards.
+In Gemma 4 they are fewer and longer, and their values may be made of what their keys are made of; in Laguna there are
+other numbers of queries. Knows keys; must not know tensors or shards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpspec.topology.windows import SLIDING, kinds_of
+from tpspec.topology.reads import MOST
+from tpspec.topology.windows import FULL, SLIDING, kinds_of
 
 if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
@@ -18,31 +19,64 @@ TYPES = ("gemma4_text", "gemma4_unified_text")
 DIM = 512  # without global_head_dim
 OVERRIDES = "per_layer_config"  # transformers' own, by layer; published checkpoints have global_head_dim
 OVERRIDDEN = {"head_dim", "num_key_value_heads"}
+COUNTED, COUNTS = ("laguna",), "num_attention_heads_per_layer"
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalHeads:
-    """layers: whose they are. num_kv, dim: in place of the model's. reuse_keys: there is no matrix of values."""
+    """layers: whose they are. num, num_kv, dim: in place of the model's. reuse_keys: there is no matrix of values."""
 
     layers: frozenset[int]
+    num: int
     num_kv: int
     dim: int
-    reuse_keys: bool
+    reuse_keys: bool = False
 
 
-def global_heads_of(read: Reads, model_type: str, num_layers: int, num_heads: int, num_kv: int) -> GlobalHeads | None:
-    """None for a type whose layers all have the same; num_kv: of the others. UserError for what is no size."""
+def query_heads(read: Reads, model_type: str, num_layers: int, usual: int) -> int:
+    """Of layers with a window; of all where none has one. usual: what the model says of all."""
+    if model_type not in COUNTED:
+        return usual
+    counts = _counts(read, model_type, num_layers, usual)
+    return counts[SLIDING if SLIDING in counts else FULL]
+
+
+def global_heads_of(
+    read: Reads, model_type: str, num_layers: int, num_heads: int, num_kv: int, head_dim: int
+) -> GlobalHeads | None:
+    """None for a model whose layers all have the same. num_heads, num_kv, head_dim: of the others. UserError for what
+    is no size."""
+    if model_type in COUNTED:
+        num = _counts(read, model_type, num_layers, num_heads).get(FULL, num_heads)
+        if num % num_kv:
+            raise read.refusal(COUNTS, f"multiples of num_key_value_heads ({num_kv})")
+        return None if num == num_heads else GlobalHeads(_global(read, model_type, num_layers), num, num_kv, head_dim)
     if model_type not in TYPES:
         return None
-    kinds = kinds_of(read, model_type, num_layers)
-    layers = frozenset(layer for layer, kind in enumerate(kinds) if kind != SLIDING)
-    reuse_keys = read.flag("attention_k_eq_v", False)
+    layers, reuse_keys = _global(read, model_type, num_layers), read.flag("attention_k_eq_v", False)
     if read.config.get(OVERRIDES) is not None:
         return _overridden(read, layers, num_heads, num_kv, reuse_keys=reuse_keys)
     own = "num_global_key_value_heads"
     if reuse_keys and read.config.get(own) is not None:
         num_kv = read.divisor(own, num_heads)
-    return GlobalHeads(layers, num_kv, read.even("global_head_dim", DIM), reuse_keys)
+    return GlobalHeads(layers, num_heads, num_kv, read.even("global_head_dim", DIM), reuse_keys)
+
+
+def _global(read: Reads, model_type: str, num_layers: int) -> frozenset[int]:
+    kinds = kinds_of(read, model_type, num_layers)
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind != SLIDING)
+
+
+def _counts(read: Reads, model_type: str, num_layers: int, usual: int) -> dict[str, int]:
+    """Of query heads, by kinds of layers, as layer_types calls them."""
+    counts = read.config.get(COUNTS) or [usual] * num_layers
+    right = f"a whole number above 0 for each of {num_layers} layers, the same for all of a kind"
+    if not isinstance(counts, list) or not all(type(count) is int and 0 < count < MOST for count in counts):
+        raise read.refusal(COUNTS, right)
+    kinds = kinds_of(read, model_type, num_layers)
+    if len(counts) != num_layers or len({*zip(kinds, counts, strict=True)}) > len({*kinds}):
+        raise read.refusal(COUNTS, right)
+    return dict(zip(kinds, counts, strict=True))
 
 
 def _overridden(read: Reads, layers: frozenset[int], num_heads: int, num_kv: int, *, reuse_keys: bool) -> GlobalHeads:
@@ -59,4 +93,4 @@ def _overridden(read: Reads, layers: frozenset[int], num_heads: int, num_kv: int
     if len(found) > 1:
         raise read.refusal(OVERRIDES, f"the same for layers {which}: others are not supported")
     ((num_kv, dim),) = found
-    return GlobalHeads(layers, num_kv, dim, reuse_keys)
+    return GlobalHeads(layers, num_heads, num_kv, dim, reuse_keys)

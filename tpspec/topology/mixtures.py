@@ -190,6 +190,21 @@ MIXTURES = {
             keys=("first_k_dense_replace", "num_shared_experts", "router_scaling_factor"),
         ),
     ),
+    "laguna": Mixing(
+        MlpNames("mlp", shared="shared_expert", correction="experts.e_score_correction_bias"),
+        count=256,
+        chosen=8,
+        sums_to_one=True,
+        beside=Beside(
+            dense=8192,
+            shared=1,
+            channels=512,
+            groups=None,
+            listed=True,
+            own="shared_expert_intermediate_size",
+            keys=("first_k_dense_replace", "n_shared_experts", "moe_routed_scaling_factor"),
+        ),
+    ),
     "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
     "minimax_m2": Mixing(
         MlpNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias"),

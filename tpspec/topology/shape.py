@@ -18,7 +18,8 @@ from tpspec.topology.blocks import MIXTURE, MLP, blocks_of
 from tpspec.topology.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, experts_of
 from tpspec.topology.formats import Stored, plain_modules
-from tpspec.topology.global_heads import GlobalHeads, global_heads_of
+from tpspec.topology.gating import Gating, gating_of
+from tpspec.topology.global_heads import GlobalHeads, global_heads_of, query_heads
 from tpspec.topology.latent import Latent, latent_of
 from tpspec.topology.mixtures import MlpNames, channels_key, mlp_names
 from tpspec.topology.model_types import MODEL_TYPES
@@ -49,8 +50,8 @@ class ModelShape:
 
     tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm on queries and on
     keys in every layer, of head_dim; joint_norm: of all heads together; replicates_norm: for which every rank makes all
-    of them, as its topology has it (model/joint_norm.py). gated, parallel: see Defaults. layer_norms: of the hidden
-    state, in each layer.
+    of them, as its topology has it (model/joint_norm.py). parallel: see Defaults. layer_norms: of the hidden state, in
+    each layer.
     intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
     where a token sees `window` last positions, its own among them. global_heads: of some of the others, if not like
     those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for each layer besides
@@ -83,7 +84,7 @@ class ModelShape:
     stored: Stored | None = None
     experts: Experts | None = None
     latent: Latent | None = None
-    gated: bool | str = False
+    gating: Gating | None = None
     parallel: bool = False
     delta_net: DeltaNet | None = None
     global_heads: GlobalHeads | None = None
@@ -109,9 +110,11 @@ class ModelShape:
         biased = read.flag(usual.bias_key, usual.biased is not False) or usual.biased == "always"
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
-        head_dim = None if "head_dim" in config else usual.head_dim
+        head_dim = (None if "head_dim" in config else usual.head_dim) or hidden // heads
         blocks, latent = blocks_of(read, model_type), latent_of(read, model_type)
+        head_dim = latent.cached if latent else read.size("head_dim", head_dim)
         num_layers = len(blocks) or read.size("num_hidden_layers", usual.num_layers)
+        heads = query_heads(read, model_type, num_layers, heads)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         experts = experts_of(read, model_type, blocks)
         intermediate = read.size(*intermediate_key(model_type, experts))
@@ -124,7 +127,7 @@ class ModelShape:
             hidden=hidden,
             num_heads=heads,
             num_kv_heads=num_kv_heads,
-            head_dim=latent.cached if latent else read.size("head_dim", head_dim or hidden // heads),
+            head_dim=head_dim,
             intermediate=intermediate,
             vocab=vocab,
             tied=read.flag("tie_word_embeddings", usual.tied),
@@ -142,10 +145,10 @@ class ModelShape:
             stored=stored_as(config, where),
             experts=experts,
             latent=latent,
-            gated=usual.gated,
+            gating=gating_of(read, model_type),
             parallel=usual.parallel,
             delta_net=delta_net_of(read, model_type, num_layers, blocks),
-            global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads),
+            global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads, head_dim),
             sharing=sharing_of(read, model_type, num_layers, intermediate),
             per_layer=per_layer,
             blocks=blocks,

@@ -26,8 +26,8 @@ class Shard:
 
     dense, shared: channels of MLPs that are no experts in a model with experts, whose `channels` are an expert's.
     delta_values, delta_keys: value heads of layers of linear attention, and the key heads these read.
-    global_kv_heads: of layers whose heads are of another size, in place of kv_heads. sharing_channels: of layers that
-    keep nothing, in place of channels.
+    global_heads, global_kv_heads: of layers that have others, in place of heads and kv_heads. sharing_channels: of
+    layers that keep nothing, in place of channels.
     """
 
     index: int
@@ -39,6 +39,7 @@ class Shard:
     shared: range = range(0)
     delta_values: range = range(0)
     delta_keys: range = range(0)
+    global_heads: range = range(0)
     global_kv_heads: range = range(0)
     sharing_channels: range = range(0)
 
@@ -58,9 +59,12 @@ def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
     experts = shape.experts
     dense = _aligned_ranges(experts.dense, weights, "MLP channels") if experts and experts.dense else none
     shared = _aligned_ranges(experts.shared, weights, "MLP channels") if experts and experts.shared else none
-    read_wide = none if wide is None else _read(heads, shape.num_heads // wide.num_kv)
+    global_heads = none if wide is None else _ranges(wide.num, weights, "query heads")
+    read_wide = none if wide is None else _read(global_heads, wide.num // wide.num_kv)
     sharing = none if shape.sharing is None else _aligned_ranges(shape.sharing.channels, weights, "MLP channels")
-    parts = zip(heads, read, channels, vocab, dense, shared, values, keys, read_wide, sharing, strict=True)
+    parts = zip(
+        heads, read, channels, vocab, dense, shared, values, keys, global_heads, read_wide, sharing, strict=True
+    )
     return tuple(Shard(index, *part) for index, part in enumerate(parts))
 
 
@@ -92,8 +96,9 @@ def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wid
     if shape.global_heads is not None:  # which all have that see everything
         one = replace(one, num_windowed=0 if is_wide or shape.window is None else len(which))
     if shape.global_heads is not None and is_wide:
-        wide, shard = shape.global_heads, replace(shard, kv_heads=shard.global_kv_heads)
-        one = replace(one, num_kv_heads=wide.num_kv, head_dim=wide.dim, num_made=2 if wide.reuse_keys else 3)
+        wide, shard = shape.global_heads, replace(shard, heads=shard.global_heads, kv_heads=shard.global_kv_heads)
+        one = replace(one, num_heads=wide.num, num_kv_heads=wide.num_kv, head_dim=wide.dim)
+        one = replace(one, num_made=2 if wide.reuse_keys else 3)
     return Layers(one if keeps else replace(one, num_made=1), shard, which)
 
 

@@ -156,7 +156,7 @@ def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held:
 def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
     layers = (f"model.layers.{index}." for index in which)
-    gate = (shape.gated,) if isinstance(shape.gated, str) else ()
+    gate = (shape.gating.own,) if shape.gating is not None and shape.gating.own is not None else ()
     at = MODEL_TYPES[shape.model_type].attention
     return alike(shape.stored, layers, [f"{at}.{name}" for name in (*shape.attention_names, *gate, "o_proj")])
 
@@ -249,10 +249,12 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     if shape.latent is not None:
         return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
     num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
-    at, hidden = f"{at}{MODEL_TYPES[shape.model_type].attention}.", range(shape.hidden)
-    rows = (num_q * (2 if shape.gated is True else 1), num_kv, num_kv)[: shape.num_made]
+    at, hidden, gating = f"{at}{MODEL_TYPES[shape.model_type].attention}.", range(shape.hidden), shape.gating
+    num_gates = 0 if gating is None else gating.num_rows(len(shard.heads), shape.head_dim)
+    apart = () if gating is None or gating.own is None else ((at + gating.own, num_gates),)
+    rows = (num_q if apart else num_q + num_gates, num_kv, num_kv)[: shape.num_made]
     qkv = tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))
-    gate = [Fused(((at + own, num_q),), hidden, shape.hidden)] if isinstance(own := shape.gated, str) else []
+    gate = [Fused(apart, hidden, shape.hidden)] if apart else []
     o = _o(shape, shard, at, shape.head_dim)
     return [Fused(qkv, hidden, shape.hidden), *gate, o, *_others(shape, shard, at)]
 

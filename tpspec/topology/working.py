@@ -92,7 +92,7 @@ def _row_bytes(shape: ModelShape, shard: Shard, dtype: str) -> int:
     gated = 3 * max(len(shard.channels), len(shard.dense), len(shard.shared))  # gate and up, and what comes of them
     if experts is not None:
         gated = max(gated, experts.chosen * (3 * len(shard.channels) + shape.hidden))
-    queries = max(len(shard.heads) * one.shape.head_dim for one in by_heads(shape, shard))
+    queries = max(len(one.shard.heads) * one.shape.head_dim for one in by_heads(shape, shard))
     wide = (SPLITS + 2) * queries
     if net is not None:
         wide += 2 * net.mixed_of(len(shard.delta_keys), len(shard.delta_values))

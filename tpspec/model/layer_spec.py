@@ -1,0 +1,99 @@
+"""The layers of a model, as its attention has them: which heads, which rope, which window. From a transformers config.
+
+Must not know shards, tensors or devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tpspec.errors import UserError
+from tpspec.model.architectures import NOPE_BESIDE
+from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned
+from tpspec.topology.windows import FULL, SLIDING
+
+if TYPE_CHECKING:
+    from tpspec.model.architectures import Architecture
+    from tpspec.topology.global_heads import GlobalHeads
+    from tpspec.topology.sharing import Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
+    sees, or None. num_heads: of queries. num_kv_heads, head_dim: as they are cached, see ModelShape. head_order: of the
+    numbers of queries' and keys' heads, such that rope turns a number with the one half a head away; None: as they are
+    stored. is_global: whether its heads are GlobalHeads. reuses_keys: see there. kept_by: the layer whose keys and
+    values it reads, if not its own."""
+
+    rope: int | None
+    window: int | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_order: tuple[int, ...] | None = None
+    is_global: bool = False
+    reuses_keys: bool = False
+    kept_by: int | None = None
+
+
+def layers_of(
+    config: Any,
+    arch: Architecture,
+    orders: dict[str | None, tuple[int, ...] | None],
+    usual: LayerSpec,
+    wide: GlobalHeads | None,
+    sharing: Sharing | None,
+    where: str,
+) -> tuple[LayerSpec, ...]:
+    """orders: of heads, for each of the ropes, by the types of layers that it is for; of None alone: of all. usual: a
+    layer without rope or window. wide: heads of layers that have others. sharing: of layers that keep nothing."""
+    num_layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
+    if arch.window == "all":
+        kinds = [SLIDING if config.sliding_window else FULL] * num_layers
+    kinds = kinds or [FULL] * num_layers
+    nope = arch.nope
+    if nope == NOPE_BESIDE:
+        nope = None if config.sliding_window is None else FULL
+    rope = [kind != nope for kind in kinds] if nope in (FULL, None) else getattr(config, nope)
+    unknown = set(kinds) - {FULL, SLIDING}
+    if unknown or len(kinds) < num_layers or len(rope) < num_layers:
+        raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
+    windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
+    if any(window is not None and window < 1 for window in windows):
+        raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
+    layers = [replace(usual, window=window) for window in windows]
+    for i, kind in enumerate(kinds):
+        if rope[i] and orders:
+            own = kind if kind in orders else None
+            layers[i] = replace(layers[i], rope=[*orders].index(own), head_order=orders[own])
+    if wide is not None:
+        for i in wide.layers:
+            layers[i] = replace(
+                layers[i], num_heads=wide.num, num_kv_heads=wide.num_kv, head_dim=wide.dim, is_global=True,
+                reuses_keys=wide.reuse_keys,
+            )  # fmt: skip
+    for i, kept_by in () if sharing is None else enumerate(sharing.kept_by, sharing.first):
+        layers[i] = replace(layers[i], kept_by=kept_by)
+    return tuple(layers)
+
+
+def head_order(config: Any, arch: Architecture, rope: dict[str, Any], where: str) -> tuple[int, ...] | None:
+    """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
+    those go where our two halves begin, and what it leaves as it is behind them."""
+    size, part = head_dim_of(config), rope.get("partial_rotary_factor", 1.0)
+    is_whole = part == 1.0 or rope.get("rope_type") == PROPORTIONAL
+    if is_whole and not arch.alternate_rope:
+        return None
+    if not (is_whole or arch.partial_rope):
+        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
+    turned = num_of_turned(config, rope)
+    if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):
+        raise UserError(f"{where}: partial_rotary_factor is {part}; should leave an even part of {size}, the head_dim")
+    halves = range(turned // 2), range(turned // 2, turned)
+    if arch.alternate_rope:
+        halves = range(0, turned, 2), range(1, turned, 2)
+    left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
+    return (*halves[0], *left[0], *halves[1], *left[1])

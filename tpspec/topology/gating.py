@@ -1,0 +1,46 @@
+"""A gate that what a query head gives is multiplied with: of which types of models, and what it is; from a config.json.
+
+Knows keys. What is multiplied is model/gates.py's matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from tpspec.topology.reads import Reads
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """own: the matrix that makes it; None: its rows stand behind those of each head's query. act: what that goes
+    through. by_head: one number is for all that a head gives; else each of those has its own."""
+
+    own: str | None = None
+    act: Literal["sigmoid", "softplus"] = "sigmoid"
+    by_head: bool = False
+
+    def num_rows(self, num_heads: int, head_dim: int) -> int:
+        """Of that matrix."""
+        return num_heads if self.by_head else num_heads * head_dim
+
+
+BEHIND_QUERIES = Gating()
+GATINGS = {
+    "afmoe": Gating("gate_proj"),
+    "laguna": Gating("g_proj", "softplus"),
+    "qwen3_5_moe_text": BEHIND_QUERIES,
+    "qwen3_5_text": BEHIND_QUERIES,
+    "qwen3_next": BEHIND_QUERIES,
+}
+BY_HEAD, BY_ELEMENT = (True, "per-head"), ("per-element",)  # as Laguna's config says it
+
+
+def gating_of(read: Reads, model_type: str) -> Gating | None:
+    """None for a type without one."""
+    usual = GATINGS.get(model_type)
+    if model_type != "laguna" or usual is None:
+        return usual
+    said = read.one_of("gating", (*BY_HEAD, *BY_ELEMENT), BY_HEAD[0])
+    return replace(usual, by_head=said not in BY_ELEMENT)
