@@ -28,6 +28,10 @@ class NoChat(UserError):
     """The model has no chat template, or its template refuses these messages."""
 
 
+class NoOption(UserError):
+    """What should be an option of a chat template's own is none."""
+
+
 class Text:
     """The tokenizer of a model folder, and what the folder says about ids: which end a text, how many there are.
 
@@ -94,7 +98,8 @@ class Text:
         tools: list[dict[str, Any]] | None = None,
         options: Mapping[str, bool | int | str] | None = None,
     ) -> str:
-        """options: variables of the template's own, never those that transformers gives it or takes itself."""
+        """options: variables of the template's own, never those that transformers gives it or takes itself. Raises
+        NoChat, and NoOption."""
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
@@ -102,7 +107,7 @@ class Text:
         ours = {"messages", *inspect.signature(self.tokenizer.apply_chat_template).parameters}
         for name in options or ():
             if name in ours or name in self.tokenizer.special_tokens_map:
-                raise NoChat(f"{name} is no option of a chat template")
+                raise NoOption(f"{name} is no option of a chat template")
         rest = {"tokenize": False, "add_generation_prompt": answer, **(options or {})}
         try:
             return str(self.tokenizer.apply_chat_template(messages, tools=tools or None, **rest))

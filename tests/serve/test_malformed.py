@@ -126,6 +126,9 @@ def test_what_is_too_much_is_said_of_the_field_that_asked_for_it(front, param: s
     assert param in error["message"] or "the prompt has" in error["message"]
 
 
+TWICE = {"prompt": "a", "structured_outputs": {"choice": ["b"], "regex": "c"}}
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
@@ -133,10 +136,13 @@ def test_what_is_too_much_is_said_of_the_field_that_asked_for_it(front, param: s
         ("responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.schema: Field"),
         ("responses", {"input": [{"role": "user"}]}, "input.0.content: Field"),
         ("completions", {"prompt": "a", "stop": [""]}, "stop.0: String"),
+        ("completions", TWICE, "structured_outputs.regex and structured_outputs.choice both bind the answer"),
+        ("completions", {**TWICE, "guided_choice": ["b"]}, "structured_outputs.regex and structured_outputs.choice"),
     ],
 )
 def test_a_fault_is_where_the_body_has_it(front, kind: str, fields: dict, said: str) -> None:
-    """Stands against a path that names pydantic's own choices: json_schema.json_schema.schema."""
+    """Stands against a path that names pydantic's own choices, json_schema.json_schema.schema, and against a field that
+    does not go together with itself."""
     assert front.post(kind, **fields).json()["error"]["message"].startswith(said)
 
 

@@ -158,7 +158,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing said": ({"messages": [{"role": "assistant"}]}, "content"),
     "a template": ({"chat_template_kwargs": {"chat_template": "{{ 7 }}"}}, "chat_template"),
     "tokenize": ({"chat_template_kwargs": {"tokenize": True}}, "tokenize"),
-    "messages anew": ({"chat_template_kwargs": {"messages": "x"}}, "messages"),
+    "messages anew": ({"chat_template_kwargs": {"messages": "x"}}, '"param":"chat_template_kwargs"'),
     "a special token": ({"chat_template_kwargs": {"eos_token": "x"}}, "eos_token"),
     "a list": ({"chat_template_kwargs": {"speaker": ["me"]}}, "chat_template_kwargs"),
     "a long word": ({"chat_template_kwargs": {"speaker": "m" * 1025}}, "1024"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tpspec.serve.errors import ApiError, bad_request
-from tpspec.text import NoChat
+from tpspec.text import NoChat, NoOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,8 @@ def encode_chat(text: Text, chat: Chat, limit: int, param: str = "messages") -> 
         raise bad_request("the chat template of this model knows no tools", field, "chat_template_error")
     try:
         rendered = text.render_chat(chat.messages, tools=chat.tools, answer=chat.answer, options=chat.options)
+    except NoOption as error:
+        raise bad_request(f"chat_template_kwargs: {error}", "chat_template_kwargs", "invalid_value") from error
     except NoChat as error:
         hint = "" if text.has_chat_template else ": use /v1/completions"
         raise bad_request(f"{error}{hint}", param, "chat_template_error") from error
