@@ -42,6 +42,10 @@ def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: 
 @pytest.mark.parametrize(
     ("kind", "without"),
     [
+        ("cohere2_moe", {"expert_selection_fn": "softmax"}),
+        ("cohere2_moe", {"prefix_dense_sliding_window_pattern": 2}),
+        ("cohere2_moe", {"rms_norm_eps": None}),
+        ("cohere2_moe", {"shared_expert_combination_strategy": "sum"}),
         ("gpt_oss", {"swiglu_limit": 100.0}),
         ("granite", {"attention_multiplier": 0.25}),
         ("granite", {"embedding_multiplier": 1.0}),

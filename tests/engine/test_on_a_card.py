@@ -508,6 +508,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("gpt_oss", {}),
         ("olmo3", {}),
         ("cohere2", {}),
+        ("cohere2_moe", {}),
         ("nemotron_h", {}),
     ],
 )
@@ -528,6 +529,8 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     if kind == "laguna":
         sizes |= {"num_attention_heads_per_layer": [3, 2]}
+    if kind == "cohere2_moe":
+        sizes |= {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}
     target = tiny(kind, tmp_path / "target", **sizes, intermediate_size=96)
     if kind == "gpt_oss":
         target, _ = publish_mxfp4(target, tmp_path)

@@ -285,8 +285,9 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
                                    "closed_at": "*fp32",
                                    "slots_at": "*i64", "chosen_at": "*i32",
                                    "weights_at": "*fp32", "count": "i32", "scale": "fp32"},
-           {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sigmoid": sigmoid, "sums_to_one": not sigmoid,
-            "divided": sigmoid, "scaled": not sigmoid, "padded": True}) for sigmoid in (False, True)),
+           {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sigmoid": sigmoid, "corrected": corrected,
+            "sums_to_one": not sigmoid, "divided": sigmoid, "scaled": not sigmoid, "padded": True})
+          for sigmoid, corrected in ((False, ""), (True, "sigmoids"), (True, "logits"))),
         (card_router._sort, {"chosen_at": "*i32", "ranks_at": "*i32", "num_pairs": "i32", "num_tiles": "i32"} | tiles,
          {"wide": card_router.MOST_SORTED, "wide_tiles": 256, "at_once": card_router.AT_ONCE,
           "tile_rows": card_tiles.TILE_ROWS}),

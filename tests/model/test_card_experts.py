@@ -52,6 +52,7 @@ def mixture(
     sums_to_one: bool = True,
     sigmoid: bool = False,
     of_parts: bool = False,
+    corrected: Literal["sigmoids", "logits"] | None = "sigmoids",
     groups: tuple[int, int] = (1, 1),
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Router, list[GatedMlp]]:
@@ -69,8 +70,10 @@ def mixture(
     weight_ND = (3 * torch.randn(count, HIDDEN, generator=noise) / HIDDEN**0.5).to(DEVICE)
     scale, (of, best) = 2.5 if sigmoid else 1.0, groups
     experts = Experts(count, chosen, sums_to_one, sigmoid, scale, groups=of, groups_chosen=best, of_parts=of_parts)
-    bias_N = torch.randn(count, generator=noise).to(DEVICE) if sigmoid else None
-    return Router(weight_ND, experts, bias_N), [mlp() for _ in range(count)]
+    if not sigmoid or corrected is None:
+        return Router(weight_ND, experts), [mlp() for _ in range(count)]
+    bias_N = torch.randn(count, generator=noise).to(DEVICE)
+    return Router(weight_ND, replace(experts, corrected=corrected), bias_N), [mlp() for _ in range(count)]
 
 
 def of_floats(num_outputs: int, num_inputs: int, before: int, dtype: torch.dtype, noise: torch.Generator) -> Linear:
@@ -116,6 +119,23 @@ def test_parts_of_a_softmax_that_a_bias_puts_in_another_order_are_what_the_refer
     due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS)
     made_TD = CardMixture(router, experts)(x_TD, STEPS)
     assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+
+
+@pytest.mark.parametrize("sums_to_one", [True, False])
+@pytest.mark.parametrize("corrected", [None, "logits"])
+def test_experts_that_logits_choose_are_what_the_reference_makes_of_them(
+    corrected: Literal["logits"] | None, sums_to_one: bool
+) -> None:
+    """As Command A+'s, without a bias. Stands against one that is read all the same, or added to sigmoids, by which
+    others are chosen, and against weights of corrected logits."""
+    router, experts = mixture(7, 3, 16, sums_to_one=sums_to_one, sigmoid=True, corrected=corrected)
+    x_TD = rows(50)
+    due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS)
+    made_TD = CardMixture(router, experts)(x_TD, STEPS)
+    assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+    if corrected is not None:
+        to_sigmoids = Router(router.weight_ND, replace(router.experts, corrected="sigmoids"), router.bias_N)
+        assert (Mixture(to_sigmoids, experts, whole=False)(x_TD, STEPS) - due_TD).abs().max() > 0.01, "chosen alike"
 
 
 @pytest.mark.parametrize("num_processors", [2, 20, 1000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import AutoConfig
+from transformers.models.cohere2_moe.modeling_cohere2_moe import Cohere2MoeTopKRouter
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
@@ -47,12 +48,30 @@ def test_experts_are_of_the_groups_that_transformers_chooses(kind: str, groups: 
     experts = experts_of(Reads(config.to_dict() | said, "here"), kind)
     assert experts is not None
     x_TD = 3 * noise(64, HIDDEN, seed=3)
-    chosen_TK, weights_TK = Router(theirs.weight.data, experts, bias_N)(x_TD)
-    _, due_weights_TK, due_TK = theirs(x_TD)
-    ours, due = (
-        torch.zeros(64, 12).scatter_(1, at, by) for at, by in ((chosen_TK, weights_TK), (due_TK, due_weights_TK))
-    )
-    assert (ours - due).abs().max() < 1e-6
+    made, (_, *due) = Router(theirs.weight.data, experts, bias_N)(x_TD), theirs(x_TD)
+    assert (spread(*made) - spread(*reversed(due))).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("sums_to_one", [True, False])
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_experts_that_logits_choose_have_the_weights_that_transformers_gives_them(
+    function: str, sums_to_one: bool
+) -> None:
+    """Stands against a softmax over all experts, and sigmoids that are scaled where they should stay."""
+    said = {"hidden_size": HIDDEN, "num_experts": 12, "num_experts_per_tok": 3, "norm_topk_prob": sums_to_one}
+    config = AutoConfig.for_model("cohere2_moe", **said, expert_selection_fn=function)
+    theirs = Cohere2MoeTopKRouter(config)
+    theirs.weight.data = 3 * noise(12, HIDDEN, seed=1)
+    experts = experts_of(Reads(config.to_dict(), "here"), "cohere2_moe")
+    assert experts is not None
+    x_TD = 3 * noise(64, HIDDEN, seed=3)
+    made, (_, *due) = Router(theirs.weight.data, experts)(x_TD), theirs(x_TD)
+    assert (spread(*made) - spread(*reversed(due))).abs().max() < 1e-6
+
+
+def spread(chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    """[T, N], 0 for experts that are not chosen."""
+    return torch.zeros(len(chosen_TK), 12).scatter_(1, chosen_TK, weights_TK)
 
 
 def test_a_row_alone_and_among_others_is_the_same_in_whole_mixtures() -> None:

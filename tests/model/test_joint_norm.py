@@ -144,7 +144,7 @@ def test_texts_do_not_depend_on_who_makes_them(olmo: Path, weights: tuple[float,
 @pytest.mark.parametrize(
     ("kind", "replicates"),
     [("olmo3", False), ("olmo3", True), ("minimax_m2", False), ("minimax_m2", True), ("cohere2", False),
-     ("exaone4", False)],
+     ("cohere2_moe", False), ("exaone4", False)],
 )  # fmt: skip
 def test_what_is_held_is_what_was_planned(
     kind: str, replicates: bool, weights: tuple[int, ...], quantize: Quantize | None, tmp_path: Path

@@ -31,6 +31,8 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "n
           "image_size": 28, "patch_size": 14}  # fmt: skip
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("cohere2_vision", {"image_token_id": 262, "alignment_intermediate_size": 16}),
+    "cohere2_moe": ("cohere2_vision", {"image_token_id": 262, "alignment_intermediate_size": 16}),
     "exaone4": ("exaone4_5", {"image_token_id": 262, "video_token_id": 261}),
     "gemma3": ("gemma3", {"mm_tokens_per_image": 4, "image_token_index": 262, "boi_token_index": 261}),
     "mistral": ("mistral3", {"image_token_index": 262}),
@@ -76,7 +78,8 @@ def seeing(folder: Path, text: str, **keys: Any) -> torch.Tensor:
         rename(folder, "language_model.model.blocks.", "language_model.model.layers.")
     write_tokenizer(folder, 263)
     with torch.inference_mode():
-        return model(input_ids=torch.tensor([IDS])).logits[0]
+        made: torch.Tensor = model(input_ids=torch.tensor([IDS])).logits[0]
+    return made * fields.get("logit_scale", 1.0)  # which transformers leaves out there: it moves no argmax
 
 
 def _eyes(model_type: str) -> dict[str, Any]:

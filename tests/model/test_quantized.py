@@ -133,7 +133,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     assert (total - whole).abs().max() < 1e-5 * whole.abs().max() + 1e-5
 
 
-@pytest.fixture(scope="module", params=["smollm2", "seed_oss", "arcee", "gpt_oss", "glm4_moe_lite"])
+@pytest.fixture(scope="module", params=["smollm2", "seed_oss", "arcee", "gpt_oss", "glm4_moe_lite", "cohere2_moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)
 
@@ -189,7 +189,7 @@ def parts_of(decoder: Any) -> list[Any]:
     parts = [decoder.norm, decoder.head]
     for layer in decoder.layers:
         norms = ("attention_norm", "q_norm", "k_norm", "joint_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-        parts += [norm for name in norms if (norm := getattr(layer, name, None)) is not None]
+        parts += {id(norm): norm for name in norms if (norm := getattr(layer, name, None)) is not None}.values()
         if isinstance(layer, Layer):
             parts += [layer, *_around(layer.qkv, layer.o)]
             if layer.joint_norm is not None and layer.joint_norm.others is not None:

@@ -79,7 +79,7 @@ FORMATS: dict[str, Format] = {
     "nvfp4 of modelopt": published.nvfp4(by_modelopt=True),
     "packed mxfp4": published.packed_mxfp4(),
 }
-MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2", "nemotron_h")
+MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2", "nemotron_h", "cohere2_moe")
 EVERY = pytest.mark.parametrize("name", list(FORMATS))
 SHUFFLED = [name for name in FORMATS if "order" in name]
 
@@ -100,6 +100,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "deepseek_v3",
         "minimax_m2",
         "nemotron_h",
+        "cohere2_moe",
     )
     plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 from math import comb
 
@@ -76,6 +77,7 @@ def test_what_stands_before_and_beside_experts_is_what_transformers_takes_it_for
         theirs.num_experts_per_tok,
         sums_to_one=theirs.norm_topk_prob,
         sigmoid=True,
+        corrected="sigmoids",
         scale=theirs.routed_scaling_factor,
         first_layer=theirs.first_k_dense_replace,
         dense=theirs.intermediate_size,
@@ -92,6 +94,18 @@ def test_experts_of_gpt_oss_are_what_transformers_takes_them_for() -> None:
     sizes = (ours.num_layers, ours.hidden, ours.num_heads, ours.num_kv_heads, ours.head_dim, ours.vocab)
     assert sizes == (theirs.num_hidden_layers, theirs.hidden_size, theirs.num_attention_heads,
                      theirs.num_key_value_heads, theirs.head_dim, theirs.vocab_size)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["average", "sum"])
+@pytest.mark.parametrize("shared", [0, 3])
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_experts_of_command_a_plus_are_weighed_as_its_config_says(function: str, shared: int, strategy: str) -> None:
+    """Stands against a mean that is taken of nothing beside, and parts of a softmax over all experts."""
+    said = {"num_shared_experts": shared, "shared_expert_combination_strategy": strategy, "norm_topk_prob": False}
+    half = 0.5 if shared and strategy == "average" else 1.0
+    made = shape("cohere2_moe", **said, expert_selection_fn=function, first_k_dense_replace=1).experts
+    due = Experts(8, 2, function == "softmax", function == "sigmoid", half, 1, dense=512, shared=shared * 512)
+    assert made == replace(due, shared_scale=half)
 
 
 def test_a_model_of_another_type_has_no_experts() -> None:
@@ -149,6 +163,12 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("exaone_moe", "num_shared_experts", "1", "a whole number above -1"),
         ("hy_v3", "router_scaling_factor", 0, "a number above 0"),
         ("mellum", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
+        ("cohere2_moe", "mlp_layer_types", ["sparse", "dense"], "dense for the first layers, and sparse for all after"),
+        ("cohere2_moe", "mlp_only_layers", [0], "null: it is not supported"),
+        ("cohere2_moe", "first_k_dense_replace", -1, "a whole number above -1"),
+        ("cohere2_moe", "num_shared_experts", "1", "a whole number above -1"),
+        ("cohere2_moe", "expert_selection_fn", "tanh", "sigmoid or softmax"),
+        ("cohere2_moe", "shared_expert_combination_strategy", "max", "average or sum"),
     ],
 )
 def test_a_mixture_that_is_not_supported_is_refused_by_its_key(

@@ -98,6 +98,7 @@ ROUNDED = {
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31.6,
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2": 8.89,
     "CohereLabs/c4ai-command-a-03-2025": 111.0,
+    "CohereLabs/command-a-plus-05-2026-bf16": 218,
     "google/gemma-4-E2B-it": 2.3,  # but for its table of numbers for each layer; of these the text models
     "google/gemma-4-26B-A4B-it": 25.2,
     "google/gemma-4-31B-it": 30.7,
@@ -119,6 +120,7 @@ ROUNDED = {
 }
 # Of mixtures: for one token, the embedding table included, as exactly as it is published.
 ACTIVE = {
+    "CohereLabs/command-a-plus-05-2026-bf16": (25, 0.1),
     "google/gemma-4-26B-A4B-it": (3.8, 0.03),
     "Qwen/Qwen3-30B-A3B": (3.353, 0.001),
     "Qwen/Qwen3-235B-A22B": (22, 0.5),
@@ -225,7 +227,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are afmoe, arcee, cohere, cohere2, cwm",
+        match="architecture 'gpt2' is not supported; supported are afmoe, arcee, cohere, cohere2, cohere2_moe, cwm",
     ):
         shape_of(str(tmp_path))
 
@@ -235,6 +237,7 @@ CALLED = {
     "arcee": "AFM",
     "cohere": "Command R",
     "cohere2": "Command A",
+    "cohere2_moe": "Command A+",
     "cwm": "CWM",
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "Moonlight",
@@ -513,6 +516,25 @@ def test_layers_with_experts_are_those_that_a_config_lists(kinds: list[str], fir
         experts = ModelShape.from_config(config, "here").experts
         assert experts is not None
         assert experts.first_layer == first
+
+
+@pytest.mark.parametrize("pattern", [1, 2])
+def test_layers_before_experts_may_have_rope_where_others_of_their_type_have_none(pattern: int) -> None:
+    """As North Mini Code's first, which is full. Stands against a text whose first layer knows no positions."""
+    config = {**CONFIG, "model_type": "cohere2_moe", "num_hidden_layers": 6, "first_k_dense_replace": 1}
+    kinds = ["full_attention"] * 2 + ["sliding_attention"] * 4
+    config |= {"prefix_dense_sliding_window_pattern": pattern, "layer_types": kinds}
+    layers = resolve(AutoConfig.for_model(**config), "there").layers
+    assert [layer.rope is None for layer in layers] == [pattern != 1, True] + [False] * 4
+
+
+@pytest.mark.parametrize(("said", "centred", "eps"), [({}, True, 1e-5), ({"rms_norm_eps": 1e-6}, False, 1e-6)])
+def test_norms_take_the_mean_off_unless_a_config_says_that_they_do_not(
+    said: dict[str, float], centred: bool, eps: float
+) -> None:
+    """Command A+ has such, North Mini Code the others: their weights look alike."""
+    spec = resolve(AutoConfig.for_model(**CONFIG | {"model_type": "cohere2_moe"} | said), "there")
+    assert (spec.centred, spec.eps) == (centred, eps)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.2, 1.5])

@@ -160,7 +160,12 @@ def test_shards_of_a_mixture_hold_its_experts_once(
     experts = Experts(count, 1, sums_to_one=True)
     if beside:
         experts = replace(
-            experts, sigmoid=True, first_layer=1, dense=3 * like.intermediate, shared=2 * like.intermediate
+            experts,
+            sigmoid=True,
+            corrected="sigmoids",
+            first_layer=1,
+            dense=3 * like.intermediate,
+            shared=2 * like.intermediate,
         )
     shape = replace(like, model_type="qwen3_moe", experts=experts, qk_norm=True)
     (whole,), shards = split(shape, (1,)), split(shape, weights)

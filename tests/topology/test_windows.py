@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,17 @@ OPTIONS: list[dict[str, Any]] = [
     {"use_sliding_window": True, "max_window_layers": 0},
     {"sliding_window": 32, "sliding_window_pattern": 3},
 ]
+BEHIND_DENSE: list[dict[str, Any]] = [
+    {"sliding_window": 32, "first_k_dense_replace": 2},
+    {"sliding_window": 32, "first_k_dense_replace": 3, "prefix_dense_sliding_window_pattern": 2},
+]
+CASES = [*product(sorted(MODEL_TYPES), OPTIONS), *product(["cohere2_moe"], BEHIND_DENSE)]
 OF_TYPE = {fields["model_type"]: BASE | fields for fields in (KINDS | AKIN | WITHIN).values()}
 OF_TYPE |= {kind: BASE | KINDS[like] | {"model_type": kind} for kind, like in LIKE.items()}
 LEFT_OUT = ("layer_types", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern")
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
+@pytest.mark.parametrize(("model_type", "options"), CASES, ids=str)
 def test_windows_are_those_of_transformers(model_type: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Stands against a default of ours that is another's, by which pages would be dropped that rows still see."""
     fields = {key: value for key, value in OF_TYPE[model_type].items() if key not in LEFT_OUT}

@@ -123,7 +123,7 @@ class Parts:
         if experts is None:
             return self._mlp(at, names, spec.intermediate)
         weight_ND = self._wide(f"{at}{names.router}.weight", experts.count, spec.hidden)
-        bias_N = self._wide(f"{at}{names.correction}", experts.count) if experts.sigmoid else None
+        bias_N = self._wide(f"{at}{names.correction}", experts.count) if experts.corrected else None
         router, on_card = Router(weight_ND, experts, bias_N), self.given.device.type == "cuda"
         parts = replace(self, reference=on_card)
         mlps = [parts._mlp(f"{at}experts.{index}.", names, spec.intermediate) for index in range(experts.count)]
@@ -131,7 +131,8 @@ class Parts:
         if not experts.shared:
             return mixture
         gate = self._wide(f"{at}{names.shared_gate}.weight", 1, spec.hidden) if experts.shared_gated else None
-        return Shared(mixture, self._mlp(f"{at}{names.shared}.", names, experts.shared), gate)
+        shared = self._mlp(f"{at}{names.shared}.", names, experts.shared)
+        return Shared(mixture, shared, gate, experts.shared_scale)
 
     def _mlp(self, at: str, names: MlpNames, channels: int) -> GatedMlp:
         spec, read = self.spec, [at + name for name in (names.gate, names.up) if name is not None]

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from tpspec.model.layers import Gate
 
 
-NOPE_BESIDE = "full_attention beside sliding_attention"  # layers that do, in models of which some have a window
+# Layers without rope, where their type alone does not say it.
+NOPE_BESIDE = "full_attention beside sliding_attention"  # in models of which some have a window
+NOPE_WITH_EXPERTS = "full_attention with experts"  # and in those without, unless all of these are full
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,18 @@ class Architecture:
     partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
     number with the next, not with one half a head away, or the name of the flag that says so. turned: whether rope is
     at all. window: "all" layers share config.sliding_window, "layer_types" says which layers do, or None. nope: the
-    config list that says which layers skip rope, or the type of those that do, or NOPE_BESIDE; or None.
+    config list that says which layers skip rope, or the type of those that do, or NOPE as above; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
-    eps: what a config calls that of norms. gate: what its config calls that of an MLP, and must say. clamped: see
-    rows.inc. scaled_embeddings: by the root of their size, always or where that flag says so. scaled_layers: what
-    leaves a layer, by a number of its own. multiplied: embeddings, what is added to them, scores and logits, by numbers
-    of the config (spec.py), which logits are divided by but for "logits". logit_scale: that of the config which logits
-    alone are multiplied by, or None. score_scale: the config's number that scores are divided by the root of, if not
-    head_dim; or what they are multiplied by. capped, scores_capped: whether the config may say so of logits, and of
-    scores. apart: options that would change what it computes, and are not supported, with values that would not.
+    eps: what a config calls that of norms. rms_eps: what it calls that of norms that are not centred, as all are where
+    it gives one. gate: what its config calls that of an MLP, and must say. clamped: see rows.inc. scaled_embeddings: by
+    the root of their size, always or where that flag says so. scaled_layers: what leaves a layer, by a number of its
+    own. multiplied: embeddings, what is added to them, scores and logits, by numbers of the config (spec.py), which
+    logits are divided by but for "logits". logit_scale: that of the config which logits alone are multiplied by, or
+    None. score_scale: the config's number that scores are divided by the root of, if not head_dim; or what they are
+    multiplied by. capped, scores_capped: whether the config may say so of logits, and of scores. apart: options that
+    would change what it computes, and are not supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -72,6 +75,7 @@ class Architecture:
     one_more: bool = False
     centred: bool = False
     eps: str = "rms_norm_eps"
+    rms_eps: str | None = None
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
     scaled_embeddings: bool | str = False
@@ -155,6 +159,7 @@ ARCHITECTURES = {
     "arcee": replace(LLAMA, gate=("hidden_act", "relu2")),
     "cohere": COHERE,
     "cohere2": replace(COHERE, window="layer_types", nope=FULL),
+    "cohere2_moe": replace(COHERE, window="layer_types", nope=NOPE_WITH_EXPERTS, rms_eps="rms_norm_eps"),
     "cwm": Architecture(window="layer_types"),
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),

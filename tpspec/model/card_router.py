@@ -50,8 +50,8 @@ def routed(router: Router, x_TD: Tensor, slots_T: Tensor | None, how: Overlap) -
         logits_TN, logits_TN if bias_N is None else bias_N, logits_TN if scales_N is None else scales_N, closed_TN,
         chosen_TK if slots_T is None else slots_T, chosen_TK, weights_TK, experts.count, experts.scale, num_chosen=K,
         wide=triton.next_power_of_2(experts.count), wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid,
-        sums_to_one=experts.sums_to_one, divided=experts.is_divided, scaled=scales_N is not None,
-        padded=slots_T is not None, **how,
+        corrected=experts.corrected or "", sums_to_one=experts.sums_to_one, divided=experts.is_divided,
+        scaled=scales_N is not None, padded=slots_T is not None, **how,
     )  # fmt: skip
     return chosen_TK, weights_TK
 
@@ -110,6 +110,7 @@ def _choose(
     wide: tl.constexpr,
     wide_chosen: tl.constexpr,
     sigmoid: tl.constexpr,
+    corrected: tl.constexpr,
     sums_to_one: tl.constexpr,
     divided: tl.constexpr,
     scaled: tl.constexpr,
@@ -118,20 +119,18 @@ def _choose(
 ) -> None:
     """The K largest of logits [T, N], in falling order, and their weights, both [T, K]. A program a row. See Router.
 
-    Whatever the logits are, an expert that exists: what is no number makes weights that are none. divided: closed
-    [T, N] is added to what they are chosen by. scaled: each weight by its expert's of scales [N]. padded: rows whose
-    slot is below 0 get experts -1.
+    Whatever the logits are, an expert that exists: what is no number makes weights that are none. corrected: see
+    Experts; "": nothing is. divided: closed [T, N] is added to what they are chosen by. scaled: each weight by its
+    expert's of scales [N]. padded: rows whose slot is below 0 get experts -1.
     """
     begin(overlaps)
     row = tl.program_id(0)
     experts, places = tl.arange(0, wide), tl.arange(0, wide_chosen)
     logits = tl.load(logits_at + row * count + experts, mask=experts < count, other=float("-inf"))
-    if sigmoid:
-        scores = 1 / (1 + tl.exp(-logits))
-        ranked = scores + tl.load(bias_at + experts, mask=experts < count, other=float("-inf"))
-    else:
-        scores = tl.exp(logits - tl.max(logits, 0))
-        ranked = logits
+    scores = 1 / (1 + tl.exp(-logits)) if sigmoid else tl.exp(logits - tl.max(logits, 0))
+    ranked = scores if corrected == "sigmoids" else logits
+    if corrected != "":
+        ranked += tl.load(bias_at + experts, mask=experts < count, other=float("-inf"))
     if divided:
         ranked += tl.load(closed_at + row * count + experts, mask=experts < count, other=0.0)
     total = tl.sum(scores, 0)

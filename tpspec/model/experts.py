@@ -32,8 +32,8 @@ LEAST = 1e-20  # as transformers: what no sum of sigmoids is below
 
 
 class Router:
-    """weight_ND, bias_N: float32. The second is added to the logits; where `experts` are chosen by sigmoids, to those,
-    and only to choose. scales_N: float32, of the weight of each; or None."""
+    """weight_ND, bias_N: float32. The second is added to the logits; where `experts` are corrected, to what they are
+    chosen by, and only to choose. scales_N: float32, of the weight of each; or None."""
 
     def __init__(
         self, weight_ND: Tensor, experts: Experts, bias_N: Tensor | None = None, scales_N: Tensor | None = None
@@ -65,10 +65,10 @@ class Router:
 
     def ranked(self, logits_TN: Tensor) -> Tensor:
         """[T, N], what experts are chosen by."""
-        if not self.experts.sigmoid:
+        if self.experts.corrected is None:
             return logits_TN
-        assert self.bias_N is not None, "sigmoids come with a bias"
-        return logits_TN.sigmoid() + self.bias_N
+        assert self.bias_N is not None, "it is what corrects"
+        return (logits_TN.sigmoid() if self.experts.corrected == "sigmoids" else logits_TN) + self.bias_N
 
     def closed(self, ranked_TN: Tensor) -> Tensor:
         """[T, N], 0 for experts of the groups that are best for a row, -inf for others."""
@@ -83,7 +83,7 @@ class Router:
         return self._bent(self._made(x_TD))
 
     def _made(self, x_TD: Tensor) -> Tensor:
-        return F.linear(x_TD.float(), self.weight_ND, None if self.experts.sigmoid else self.bias_N)
+        return F.linear(x_TD.float(), self.weight_ND, None if self.experts.corrected else self.bias_N)
 
     def _bent(self, logits_TN: Tensor) -> Tensor:
         if self.experts.cap is not None:
@@ -143,16 +143,17 @@ def mixture_of(
 
 
 class Shared:
-    """A mixture, and beside it an MLP that every row goes through. gate_1D: of what that gives, float32; or None."""
+    """A mixture, and beside it an MLP that every row goes through. gate_1D: of what that gives, float32; or None.
+    scale: likewise."""
 
-    def __init__(self, mixture: Mlp, shared: Mlp, gate_1D: Tensor | None = None) -> None:
-        self.mixture, self.shared, self.gate_1D = mixture, shared, gate_1D
+    def __init__(self, mixture: Mlp, shared: Mlp, gate_1D: Tensor | None = None, scale: float = 1.0) -> None:
+        self.mixture, self.shared, self.gate_1D, self.scale = mixture, shared, gate_1D, scale
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         made_TD = self.shared(x_TD, steps)
         if self.gate_1D is not None:
             made_TD = made_TD * (x_TD.float() * self.gate_1D).sum(1, keepdim=True).sigmoid().to(x_TD.dtype)
-        return self.mixture(x_TD, steps) + made_TD
+        return torch.add(self.mixture(x_TD, steps), made_TD, alpha=self.scale)
 
 
 class Apart:

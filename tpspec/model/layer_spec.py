@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import NOPE_BESIDE
+from tpspec.model.architectures import NOPE_BESIDE, NOPE_WITH_EXPERTS
 from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned
 from tpspec.topology.windows import FULL, SLIDING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tpspec.model.architectures import Architecture
     from tpspec.topology.global_heads import GlobalHeads
     from tpspec.topology.sharing import Sharing
@@ -54,10 +56,7 @@ def layers_of(
     if arch.window == "all":
         kinds = [SLIDING if config.sliding_window else FULL] * num_layers
     kinds = kinds or [FULL] * num_layers
-    nope = arch.nope
-    if nope == NOPE_BESIDE:
-        nope = None if config.sliding_window is None else FULL
-    rope = [kind != nope for kind in kinds] if nope in (FULL, None) else getattr(config, nope)
+    rope = _turned(config, arch.nope, kinds)
     unknown = set(kinds) - {FULL, SLIDING}
     if unknown or len(kinds) < num_layers or len(rope) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
@@ -78,6 +77,19 @@ def layers_of(
     for i, kept_by in () if sharing is None else enumerate(sharing.kept_by, sharing.first):
         layers[i] = replace(layers[i], kept_by=kept_by)
     return tuple(layers)
+
+
+def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[bool]:
+    """Whether each layer has rope."""
+    if nope == NOPE_BESIDE:
+        nope = None if config.sliding_window is None else FULL
+    if nope == NOPE_WITH_EXPERTS:
+        all_full = config.prefix_dense_sliding_window_pattern == 1
+        return [kind != FULL or (all_full and config.mlp_layer_types[i] == "dense") for i, kind in enumerate(kinds)]
+    if nope in (FULL, None):
+        return [kind != nope for kind in kinds]
+    listed: Sequence[bool] = getattr(config, nope)
+    return listed
 
 
 def head_order(config: Any, arch: Architecture, rope: dict[str, Any], where: str) -> tuple[int, ...] | None:

@@ -58,7 +58,8 @@ class Mlps:
         if experts.apart:
             return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
-        return Shared(mixture, shared, self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None)
+        gate_1D = self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None
+        return Shared(mixture, shared, gate_1D, experts.shared_scale)
 
     def _plain_norm(self, name: str) -> Tensor:
         """What rows that are normed without a weight are multiplied with."""
@@ -135,9 +136,9 @@ class Mlps:
             own_D = self.matrices.wide(at + "scale", (self.spec.hidden,)) * self.spec.hidden**-0.5
             scales_N = self.matrices.wide(at + "per_expert_scale", (experts.count,))
             return Router(weight_ND * own_D, experts, scales_N=scales_N)
-        if not (experts.sigmoid or experts.biased):
+        if not (experts.corrected or experts.biased):
             return Router(weight_ND, experts)
-        bias, size = correction if experts.sigmoid else f"{name}.bias", (experts.count,)
+        bias, size = correction if experts.corrected else f"{name}.bias", (experts.count,)
         lying = (1, *size)  # as Ernie 4.5 has it
         stored = lying if self.matrices.checkpoint.has(bias, lying) else size
         return Router(weight_ND, experts, self.matrices.wide(bias, stored).view(size))

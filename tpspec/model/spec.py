@@ -241,6 +241,8 @@ def _declaration(config: Any, where: str) -> Architecture:
         covered = (arch.qkv_bias, arch.o_bias, arch.mlp_bias, "attention_bias" if arch.qkv_bias is True else None)
         if getattr(config, option, False) and option not in covered:
             raise UserError(f"{where}: {option}: true is not supported for {config.model_type}")
+    if arch.rms_eps is not None and getattr(config, arch.rms_eps) is not None:
+        return replace(arch, centred=False, eps=arch.rms_eps)
     return arch
 
 

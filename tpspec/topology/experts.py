@@ -7,7 +7,7 @@ Knows keys and names; must not know tensors or shards.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import UserError
 from tpspec.topology.blocks import MIXTURE, MLP
@@ -15,7 +15,7 @@ from tpspec.topology.mixtures import MIXTURES
 from tpspec.topology.reads import shown
 
 if TYPE_CHECKING:
-    from tpspec.topology.mixtures import Beside
+    from tpspec.topology.mixtures import Beside, ByLogits
     from tpspec.topology.reads import Reads
 
 
@@ -24,16 +24,18 @@ class Experts:
     """count: in each layer. chosen: how many of them a token is sent to. sums_to_one: whether the weights of those are
     scaled to, or stay parts of a softmax over all.
 
-    sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; to choose experts, a bias is added to
-    it (DeepSeek-V3, arXiv 2412.19437). of_parts: that sigmoid is a part of a softmax after all, and only the bias makes
-    it another (Ernie 4.5). cap: what the router says stays below, by cap * tanh(x / cap); or None. scale: of all
-    weights, after that. groups: into which experts are divided; each
-    token is sent to experts of the `groups_chosen` that are best for it.
+    sigmoid: the weight of an expert is no part of a softmax but its own sigmoid. corrected: what a bias is added to,
+    only to choose experts: those sigmoids (DeepSeek-V3, arXiv 2412.19437), or the logits; None: there is none, and the
+    largest logits are chosen. of_parts: that sigmoid is a part of a softmax after all, and only the bias makes it
+    another (Ernie 4.5). cap: what the router says stays below, by cap * tanh(x / cap); or None. scale: of all weights,
+    after that. groups: into which experts are divided; each token is sent to experts of the `groups_chosen` that are
+    best for it.
     first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
-    through which every row goes; 0: there is none. shared_gated: whether what that gives has a gate. apart: whether
-    that and the experts have norms of their own, before and behind; then ranks sum them side by side, and an expert's
-    weight is multiplied with a number of its own. biased: the matrices of experts, and the router. latent: numbers of a
-    row that experts read, and give, by a matrix before and one behind them that all share; 0: those of the row.
+    through which every row goes; 0: there is none. shared_scale: of what that gives. shared_gated: whether that has a
+    gate. apart: whether it and the experts have norms of their own, before and behind; then ranks sum them side by
+    side, and an expert's weight is multiplied with a number of its own. biased: the matrices of experts, and the
+    router. latent: numbers of a row that experts read, and give, by a matrix before and one behind them that all share;
+    0: those of the row.
     """
 
     count: int
@@ -52,6 +54,8 @@ class Experts:
     of_parts: bool = False
     cap: float | None = None
     latent: int = 0
+    corrected: Literal["sigmoids", "logits"] | None = None
+    shared_scale: float = 1.0
 
     @property
     def is_divided(self) -> bool:
@@ -69,6 +73,7 @@ SPARSE = "sparse"  # as mlp_layer_types calls a layer with experts
 LEAST_SUM = 1e-12
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
 CAP = "moe_router_logit_softcapping"  # 0: there is none
+DENSE_LAYERS = (0, 1)  # without experts, where mlp_only_layers may say which, and does not
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # all are in use for the same
 
 
@@ -81,8 +86,10 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
     if usual.apart is not None and not read.flag("enable_moe_block", False):
         return None
     read.one_of("decoder_sparse_step", (1,), 1)
-    read.refuse("mlp_only_layers")
-    if usual.beside is None and set(read.texts("mlp_layer_types")) - {SPARSE}:
+    listed = None if usual.by_logits is None else usual.by_logits.listed
+    if listed != "mlp_only_layers":
+        read.refuse("mlp_only_layers")
+    if usual.beside is None and listed != "mlp_layer_types" and set(read.texts("mlp_layer_types")) - {SPARSE}:
         raise read.refusal("mlp_layer_types", f"{SPARSE} for all layers")
     given = [key for key in COUNTS if key in read.config]
     if len({shown(read.config[key]) for key in given}) > 1:
@@ -99,12 +106,19 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
         read.one_of("scoring_func", ("sigmoid",), "sigmoid")
         read.one_of("use_routing_bias", (True,), True)
         read.refuse("shared_intermediate_size")
-    experts = Experts(count, chosen, sums_to_one, sigmoid=usual.sigmoid, biased=usual.biased)
+    experts = _weighed(Experts(count, chosen, sums_to_one, biased=usual.biased), by_sigmoids=usual.sigmoid)
+    if usual.by_logits is not None:
+        return _by_logits(experts, read, usual.by_logits)
     if usual.apart is not None:
         return replace(experts, shared=read.size("intermediate_size", usual.apart), apart=True)
     if usual.gated is not None:
         return replace(experts, shared=read.size("shared_expert_intermediate_size", usual.gated), shared_gated=True)
     return experts if usual.beside is None else _as_deepseek(experts, read, usual.beside, blocks)
+
+
+def _weighed(experts: Experts, *, by_sigmoids: bool) -> Experts:
+    """by_sigmoids: which a bias corrects where experts are chosen."""
+    return replace(experts, sigmoid=True, corrected="sigmoids") if by_sigmoids else experts
 
 
 def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str, ...]) -> Experts:
@@ -117,8 +131,7 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str
     groups, groups_chosen = _groups(read, usual, experts)
     own = read.size(shared, usual.shared, least=0) * read.size("moe_intermediate_size", usual.channels)
     return replace(
-        experts,
-        sigmoid=usual.sigmoid,
+        _weighed(experts, by_sigmoids=usual.sigmoid),
         of_parts=usual.of_parts,
         cap=read.number(CAP, 1.0) if read.config.get(CAP) else None,
         scale=read.number(scale, usual.scale),
@@ -148,6 +161,38 @@ def _groups(read: Reads, usual: Beside, experts: Experts) -> tuple[int, int]:
     return count, chosen
 
 
+def _by_logits(experts: Experts, read: Reads, usual: ByLogits) -> Experts:
+    sigmoid = not usual.varied or read.one_of("expert_selection_fn", ("sigmoid", "softmax"), "softmax") == "sigmoid"
+    means = ("average", "sum")
+    averaged = usual.varied and read.one_of("shared_expert_combination_strategy", means, means[0]) == means[0]
+    each = 1 if usual.each is None else read.size(*usual.each)
+    shared, first = each * read.size(*usual.shared, least=0), _first_listed(read, usual.listed)
+    part = 0.5 if averaged and shared else 1.0
+    return replace(
+        experts,
+        sums_to_one=experts.sums_to_one or not sigmoid,
+        sigmoid=sigmoid,
+        corrected="logits" if usual.corrected else None,
+        scale=part,
+        first_layer=first,
+        dense=read.size(usual.dense, usual.usual_dense or each) if first else 0,
+        shared=shared,
+        shared_scale=part,
+    )
+
+
+def _first_listed(read: Reads, listed: str | None) -> int:
+    """The first layer with experts, as a list of that name says it."""
+    if listed == "mlp_only_layers":
+        dense = read.config.get(listed)
+        if dense is not None and (not isinstance(dense, list) or dense != list(range(len(dense)))):
+            raise read.refusal(listed, "the first layers in their order, as [0, 1], which it is by default")
+        return len(DENSE_LAYERS if dense is None else dense)
+    if listed is None:
+        return 0
+    return _first_sparse(read, read.size("first_k_dense_replace", 0, least=0))
+
+
 def _first_mixed(read: Reads, usual: Beside) -> int:
     """The first layer with experts; all after it have some."""
     key, *_ = usual.keys
@@ -156,11 +201,16 @@ def _first_mixed(read: Reads, usual: Beside) -> int:
     if not usual.listed:
         return read.size(key, usual.first_layer, least=0)
     read.one_of(key, (usual.first_layer,), usual.first_layer)
+    return _first_sparse(read, usual.first_layer)
+
+
+def _first_sparse(read: Reads, usual: int) -> int:
+    """Of mlp_layer_types; usual: where a config has none."""
     kinds = read.texts("mlp_layer_types")
     first = kinds.index(SPARSE) if SPARSE in kinds else len(kinds)
     if set(kinds[:first]) - {"dense"} or set(kinds[first:]) - {SPARSE}:
         raise read.refusal("mlp_layer_types", "dense for the first layers, and sparse for all after them")
-    return first if kinds else usual.first_layer
+    return first if kinds else usual
 
 
 def _last_layer(read: Reads) -> tuple[int, ...]:

@@ -60,6 +60,24 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
+class ByLogits:
+    """Of types that choose experts by logits, and weigh what these make by sigmoids. shared: what a config.json calls
+    the channels of the MLP beside the experts, and how many there are without it; each: likewise of one of several such
+    MLPs, whose number `shared` is then. corrected: a bias is added to those logits. listed: the list that says which
+    layers have no experts, and dense: the channels of the MLP there, by default usual_dense, or as many as `each`.
+    varied: expert_selection_fn says whether parts of a softmax over the chosen experts are weights instead, and
+    shared_expert_combination_strategy whether what experts and that MLP give is summed, or its mean taken."""
+
+    shared: tuple[str, int]
+    each: tuple[str, int] | None = None
+    corrected: bool = False
+    listed: str | None = None
+    dense: str = "intermediate_size"
+    usual_dense: int | None = None
+    varied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Mixing:
     """What a type of model means by keys that its config.json leaves out, as transformers does. chosen: None where the
     config has to say; chosen_key: as what. count: likewise. sums_to_one: None where norm_topk_prob says, of which
@@ -76,6 +94,7 @@ class Mixing:
     norms: bool = False
     sigmoid: bool = False
     beside: Beside | None = None
+    by_logits: ByLogits | None = None
     gated: int | None = None
     biased: bool = False
     apart: int | None = None
@@ -99,6 +118,19 @@ MIXTURES = {
             channels=1408,
             groups=None,
             keys=("num_dense_layers", "num_shared_experts", "route_scale"),
+        ),
+    ),
+    "cohere2_moe": Mixing(
+        DENSE,
+        count=8,
+        chosen=2,
+        norms=True,
+        by_logits=ByLogits(
+            shared=("num_shared_experts", 0),
+            each=("intermediate_size", 22528),
+            listed="mlp_layer_types",
+            dense="prefix_dense_intermediate_size",
+            varied=True,
         ),
     ),
     "deepseek_v2": Mixing(

@@ -6,6 +6,7 @@ Knows keys and names; must not know what they mean.
 from __future__ import annotations
 
 TEXT_TYPES = {
+    "cohere2_vision": "cohere2",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -41,6 +42,7 @@ SIZES: dict[str, dict[str, object]] = {
 COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 # Whether a head is tied where a whole model does not say so; of the others where either does, as they once were saved.
 WHOLE_TIED = {
+    "cohere2_vision": True,
     "glm46v": False,
     "internvl": True,
     "kimi_k25": True,

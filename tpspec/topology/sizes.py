@@ -359,6 +359,6 @@ def _routers(shape: ModelShape) -> int:
     experts = shape.experts
     if experts is None:
         return 0
-    has_biases = experts.sigmoid or experts.biased
+    has_biases = experts.corrected is not None or experts.biased
     each = experts.count * (shape.hidden + has_biases + experts.apart) + shape.hidden * experts.shared_gated
     return len(_with_experts(shape)) * each

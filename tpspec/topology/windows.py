@@ -39,6 +39,13 @@ def _from_layer(usual: int) -> Callable[[Reads, int], bool]:
     return lambda read, layer: layer >= read.size("max_window_layers", usual, least=0)
 
 
+def _behind_dense(read: Reads, layer: int) -> bool:
+    first = read.size("first_k_dense_replace", 0, least=0)
+    if layer < first:
+        return bool((layer + 1) % read.size("prefix_dense_sliding_window_pattern", 1))
+    return _all_but_every(4)(read, layer - first)
+
+
 def _before_layer(read: Reads, layer: int) -> bool:
     return layer % 2 == 0 and layer < read.size("max_window_layers", 28, least=0)
 
@@ -55,6 +62,7 @@ GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_
 SLIDES = {
     "afmoe": Sliding(1024, has_one=_all_but_every(4, "global_attn_every_n_layers")),
     "cohere2": Sliding(4096, has_one=_all_but_every(4)),
+    "cohere2_moe": Sliding(4096, has_one=_behind_dense),
     "cwm": Sliding(8192, has_one=lambda _, layer: layer % 4 != 0),
     "dots1": Sliding(4096, has_one=_from_layer(62)),
     "exaone4": Sliding(4096, has_one=_all_but_every(4)),
