@@ -431,6 +431,15 @@ AKIN: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 0.05,
     },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
+    "kolibri1": {
+        "model_type": "kolibri1",
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "shared_expert_intermediate_size": 48,
+        **SLIDING,
+    },
     "laguna_whole": {"model_type": "laguna", "head_dim": 16, **GATED, "num_experts": 7, "gating": "per-element"},
     "mellum": {
         "model_type": "mellum",

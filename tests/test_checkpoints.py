@@ -50,6 +50,7 @@ def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: 
         ("granite", {"attention_multiplier": 0.25}),
         ("granite", {"embedding_multiplier": 1.0}),
         ("granite", {"residual_multiplier": 1.0}),
+        ("kolibri1", {"norm_topk_prob": True}),
         ("hyperclovax", {"logits_scaling": 8.0, "residual_multiplier": 1.0}),
         ("llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
         ("ministral3", {"rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.0}}),

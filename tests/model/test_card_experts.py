@@ -126,8 +126,8 @@ def test_parts_of_a_softmax_that_a_bias_puts_in_another_order_are_what_the_refer
 def test_experts_that_logits_choose_are_what_the_reference_makes_of_them(
     corrected: Literal["logits"] | None, sums_to_one: bool
 ) -> None:
-    """As Command A+'s, without a bias. Stands against one that is read all the same, or added to sigmoids, by which
-    others are chosen, and against weights of corrected logits."""
+    """As Command A+'s, without a bias, and Kolibri 1's. Stands against one that is read all the same, or added to
+    sigmoids, by which others are chosen, and against weights of corrected logits."""
     router, experts = mixture(7, 3, 16, sums_to_one=sums_to_one, sigmoid=True, corrected=corrected)
     x_TD = rows(50)
     due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoConfig
 from transformers.models.cohere2_moe.modeling_cohere2_moe import Cohere2MoeTopKRouter
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.kolibri1.modeling_kolibri1 import Kolibri1TopKRouter
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.experts import Mixture, Router
@@ -52,20 +55,30 @@ def test_experts_are_of_the_groups_that_transformers_chooses(kind: str, groups: 
     assert (spread(*made) - spread(*reversed(due))).abs().max() < 1e-6
 
 
+ROUTERS: list[tuple[str, type[Any], dict[str, str]]] = [
+    ("cohere2_moe", Cohere2MoeTopKRouter, {"expert_selection_fn": "softmax"}),
+    ("cohere2_moe", Cohere2MoeTopKRouter, {"expert_selection_fn": "sigmoid"}),
+    ("kolibri1", Kolibri1TopKRouter, {}),
+]
+
+
 @pytest.mark.parametrize("sums_to_one", [True, False])
-@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("kind", "router", "more"), ROUTERS)
 def test_experts_that_logits_choose_have_the_weights_that_transformers_gives_them(
-    function: str, sums_to_one: bool
+    kind: str, router: type[Any], more: dict[str, str], sums_to_one: bool
 ) -> None:
-    """Stands against a softmax over all experts, and sigmoids that are scaled where they should stay."""
+    """Stands against a softmax over all experts, sigmoids that are scaled where they should stay, and a bias that is
+    added to sigmoids, or counted in the weights."""
     said = {"hidden_size": HIDDEN, "num_experts": 12, "num_experts_per_tok": 3, "norm_topk_prob": sums_to_one}
-    config = AutoConfig.for_model("cohere2_moe", **said, expert_selection_fn=function)
-    theirs = Cohere2MoeTopKRouter(config)
+    config = AutoConfig.for_model(kind, **said, **more)
+    theirs, bias_N = router(config), None
     theirs.weight.data = 3 * noise(12, HIDDEN, seed=1)
-    experts = experts_of(Reads(config.to_dict(), "here"), "cohere2_moe")
+    if kind == "kolibri1":
+        bias_N = theirs.e_score_correction_bias = 3 * noise(12, seed=2)
+    experts = experts_of(Reads(config.to_dict(), "here"), kind)
     assert experts is not None
     x_TD = 3 * noise(64, HIDDEN, seed=3)
-    made, (_, *due) = Router(theirs.weight.data, experts)(x_TD), theirs(x_TD)
+    made, (_, *due) = Router(theirs.weight.data, experts, bias_N)(x_TD), theirs(x_TD)
     assert (spread(*made) - spread(*reversed(due))).abs().max() < 1e-6
 
 

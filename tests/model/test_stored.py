@@ -79,7 +79,17 @@ FORMATS: dict[str, Format] = {
     "nvfp4 of modelopt": published.nvfp4(by_modelopt=True),
     "packed mxfp4": published.packed_mxfp4(),
 }
-MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2", "nemotron_h", "cohere2_moe")
+MIXTURES = (
+    "mixtral",
+    "qwen3_moe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "minimax_m2",
+    "nemotron_h",
+    "cohere2_moe",
+    "kolibri1",
+)
 EVERY = pytest.mark.parametrize("name", list(FORMATS))
 SHUFFLED = [name for name in FORMATS if "order" in name]
 
@@ -87,21 +97,7 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = (
-        "llama",
-        "qwen2",
-        "mixtral",
-        "qwen3_moe",
-        "qwen3_5_moe",
-        "glm4",
-        "glm4_moe",
-        "phi3",
-        "deepseek_v2",
-        "deepseek_v3",
-        "minimax_m2",
-        "nemotron_h",
-        "cohere2_moe",
-    )
+    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", *MIXTURES)
     plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind)) for kind in kinds}
 
     @cache

@@ -165,6 +165,8 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("mellum", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
         ("cohere2_moe", "mlp_layer_types", ["sparse", "dense"], "dense for the first layers, and sparse for all after"),
         ("cohere2_moe", "mlp_only_layers", [0], "null: it is not supported"),
+        ("kolibri1", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
+        ("kolibri1", "norm_topk_prob", 1, "true or false"),
         ("cohere2_moe", "first_k_dense_replace", -1, "a whole number above -1"),
         ("cohere2_moe", "num_shared_experts", "1", "a whole number above -1"),
         ("cohere2_moe", "expert_selection_fn", "tanh", "sigmoid or softmax"),

@@ -123,7 +123,7 @@ class Parts:
         if experts is None:
             return self._mlp(at, names, spec.intermediate)
         weight_ND = self._wide(f"{at}{names.router}.weight", experts.count, spec.hidden)
-        bias_N = self._wide(f"{at}{names.correction}", experts.count) if experts.corrected else None
+        bias_N = self._wide(f"{layer}{names.correction}", experts.count) if experts.corrected else None
         router, on_card = Router(weight_ND, experts, bias_N), self.given.device.type == "cuda"
         parts = replace(self, reference=on_card)
         mlps = [parts._mlp(f"{at}experts.{index}.", names, spec.intermediate) for index in range(experts.count)]

@@ -214,6 +214,12 @@ ARCHITECTURES = {
         multiplied="logits",
     ),
     "iquestcoder": LLAMA,
+    "kolibri1": Architecture(
+        qk_norm=True,
+        window="layer_types",
+        nope=NOPE_BESIDE,
+        norms=NormNames(attention_out="post_attn_norm", mlp_out="post_ffn_norm"),
+    ),
     "laguna": Architecture(
         qkv_bias="attention_bias",
         o_bias="attention_bias",

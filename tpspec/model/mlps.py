@@ -51,7 +51,7 @@ class Mlps:
             return self._mlp(at, names, shard.dense, experts.dense)
         if names.together is None:
             self._check_apart(layer)
-        mixture = self._mixture(at, names, experts, self._around(at, experts), whole=whole)
+        mixture = self._mixture(layer, names, experts, whole=whole)
         if not experts.shared:
             return mixture
         shared = self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared)
@@ -74,12 +74,13 @@ class Mlps:
         behind = whole_place(at + BEHIND, self.spec.hidden, experts.latent)
         return Around(*(self.matrices.column_parallel([place], biased=False) for place in (before, behind)))
 
-    def _mixture(self, at: str, names: MlpNames, experts: Experts, around: Around | None, *, whole: bool) -> Mlp:
-        router, on_card = self._router(at, names, experts), self.matrices.device.type == "cuda"
+    def _mixture(self, layer: str, names: MlpNames, experts: Experts, *, whole: bool) -> Mlp:
+        router, on_card = self._router(layer, names, experts), self.matrices.device.type == "cuda"
+        at = names.within(layer)
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
         stand = self._stand(f"{at}experts.", names, experts.count)
         mlps = [parts._expert(f"{at}experts.", names, experts, index, stand) for index in range(experts.count)]
-        return mixture_of(router, mlps, on_card=on_card, whole=whole, around=around)
+        return mixture_of(router, mlps, on_card=on_card, whole=whole, around=self._around(at, experts))
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:
         """stand: see _stand."""
@@ -120,8 +121,8 @@ class Mlps:
                 "transformers' save_pretrained writes with save_original_format, which is its default"
             )
 
-    def _router(self, at: str, names: MlpNames, experts: Experts) -> Router:
-        name, correction = f"{at}{names.router}", f"{at}{names.correction}"
+    def _router(self, layer: str, names: MlpNames, experts: Experts) -> Router:
+        name, correction = f"{names.within(layer)}{names.router}", f"{layer}{names.correction}"
         held = self.matrices.checkpoint.under(name)
         if held and "weight" not in held:
             kind = ", ".join(sorted(held - {correction.rpartition(".")[2]}))

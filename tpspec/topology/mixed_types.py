@@ -128,6 +128,17 @@ MIXED_TYPES = {
         normed=True,
         intermediate=("moe_intermediate_size", 1536),
     ),
+    "kolibri1": Defaults(
+        hidden=2560,
+        num_layers=50,
+        num_heads=48,
+        num_kv_heads=4,
+        head_dim=128,
+        vocab=128000,
+        normed=True,
+        layer_norms=4,
+        intermediate=("moe_intermediate_size", 512),
+    ),
     "laguna": Defaults(
         hidden=2048,
         num_layers=40,

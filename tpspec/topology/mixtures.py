@@ -18,7 +18,7 @@ class MlpNames:
     matrices of its own. upright: it has a row for each output; else a row is an input's. alternate: the outputs of gate
     and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or a matrix for each
     expert instead. shared_gate: of what the MLP beside the experts is multiplied with. correction: of the bias by which
-    experts are chosen, within the mixture.
+    experts are chosen, within the layer.
     """
 
     module: str
@@ -31,7 +31,7 @@ class MlpNames:
     upright: bool = False
     alternate: bool = False
     shared_gate: str = "shared_expert_gate"
-    correction: str = "gate.e_score_correction_bias"
+    correction: str = "mlp.gate.e_score_correction_bias"
 
     def within(self, layer: str) -> str:
         """What the names of its parts begin with. layer: the same of its layer."""
@@ -108,7 +108,7 @@ UNGATED = MlpNames("mlp", gate=None)
 MLPS = {"arcee": UNGATED, **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED)}
 MIXTURES = {
     "afmoe": Mixing(
-        MlpNames("mlp", router="router.gate", correction="expert_bias"),
+        MlpNames("mlp", router="router.gate", correction="mlp.expert_bias"),
         count=64,
         chosen=6,
         sums_to_one=True,
@@ -151,7 +151,7 @@ MIXTURES = {
         DENSE, count=None, chosen=None, beside=Beside(dense=10944, shared=None, channels=1408, first_layer=0)
     ),
     "ernie4_5_moe": Mixing(
-        MlpNames("mlp", correction="moe_statics.e_score_correction_bias"),
+        MlpNames("mlp", correction="mlp.moe_statics.e_score_correction_bias"),
         count=64,
         chosen=6,
         chosen_key="moe_k",
@@ -166,7 +166,7 @@ MIXTURES = {
         ),
     ),
     "exaone_moe": Mixing(
-        MlpNames("mlp", correction="e_score_correction_bias"),
+        MlpNames("mlp", correction="mlp.e_score_correction_bias"),
         count=64,
         chosen=8,
         norms=True,
@@ -208,7 +208,7 @@ MIXTURES = {
         biased=True,
     ),
     "hy_v3": Mixing(
-        MlpNames("mlp", router="router.gate", shared="shared_mlp", correction="expert_bias"),
+        MlpNames("mlp", router="router.gate", shared="shared_mlp", correction="mlp.expert_bias"),
         count=192,
         chosen=8,
         sums_to_one=True,
@@ -222,8 +222,14 @@ MIXTURES = {
             keys=("first_k_dense_replace", "num_shared_experts", "router_scaling_factor"),
         ),
     ),
+    "kolibri1": Mixing(
+        MlpNames("mlp", correction="moe.router.expert_bias"),
+        count=384,
+        chosen=6,
+        by_logits=ByLogits(shared=("shared_expert_intermediate_size", 512), corrected=True),
+    ),
     "laguna": Mixing(
-        MlpNames("mlp", shared="shared_expert", correction="experts.e_score_correction_bias"),
+        MlpNames("mlp", shared="shared_expert", correction="mlp.experts.e_score_correction_bias"),
         count=256,
         chosen=8,
         sums_to_one=True,
@@ -239,7 +245,7 @@ MIXTURES = {
     ),
     "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
     "minimax_m2": Mixing(
-        MlpNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias"),
+        MlpNames("block_sparse_moe", "w1", "w3", "w2", correction="block_sparse_moe.e_score_correction_bias"),
         count=256,
         chosen=8,
         sums_to_one=True,
@@ -254,7 +260,7 @@ MIXTURES = {
     ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "nemotron_h": Mixing(
-        MlpNames("mixer", gate=None),
+        MlpNames("mixer", gate=None, correction="mixer.gate.e_score_correction_bias"),
         count=8,
         chosen=2,
         norms=True,

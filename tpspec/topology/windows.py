@@ -72,6 +72,7 @@ SLIDES = {
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": replace(GEMMA4, usual=1024),
     "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
+    "kolibri1": Sliding(513, has_one=lambda _, layer: bool((layer + 1) % 5)),
     "laguna": Sliding(512, has_one=lambda _, __: False),
     "mellum": Sliding(1024, has_one=lambda _, __: False),
     "ministral": Sliding(4096, has_one=lambda _, __: True),
