@@ -142,6 +142,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_nextn_predict_layers": 0,
         "rope_interleave": False,
     },
+    "flint": {
+        "model_type": "flint",
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [0],
+        **SLIDING,
+    },
     "glm4": {
         "model_type": "glm4",
         "head_dim": 16,

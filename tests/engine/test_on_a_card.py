@@ -509,6 +509,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("olmo3", {}),
         ("cohere2", {}),
         ("cohere2_moe", {}),
+        ("flint", {}),
         ("kolibri1", {}),
         ("nemotron_h", {}),
     ],
@@ -526,7 +527,7 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     if kind == "nemotron_h":
         sizes |= {"layers_block_type": ["linear_attention", "moe", "full_attention"]}
         sizes |= {"mamba_num_heads": 4, "n_groups": 2, "n_routed_experts": 3, "num_experts_per_tok": 2}
-    if kind in ("olmo3", "cohere2", "kolibri1", "laguna"):
+    if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     if kind == "laguna":
         sizes |= {"num_attention_heads_per_layer": [3, 2]}

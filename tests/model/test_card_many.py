@@ -62,13 +62,14 @@ def rounds(decoder: Decoder) -> torch.Tensor:
     return torch.cat([said, decoder.forward([more, tree])])
 
 
-# What rows and keys are to each other, each once: uneven folds, windows with sinks and with norms, keys that are their
-# own values, states. Two layers where they differ.
+# What rows and keys are to each other, each once: uneven folds, windows with sinks, with norms and with both, keys that
+# are their own values, states. Two layers where they differ.
 LINEAR = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 KINDS = {"smollm2": {"num_hidden_layers": 1}, "gpt_oss": {"num_hidden_layers": 2}, "gemma3": {"num_hidden_layers": 2},
-         "gemma2": {"num_hidden_layers": 2},
+         "gemma2": {"num_hidden_layers": 2}, "flint": TWO,
          "deepseek_v3": {"num_hidden_layers": 2}, "qwen3_5": LINEAR}  # fmt: skip
-CASES = [*((kind, False) for kind in KINDS), ("smollm2", True), ("gpt_oss", True)]
+CASES = [*((kind, False) for kind in KINDS), ("smollm2", True), ("gpt_oss", True), ("flint", True)]
 
 
 @pytest.mark.parametrize(("kind", "splits"), CASES, ids=str)

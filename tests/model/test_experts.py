@@ -10,6 +10,7 @@ from transformers import AutoConfig
 from transformers.models.cohere2_moe.modeling_cohere2_moe import Cohere2MoeTopKRouter
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.flint.modeling_flint import FlintTopKRouter
 from transformers.models.kolibri1.modeling_kolibri1 import Kolibri1TopKRouter
 
 from tpspec.cache.store import Kept, KVStore
@@ -58,6 +59,7 @@ def test_experts_are_of_the_groups_that_transformers_chooses(kind: str, groups: 
 ROUTERS: list[tuple[str, type[Any], dict[str, str]]] = [
     ("cohere2_moe", Cohere2MoeTopKRouter, {"expert_selection_fn": "softmax"}),
     ("cohere2_moe", Cohere2MoeTopKRouter, {"expert_selection_fn": "sigmoid"}),
+    ("flint", FlintTopKRouter, {}),
     ("kolibri1", Kolibri1TopKRouter, {}),
 ]
 

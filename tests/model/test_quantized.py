@@ -133,7 +133,9 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     assert (total - whole).abs().max() < 1e-5 * whole.abs().max() + 1e-5
 
 
-@pytest.fixture(scope="module", params=["smollm2", "seed_oss", "arcee", "gpt_oss", "glm4_moe_lite", "cohere2_moe"])
+@pytest.fixture(
+    scope="module", params=["smollm2", "seed_oss", "arcee", "gpt_oss", "glm4_moe_lite", "cohere2_moe", "flint"]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)
 

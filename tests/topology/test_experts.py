@@ -108,6 +108,14 @@ def test_experts_of_command_a_plus_are_weighed_as_its_config_says(function: str,
     assert made == replace(due, shared_scale=half)
 
 
+@pytest.mark.parametrize(("said", "first"), [({}, 2), ({"mlp_only_layers": []}, 0), ({"mlp_only_layers": [0]}, 1)])
+def test_dense_layers_of_flint_are_those_that_its_config_lists(said: dict[str, list[int]], first: int) -> None:
+    """Stands against tensors of experts that would be called missing, where a config leaves the list out."""
+    experts = shape("flint", **said, shared_expert_intermediate_size=96).experts
+    due = Experts(256, 6, sums_to_one=True, sigmoid=True, first_layer=first, dense=512 if first else 0, shared=96)
+    assert experts == due
+
+
 def test_a_model_of_another_type_has_no_experts() -> None:
     """Stands against a dense model sized by a key that its config has for another reason."""
     assert shape("llama", num_local_experts=8, num_experts_per_tok=2).experts is None
@@ -165,6 +173,10 @@ def test_two_numbers_of_experts_are_refused(model_type: str, local: object, due:
         ("mellum", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
         ("cohere2_moe", "mlp_layer_types", ["sparse", "dense"], "dense for the first layers, and sparse for all after"),
         ("cohere2_moe", "mlp_only_layers", [0], "null: it is not supported"),
+        ("flint", "mlp_only_layers", [0, 2], r"the first layers in their order, as \[0, 1\]"),
+        ("flint", "mlp_only_layers", 1, "the first layers in their order"),
+        ("flint", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
+        ("flint", "decoder_sparse_step", 2, "1"),
         ("kolibri1", "mlp_layer_types", ["dense", "sparse"], "sparse for all layers"),
         ("kolibri1", "norm_topk_prob", 1, "true or false"),
         ("cohere2_moe", "first_k_dense_replace", -1, "a whole number above -1"),

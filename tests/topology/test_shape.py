@@ -249,6 +249,7 @@ CALLED = {
     "exaone4": "EXAONE 4",
     "exaone_moe": "K-EXAONE",
     "flex_olmo": "FlexOlmo",
+    "flint": "Flint",
     "gemma": "Gemma",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 2 to 4",

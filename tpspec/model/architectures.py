@@ -39,13 +39,13 @@ class NormNames:
 class Architecture:
     """What a family of checkpoints may do.
 
-    qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). sinks:
-    query heads have them (attention.py). qk_norm: RMSNorm over each query and key head before rope, or over all of them
-    (joint_norm.py); likewise. v_norm: over each value head, without a weight.
-    partial_rope: whether the config may say that rope turns the first part of a head alone. alternate_rope: it turns a
-    number with the next, not with one half a head away, or the name of the flag that says so. turned: whether rope is
-    at all. window: "all" layers share config.sliding_window, "layer_types" says which layers do, or None. nope: the
-    config list that says which layers skip rope, or the type of those that do, or NOPE as above; or None.
+    qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). qk_norm:
+    RMSNorm over each query and key head before rope, or over all of them (joint_norm.py); likewise. v_norm: over each
+    value head, without a weight. partial_rope: whether the config may say that rope turns the first part of a head
+    alone. alternate_rope: it turns a number with the next, not with one half a head away, or the name of the flag that
+    says so. turned: whether rope is at all. window: "all" layers share config.sliding_window, "layer_types" says which
+    layers do, or None. nope: the config list that says which layers skip rope, or the type of those that do, or NOPE as
+    above; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
@@ -62,7 +62,6 @@ class Architecture:
     qkv_bias: bool | str = False
     o_bias: str | None = None
     mlp_bias: str | None = None
-    sinks: bool = False
     qk_norm: bool | str = False
     v_norm: bool = False
     partial_rope: bool = False
@@ -169,6 +168,9 @@ ARCHITECTURES = {
     "exaone4": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE, norms=OLMO2.norms),
     "exaone_moe": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE),
     "flex_olmo": OLMO2,
+    "flint": Architecture(
+        qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types", nope=FULL
+    ),
     "gemma": Architecture(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
@@ -202,9 +204,7 @@ ARCHITECTURES = {
         alternate_rope=True,
         norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
     ),
-    "gpt_oss": Architecture(
-        qkv_bias="attention_bias", o_bias="attention_bias", sinks=True, window="layer_types", clamped=True
-    ),
+    "gpt_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", window="layer_types", clamped=True),
     "granite": replace(LLAMA, multiplied=True),
     "hy_v3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
     "hyperclovax": replace(

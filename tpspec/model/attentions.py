@@ -56,9 +56,9 @@ class Attentions:
         return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
 
     def sinks(self, at: str) -> Tensor | None:
-        if not self.spec.sinks:
+        if self.spec.sinks is None:
             return None
-        return self.matrices.wide(at + "sinks", (self.spec.num_heads,), self.shard.heads)
+        return self.matrices.wide(at + self.spec.sinks, (self.spec.num_heads,), self.shard.heads)
 
     def products(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""

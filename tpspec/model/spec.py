@@ -68,7 +68,7 @@ class ModelSpec:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    sinks: bool
+    sinks: str | None
     qk_norm: bool
     joint_norm: bool
     v_norm: bool
@@ -192,7 +192,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
         mlp_bias=_flag(config, arch.mlp_bias),
-        sinks=arch.sinks,
+        sinks=MODEL_TYPES[kind].sinks,
         qk_norm=_flag(config, arch.qk_norm),
         joint_norm=MODEL_TYPES[kind].jointly,
         v_norm=arch.v_norm,

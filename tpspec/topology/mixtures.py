@@ -180,6 +180,15 @@ MIXTURES = {
         ),
     ),
     "flex_olmo": Mixing(DENSE, count=7, chosen=5),
+    "flint": Mixing(
+        MlpNames("mlp", shared="shared_expert"),
+        count=256,
+        chosen=6,
+        norms=True,
+        by_logits=ByLogits(
+            shared=("shared_expert_intermediate_size", 1024), listed="mlp_only_layers", usual_dense=6144
+        ),
+    ),
     "gemma4_text": Mixing(
         MlpNames("", router="router.proj", shared="mlp", together="gate_up_proj", upright=True),
         count=None,

@@ -48,7 +48,7 @@ class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly, as they are cached: of a latent there is one, of
     head_dim numbers, that stand for key and value. vocab: rows of the head and of the embedding table.
 
-    tied: the head is the embedding table. sinks: of query heads, see attention.py. qk_norm: a norm on queries and on
+    tied: the head is the embedding table. sinks: see Defaults. qk_norm: a norm on queries and on
     keys in every layer, of head_dim; joint_norm: of all heads together; replicates_norm: for which every rank makes all
     of them, as its topology has it (model/joint_norm.py). parallel: see Defaults. layer_norms: of the hidden state, in
     each layer.
@@ -73,7 +73,7 @@ class ModelShape:
     model_type: str
     o_bias: bool = False
     mlp_bias: bool = False
-    sinks: bool = False
+    sinks: str | None = None
     qk_norm: bool = False
     joint_norm: bool = False
     replicates_norm: bool = False

@@ -83,7 +83,7 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
 def _attention_bytes(layers: Layers, held: Held) -> int:
     """Of layers with attention, all of the same sizes."""
     shape, shard, which = layers
-    wide = _inner_norms(shape, shard) + len(shard.heads) * shape.sinks
+    wide = _inner_norms(shape, shard) + len(shard.heads) * (shape.sinks is not None)
     plain = _biases(shape, shard) + _num_made(shape, shard)
     matrices = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _stored_layers(shape, which))
     return matrices + len(which) * (wide * WIDE_BYTES + plain * DTYPE_BYTES[held.dtype])

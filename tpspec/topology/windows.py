@@ -46,6 +46,10 @@ def _behind_dense(read: Reads, layer: int) -> bool:
     return _all_but_every(4)(read, layer - first)
 
 
+def _between_full(read: Reads, layer: int) -> bool:
+    return layer > 1 and layer % 4 != 1 and layer != read.size("num_hidden_layers", 49) - 1
+
+
 def _before_layer(read: Reads, layer: int) -> bool:
     return layer % 2 == 0 and layer < read.size("max_window_layers", 28, least=0)
 
@@ -67,6 +71,7 @@ SLIDES = {
     "dots1": Sliding(4096, has_one=_from_layer(62)),
     "exaone4": Sliding(4096, has_one=_all_but_every(4)),
     "exaone_moe": Sliding(4096, has_one=_all_but_every(4)),
+    "flint": Sliding(513, has_one=_between_full),
     "gemma2": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
     "gemma3_text": Sliding(4096, has_one=_all_but_every(6)),
     "gemma4_text": GEMMA4,
