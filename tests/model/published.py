@@ -96,7 +96,7 @@ def rounded(weight: Array, of: Array, bits: int, *, zeros: bool, scale_dtype: An
 
 
 def packed(values: Array, bits: int, order: tuple[int, ...] | None = None) -> Array:
-    """[R, N] -> [R, N * bits / 32] of int32: the value that stands at order[k] of each word's goes to bits k * bits."""
+    """[R, N] -> words of int32 with 32 // bits values: that at order[k] of each word's goes to bits k * bits."""
     each = 32 // bits
     order = order or tuple(range(each))
     words = np.zeros((len(values), -(-values.shape[1] // each)), np.uint32)
@@ -105,6 +105,26 @@ def packed(values: Array, bits: int, order: tuple[int, ...] | None = None) -> Ar
             if at * each + of < values.shape[1]:
                 words[:, at] |= values[:, at * each + of].astype(np.uint32) << np.uint32(bits * k)
     return words.view(np.int32)
+
+
+def streamed(values: Array, bits: int) -> Array:
+    """[R, N] -> words of int32 that follow each other without a gap, bit by bit: the value at `at` has those from
+    at * bits on."""
+    words = np.zeros((len(values), -(-values.shape[1] * bits // 32)), np.uint32)
+    for at in range(values.shape[1]):
+        for k in range(bits):
+            word, bit = divmod(at * bits + k, 32)
+            words[:, word] |= (values[:, at] >> k & 1).astype(np.uint32) << np.uint32(bit)
+    return words.view(np.int32)
+
+
+def lessened(points: Array, bits: int) -> Array:
+    """Zero points [R, N] as GPTQ's first format packs them, less one: words taken as numbers, but where values cross
+    them, one by one (GPTQModel)."""
+    if 32 % bits:
+        return streamed((points - 1) % 2**bits, bits)
+    one = np.uint32(int(f"{1:0{bits}b}" * (32 // bits), 2))
+    return (streamed(points, bits).view(np.uint32) - one).view(np.int32)
 
 
 def tensor(values: Array, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -118,13 +138,9 @@ def gptq(
     def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
         of = groups_of(weight.shape[1], group, noise if desc_act else None)
         codes, scales, points, meant = rounded(weight, of, bits, zeros=not sym, scale_dtype=torch.float16)
-        # The first format stores zero points less one, packed words taken as numbers (GPTQModel).
-        words = packed(points.T, bits).view(np.uint32)
-        ones = np.uint32(int("1" * 8, 16) if bits == 4 else int("01" * 4, 16))
-        words = words if v2 else words - ones
         made = {
-            "qweight": tensor(packed(codes, bits).T),
-            "qzeros": tensor(words.view(np.int32)),
+            "qweight": tensor(streamed(codes, bits).T),
+            "qzeros": tensor((streamed if v2 else lessened)(points.T, bits)),
             "scales": tensor(scales.T, torch.float16),
             "g_idx": tensor(of.astype(np.int32)),
         }
@@ -176,18 +192,22 @@ def compressed(
 
 
 def pack_quantized(
-    bits: int = 4, group: int = 32, *, sym: bool = True, actorder: str | None = None, dtype: Any = torch.bfloat16
-) -> Format:
+    bits: int = 4, group: int = 32, *, sym: bool = True, actorder: str | None = None, dtype: Any = torch.bfloat16,
+    spaced: bool = False,
+) -> Format:  # fmt: skip
+    """spaced: as 0.17 packed bits that do not divide 32, as many to a word as fit whole."""
+    pack = packed if spaced else streamed
+
     def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
         of = groups_of(weight.shape[1], group, noise if actorder == "group" else None)
         codes, scales, points, meant = rounded(weight, of, bits, zeros=not sym, scale_dtype=dtype)
         made = {
-            "weight_packed": tensor(packed(codes, bits)),
+            "weight_packed": tensor(pack(codes, bits)),
             "weight_scale": tensor(scales, dtype),
             "weight_shape": torch.tensor(weight.shape),
         }
         if not sym:
-            made["weight_zero_point"] = tensor(packed(points.T, bits).T)
+            made["weight_zero_point"] = tensor(pack(points.T, bits).T)
         if actorder == "group":
             made["weight_g_idx"] = tensor(of.astype(np.int32))
         return made, meant

@@ -172,6 +172,27 @@ def test_autoround_says_of_modules_what_goes_before_what_it_says_of_all(tmp_path
     assert is_right(*publish(tiny("llama", tmp_path / "plain"), tmp_path, mixed), SHARES)
 
 
+def test_autoround_may_mix_few_bits_with_more(tmp_path: Path) -> None:
+    """As its models of 2 bits are published: attention in 4, and a layer in 8. Stands against a plan by the bits that
+    most have, and matrices of other bits that are computed as one."""
+    plain, held, wanted = tiny("llama", tmp_path / "plain"), dict[str, Any](), dict[str, Any]()
+    extra = {".*self_attn.*": {"bits": 4}, "model.layers.1.mlp.up_proj": {"bits": 8}}
+    for bits, named in ((2, ""), (4, "self_attn"), (8, "layers.1.mlp.up_proj")):
+        made = publish(plain, tmp_path / str(bits), published.autoround(bits=bits, extra_config=extra))
+        for folder, into in zip(made, (held, wanted), strict=True):
+            found = load_file(folder / "model.safetensors")
+            into |= {name: x for name, x in found.items() if named in name}
+    quantized, meant = (tmp_path / "2" / folder for folder in ("quantized", "meant"))
+    for folder, into in ((quantized, held), (meant, wanted)):
+        save_file(into, folder / "model.safetensors", {"format": "pt"})
+    assert is_right(quantized, meant, SHARES)
+    shape = ModelShape.of(quantized)
+    assert shape.stored is not None
+    assert shape.stored.widths == ((2, 4), (4, 4), (8, 8))
+    for shard in split(shape, SHARES):
+        assert held_by(quantized, shape, shard) == weight_bytes(shape, shard, "float32")
+
+
 def test_older_autoround_says_its_layout_as_the_kernel_it_had_in_mind() -> None:
     """Stands against zero points read one too low: what such files call the method has a name in front, too."""
     older = published.autoround(sym=False).config | {"quant_method": "intel/auto-round", "packing_format": None}
@@ -340,8 +361,8 @@ def test_a_file_beside_config_json_may_say_how_weights_are_stored(tool: str, tmp
     (quantized / name).write_text(json.dumps(written(told)))
     assert is_right(quantized, meant, SHARES)
     assert is_right(beside(meant, quantized / name), meant)
-    (quantized / name).write_text(json.dumps({"bits": 3, "quant_algo": "NVFP4_AWQ"}))
-    with pytest.raises(UserError, match=rf"{name}\.\w+ is (3|missing|'NVFP4_AWQ')"):
+    (quantized / name).write_text(json.dumps({"bits": 9, "quant_algo": "NVFP4_AWQ"}))
+    with pytest.raises(UserError, match=rf"{name}\.\w+ is (9|missing|'NVFP4_AWQ')"):
         ModelShape.of(quantized)
     (quantized / name).write_text("[]")
     with pytest.raises(UserError, match=f"{name} should hold a JSON object"):

@@ -1,7 +1,8 @@
 """Reads slices of the matrices of a published quantized checkpoint: GPTQ, AWQ, compressed-tensors, FP8, FP4.
 
-A slice may begin and end anywhere: what is packed in words is read in whole words and trimmed. Knows tensors' names and
-layouts (formats.py says which); must not know shards, layers or what is computed.
+A slice may begin and end anywhere: what is packed in words is read in whole words and trimmed. Codes of 2 and 3 bits
+become the highest of 4, of 5 to 7 those of 8, and scales as many times smaller, which changes no weight. Knows tensors'
+names and layouts (formats.py says which); must not know shards, layers or what is computed.
 
 Shapes: O outputs and I inputs of the slice, G groups of the whole matrix.
 """
@@ -14,7 +15,8 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.laid import Codes, Slice, laid_by_group, laid_in_place
-from tpspec.model.quantized import AT_ONCE, FLOATS, Ready, unpacked_nibbles
+from tpspec.model.packed import Packing
+from tpspec.model.quantized import AT_ONCE, FLOATS, MIDDLE, Ready, unpacked_nibbles
 from tpspec.topology.formats import MXFP4, UNUSED
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class StoredMatrices:
             return self._plain_fours(scheme, place, dtype)
         codes = self._codes(scheme, place)
         weight_OI, zeros_OG = torch.empty(codes.codes_OI.shape, dtype=dtype), codes.zeros_OG
-        middle = 8 if scheme.bits == 4 else 0
+        middle = MIDDLE if scheme.held_bits == 4 else 0
         for rows in _chunks(*weight_OI.shape):
             part = (codes.codes_OI[rows].float() - middle) * codes.scales_OG[rows][:, codes.groups_I]
             if zeros_OG is not None:
@@ -86,56 +88,68 @@ class StoredMatrices:
                 raise self._refusal(place.name, "qzeros", "says that groups have a zero point, and config.json that "
                                     "they are symmetric; checkpoint_format or sym may be wrong")  # fmt: skip
             points_OG = None
+        if scheme.step > 1:
+            scales_OG = scales_OG / scheme.step
+            points_OG = None if points_OG is None else points_OG * scheme.step
         return Codes(codes_OI, scales_OG, points_OG, self._groups(scheme, place))
 
     def _gptq(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
-        num_groups, each = _num_groups(scheme, place), 32 // scheme.bits
-        words, skipped = _words(place.columns, each)
-        shape = (-(-place.num_inputs // each), place.num_outputs)
-        packed = self._take(place, "qweight", shape, words, place.rows)
-        codes_OI = _unpacked(packed.T, scheme.bits)[:, skipped : skipped + len(place.columns)]
-        words, skipped = _words(place.rows, each)
-        shape = (num_groups, -(-place.num_outputs // each))
-        zeros = self._take(place, "qzeros", shape, range(num_groups), words)
-        if scheme.less_one:  # as whole words, the way they were lessened: a zero point of 0 borrows from the next
-            zeros = zeros + (0x11111111 if scheme.bits == 4 else 0x01010101)
-        points_GO = _unpacked(zeros, scheme.bits)[:, skipped : skipped + len(place.rows)]
+        num_groups, packing = _num_groups(scheme, place), Packing.stream(scheme.bits)
+        shape = (packing.num_words(place.num_inputs), place.num_outputs)
+        words = self._take(place, "qweight", shape, packing.words_of(place.columns), place.rows)
+        codes_OI = packing.numbers(words.T, place.columns)
+        shape = (num_groups, packing.num_words(place.num_outputs))
+        words = self._take(place, "qzeros", shape, range(num_groups), packing.words_of(place.rows))
+        points_GO = (_raised if scheme.less_one else Packing.numbers)(packing, words, place.rows)
         scales = self._take(place, "scales", (num_groups, place.num_outputs), range(num_groups), place.rows, SCALES)
-        return _signed(codes_OI, scheme), scales.float().T, _points(points_GO.T, scheme)
+        return _held(codes_OI, scheme), scales.float().T, _points(points_GO.T, scheme)
 
     def _awq(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
         num_groups, (words, skipped) = _num_groups(scheme, place), _words(place.rows, 8)
         num_words, kept = -(-place.num_outputs // 8), slice(skipped, skipped + len(place.rows))
 
         def ordered(packed: Tensor) -> Tensor:
-            return _unpacked(packed, 4).view(len(packed), -1, 8)[..., AWQ_ORDER].flatten(1)[:, kept].T
+            numbers = Packing.stream(4).every(packed)
+            return numbers.view(len(packed), -1, 8)[..., AWQ_ORDER].flatten(1)[:, kept].T
 
         codes = ordered(self._take(place, "qweight", (place.num_inputs, num_words), place.columns, words))
         points = ordered(self._take(place, "qzeros", (num_groups, num_words), range(num_groups), words))
         scales = self._take(place, "scales", (num_groups, place.num_outputs), range(num_groups), place.rows, SCALES)
-        return codes.contiguous(), scales.float().T, _points(points, scheme)
+        return _held(codes, scheme), scales.float().T, _points(points, scheme)
 
     def _packed(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
-        each, whole = 32 // scheme.bits, (place.num_outputs, place.num_inputs)
+        packing, whole = self._packing(scheme, place), (place.num_outputs, place.num_inputs)
         sizes = self._checkpoint.read(f"{place.name}.weight_shape", (2,)).tolist()
         if tuple(sizes) != whole:
             raise self._refusal(place.name, "weight_shape", f"says {sizes}, config.json asks for {list(whole)}")
-        words, skipped = _words(place.columns, each)
-        shape = (place.num_outputs, -(-place.num_inputs // each))
-        packed = self._take(place, "weight_packed", shape, place.rows, words)
-        codes_OI = _unpacked(packed, scheme.bits)[:, skipped : skipped + len(place.columns)]
-        return _signed(codes_OI, scheme), self._scales(scheme, place), self._packed_points(scheme, place, each)
+        shape = (place.num_outputs, packing.num_words(place.num_inputs))
+        words = self._take(place, "weight_packed", shape, place.rows, packing.words_of(place.columns))
+        codes_OI = packing.numbers(words, place.columns)
+        return _held(codes_OI, scheme), self._scales(scheme, place), self._packed_points(scheme, place, packing)
 
-    def _packed_points(self, scheme: Scheme, place: Place, each: int) -> Tensor | None:
+    def _packing(self, scheme: Scheme, place: Place) -> Packing:
+        """Of bits that do not divide 32, compressed-tensors 0.17 packed as many to a word as fit whole; since 0.18 it
+        makes a stream. The number of words tells, but for some sizes below 160, which nobody publishes."""
+        stream, spaced = Packing.stream(scheme.bits), Packing.spaced(scheme.bits)
+        num_words = spaced.num_words(place.num_inputs)
+        is_there = self._checkpoint.has(f"{place.name}.weight_packed", (place.num_outputs, num_words))
+        if 32 % scheme.bits == 0 or not is_there:
+            return stream
+        if num_words == stream.num_words(place.num_inputs):
+            what = f"has {num_words} words for {place.num_inputs} codes of {scheme.bits} bits"
+            raise self._refusal(place.name, "weight_packed", f"{what}, which may lie in them in two ways")
+        return spaced
+
+    def _packed_points(self, scheme: Scheme, place: Place, packing: Packing) -> Tensor | None:
         if not scheme.zeros:
             return None
         groups, name = range(_num_groups(scheme, place)), "weight_zero_point"
         unpacked = (place.num_outputs, len(groups))
         if self._checkpoint.has(f"{place.name}.{name}", unpacked):  # as compressed-tensors kept them until 2025
             return self._take(place, name, unpacked, place.rows, groups, (torch.int8,)).float()
-        words, skipped = _words(place.rows, each)
-        packed = self._take(place, name, (-(-place.num_outputs // each), len(groups)), words, groups)
-        return _points(_unpacked(packed.T, scheme.bits)[:, skipped : skipped + len(place.rows)].T, scheme)
+        shape = (packing.num_words(place.num_outputs), len(groups))
+        words = self._take(place, name, shape, packing.words_of(place.rows), groups)
+        return _points(packing.numbers(words.T, place.rows).T, scheme)
 
     def _int8(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, Tensor | None]:
         whole = (place.num_outputs, place.num_inputs)
@@ -308,19 +322,22 @@ def _words(wanted: range, each: int) -> tuple[range, int]:
     return range(wanted.start // each, -(-wanted.stop // each)), wanted.start % each
 
 
-def _unpacked(words: Tensor, bits: int) -> Tensor:
-    """[R, C] of int32 -> [R, C * 32 / bits] of uint8, the lowest bits first."""
-    parts = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return unpacked_nibbles(parts) if bits == 4 else parts
+def _raised(packing: Packing, words_RW: Tensor, wanted: range) -> Tensor:
+    """Zero points that are stored one too low. Of 3 bits each was lessened alone; of others whole words were, and one
+    of 0 borrows from the next."""
+    if packing.bits == 3:
+        return (packing.numbers(words_RW, wanted) + 1) & 7
+    return packing.numbers(words_RW + sum(1 << at for at in range(0, 32, packing.bits)), wanted)
 
 
-def _signed(codes: Tensor, scheme: Scheme) -> Tensor:
-    """Codes of 8 bits as int8, 128 less."""
-    return codes.contiguous() if scheme.bits == 4 else (codes ^ 128).contiguous().view(torch.int8)
+def _held(codes: Tensor, scheme: Scheme) -> Tensor:
+    """Codes from 0 on as they are computed with: of 4 bits, or as int8, 128 less."""
+    codes = codes * scheme.step if scheme.step > 1 else codes
+    return codes.contiguous() if scheme.held_bits == 4 else (codes ^ 128).contiguous().view(torch.int8)
 
 
 def _points(points: Tensor, scheme: Scheme) -> Tensor:
-    return points.float() - (8 if scheme.bits == 4 else 128)
+    return points.float() - (1 << (scheme.bits - 1))
 
 
 def _chunks(num_rows: int, width: int) -> list[slice]:

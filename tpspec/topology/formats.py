@@ -44,14 +44,15 @@ PATTERN = "re:"  # before a regular expression
 class Scheme:
     """How one matrix is stored.
 
-    group: consecutive inputs that share a scale, None: all of them. zeros: groups have a zero point. shuffled: an
-    input's group is read from a table (desc_act). less_one: zero points are stored one too low (GPTQ's first format).
-    block: of float8, outputs and inputs that share a scale, None: all of them. Of float4, the scale of a group is a
-    float8, and all have another that multiplies, or divides, those; or it is a power of two (groups of 32).
+    bits: of a code, from 2 to 8. group: consecutive inputs that share a scale, None: all of them. zeros: groups have a
+    zero point. shuffled: an input's group is read from a table (desc_act). less_one: zero points are stored one too low
+    (GPTQ's first format). block: of float8, outputs and inputs that share a scale, None: all of them. Of float4, the
+    scale of a group is a float8, and all have another that multiplies, or divides, those; or it is a power of two
+    (groups of 32).
     """
 
     kind: Kind
-    bits: Bits = 8
+    bits: int = 8
     group: int | None = None
     zeros: bool = False
     shuffled: bool = False
@@ -60,8 +61,18 @@ class Scheme:
 
     @property
     def is_small(self) -> bool:
-        """Whether its codes are computed with as they are; else the weights are held in the dtype of the model."""
+        """Whether its codes are computed with, exactly; else the weights are held in the dtype of the model."""
         return self.kind not in HELD_PLAIN and (self.group is None or self.group % GROUPS[-1] == 0)
+
+    @property
+    def held_bits(self) -> Bits:
+        """Of a code as it is computed with: those of 2 and 3 bits are held in 4, of 5 to 7 in 8."""
+        return 4 if self.bits <= 4 else 8
+
+    @property
+    def step(self) -> int:
+        """Held codes from one that is stored to the next, which have a scale so many times smaller."""
+        return 1 << (self.held_bits - self.bits)
 
     @property
     def scale_bits(self) -> int:
@@ -95,8 +106,14 @@ class Stored:
 
     @property
     def small_bits(self) -> Bits | None:
-        """Of its codes, the fewest; None where its weights are held in the dtype of the model."""
-        return min((scheme.bits for scheme in self._every if scheme is not None and scheme.is_small), default=None)
+        """Of its codes as they are held, the fewest; None where its weights are held in the dtype of the model."""
+        return min((held for _, held in self.widths), default=None)
+
+    @property
+    def widths(self) -> tuple[tuple[int, Bits], ...]:
+        """Bits of codes that are computed with: as they are stored, the fewest first, and as they are held."""
+        small = (scheme for scheme in self._every if scheme is not None and scheme.is_small)
+        return tuple(sorted({(scheme.bits, scheme.held_bits) for scheme in small}))
 
     @property
     def is_small(self) -> bool:
@@ -137,8 +154,10 @@ def _names(entry: str, name: str) -> bool:
 
 def check_unquantized(stored: Stored | None, quantize: str | None) -> None:
     """UserError where weights that are codes already are asked to be quantized."""
-    if quantize is not None and stored is not None and stored.small_bits is not None:
+    if quantize is not None and stored is not None and stored.widths:
+        bits, held = stored.widths[0]
+        own = f"{bits} bits" if bits == held else f"{bits} bits, held in {held},"
         raise UserError(
-            f"quantize: {quantize}: this is a {stored.method} checkpoint with weights of {stored.small_bits} bits "
-            "already; leave quantize out"
+            f"quantize: {quantize}: this is a {stored.method} checkpoint with weights of {own} already; leave quantize "
+            "out"
         )

@@ -357,7 +357,7 @@ class _Planner:
 
 
 def widths(shape: ModelShape) -> dict[int, str | None]:
-    """The bits its weights can have, and what a topology calls them; a quantized checkpoint has those it has."""
+    """The bits its weights can have, and what a topology calls them; a quantized checkpoint has those it is held in."""
     bits = None if shape.stored is None else shape.stored.small_bits
     return QUANTIZED if bits is None else {bits: None}
 

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tpspec.topology.formats import Kind, Schemes
-    from tpspec.topology.groups import Bits
 
 FOURS = {"nvfp4-pack-quantized": NVFP4, "mxfp4-pack-quantized": MXFP4}
 MODULE = re.compile(r"[\w.-]+")  # a name of one, in which a dot is a dot
+GPTQ_BITS = (2, 3, 4, 8)  # of a code in its layout, which others have as well
+PACKED_BITS = (2, 3, 4, 5, 6, 7, 8)  # of one that compressed-tensors packs
 PLAIN_BITS = 16  # of a module that AutoRound left as it was
 # AutoRound's layouts, as it has named them: whether zero points are stored one too low; of AWQ's, they are not.
 AS_GPTQ = {
@@ -89,7 +90,7 @@ def _gptq_scheme(read: Reads) -> Scheme:
     layout = read.one_of("format", known, read.one_of("checkpoint_format", known, "gptq"))
     if read.one_of("checkpoint_format", known, layout) != layout:
         raise read.refusal("checkpoint_format", f"{layout}, as format is")
-    bits = cast("Bits", read.one_of("bits", (4, 8)))
+    bits = cast("int", read.one_of("bits", GPTQ_BITS))
     return Scheme("gptq", bits, _group(read), zeros=not read.flag("sym", True),
                   shuffled=read.flag("desc_act", False), less_one=layout == "gptq")  # fmt: skip
 
@@ -119,7 +120,7 @@ def _awq_scheme(read: Reads) -> Scheme:
         read.one_of(key, ("gemm",), "gemm")
     read.one_of("zero_point", (True,), True)
     group = _group(read, "q_group_size" if "q_group_size" in read.config else "group_size")
-    bits = cast("Bits", read.one_of("w_bit" if "w_bit" in read.config else "bits", (4,)))
+    bits = cast("int", read.one_of("w_bit" if "w_bit" in read.config else "bits", (4,)))
     return Scheme("awq", bits, group, zeros=True)
 
 
@@ -153,9 +154,9 @@ def _autoround_scheme(read: Reads) -> Scheme | None:
     older = not read.config.get("packing_format") and str(read.config.get("backend")).startswith("auto_round")
     layout = read.one_of("backend" if older else "packing_format", (*AS_GPTQ, *AS_AWQ), "auto_round:auto_gptq")
     if layout in AS_AWQ:
-        return Scheme("awq", cast("Bits", read.one_of("bits", (4,))), group, zeros)
+        return Scheme("awq", cast("int", read.one_of("bits", (4,))), group, zeros)
     less_one = AS_GPTQ[str(layout)]
-    return Scheme("gptq", cast("Bits", read.one_of("bits", (4, 8))), group, zeros, less_one=less_one)
+    return Scheme("gptq", cast("int", read.one_of("bits", GPTQ_BITS)), group, zeros, less_one=less_one)
 
 
 def _blocks(read: Reads) -> tuple[str, ...]:
@@ -227,7 +228,8 @@ def _compressed_scheme(read: Reads, group: Reads) -> Scheme:
         return _compressed_fours(weights, FOURS[str(layout)])
     if weights.one_of("type", ("int", "float"), "int") == "float":
         return _compressed_floats(weights)
-    packed, bits = layout == "pack-quantized", cast("Bits", weights.one_of("num_bits", (4, 8), 8))
+    packed = layout == "pack-quantized"
+    bits = cast("int", weights.one_of("num_bits", PACKED_BITS if packed else (4, 8), 8))
     columns = _group(weights) if weights.one_of("strategy", ("group", "channel"), _usual(weights)) == "group" else None
     zeros = not weights.flag("symmetric", True)
     order = weights.one_of("actorder", ("group", "dynamic", "weight", "static", True, False), False)

@@ -38,7 +38,7 @@ def describe(topology: Topology) -> list[str]:
         *_states(topology, shape),
         "",
         *_round(topology, shape),
-        *_notes(topology),
+        *_notes(topology, shape),
     ]
 
 
@@ -149,7 +149,10 @@ def _drafting(topology: Topology, shape: ModelShape) -> Iterator[str]:
         yield f"collectives per token drafted by {name}: {each}, of {kept}"
 
 
-def _notes(topology: Topology) -> Iterator[str]:
+def _notes(topology: Topology, shape: ModelShape) -> Iterator[str]:
+    for bits, held in () if shape.stored is None else shape.stored.widths:
+        if bits != held:
+            yield f"codes of {bits} bits are held in {held}, and weights above are what that takes"
     if topology.target.fixed_weights is None:
         yield "slices above are for equal weights; auto decides them on the machine, from its cards"
     if topology.cache.tokens == "auto" and topology.device != "cpu":
