@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.checkpoints import AKIN, BASE, KINDS
+from tests.checkpoints import AKIN, BASE, KINDS, tiny
 from tpspec.errors import UserError
 from tpspec.model.gates import HeadGate
 from tpspec.model.spec import resolve
+from tpspec.topology.caches import num_attended
+from tpspec.topology.cards import parse_gpus
 from tpspec.topology.gating import Gating
 from tpspec.topology.global_heads import GlobalHeads
+from tpspec.topology.plan import Wish, plan
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ALL_FULL = ["full_attention"] * 3
 
@@ -59,6 +65,18 @@ def test_there_are_as_many_shards_as_the_fewest_heads() -> None:
     assert all(one.global_heads for one in split(shape, (1,) * 6))
     with pytest.raises(UserError, match="7 shards for 6 query heads; should be at most 6 target ranks"):
         split(shape, (1,) * 7)
+
+
+def test_a_plan_has_as_many_shards_as_the_fewest_heads(tmp_path: Path) -> None:
+    """Stands against a plan that asks for a rank without a head, and is refused whole."""
+    wish = Wish(parse_gpus(["8x3090"]), "pcie4", str(tiny("laguna", tmp_path)), "ngram")
+    assert max(len(one.layout.shards) for one in plan(wish).plans) == 6
+
+
+def test_a_row_is_multiplied_with_the_keys_of_each_kind_of_heads() -> None:
+    """Stands against a cost of the usual number of heads in all layers."""
+    shape = ModelShape.from_config(config(), "here")
+    assert num_attended(shape, split(shape, (1,))[0], 100) == 2 * 16 * (2 * 8 * 8 + 1 * 6 * 100)
 
 
 def test_a_part_of_a_head_is_turned_where_its_kind_of_layers_says_so() -> None:

@@ -182,6 +182,8 @@ def num_attended(shape: ModelShape, shard: Shard, context: int) -> int:
     """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values; and states,
     with a key, with a query, and as they are written."""
     beyond = context - min(context, shape.window or context)
-    kinds = [one for one, _, _ in by_heads(shape, shard)]
-    numbers = sum(one.head_dim * (one.num_layers * context - one.num_windowed * beyond) for one in kinds)
-    return 2 * len(shard.heads) * numbers + 3 * _states(shape, shard)
+    numbers = sum(
+        len(own.heads) * one.head_dim * (one.num_layers * context - one.num_windowed * beyond)
+        for one, own, _ in by_heads(shape, shard)
+    )
+    return 2 * numbers + 3 * _states(shape, shard)

@@ -216,7 +216,7 @@ class _Planner:
         wish.link_for(2)  # an unknown name is told before anything is computed
 
     def layouts(self) -> Iterator[Layout]:
-        for num_shards in range(1, min(len(self.by_speed), self.target.num_heads) + 1):
+        for num_shards in range(1, min(len(self.by_speed), self.target.most_shards) + 1):
             for bits in widths(self.target):
                 for layout in self._placed(num_shards, bits):
                     yield layout

@@ -169,6 +169,11 @@ class ModelShape:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def most_shards(self) -> int:
+        """Each has a query head of every layer."""
+        return self.num_heads if self.global_heads is None else min(self.num_heads, self.global_heads.num)
+
+    @property
     def attention_names(self) -> tuple[str, ...]:
         """Of the matrices before it."""
         if self.latent is not None:

@@ -69,7 +69,7 @@ def fixed_bytes(shape: ModelShape, shard: Shard, dtype: str, num_slots: int, fix
     positions = num_positions(shape, num_slots)
     sorts = by_heads(shape, shard)
     kept = max(2 * len(one.shard.kv_heads) * one.shape.head_dim for one in sorts) * DTYPE_BYTES[dtype]
-    return positions * (kept + SCORE_BYTES * fixed_rows * len(shard.heads))
+    return positions * (kept + SCORE_BYTES * fixed_rows * max(len(one.shard.heads) for one in sorts))
 
 
 def working_bytes(
