@@ -34,13 +34,14 @@ GATINGS = {
     "qwen3_5_text": BEHIND_QUERIES,
     "qwen3_next": BEHIND_QUERIES,
 }
-BY_HEAD, BY_ELEMENT = (True, "per-head"), ("per-element",)  # as Laguna's config says it
+SAYING = ("laguna",)  # whose config says for what it is
+BY_HEAD, BY_ELEMENT = (True, "per-head"), ("per-element",)  # as it does
 
 
 def gating_of(read: Reads, model_type: str) -> Gating | None:
     """None for a type without one."""
     usual = GATINGS.get(model_type)
-    if model_type != "laguna" or usual is None:
+    if usual is None or model_type not in SAYING:
         return usual
     said = read.one_of("gating", (*BY_HEAD, *BY_ELEMENT), BY_HEAD[0])
     return replace(usual, by_head=said not in BY_ELEMENT)
