@@ -130,7 +130,8 @@ def _lookahead(given: Given, *, window: int = 7, level: int = 5, guesses: int = 
 
 
 def _suffix(given: Given, *, max_depth: int = 16, min_odds: int = 10, kept_tokens: int = 32_768) -> Drafter:
-    return Suffix(given.branches, max_depth=max_depth, min_odds=min_odds, kept_tokens=kept_tokens)
+    coupled = given.accept != NEEDS_Q
+    return Suffix(given.branches, max_depth=max_depth, min_odds=min_odds, kept_tokens=kept_tokens, coupled=coupled)
 
 
 def _layer_skip(given: Given, *, skip: str = "", support: int = 64) -> Modelled:

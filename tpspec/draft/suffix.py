@@ -53,7 +53,9 @@ class Suffix:
     branches: guesses after each token; 1 makes chains. max_depth: tokens that may agree; more tell no more. min_odds:
     percent; a token less likely to be accepted than that, with all before it, is not proposed. kept_tokens: of the
     answers of other sequences that have ended, half to all of which are looked through; with 0 no user can learn, from
-    how fast an answer comes, what another was told.
+    how fast an answer comes, what another was told. coupled: whether the rule emits what noise draws, whatever is
+    proposed. Else nothing is proposed that an earlier answer drew by the noise that is to judge it, of the same seed at
+    the same position: when all is asked for a third time, likely tokens would come too often.
 
     A place counts twice as much for each further token that agrees there. A sequence keeps a record of what came true.
     """
@@ -61,7 +63,13 @@ class Suffix:
     needs = Needs(gives_odds=True)
 
     def __init__(
-        self, branches: int = 1, *, max_depth: int = 16, min_odds: int = 10, kept_tokens: int = 32_768
+        self,
+        branches: int = 1,
+        *,
+        max_depth: int = 16,
+        min_odds: int = 10,
+        kept_tokens: int = 32_768,
+        coupled: bool = True,
     ) -> None:
         if max_depth < GRAMS[-1] or not 0 <= min_odds <= 100 or kept_tokens < 0:
             raise ValueError(
@@ -69,6 +77,7 @@ class Suffix:
                 f"got {max_depth}, {min_odds}, {kept_tokens}"
             )
         self._branches, self._max_depth, self._min_odds = branches, max_depth, min_odds / 100
+        self._coupled = coupled
         self._texts: dict[int, _Text] = {}
         self._past = _Past(kept_tokens)
 
@@ -82,25 +91,33 @@ class Suffix:
         """A sequence has ended: what it was told may help others."""
         text = self._texts.pop(seq, None)
         if text is not None:
-            self._past.add(text.own.tokens[text.num_prompt :])
+            self._past.add(text.own.tokens[text.num_prompt :], text.seed, text.num_prompt)
 
     def _look_up(self, ask: Ask) -> TokenTree:
-        text = self._texts.setdefault(ask.seq, _Text(ask.num_prompt))
+        text = self._texts.setdefault(ask.seq, _Text(ask.num_prompt, ask.sampling.seed))
         text.become(ask.tokens)
         futures = _Futures(text, self._branches)
-        end = ask.tokens[-self._max_depth :]
+        end, is_free = ask.tokens[-self._max_depth :], self._coupled or ask.sampling.temperature == 0
+        noise = None if is_free else (ask.sampling.seed, len(ask.tokens))
         for said in (text.own, *self._past.halves):
-            futures.places += [_Place(said, at, agreed) for at, agreed in said.find(end).items()]
+            found = said.find(end).items()
+            futures.places += [
+                _Place(said, at, agreed) for at, agreed in found if noise is None or said.noise.get(at) != noise
+            ]
         tree = futures.likeliest(ask.num_tokens, self._min_odds)
         text.guessed = futures.weighed
         return tree
 
 
 class _Said:
-    """Tokens, and for each short run of them the position after its latest place, and those before that."""
+    """Tokens, and for each short run of them the position after its latest place, and those before that.
+
+    noise: of the tokens of answers that have ended, the seed and the position by which each was drawn.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.noise: dict[int, tuple[int, int]] = {}
         self._latest: dict[tuple[int, ...], int] = {}
         self._before: list[tuple[int, ...]] = []  # by position, for each size of run; 0: none
 
@@ -135,18 +152,20 @@ class _Past:
         self._half = kept // 2
         self.halves = [_Said()] if self._half else []
 
-    def add(self, answer: Sequence[int]) -> None:
-        for token in (*answer, END) if self._half else ():
+    def add(self, answer: Sequence[int], seed: int, start: int) -> None:
+        """start: where the answer began in its text."""
+        for position, token in enumerate((*answer, END) if self._half else (), start):
             if len(self.halves[0].tokens) == self._half:
                 self.halves = [_Said(), self.halves[0]]
+            self.halves[0].noise[len(self.halves[0].tokens)] = seed, position
             self.halves[0].push(token)
 
 
 class _Text:
     """A sequence. guessed: after each path, the tokens that were thought of and their kinds."""
 
-    def __init__(self, num_prompt: int) -> None:
-        self.own, self.num_prompt = _Said(), num_prompt
+    def __init__(self, num_prompt: int, seed: int) -> None:
+        self.own, self.num_prompt, self.seed = _Said(), num_prompt, seed
         self.record = Record(BELIEF, BELIEF_WEIGHT)
         self.guessed: dict[tuple[int, ...], list[tuple[int, int]]] = {}
 
