@@ -27,6 +27,9 @@ from tests.worlds import serve, topology
 from tpspec.comm.gap import SWITCH
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.request import Request, Sampling
+from tpspec.roles.drafter import Orders
+from tpspec.roles.guard import COMMAND
+from tpspec.topology.config import to_json
 
 pytestmark = pytest.mark.alone
 
@@ -213,3 +216,16 @@ def test_a_drafter_that_cannot_be_is_one_line_and_the_end_of_the_world(
     assert str(folder) in ours[0]
     assert f"exitcode  : {code} " in ended.stderr
     assert ended.stderr.count("Traceback") <= 1, ended.stderr  # torchrun's own
+
+
+def test_a_drafter_that_cannot_be_and_has_nobody_to_tell_is_silent(target: Path, tmp_path: Path) -> None:
+    """Stands against a traceback under the one line that the lead says, when it has seen the same fault first."""
+    made = topology(target, 2, draft={"source": "model", "model": str(nowhere(tmp_path)), "placement": {"gaps": 1}})
+    orders = Orders(to_json(made), f"ipc://{tmp_path}/drafts", os.getpid(), "cpu", is_filler=False)
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        COMMAND, input=msgspec.json.encode(orders), stdout=write, stderr=subprocess.PIPE, env=ENV, check=False
+    )
+    os.close(write)
+    assert not ended.stderr, ended.stderr.decode()

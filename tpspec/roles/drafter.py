@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
@@ -136,10 +136,10 @@ def draft(orders: Orders, ready: Callable[[], None], is_wanted: Callable[[], boo
 
 
 def main() -> int:
-    """Says to its guard that it is ready, or what is wrong."""
+    """Says to its guard that it is ready, or what is wrong; nothing where that is gone, and its world with it."""
     end_with_parent()
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
-    with own_stdout() as guard:
+    with suppress(BrokenPipeError), own_stdout() as guard:
 
         def ready() -> None:
             guard.write(f"{READY}\n")
@@ -153,6 +153,7 @@ def main() -> int:
         except UserError as error:
             guard.write(f"{error.exit_code} {error}\n")
             return error.exit_code
+    return 0
 
 
 def end_with_parent() -> None:
