@@ -289,6 +289,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_experts": 7,
         "moe_routed_scaling_factor": 2.5,
         "moe_router_logit_softcapping": 3.0,
+        # As it was published, and transformers does not read it.
+        "gating": "per-head",
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
     },
     "llama": {"model_type": "llama"},
     "granite": {
@@ -450,7 +455,14 @@ AKIN: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 48,
         **SLIDING,
     },
-    "laguna_whole": {"model_type": "laguna", "head_dim": 16, **GATED, "num_experts": 7, "gating": "per-element"},
+    "laguna_whole": {
+        "model_type": "laguna",
+        "head_dim": 16,
+        **GATED,
+        "num_experts": 7,
+        "gating": "per-element",
+        "sliding_window": 0,
+    },
     "mellum": {
         "model_type": "mellum",
         "head_dim": 16,

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from tests.checkpoints import AKIN, BASE, KINDS, tiny
+from tests.worlds import topology
 from tpspec.errors import UserError
 from tpspec.model.gates import HeadGate
 from tpspec.model.spec import resolve
@@ -17,6 +18,7 @@ from tpspec.topology.cards import parse_gpus
 from tpspec.topology.gating import Gating
 from tpspec.topology.global_heads import GlobalHeads
 from tpspec.topology.plan import Wish, plan
+from tpspec.topology.report import describe
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
 
@@ -101,6 +103,9 @@ def test_a_part_of_a_head_is_turned_where_its_kind_of_layers_says_so() -> None:
         ({"num_attention_heads_per_layer": [7, 6, 7]}, "num_key_value_heads is 2; should be a divisor"),
         ({"gating": "per-dim"}, "gating is 'per-dim'; should be True or per-head or per-element"),
         ({"gating": False}, "gating is False; should be True or per-head or per-element"),
+        ({"mlp_only_layers": [0, 1]}, r"mlp_only_layers is \[0, 1\]; should be \[0\], as mlp_layer_types is, or null"),
+        ({"moe_router_use_sigmoid": False}, "moe_router_use_sigmoid is False; should be True"),
+        ({"moe_router_score_func": "sqrtsoftplus"}, "moe_router_score_func is 'sqrtsoftplus'; should be sigmoid"),
         ({"moe_router_logit_softcapping": -1.0}, "moe_router_logit_softcapping is -1.0; should be a number above 0"),
     ],
 )
@@ -110,10 +115,24 @@ def test_what_it_does_not_know_is_refused(said: dict[str, Any], why: str) -> Non
         ModelShape.from_config(config(**said), "here")
 
 
-def test_options_that_nobody_uses_are_refused() -> None:
-    """Stands against sinks that are left out."""
-    with pytest.raises(UserError, match="swa_attention_sink_enabled: True is not supported for laguna"):
-        resolve(AutoConfig.for_model(**config(swa_attention_sink_enabled=True)), "there")
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"swa_attention_sink_enabled": True}, "swa_attention_sink_enabled: True is not supported for laguna"),
+        ({"swa_rope_parameters": {"rope_theta": 1e4}}, "swa_rope_parameters: .* is not supported for laguna"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters has nothing for full_attention, sliding_attention"),
+    ],
+)
+def test_what_other_code_than_transformers_reads_is_refused(said: dict[str, Any], why: str) -> None:
+    """Stands against sinks that are left out, and layers with the rope of the other kind."""
+    with pytest.raises(UserError, match=why):
+        resolve(AutoConfig.for_model(**config(**said)), "there")
+
+
+def test_check_says_the_heads_of_both_kinds(tmp_path: Path) -> None:
+    """Stands against a table that seems to hold of all layers."""
+    lines = describe(topology(tiny("laguna", tmp_path), 2))
+    assert "query and kv heads of layers that see everything: 0-2 (3) and 0-0 (1), 3-5 (3) and 1-1 (1)" in lines
 
 
 @pytest.mark.parametrize(("kind", "by_head"), [("laguna", True), ("laguna_whole", False)])

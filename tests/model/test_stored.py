@@ -568,7 +568,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "autoround's awq of 8 bits": (published.autoround("auto_round:awq").config | {"extra_config": {"x": {"bits": 8}}},
                                   "extra_config.x.bits is 8; should be 4"),
     "autoround's blocks": (published.autoround(block_name_to_quantize=[1]).config, "block_name_to_quantize is \\[1\\]"),
-    "autoround's pattern": (published.autoround(extra_config={"(": {}}).config, "is no pattern"),
+    "autoround's pattern": (published.autoround(extra_config={"(": {"bits": 8}}).config, "is no pattern"),
     "gemv": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}, "version is 'gemv'"),
     "2:4": ({"quant_method": "compressed-tensors", "format": "marlin-24", **_group()}, "format is 'marlin-24'"),
     "sparse": ({"quant_method": "compressed-tensors", "format": "pack-quantized", **_group(),

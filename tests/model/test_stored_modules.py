@@ -147,11 +147,13 @@ def test_what_gptq_says_of_some_modules_goes_before_what_it_says_of_all(tmp_path
 
 def test_autoround_says_of_modules_what_goes_before_what_it_says_of_all(tmp_path: Path) -> None:
     """As mixed models are published: modules by their names in a whole model that sees, patterns, and blocks. Stands
-    against a name whose dots are any letter (a router's names the gate of an MLP), and against a head in codes."""
+    against a name whose dots are any letter (a router's names the gate of an MLP), a pattern that says nothing, a part
+    of a name that is taken for a whole one, and a head in codes."""
     extra: dict[str, Any] = {
         "model.language_model.layers.0.self_attn.q_proj": {"bits": 16, "data_type": "float"},
         "model.language_model.layers.1.mlp.gate": {"bits": 16},
-        ".*k_proj.*": {"bits": 8, "group_size": 16, "sym": False},
+        ".*k_proj.*": {},
+        "k_proj": {"bits": 8, "group_size": 16, "sym": False},
         r".*self_attn\.k.*": {"bits": 16},
     }
     blocks = "model.language_model.layers, model.visual.blocks"

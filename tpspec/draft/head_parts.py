@@ -73,9 +73,9 @@ class Parts:
         )
 
     def _sight(self) -> Sight:
-        spec = self.spec
-        heads = Heads.of(range(spec.num_heads), spec.num_heads // spec.num_kv_heads, spec.head_dim)
-        return Sight(heads, spec.layers[-1].window)
+        layer = self.spec.layers[-1]
+        heads = Heads.of(range(layer.num_heads), layer.num_heads // layer.num_kv_heads, layer.head_dim)
+        return Sight(heads, layer.window)
 
     def _gate(self, gating: Gating, at: str, width: int) -> HeadGate:
         """Whose rows stand behind those of each head's query."""
@@ -89,8 +89,8 @@ class Parts:
         spec = self.spec
         if spec.latent is not None:
             return self._latent_attention(at, spec.latent, width)
-        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        order, names = spec.layers[-1].head_order, [at + "q_proj", at + "k_proj", at + "v_proj"]
+        layer, names = spec.layers[-1], [at + "q_proj", at + "k_proj", at + "v_proj"]
+        queries, keys, order = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim, layer.head_order
         qkv = self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=[order, order, None])
         return qkv, self._o(at, queries)
 

@@ -43,9 +43,9 @@ class Architecture:
     RMSNorm over each query and key head before rope, or over all of them (joint_norm.py); likewise. v_norm: over each
     value head, without a weight. partial_rope: whether the config may say that rope turns the first part of a head
     alone. alternate_rope: it turns a number with the next, not with one half a head away, or the name of the flag that
-    says so. turned: whether rope is at all. window: "all" layers share config.sliding_window, "layer_types" says which
-    layers do, or None. nope: the config list that says which layers skip rope, or the type of those that do, or NOPE as
-    above; or None.
+    says so. turned: whether rope is at all. ropes_by_kind: each kind of layers says of its own. window: "all" layers
+    share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
+    layers skip rope, or the type of those that do, or NOPE as above; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
@@ -67,6 +67,7 @@ class Architecture:
     partial_rope: bool = False
     alternate_rope: bool | str = False
     turned: bool = True
+    ropes_by_kind: bool = False
     window: str | None = None
     nope: str | None = None
     norms: NormNames = NormNames()
@@ -225,8 +226,9 @@ ARCHITECTURES = {
         o_bias="attention_bias",
         qk_norm=True,
         partial_rope=True,
+        ropes_by_kind=True,
         window="layer_types",
-        apart={"moe_apply_router_weight_on_input": (), "swa_attention_sink_enabled": ()},
+        apart={"moe_apply_router_weight_on_input": (), "swa_attention_sink_enabled": (), "swa_rope_parameters": ()},
     ),
     "llama": LLAMA,
     "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),

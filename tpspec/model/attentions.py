@@ -55,18 +55,17 @@ class Attentions:
     def _kv_heads(self, layer: LayerSpec) -> range:
         return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
 
-    def sinks(self, at: str) -> Tensor | None:
+    def sinks(self, at: str, layer: LayerSpec) -> Tensor | None:
         if self.spec.sinks is None:
             return None
-        return self.matrices.wide(at + self.spec.sinks, (self.spec.num_heads,), self.shard.heads)
+        return self.matrices.wide(at + self.spec.sinks, (layer.num_heads,), self._heads(layer))
 
     def products(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
-        if self.spec.latent is None:
-            return self._qkv(at, layer), self._o(
-                at, layer.num_heads * layer.head_dim, numbers_of(self._heads(layer), layer.head_dim)
-            )
-        return self._latent_attention(at, self.spec.latent)
+        if self.spec.latent is not None:
+            return self._latent_attention(at, self.spec.latent)
+        given = numbers_of(self._heads(layer), layer.head_dim)
+        return self._qkv(at, layer), self._o(at, layer.num_heads * layer.head_dim, given)
 
     def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
         heads, count, alternate = self.shard.heads, self.spec.num_heads, self.spec.alternate_rope

@@ -144,7 +144,7 @@ def mixture_of(
 
 class Shared:
     """A mixture, and beside it an MLP that every row goes through. gate_1D: of what that gives, float32; or None.
-    scale: likewise."""
+    scale: of it, behind that gate."""
 
     def __init__(self, mixture: Mlp, shared: Mlp, gate_1D: Tensor | None = None, scale: float = 1.0) -> None:
         self.mixture, self.shared, self.gate_1D, self.scale = mixture, shared, gate_1D, scale

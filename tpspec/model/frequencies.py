@@ -48,11 +48,12 @@ def head_dim_of(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def ropes_of(config: Any, where: str) -> dict[str | None, dict[str, Any]]:
-    """Rope's parameters, for each type of layers that has its own; of None where all have the same."""
+def ropes_of(config: Any, where: str, *, by_kind: bool = False) -> dict[str | None, dict[str, Any]]:
+    """Rope's parameters, for each type of layers that has its own; of None where all have the same. by_kind: they
+    cannot be the same."""
     parameters = config.rope_parameters
     types = sorted(set(getattr(config, "layer_types", None) or ()))
-    if not set(types) & set(parameters):
+    if not by_kind and not set(types) & set(parameters):
         return {None: parameters}
     if missing := set(types) - set(parameters):
         raise UserError(f"{where}: rope_parameters has nothing for {', '.join(missing)}; should for each layer type")

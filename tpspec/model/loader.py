@@ -234,7 +234,7 @@ class Loader:
             rope=layer.rope,
             joint_norm=attentions.joint_norm(inner, layer),
             v_norm=v_norm,
-            sinks=attentions.sinks(inner),
+            sinks=attentions.sinks(inner, layer),
             gate=attentions.gate(inner, layer),
             inputs=self._inputs(at) if spec.per_layer else None,
             parallel=spec.parallel,

@@ -158,7 +158,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
     arch, kind = _declaration(config, where), config.model_type
-    ropes: dict[str | None, dict[str, Any]] = ropes_of(config, where) if arch.turned else {}
+    ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind) if arch.turned else {}
     latent = latent_of(said, kind)
     head_dim, num_layers = head_dim_of(config) if latent is None else latent.cached, config.num_hidden_layers
     num_heads = query_heads(said, kind, num_layers, config.num_attention_heads)

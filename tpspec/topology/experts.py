@@ -87,7 +87,7 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
         return None
     read.one_of("decoder_sparse_step", (1,), 1)
     listed = None if usual.by_logits is None else usual.by_logits.listed
-    if listed != "mlp_only_layers":
+    if listed != "mlp_only_layers" and not (usual.beside is not None and usual.beside.listed):
         read.refuse("mlp_only_layers")
     if usual.beside is None and listed != "mlp_layer_types" and set(read.texts("mlp_layer_types")) - {SPARSE}:
         raise read.refusal("mlp_layer_types", f"{SPARSE} for all layers")
@@ -125,6 +125,8 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str
     read.one_of("moe_layer_freq", (1,), 1)
     scores = ("sigmoid", "noaux_tc") if usual.sigmoid and not usual.of_parts else ("softmax",)
     read.one_of("scoring_func", scores, scores[0])
+    read.one_of("moe_router_score_func", ("sigmoid",), "sigmoid")
+    read.one_of("moe_router_use_sigmoid", (True,), True)
     if usual.of_parts:
         read.one_of("moe_norm_min", (LEAST_SUM,), LEAST_SUM)
     _, shared, scale = usual.keys
@@ -201,7 +203,10 @@ def _first_mixed(read: Reads, usual: Beside) -> int:
     if not usual.listed:
         return read.size(key, usual.first_layer, least=0)
     read.one_of(key, (usual.first_layer,), usual.first_layer)
-    return _first_sparse(read, usual.first_layer)
+    first = _first_sparse(read, usual.first_layer)
+    if read.config.get("mlp_only_layers") not in (None, [], [*range(first)]):  # which Laguna says besides
+        raise read.refusal("mlp_only_layers", f"{[*range(first)]}, as mlp_layer_types is, or null")
+    return first
 
 
 def _first_sparse(read: Reads, usual: int) -> int:

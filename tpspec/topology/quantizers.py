@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from tpspec.topology.formats import Kind, Schemes
 
 FOURS = {"nvfp4-pack-quantized": NVFP4, "mxfp4-pack-quantized": MXFP4}
-MODULE = re.compile(r"[\w.-]+")  # a name of one, in which a dot is a dot
+MODULE = re.compile(rf"{HEAD}|[\w.-]+\.layers\.[\w.-]+")  # a name of one, in which a dot is a dot
 GPTQ_BITS = (2, 3, 4, 8)  # of a code in its layout, which others have as well
 PACKED_BITS = (2, 3, 4, 5, 6, 7, 8)  # of one that compressed-tensors packs
 PLAIN_BITS = 16  # of a module that AutoRound left as it was
 # AutoRound's layouts, as it has named them: whether zero points are stored one too low; of AWQ's, they are not.
 AS_GPTQ = {
-    "auto_round:auto_gptq": True, "auto_round:gptq": True, "auto_round:gptq:exllamav2": True,
+    "auto_round:auto_gptq": True, "auto_round:auto_gptq:exllamav2": True, "auto_round:gptq": True,
+    "auto_round:gptq:exllamav2": True, "auto": True,
     "auto_round": False, "auto_round:gptqmodel": False, "auto_round:exllamav2": False,
 }  # fmt: skip
 AS_AWQ = ("auto_round:auto_awq", "auto_round:awq")
@@ -134,7 +135,7 @@ def _autoround(read: Reads) -> Stored:
         scheme = _autoround_scheme(Reads({**read.config, **own.config}, read.where, own.within))
         if MODULE.fullmatch(key):
             named[scheme].add(text_name(key))
-        else:
+        elif own.config:
             patterns.append(((f"{PATTERN}.*(?:{key})",), scheme))
     blocks = _blocks(read)
     usual = [] if HEAD in blocks else [((HEAD,), None)]

@@ -35,6 +35,7 @@ def describe(topology: Topology) -> list[str]:
         f"draft {drafter}, tokens {draft.tokens}, pipeline {topology.pipeline.policy}",
         "",
         *table(list(_rows(topology, shape))),
+        *_global_heads(topology, shape),
         *_states(topology, shape),
         "",
         *_round(topology, shape),
@@ -90,6 +91,13 @@ def _drafter_memory(topology: Topology) -> Memory:
     return drafter_memory(topology, target, own, head)
 
 
+def _global_heads(topology: Topology, shape: ModelShape) -> Iterator[str]:
+    """What the table does not say of a model some of whose layers have others."""
+    if shape.global_heads is not None:
+        each = [" and ".join(map(_slice, (one.global_heads, one.global_kv_heads))) for one in _shards(topology, shape)]
+        yield f"query and kv heads of layers that see everything: {', '.join(each)}"
+
+
 def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
     """What of the caches is of no token."""
     target, draft = topology.target, topology.draft
@@ -115,8 +123,11 @@ def _role(topology: Topology, rank: int) -> str:
 
 
 def _slices(shard: Shard) -> tuple[str, ...]:
-    parts = (shard.heads, shard.kv_heads, shard.channels, shard.vocab)
-    return tuple(f"{part.start}-{part.stop - 1} ({len(part)})" for part in parts)
+    return tuple(map(_slice, (shard.heads, shard.kv_heads, shard.channels, shard.vocab)))
+
+
+def _slice(part: range) -> str:
+    return f"{part.start}-{part.stop - 1} ({len(part)})"
 
 
 def _size(num_bytes: int) -> str:

@@ -165,7 +165,7 @@ class ModelShape:
 
     @property
     def group(self) -> int:
-        """Query heads that read one KV head."""
+        """Query heads that read one KV head, of layers that have no GlobalHeads."""
         return self.num_heads // self.num_kv_heads
 
     @property

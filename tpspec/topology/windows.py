@@ -104,10 +104,10 @@ def windows_of(read: Reads, model_type: str, num_layers: int) -> tuple[int | Non
         return (None,) * num_layers
     if "sliding_window" in read.config and read.config["sliding_window"] is None:
         return (None,) * num_layers
-    window = read.size_if_given("sliding_window") or slides.usual
-    if slides.has_one is None:
-        return (window,) * num_layers
-    return tuple(window if kind == SLIDING else None for kind in kinds_of(read, model_type, num_layers))
+    kinds = (SLIDING,) * num_layers if slides.has_one is None else kinds_of(read, model_type, num_layers)
+    # Not read where no layer has one: it may be 0 there, as Laguna M.1 has it.
+    window = read.size_if_given("sliding_window") or slides.usual if SLIDING in kinds else None
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def kinds_of(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
