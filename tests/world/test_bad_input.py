@@ -374,9 +374,9 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "an activation that is a number": (config_with(hidden_act=5), ["config.json", "hidden_act", "transformers"]),
     "a dtype that is a list": (config_with(dtype=[]), ["config.json", "transformers"]),
     "a size of four hundred digits": (config_with(hidden_size=10**400), ["hidden_size is 1000", "below"]),
-    "a quantized checkpoint of 3 bits": (
-        config_with(quantization_config={"quant_method": "gptq", "bits": 3, "group_size": 128}),
-        ["quantization_config.bits", "3", "4", "8"],
+    "a quantized checkpoint of 5 bits": (
+        config_with(quantization_config={"quant_method": "gptq", "bits": 5, "group_size": 128}),
+        ["quantization_config.bits", "5", "2 or 3 or 4 or 8"],
     ),
     "a quantized checkpoint of another kind": (
         config_with(quantization_config={"quant_method": "bitsandbytes"}),
