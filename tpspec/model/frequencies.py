@@ -55,7 +55,7 @@ def ropes_of(config: Any, where: str, *, by_kind: bool = False) -> dict[str | No
     types = sorted(set(getattr(config, "layer_types", None) or ()))
     if not by_kind and not set(types) & set(parameters):
         return {None: parameters}
-    if missing := set(types) - set(parameters):
+    if missing := [kind for kind in types if kind not in parameters]:
         raise UserError(f"{where}: rope_parameters has nothing for {', '.join(missing)}; should for each layer type")
     return {kind: parameters[kind] for kind in types}
 
