@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tpspec.draft.head_files import HeadFiles
     from tpspec.draft.protocol import Given
+    from tpspec.model.layer_spec import LayerSpec
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
@@ -68,28 +69,33 @@ class Parts:
             mlp_norm=mlp_norm,
             mlp=self._mlp_or_mixture(at),
             mlp_out_norm=None,
-            rope=spec.layers[-1].rope,
+            rope=self._layer.rope,
             gate=gate,
         )
 
+    @property
+    def _layer(self) -> LayerSpec:
+        """Its own, as the target's last."""
+        return self.spec.layers[-1]
+
     def _sight(self) -> Sight:
-        layer = self.spec.layers[-1]
+        layer = self._layer
         heads = Heads.of(range(layer.num_heads), layer.num_heads // layer.num_kv_heads, layer.head_dim)
         return Sight(heads, layer.window)
 
     def _gate(self, gating: Gating, at: str, width: int) -> HeadGate:
         """Whose rows stand behind those of each head's query."""
-        sizes = [self.spec.head_dim] * 2 * self.spec.num_heads
+        sizes = [self._layer.head_dim] * 2 * self._layer.num_heads
         self.files.divide(at + "q_proj", at + "gate", sizes)
         product = self.matrix([at + "gate"], [sum(sizes) // 2], width, biased=self.spec.qkv_bias)
-        return HeadGate(product, gating, self.spec.head_dim)
+        return HeadGate(product, gating, self._layer.head_dim)
 
     def _attention(self, at: str, width: int) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
         spec = self.spec
         if spec.latent is not None:
             return self._latent_attention(at, spec.latent, width)
-        layer, names = spec.layers[-1], [at + "q_proj", at + "k_proj", at + "v_proj"]
+        layer, names = self._layer, [at + "q_proj", at + "k_proj", at + "v_proj"]
         queries, keys, order = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim, layer.head_order
         qkv = self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=[order, order, None])
         return qkv, self._o(at, queries)
@@ -201,7 +207,7 @@ class Parts:
         return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
 
     def _head_norm(self, name: str) -> Norm:
-        norm, order = self.norm(name, self.spec.head_dim), self.spec.layers[-1].head_order
+        norm, order = self.norm(name, self._layer.head_dim), self._layer.head_order
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
     def _wide(self, name: str, *shape: int) -> Tensor:

@@ -92,24 +92,29 @@ class Constraints(Shape):
         outputs = self.structured_outputs or StructuredOutputs.model_validate({})
         if outputs.structural_tag is not None:
             raise unsupported("structured_outputs.structural_tag")
-        asked: list[tuple[str, str, Callable[[Any, str], str], object]] = [
-            ("response_format", "", of_format, self.response_format),
-            ("structured_outputs", ".json", of_schema, outputs.json_),
-            ("structured_outputs", ".json_object", of_schema, {"type": "object"} if outputs.json_object else None),
-            ("structured_outputs", ".regex", regex, outputs.regex),
-            ("structured_outputs", ".choice", choice, outputs.choice),
-            ("structured_outputs", ".grammar", lark, outputs.grammar),
-            ("guided_json", "", of_schema, self.guided_json),
-            ("guided_regex", "", regex, self.guided_regex),
-            ("guided_choice", "", choice, self.guided_choice),
-            ("guided_grammar", "", lark, self.guided_grammar),
+        asked: list[tuple[str, Callable[[Any, str], str], object]] = [
+            ("response_format", of_format, self.response_format),
+            ("structured_outputs.json", of_schema, outputs.json_),
+            ("structured_outputs.json_object", of_schema, {"type": "object"} if outputs.json_object else None),
+            ("structured_outputs.regex", regex, outputs.regex),
+            ("structured_outputs.choice", choice, outputs.choice),
+            ("structured_outputs.grammar", lark, outputs.grammar),
+            ("guided_json", of_schema, self.guided_json),
+            ("guided_regex", regex, self.guided_regex),
+            ("guided_choice", choice, self.guided_choice),
+            ("guided_grammar", lark, self.guided_grammar),
         ]
-        made = [(param, within, make(value, param)) for param, within, make, value in asked if value is not None]
-        bound = [(param, within, grammar) for param, within, grammar in made if grammar]
+        made = [(name, make(value, _field(name))) for name, make, value in asked if value is not None]
+        bound = [(name, grammar) for name, grammar in made if grammar]
         if len(bound) > 1:
-            first, second = (param + within for param, within, _ in bound[:2])
-            raise bad_request(f"{first} and {second} both bind the answer", bound[1][0], "invalid_value")
-        return (bound[0][0], bound[0][2]) if bound else ("", "")
+            (first, _), (second, _) = bound[:2]
+            raise bad_request(f"{first} and {second} both bind the answer", _field(second), "invalid_value")
+        return (_field(bound[0][0]), bound[0][1]) if bound else ("", "")
+
+
+def _field(name: str) -> str:
+    """Of the body, in which it is."""
+    return name.partition(".")[0]
 
 
 def of_format(wanted: PlainFormat | ObjectFormat | SchemaFormat | FlatSchemaFormat, param: str) -> str:

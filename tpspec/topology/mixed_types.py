@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tpspec.topology.defaults import Defaults
+from tpspec.topology.dense_types import COHERE
 
 MIXED_TYPES = {
     "afmoe": Defaults(
@@ -15,17 +18,7 @@ MIXED_TYPES = {
         layer_norms=4,
         intermediate=("moe_intermediate_size", 1408),
     ),
-    "cohere2_moe": Defaults(
-        hidden=8192,
-        num_layers=40,
-        num_heads=64,
-        head_dim=128,
-        vocab=256000,
-        tied=True,
-        parallel=True,
-        layer_norms=1,
-        intermediate=("intermediate_size", 22528),
-    ),
+    "cohere2_moe": replace(COHERE, head_dim=128),
     "deepseek_v2": Defaults(
         hidden=4096,
         num_layers=32,

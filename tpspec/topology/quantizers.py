@@ -18,7 +18,7 @@ from tpspec.topology.multimodal import STORAGE, text_name
 from tpspec.topology.reads import Reads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tpspec.topology.formats import Kind, Schemes
 
@@ -102,10 +102,19 @@ def _overrides(read: Reads, scheme_of: Callable[[Reads], Scheme]) -> Schemes:
     section, made = read.section("dynamic"), []
     for key in section.config:
         pattern = (PATTERN + key.removeprefix("+:").removeprefix("-:"),)
-        own = section.section(key)
-        said = Reads({**read.config, **own.config}, read.where, own.within)
+        said = _over(read, section.section(key))
         made.append((pattern, None if key.startswith("-:") else scheme_of(said)))
     return tuple(made)
+
+
+def _over(read: Reads, own: Reads) -> Reads:
+    """What is said of some modules, in place of what is said of all."""
+    return Reads({**read.config, **own.config}, read.where, own.within)
+
+
+def _by_scheme(names: Mapping[Scheme | None, set[str]]) -> tuple[tuple[frozenset[str], Scheme | None], ...]:
+    """As Stored has those of single modules."""
+    return tuple((frozenset(some), scheme) for scheme, some in names.items())
 
 
 def _awq(read: Reads) -> Stored:
@@ -132,7 +141,7 @@ def _autoround(read: Reads) -> Stored:
     section, named, patterns = read.section("extra_config"), defaultdict[Scheme | None, set[str]](set), []
     for key in section.config:
         own = section.section(key)
-        scheme = _autoround_scheme(Reads({**read.config, **own.config}, read.where, own.within))
+        scheme = _autoround_scheme(_over(read, own))
         if MODULE.fullmatch(key):
             named[scheme].add(text_name(key))
         elif own.config:
@@ -140,7 +149,7 @@ def _autoround(read: Reads) -> Stored:
     blocks = _blocks(read)
     usual = [] if HEAD in blocks else [((HEAD,), None)]
     schemes = (*patterns, *usual, (blocks or (EVERY,), _autoround_scheme(read)))
-    return Stored("AutoRound", schemes, (), named=tuple((frozenset(some), scheme) for scheme, some in named.items()))
+    return Stored("AutoRound", schemes, (), named=_by_scheme(named))
 
 
 def _autoround_scheme(read: Reads) -> Scheme | None:
@@ -284,11 +293,10 @@ def _modelopt(read: Reads) -> Stored:
     if read.config.get("quant_algo") != "MIXED_PRECISION":
         algorithm, scheme = _algorithm(read)
         return Stored(f"ModelOpt {algorithm}", (((EVERY,), scheme),), (HEAD, *plain), rounds=True)
-    layers, names = read.section("quantized_layers"), defaultdict[Scheme, set[str]](set)
+    layers, names = read.section("quantized_layers"), defaultdict[Scheme | None, set[str]](set)
     for name in layers.config:
         names[_algorithm(layers.section(name))[1]].add(text_name(name))
-    named = tuple((frozenset(some), scheme) for scheme, some in names.items())
-    return Stored("ModelOpt mixed", (), (HEAD, *plain), rounds=True, named=named)
+    return Stored("ModelOpt mixed", (), (HEAD, *plain), rounds=True, named=_by_scheme(names))
 
 
 def _algorithm(read: Reads) -> tuple[object, Scheme]:
