@@ -52,6 +52,21 @@ def test_the_cards_product_takes_what_others_quantized(bits: Any, has_zeros: boo
     assert (quantized_linear(matrix, None, CUDA)(x) - expected).abs().max() <= 2**-6 * expected.abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 7, 33, 130])
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+def test_the_cards_product_looks_codes_up(table: Any, num_rows: int, dtype: torch.dtype) -> None:
+    """Stands against instructions that look up what the interpreter, which has others, does not see."""
+    noise = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (70, 1024), generator=noise).to(torch.uint8)
+    scales = torch.rand(70, 16, generator=noise) + 0.5
+    matrix = Ready(Quantized(codes, scales, table=table).to(CUDA), Grid(64, 0, 1024))
+    x = torch.randn(num_rows, 1024, generator=noise).to(CUDA, dtype)
+    expected = DequantizedLinear(matrix, None)(x)
+    eps = {torch.float32: 1e-4, torch.float16: 2**-9, torch.bfloat16: 2**-6}[dtype]
+    assert (quantized_linear(matrix, None, CUDA)(x) - expected).abs().max() <= eps * expected.abs().max()
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_world_on_a_card_runs_with_small_weights(kind: str, tmp_path: Path) -> None:
     """Stands against a loader that quantizes on another device than it computes on."""

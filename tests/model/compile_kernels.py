@@ -154,16 +154,17 @@ def variants(
 
 
 AT_ONCE, USUAL_GROUP = (card_shares.FEW_GROUPS, card_shares.MORE_GROUPS), 128
-# (bits, group, type of scales, how zeros are kept): as we quantize, and as others may.
+# (bits, group, type of scales, how zeros are kept, table): as we quantize, and as others may.
 CODES = (
-    (8, USUAL_GROUP, "*bf16", ""),
-    (4, USUAL_GROUP, "*i32", "beside"),
-    (8, 32, "*fp32", "apart"),
-    (4, 64, "*fp32", "apart"),
+    (8, USUAL_GROUP, "*bf16", "", ""),
+    (4, USUAL_GROUP, "*i32", "beside", ""),
+    (8, 32, "*fp32", "apart", ""),
+    (4, 64, "*fp32", "apart", ""),
+    (4, 64, "*fp32", "", "nf4"),
 )
 
 
-PLAIN_CODES = {"gate": "", "sorted_rows": 0, "are_floats": False, "has_biases": False, "splits": 1}
+PLAIN_CODES = {"gate": "", "sorted_rows": 0, "has_biases": False, "splits": 1}
 # Of programs that share a tile's columns: where they have most to keep, and to tell each other.
 SPLIT_TILES = {*GATED_CODED_TILES, *(max(tiles) for tiles in card_tiles.CODED_TILES.values())}
 # Cards with tensor cores and little room get all tiles of codes, and all heads in 8 bits; others the usual one and the
@@ -177,7 +178,7 @@ def coded(x: str, capability: int, *, few: bool) -> list[tuple[Any, dict[str, st
     narrow = {"tile_rows": card_tiles.TILE_ROWS, "tile_outputs": card_tiles.TILE_OUTPUTS}
     many = {"tile_rows": card_groups.MANY_ROWS, "tile_outputs": card_groups.MANY_OUTPUTS}
     is_each_once = few and capability != LITTLE_ROOM
-    for rows, (bits, group, scales, zeros) in product(
+    for rows, (bits, group, scales, zeros, table) in product(
         {x, "*fp16"} if on_tensor_cores and not is_each_once else {x}, CODES
     ):
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
@@ -185,20 +186,21 @@ def coded(x: str, capability: int, *, few: bool) -> list[tuple[Any, dict[str, st
         few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "biases_at": rows, "fan": "i32", "width": "i32"}
         few_types |= {"counters_at": "*i32", "partials_at": "*fp32"}
         of = {"group": group, "bits": bits, "kept_zeros": zeros}
+        looked_up = {"table": table, "inline_ptx": on_tensor_cores}
         tile = (many if on_tensor_cores else narrow) | {"together": card_tiles.TILE_OUTPUTS}
-        made.append((card_groups.coded, types, of | tile))
+        made.append((card_groups.coded, types, of | looked_up | tile))
         if zeros == "beside":  # of groups that words are too long for
-            made.append((card_groups.coded, types | {"codes_at": "*u8"}, of | tile | {"group": 32}))
+            made.append((card_groups.coded, types | {"codes_at": "*u8"}, of | looked_up | tile | {"group": 32}))
         every = rows == x and group == USUAL_GROUP
         ways = (few_ways if few else ways_of)(capability, every=every, beside=zeros == "beside")
         for at_once, tile, gate, splits in ways if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
-            of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once, "inline_ptx": True}
+            of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once} | looked_up
             of_tile |= {"stages": tile.stages, "code_lines": card_coded.CODE_LINES}
             made.append(
                 (card_coded.few_coded, few_types, of | of_tile | PLAIN_CODES | {"gate": gate, "splits": splits})
             )
-        if on_tensor_cores and of["bits"] == card_fragments.BITS:
+        if on_tensor_cores and bits == card_fragments.BITS and not table:
             made += fragments(types, of, every=every, largest_only=is_each_once)
     return made + (coded_experts(x, few=few) if on_tensor_cores else [])
 
@@ -270,8 +272,8 @@ def coded_experts(x: str, *, few: bool) -> list[tuple[Any, dict[str, str], dict[
         stages = card_experts.STAGES[card_experts.MORE_OUTPUTS]
         tile |= {"stages": stages, "num_stages": stages, "num_warps": at_once}
         for bits, scales, zeros in ((8, x, ""), (4, "*i32", "beside"), (4, "*i32", "")):
-            are_floats = bits == 4 and not zeros
-            kind = {"bits": bits, "kept_zeros": zeros, "are_floats": are_floats, "has_biases": are_floats}
+            table = "e2m1" if bits == 4 and not zeros else ""
+            kind = {"bits": bits, "kept_zeros": zeros, "table": table, "has_biases": table != ""}
             made.append((card_coded.few_coded, types | {"scales_at": scales}, of | tile | kind))
     return made
 
@@ -292,7 +294,7 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
          {"wide": card_router.MOST_SORTED, "wide_tiles": 256, "at_once": card_router.AT_ONCE,
           "tile_rows": card_tiles.TILE_ROWS}),
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
-           {"bits": bits, "group": group, "are_floats": scales == "*i32",
+           {"bits": bits, "group": group, "table": "e2m1" if scales == "*i32" else "",
             "kept_zeros": "apart" if scales == "*fp32" else "",
             "has_biases": scales == "*i32", "together": card_tiles.TILE_OUTPUTS,
             "tile_rows": card_tiles.TILE_ROWS, "tile_outputs": outputs})

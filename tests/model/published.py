@@ -3,8 +3,8 @@ beside each the same model with the weights that its codes stand for.
 
 Everything is done with numpy and one loop per packed value, in float64, so that it shares nothing with what reads it.
 Sources: AutoGPTQ's, GPTQModel's and AutoRound's QuantLinear.pack, AutoAWQ's WQLinear_GEMM.from_linear,
-compressed-tensors' pack_to_int32, transformers' FineGrainedFP8Config, OpenAI's gpt-oss and OCP's Microscaling Formats
-1.0. Knows no tpspec.
+compressed-tensors' pack_to_int32, transformers' FineGrainedFP8Config, OpenAI's gpt-oss, OCP's Microscaling Formats 1.0,
+and bitsandbytes' QuantState with QLoRA (arXiv 2305.14314). Knows no tpspec.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -350,6 +351,70 @@ def packed_mxfp4() -> Format:
 
     four = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
     return Format(compressed("mxfp4-pack-quantized", four), write)
+
+
+def normal_fours() -> Array:
+    """NF4: quantiles of a normal distribution, eight above zero and seven below, and zero (QLoRA, 3), of which the
+    largest is 1."""
+    most, quantile = 0.9677083, NormalDist().inv_cdf
+    above = [quantile(one) for one in np.linspace(most, 0.5, 9)[:-1]]
+    below = [-quantile(one) for one in np.linspace(most, 0.5, 8)[:-1]]
+    return np.array(sorted([*above, 0.0, *below])) / max(above)
+
+
+FOUR_OF = {
+    "nf4": normal_fours(),
+    "fp4": np.array([sign * size / 12 for sign in (1, -1) for size in (0, 0.0625, 8, 12, 4, 6, 2, 3)]),
+}
+
+
+def bitsandbytes(kind: str = "nf4", *, nested: bool = True) -> Format:
+    """Blocks of 64, of the whole matrix, one row behind the other. nested: their scales are codes, too, of 256 numbers
+    of a table, for so many of which there is one scale, and all have had their mean taken off."""
+    numbers, rungs = FOUR_OF[kind].astype(np.float32), np.linspace(-1, 1, 256).astype(np.float32) ** 3
+
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        blocks, each = weight.reshape(-1, 64), 256
+        scales, below = np.abs(blocks).max(1), "weight.quant_state.bitsandbytes__" + kind
+        said: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": [*weight.shape]}
+        made = {"weight.absmax": tensor(scales.astype(np.float32)), "weight.quant_map": tensor(numbers.copy())}
+        if nested:
+            offset = float(np.float32(scales.mean()))
+            outer = np.array([np.abs(scales[at : at + each] - offset).max() for at in range(0, len(scales), each)])
+            outer_of = np.repeat(outer.astype(np.float32), each)[: len(scales)]
+            codes = np.abs(((scales - offset) / outer_of)[:, None] - rungs).argmin(1)
+            scales = rungs[codes].astype(np.float64) * outer_of + offset
+            said |= {"nested_blocksize": each, "nested_dtype": "float32", "nested_offset": offset}
+            made |= {
+                "weight.absmax": tensor(codes.astype(np.uint8)),
+                "weight.nested_absmax": tensor(outer.astype(np.float32)),
+                "weight.nested_quant_map": tensor(rungs.copy()),
+            }
+        codes = np.abs((blocks / scales[:, None])[..., None] - numbers).argmin(-1)
+        pairs = np.zeros((codes.size // 2, 1), np.uint8)
+        for at, (first, second) in enumerate(codes.reshape(-1, 2)):
+            pairs[at] = first << 4 | second
+        made |= {"weight": tensor(pairs), below: tensor(np.array([*json.dumps(said).encode()], np.uint8))}
+        return made, (numbers[codes] * scales[:, None]).reshape(weight.shape)
+
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind,
+              "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": None,
+              "llm_int8_has_fp16_weight": False}  # fmt: skip
+    return Format(config, write)
+
+
+def llm_int8() -> Format:
+    """A row's largest weight is 127."""
+
+    def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
+        largest = np.abs(weight).max(1, keepdims=True).astype(np.float32)
+        codes = np.round(weight / largest * 127).astype(np.int8)
+        made = {"weight": tensor(codes), "SCB": tensor(largest[:, 0]), "weight_format": torch.tensor(0).byte()}
+        return made, codes * (largest.astype(np.float64) / 127)
+
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True, "llm_int8_threshold": 6.0,
+              "llm_int8_skip_modules": ["lm_head"], "llm_int8_has_fp16_weight": False}  # fmt: skip
+    return Format(config, write)
 
 
 MXFP4 = {

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from tpspec.model.quantized import FLOATS, DequantizedLinear, Quantized, Ready, Rounded
+from tpspec.model.quantized import TABLES, DequantizedLinear, Quantized, Ready, Rounded
+from tpspec.topology.formats import Table
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
@@ -20,7 +21,7 @@ from triton import knobs
 
 from tpspec.model import card_coded, card_codes, card_rows, card_tiles
 from tpspec.model.card_coded import CodedLinear
-from tpspec.model.card_fragments import FragmentLinear
+from tpspec.model.card_fragments import FragmentLinear, product_of
 from tpspec.model.card_overlap import IN_TURN
 from tpspec.model.card_products import FewRowsLinear, TriedProduct, has_tensor_cores
 from tpspec.model.card_tiles import CODED_TILES, FRAGMENT_TILES, GATED_TILES, TILES, Tile
@@ -216,6 +217,30 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
         assert (product(x) - expected).abs().max() <= near * expected.abs().max()
 
 
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+@pytest.mark.parametrize("on_tensor_cores", [False, True])
+def test_codes_of_a_table_are_what_it_has_for_them(
+    on_tensor_cores: bool, table: Table, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As bitsandbytes has them, of few rows, and of as many as larger tiles are for. Stands against the middle of codes
+    that are numbers, which is taken off in the end, and a card on which fragments, that know no table, make a product
+    of such codes."""
+    processors(monkeypatch, 20)
+    monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: on_tensor_cores)
+    noise = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (70, 384), generator=noise).to(torch.uint8)
+    scales = torch.rand(70, 384 // group, generator=noise) + 0.5
+    matrix = Ready(Quantized(codes, scales, table=table).to(DEVICE), Grid(group, 20, 350))
+    product = product_of(matrix, None, DEVICE)
+    assert isinstance(product, CodedLinear)
+    for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)):
+        for num_rows in (1, 7, 66):
+            x = torch.randn(num_rows, 350, generator=noise).to(DEVICE, dtype)
+            expected = DequantizedLinear(matrix, None)(x)
+            assert (product(x) - expected).abs().max() <= near * expected.abs().max()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter leaves products to the host's library")
 @of_codes
 def test_a_row_of_codes_does_not_depend_on_how_many_stand_beside_it(bits: Literal[8, 4], kind: Any) -> None:
@@ -252,7 +277,25 @@ def test_the_instructions_that_a_card_is_given_make_floats_of_codes_that_are_flo
     given = getattr(card_codes, f"_MINI_{name}").value
     for part, ptx in enumerate(given):
         made = torch.from_numpy(floats_by(getattr(ptx, "value", ptx), words, dtype))
-        due = torch.tensor(FLOATS).double()[codes.view(-1, 4, 16)[:, part].flatten().long()]
+        due = torch.tensor(TABLES["e2m1"]).double()[codes.view(-1, 4, 16)[:, part].flatten().long()]
+        assert torch.equal(made, due)
+    assert len(given) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("table", ["nf4", "fp4"])
+def test_the_instructions_that_a_card_is_given_look_codes_up(table: Table, dtype: torch.dtype) -> None:
+    """The same: stands against halves of a table that change places, bytes of another code's number, and a code whose
+    neighbour in the word chooses for it."""
+    name = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}[dtype]
+    codes = (
+        torch.arange(16).repeat(64)[torch.randperm(1024, generator=torch.Generator().manual_seed(0))].to(torch.uint8)
+    )
+    words = card_codes.in_words(codes.view(1, -1), 4, 64).numpy().view(np.uint32).ravel()
+    given = getattr(card_codes, f"_{table.upper()}_{name}").value
+    for part, ptx in enumerate(given):
+        made = torch.from_numpy(floats_by(getattr(ptx, "value", ptx), words, dtype))
+        due = torch.tensor(TABLES[table]).to(dtype).double()[codes.view(-1, 4, 16)[:, part].flatten().long()]
         assert torch.equal(made, due)
     assert len(given) == 4
 
@@ -273,6 +316,10 @@ def floats_by(ptx: str, words: NDArray[np.uint32], dtype: torch.dtype) -> NDArra
             (registers[names[0]],) = given
         elif instruction in ("shr.b32", "shl.b32"):
             registers[names[0]] = given[0] >> given[1] if instruction == "shr.b32" else given[0] << given[1]
+        elif instruction == "and.b32":
+            registers[names[0]] = given[0] & given[1]
+        elif instruction == "prmt.b32":
+            registers[names[0]] = permuted(*given)
         elif instruction == "lop3.b32":
             first, second, third = (np.unpackbits(one.view(np.uint8)) for one in given[:3])
             chosen = first << 2 | second << 1 | third
@@ -282,6 +329,18 @@ def floats_by(ptx: str, words: NDArray[np.uint32], dtype: torch.dtype) -> NDArra
             factor, by, added = (as_floats(one, dtype) for one in given)
             return (factor * by + added).numpy()
     return as_floats(registers["$0"], dtype).numpy()
+
+
+def permuted(low: NDArray[np.uint32], high: NDArray[np.uint32], places: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """prmt: each nibble of the lower half of `places` names one of eight bytes, or, with its highest bit, asks for the
+    sign of that byte eight times (PTX ISA)."""
+    both = np.concatenate([low.view(np.uint8).reshape(-1, 4), high.view(np.uint8).reshape(-1, 4)], 1)
+    made = np.zeros((len(low), 4), np.uint8)
+    for at in range(4):
+        nibble = places >> np.uint32(4 * at) & np.uint32(15)
+        byte = both[np.arange(len(low)), nibble & 7]
+        made[:, at] = np.where(nibble & 8, 255 * (byte >> 7), byte)
+    return made.view(np.uint32).ravel()
 
 
 def as_floats(registers: NDArray[np.uint32], dtype: torch.dtype) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Published quantized checkpoints (GPTQ, AWQ, compressed-tensors, FP8): read over uneven shards, against the weights
-that their codes stand for."""
+"""Published quantized checkpoints (GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes): read over uneven shards, against
+the weights that their codes stand for."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tpspec.model.batch import Span
 from tpspec.model.linear import Scattered, Stacked
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.places import Place
-from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
+from tpspec.model.quantized import TABLES, DequantizedLinear, Quantized, Ready
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
 from tpspec.request import Request, Sampling
 from tpspec.topology.cards import card
 from tpspec.topology.config import load
-from tpspec.topology.formats import Scheme
+from tpspec.topology.formats import Scheme, Table
 from tpspec.topology.groups import Grid
 from tpspec.topology.plan import Wish, plan
 from tpspec.topology.planned import topology_of
@@ -93,6 +93,9 @@ FORMATS: dict[str, Format] = {
     "nvfp4": published.nvfp4(),
     "nvfp4 of modelopt": published.nvfp4(by_modelopt=True),
     "packed mxfp4": published.packed_mxfp4(),
+    "bitsandbytes nf4": published.bitsandbytes(),
+    "bitsandbytes fp4": published.bitsandbytes("fp4", nested=False),
+    "llm int8": published.llm_int8(),
 }
 MIXTURES = (
     "mixtral",
@@ -105,7 +108,8 @@ MIXTURES = (
     "cohere2_moe",
     "kolibri1",
 )
-WIDER = {"llama": 104}  # channels: words of 88 do not tell in which of two ways codes of 3 bits lie there
+WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there
+WIDE = {"hidden_size": 192, "head_dim": 32, "intermediate_size": 256}  # of whole blocks of 64
 EVERY = pytest.mark.parametrize("name", list(FORMATS))
 SHUFFLED = [name for name in FORMATS if "order" in name]
 
@@ -114,12 +118,16 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
     kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", *MIXTURES)
-    sizes: dict[str, dict[str, int]] = {kind: {"intermediate_size": size} for kind, size in WIDER.items()}
-    plain = {kind: tiny(kind, tmp_path_factory.mktemp(kind), **sizes.get(kind, {})) for kind in kinds}
+    sizes: dict[str, dict[str, int]] = {"llama": WIDER, "wide": WIDE}
+    plain = {
+        kind: tiny("llama" if kind == "wide" else kind, tmp_path_factory.mktemp(kind), **sizes.get(kind, {}))
+        for kind in ("wide", *kinds)
+    }
 
     @cache
-    def write(name: str, kind: str = "llama") -> tuple[Path, Path]:
+    def write(name: str, kind: str = "") -> tuple[Path, Path]:
         form = FORMATS[name]
+        kind = kind or ("wide" if form.config.get("load_in_4bit") else "llama")
         form = Format(form.config, form.write, ("lm_head",) if form.config.get("lm_head") else ())
         return publish(plain[kind], tmp_path_factory.mktemp("written"), form)
 
@@ -381,17 +389,20 @@ def test_the_compiled_product_takes_what_others_quantized(
 @given(
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 4), st.integers(1, 14)),
     group=st.sampled_from([32, 64]),
+    table=st.sampled_from(list(TABLES)),
     dtype=st.sampled_from(list(EPS)),
 )
-def test_the_compiled_product_takes_codes_that_are_floats(
-    sizes: tuple[int, int, int], group: int, dtype: torch.dtype
+def test_the_compiled_product_takes_codes_of_a_table(
+    sizes: tuple[int, int, int], group: int, table: Table, dtype: torch.dtype
 ) -> None:
-    """Stands against a table of floats in another order, a sign that is lost, and exponents read as scales."""
+    """Stands against a table in another order, a sign that is lost, a half of a table that is taken for the other's
+    mirror, and exponents read as scales."""
     num_outputs, num_groups, num_rows = sizes
     numbers = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (num_outputs, num_groups * group), generator=numbers).to(torch.uint8)
     scales = torch.randint(118, 130, (num_outputs, num_groups), generator=numbers).to(torch.uint8)
-    made = Ready(Quantized(codes, scales, None), Grid(group, 0, num_groups * group))
+    scales = scales if table == "e2m1" else scales.float() / 128
+    made = Ready(Quantized(codes, scales, table=table), Grid(group, 0, num_groups * group))
     x = noise(num_rows, num_groups * group, seed=3).to(dtype)
     y, expected = compiled(made, None)(x), DequantizedLinear(made, None)(x)
     summed = (x.float().abs() @ made.made.weights().abs().T).max()
@@ -495,6 +506,19 @@ def _put(suffix: str, values: Any) -> Any:
     return lambda c, t: t.update({AT + suffix: values(t[AT + suffix]) if callable(values) else values})
 
 
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def _say(**changes: Any) -> Any:
+    """A change of what bitsandbytes says of a matrix."""
+
+    def change(state: torch.Tensor) -> torch.Tensor:
+        said = json.loads(bytes(state.tolist())) | changes
+        return torch.tensor([*json.dumps(said).encode()], dtype=torch.uint8)
+
+    return _put(STATE, change)
+
+
 WRONG: dict[str, tuple[str, Any, str]] = {
     "a missing tensor": ("gptq", lambda c, t: t.pop(AT + "scales"), "down_proj.scales is missing"),
     "no codes": ("packed", lambda c, t: t.pop(AT + "weight_packed"), "down_proj.weight_packed is missing"),
@@ -513,6 +537,15 @@ WRONG: dict[str, tuple[str, Any, str]] = {
                         "weight_scale_2 is needed, and neither is"),
     "scales of groups": ("nvfp4 of modelopt", _put("weight_scale", torch.Tensor.float),
                          "weight_scale is of float32, not float8_e4m3fn"),
+    "blocks": ("bitsandbytes nf4", _say(blocksize=128), "bitsandbytes__nf4: blocksize is 128; should be 64"),
+    "rows of blocks": ("bitsandbytes nf4", _say(shape=[1, 1]), r"nf4: shape is \[1, 1\]; should be \[192, 256\], as"),
+    "an offset": ("bitsandbytes nf4", _say(nested_offset=None), "nested_offset is missing; should be a number"),
+    "no state": ("bitsandbytes nf4", lambda c, t: t.pop(AT + STATE), "bitsandbytes__nf4 is missing"),
+    "a state": ("bitsandbytes nf4", _put(STATE, torch.tensor([123], dtype=torch.uint8)), "nf4 is no JSON in bytes"),
+    "a table of blocks": ("bitsandbytes nf4", _put("weight.quant_map", torch.zeros(16)), "other numbers than nf4"),
+    "halves of blocks": ("bitsandbytes fp4", _put("weight.absmax", torch.Tensor.half), "of float16, not float32"),
+    "bytes of blocks": ("bitsandbytes fp4", _put("weight", lambda w: w.view(torch.int8)), "of int8, not uint8"),
+    "tiles": ("llm int8", _put("weight_format", torch.tensor(1).byte()), "weight_format is 1; should be 0"),
     "exponents": ("packed mxfp4", _put("weight_scale", lambda e: e.view(torch.int8)), "is of int8, not uint8"),
 }  # fmt: skip
 
@@ -524,6 +557,13 @@ def test_a_tensor_that_is_not_as_it_should_is_named(written: Any, tmp_path: Path
     folder = changed(written(name)[0], tmp_path, change)
     with pytest.raises(UserError, match=message):
         load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
+
+
+def test_rows_that_end_within_a_block_are_refused(written: Any) -> None:
+    """Stands against scales of a neighbour: bitsandbytes cuts a whole matrix into blocks, wherever rows end."""
+    matrices, whole = StoredMatrices(Checkpoint(written("bitsandbytes nf4")[0])), range(100)
+    with pytest.raises(UserError, match=r"down_proj, in nf4, has 100 inputs; should be whole blocks of 64"):
+        matrices.small(Scheme("nf4", 4, 64), Place(AT.rstrip("."), 192, 100, whole, whole))
 
 
 def test_biases_of_nothings_are_no_biases(written: Any, tmp_path: Path) -> None:
@@ -541,7 +581,14 @@ def _group(**weights: Any) -> dict[str, Any]:
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
-    "bitsandbytes": ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; should be one of auto-round"),
+    "another tool's": ({"quant_method": "hqq"}, "quant_method is 'hqq'; should be one of auto-round, intel/auto-round"),
+    "bitsandbytes of no bits": ({"quant_method": "bitsandbytes"}, "load_in_4bit is missing; should be True"),
+    "bitsandbytes in words": (published.bitsandbytes().config | {"bnb_4bit_quant_storage": "bfloat16"},
+                              "bnb_4bit_quant_storage is 'bfloat16'; should be uint8"),
+    "bitsandbytes' other type": (published.bitsandbytes().config | {"bnb_4bit_quant_type": "int4"},
+                                 "bnb_4bit_quant_type is 'int4'; should be nf4 or fp4"),
+    "bitsandbytes beside halves": (published.llm_int8().config | {"llm_int8_has_fp16_weight": True},
+                                   "llm_int8_has_fp16_weight is True; should be False"),
     "no method": ({"bits": 4}, "quantization_config.quant_method is missing"),
     "5 bits": ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "bits is 5; should be 2 or 3 or 4 or 8"),
     "planes": ({"quant_method": "gptq", "bits": 3, "group_size": 128, "checkpoint_format": "gptq_p"},
@@ -612,6 +659,12 @@ def test_lists_of_modules_are_kept_to() -> None:
         False,
         True,
     ]
+    for skipped, plain in ((None, [True, False, False]), (["model.layers.0.mlp"], [False, True, False])):
+        config = published.bitsandbytes().config | {"llm_int8_skip_modules": skipped}
+        blocks = stored_as({"quantization_config": config}, "here")
+        assert blocks is not None
+        names = ["lm_head", "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj"]
+        assert [blocks.scheme_of(name) is None for name in names] == plain
 
 
 def test_the_writer_packs_as_documented() -> None:

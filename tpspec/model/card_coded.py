@@ -54,6 +54,7 @@ class CodedProduct(TriedProduct[Cut], Generic[Cut]):
         tiles: Mapping[int, Sequence[Cut]],
         gated_tiles: Mapping[int, Sequence[Cut | None]],
     ) -> None:
+        assert matrix.table != "e2m1", "of experts alone, whose scales are exponents"
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
         self._codes_NGSB, self._scales_NGS, self._zeros_NGS, kept_zeros = as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
@@ -63,10 +64,12 @@ class CodedProduct(TriedProduct[Cut], Generic[Cut]):
         self._of_codes = {
             "group": matrix.grid.group, "bits": matrix.bits, "kept_zeros": kept_zeros, **overlap(device)
         }  # fmt: skip
+        self._table = matrix.table or ""
         self._has_kernel = self._has_tensor_cores and are_words(matrix)
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
         half = torch.float16 if scales_dtype == torch.float16 else torch.bfloat16
-        of = type(self).__name__, self._num_outputs, matrix.bits, matrix.grid.group, scales_dtype, kept_zeros
+        kind = matrix.bits, matrix.table, matrix.grid.group, scales_dtype, kept_zeros
+        of = type(self).__name__, self._num_outputs, *kind
         trial = Trial(of, matrix.grid.inputs, self._codes_NGSB.nbytes if self._has_kernel else 0, device, half)
         super().__init__(trial, tiles, gated_tiles if bias_O is None else {})  # which is added behind
 
@@ -87,7 +90,7 @@ class CodedProduct(TriedProduct[Cut], Generic[Cut]):
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs)
         coded[(triton.cdiv(len(x_TI), rows), triton.cdiv(self._num_outputs, outputs))](
             *self.given(x_TI, y_TO), tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS,
-            num_warps=num_warps, **self._of_codes,
+            num_warps=num_warps, table=self._table, inline_ptx=not knobs.runtime.interpret, **self._of_codes,
         )  # fmt: skip
         return y_TO
 
@@ -109,7 +112,7 @@ class CodedLinear(CodedProduct[CodedTile]):
         num_tiles = triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs)
         few_coded[(*num_tiles, self._shares.splits)](
             *self.given(x_TI, y_TO), x_TI, x_TI, x_TI, self._counters, self._shares.partials(x_TI, self._num_outputs),
-            1, self._grid.width, gate=gate, sorted_rows=0, are_floats=False, has_biases=False,
+            1, self._grid.width, gate=gate, sorted_rows=0, table=self._table, has_biases=False,
             **in_tile(tile, self._shares), **self._of_codes,
         )  # fmt: skip
         return y_TO
@@ -153,10 +156,10 @@ def _fetch_tiles(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _columns(
-    from_x: tl.tensor, real: tl.tensor, at: tl.tensor, behind: tl.constexpr, width: int, are_floats: tl.constexpr
+    from_x: tl.tensor, real: tl.tensor, at: tl.tensor, behind: tl.constexpr, width: int, may_end: tl.constexpr
 ) -> tl.tensor:
-    """Of rows, so many columns behind those at `at`."""
-    if are_floats:
+    """Of rows, so many columns behind those at `at`. may_end: so that some are beyond the last."""
+    if may_end:
         real = real & (at + behind < width)
     return tl.load(from_x + behind, mask=real, other=0.0)
 
@@ -174,14 +177,14 @@ def _of_groups(
     zeros_at: tl.tensor,
     at: tl.tensor,
     bits: tl.constexpr,
+    table: tl.constexpr,
     kept_zeros: tl.constexpr,
-    are_floats: tl.constexpr,
     inline_ptx: tl.constexpr,
 ) -> tl.tensor:
     """Sums [N, O, R] of N groups at once go on by rows [N, columns, R] of each half or quarter of a group, and outputs
     whose words are at `from_codes` [N, O, columns], and scales at `at` [N, O], which of those are real [N, O]."""
     words = tl.load(from_codes, mask=real[:, :, None], other=0)
-    if are_floats:
+    if table == "e2m1":
         scales = tl.load(scales_at + at, mask=real, other=0)
         sums += tl.dot(minifloats_of(words, x, 0, inline_ptx), x) * power_of(scales, 0)[:, :, None]
         sums += tl.dot(minifloats_of(words, x, 1, inline_ptx), second) * power_of(scales, 1)[:, :, None]
@@ -189,13 +192,13 @@ def _of_groups(
         sums += tl.dot(minifloats_of(words, x, 3, inline_ptx), last) * power_of(scales, 3)[:, :, None]
         return sums
     scales, zeros = numbers_of(scales_at, zeros_at, at, real, kept_zeros)
-    part = tl.dot(floats_of(words, x, 0, bits, inline_ptx), x)
-    part = tl.dot(floats_of(words, x, 1, bits, inline_ptx), second, part)
+    part = tl.dot(floats_of(words, x, 0, bits, table, inline_ptx), x)
+    part = tl.dot(floats_of(words, x, 1, bits, table, inline_ptx), second, part)
     if bits == 4:
-        part = tl.dot(floats_of(words, x, 2, bits, inline_ptx), third, part)
-        part = tl.dot(floats_of(words, x, 3, bits, inline_ptx), last, part)
+        part = tl.dot(floats_of(words, x, 2, bits, table, inline_ptx), third, part)
+        part = tl.dot(floats_of(words, x, 3, bits, table, inline_ptx), last, part)
     sums += part * scales[:, :, None]
-    if kept_zeros != "" or bits == 4:
+    if kept_zeros != "" or (bits == 4 and table == ""):
         ones = tl.full(words.shape, 1.0, x.dtype)
         total = tl.dot(ones, second, tl.dot(ones, x))  # of each row, as often as there are outputs
         if bits == 4:
@@ -223,10 +226,10 @@ def few_coded(
     width: int,
     group: tl.constexpr,
     bits: tl.constexpr,
+    table: tl.constexpr,
     kept_zeros: tl.constexpr,
     gate: tl.constexpr,
     sorted_rows: tl.constexpr,
-    are_floats: tl.constexpr,
     has_biases: tl.constexpr,
     at_once: tl.constexpr,
     splits: tl.constexpr,
@@ -243,8 +246,8 @@ def few_coded(
     Outputs lie `together` by so many. gate: as of card_products.py.
 
     sorted_rows: of tiles of a mixture, whose matrices stand one behind the other, and of whose rows y [P, O] is made of
-    x [P / fan, W] (card_router.py), with biases [O] behind each other, too; 0: of none. are_floats: codes are, and
-    scales words of exponents; the last group may then have fewer columns.
+    x [P / fan, W] (card_router.py), with biases [O] behind each other, too; 0: of none. table: of codes of 4 bits,
+    or "". Of e2m1 scales are words of exponents; the last group may then have fewer columns.
     """
     first_output = tl.program_id(1) * tile_outputs
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
@@ -261,6 +264,7 @@ def few_coded(
     outputs = first_output + tl.arange(0, tile_outputs)
     own, real_rows, real_outputs = tl.arange(0, at_once), (rows >= 0) & (rows < num_rows), outputs < num_outputs
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
+    may_end: tl.constexpr = table == "e2m1"
     column = tl.arange(0, columns)
     first_group, end = share_of(num_groups, at_once, splits)
     # Of scales, which 32 bits count.
@@ -291,22 +295,22 @@ def few_coded(
         is_group = index < end
         real, real_x = is_group[:, None] & real_outputs[None, :], is_group[:, None, None] & real_rows[None, None, :]
         from_group, at_x = from_x + index[:, None, None] * group, index[:, None, None] * group + column[None, :, None]
-        x = _columns(from_group, real_x, at_x, 0, width, are_floats)
-        second = _columns(from_group, real_x, at_x, columns, width, are_floats)
+        x = _columns(from_group, real_x, at_x, 0, width, may_end)
+        second = _columns(from_group, real_x, at_x, columns, width, may_end)
         third, last = second, second
         if bits == 4:
-            third = _columns(from_group, real_x, at_x, 2 * columns, width, are_floats)
-            last = _columns(from_group, real_x, at_x, 3 * columns, width, are_floats)
+            third = _columns(from_group, real_x, at_x, 2 * columns, width, may_end)
+            last = _columns(from_group, real_x, at_x, 3 * columns, width, may_end)
         from_codes = codes_at + at.to(tl.int64)[:, :, None] * columns + column[None, None, :]
         sums = _of_groups(
-            sums, x, second, third, last, from_codes, real, scales_at, zeros_at, at, bits, kept_zeros, are_floats,
+            sums, x, second, third, last, from_codes, real, scales_at, zeros_at, at, bits, table, kept_zeros,
             inline_ptx,
         )  # fmt: skip
         if gate != "":
             from_codes += apart.to(tl.int64)[:, :, None] * columns
             ups = _of_groups(
-                ups, x, second, third, last, from_codes, real, scales_at, zeros_at, at + apart, bits, kept_zeros,
-                are_floats, inline_ptx,
+                ups, x, second, third, last, from_codes, real, scales_at, zeros_at, at + apart, bits, table,
+                kept_zeros, inline_ptx,
             )  # fmt: skip
         at += at_once * together
     made = tl.sum(sums, 0)

@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 
 from tpspec.model.card_tiles import TILE_OUTPUTS
-from tpspec.model.quantized import joined
+from tpspec.model.quantized import TABLES, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.quantized import Matrix
+    from tpspec.topology.formats import Table
 
 LEAST_INPUTS = 16  # that a product takes at a time
 EXPONENTS = 4  # of codes that are floats: groups that are read as one, whose exponents are a word
@@ -187,6 +188,50 @@ _MINI_BFLOAT16, _MINI_FLOAT16 = (
 )
 
 
+class LookedUp(NamedTuple):
+    """How two codes of 4 bits become what a table has for them, in floats of 16 bits: three bits of a code are a place
+    among eight bytes, of low halves or high ones, in either half of the table, and the fourth says in which. PTX, for
+    both at once."""
+
+    numbers: tuple[int, ...]  # as bits
+
+    @classmethod
+    def of(cls, table: Table, dtype: torch.dtype) -> LookedUp:
+        bits = torch.tensor(TABLES[table]).to(dtype).view(torch.int16)
+        return cls(tuple((bits.int() & 0xFFFF).tolist()))
+
+    def ptx(self, shift: int) -> str:
+        lows, highs = (bytes(number >> by & 255 for number in self.numbers) for by in (0, 8))
+        words = [
+            f"{int.from_bytes(part[at : at + 4], 'little'):#x}" for part in (lows, highs) for at in range(0, 16, 4)
+        ]
+        return f"""{{
+            .reg .b32 codes, places, low, high, first, last, halves;
+            shr.b32 codes, $1, {shift};
+            prmt.b32 codes, codes, codes, 0x2020;
+            and.b32 places, codes, 0x0707;
+            prmt.b32 low, {words[0]}, {words[1]}, places;
+            prmt.b32 high, {words[4]}, {words[5]}, places;
+            prmt.b32 first, low, high, 0x6240;
+            prmt.b32 low, {words[2]}, {words[3]}, places;
+            prmt.b32 high, {words[6]}, {words[7]}, places;
+            prmt.b32 last, low, high, 0x6240;
+            shl.b32 halves, codes, 4;
+            prmt.b32 halves, halves, halves, 0x9988;
+            lop3.b32 $0, halves, last, first, 0xca;
+        }}"""
+
+
+def _looked_up(table: Table, dtype: torch.dtype) -> tuple[str, ...]:
+    return tuple(LookedUp.of(table, dtype).ptx(shift) for shift in range(0, 16, 4))
+
+
+_NF4_BFLOAT16, _NF4_FLOAT16, _FP4_BFLOAT16, _FP4_FLOAT16 = (
+    tl.constexpr(_looked_up(table, dtype)) for table in ("nf4", "fp4") for dtype in (torch.bfloat16, torch.float16)
+)
+_NF4, _FP4 = tl.constexpr(TABLES["nf4"]), tl.constexpr(TABLES["fp4"])
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _by_ptx(words: tl.tensor, like: tl.tensor, bfloat16: tl.constexpr, float16: tl.constexpr) -> tl.tensor:
     """Of each word a float, by what makes two of a register's."""
@@ -213,10 +258,32 @@ def power_of(words: tl.tensor, index: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def of_table(codes: tl.tensor, table: tl.constexpr) -> tl.tensor:
+    """What codes of 4 bits stand for, float32."""
+    numbers: tl.constexpr = _NF4 if table == "nf4" else _FP4
+    made = tl.zeros(codes.shape, tl.float32)
+    for code in tl.static_range(16):
+        made = tl.where(codes == code, numbers[code], made)
+    return made
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def floats_of(
-    words: tl.tensor, like: tl.tensor, index: tl.constexpr, bits: tl.constexpr, inline_ptx: tl.constexpr
+    words: tl.tensor,
+    like: tl.tensor,
+    index: tl.constexpr,
+    bits: tl.constexpr,
+    table: tl.constexpr,
+    inline_ptx: tl.constexpr,
 ) -> tl.tensor:
-    """The same codes, as floats; of 4 bits, more than they are by what `zeros_of` takes from their products."""
+    """The same codes, as floats; of 4 bits, what a table has for them, if there is one, else more than they are by what
+    `zeros_of` takes from their products."""
+    if table != "":
+        if not inline_ptx:
+            return of_table((words >> 4 * index) & 15, table).to(like.dtype)
+        wide: tl.constexpr = _NF4_BFLOAT16[index] if table == "nf4" else _FP4_BFLOAT16[index]
+        exact: tl.constexpr = _NF4_FLOAT16[index] if table == "nf4" else _FP4_FLOAT16[index]
+        return _by_ptx(words, like, wide, exact)
     if not inline_ptx:
         more: tl.constexpr = _MORE_BFLOAT16 if like.dtype == tl.bfloat16 else _MORE_FLOAT16
         return (codes_of(words, index, bits).to(tl.float32) + (more if bits == 4 else 0)).to(like.dtype)

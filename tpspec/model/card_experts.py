@@ -26,7 +26,7 @@ from tpspec.model.card_shares import Shares, at_once, num_processors
 from tpspec.model.card_tiles import FEWEST_ROWS, TILE_OUTPUTS, TILE_ROWS, CodedTile
 from tpspec.model.experts import behind
 from tpspec.model.linear import PlainLinear
-from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, spread, unpacked_nibbles
+from tpspec.model.quantized import DequantizedLinear, Ready, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,20 +74,23 @@ class Stack:
 
     def __init__(self, products: Sequence[Linear], num_chosen: int) -> None:
         self._grid: Grid | None = None
-        self._bits, self._are_floats, self._num_scales, self._kept_zeros = 16, False, 0, ""
+        self._bits, self._table, self._num_scales, self._kept_zeros = 16, "", 0, ""
         plain = [one for one in products if isinstance(one, PlainLinear)]
         coded = [one for one in products if isinstance(one, DequantizedLinear)]
         biases = [bias for bias in (*(one.bias_O for one in plain), *(one.bias_O for one in coded)) if bias is not None]
         layouts = {
-            (one.bits, one.grid, one.scales_OG.dtype, None if one.zeros_OG is None else one.zeros_OG.dtype)
+            (
+                *(one.bits, one.table, one.grid, one.scales_OG.dtype),
+                None if one.zeros_OG is None else one.zeros_OG.dtype,
+            )
             for one in coded
         }
         if len(plain) == len(products):
             self._weights, self._num_outputs = torch.stack([one.weight_OI for one in plain]), len(plain[0].weight_OI)
             self._scales = self._zeros = self._weights  # never read
         elif len(coded) == len(products) and len(layouts) == 1:
-            ((self._bits, self._grid, kind, _),) = layouts
-            self._are_floats, self._num_outputs = kind == torch.uint8, len(coded[0].scales_OG)
+            ((self._bits, table, self._grid, _, _),) = layouts
+            self._table, self._num_outputs = table or "", len(coded[0].scales_OG)
             self._weights, self._scales, zeros, self._kept_zeros = _stacked(coded)
             self._zeros, self._num_scales = self._scales if zeros is None else zeros, self._scales.shape[2]
         else:
@@ -103,7 +106,7 @@ class Stack:
         self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
         self._has_kernel = self._weights.dtype == torch.int16 and has_tensor_cores(device)
         # Groups of codes that are floats are read some at a time, as one.
-        self._group = COLUMNS if self._grid is None else self._grid.group * (EXPONENTS if self._are_floats else 1)
+        self._group = COLUMNS if self._grid is None else self._grid.group * (EXPONENTS if self._table == "e2m1" else 1)
 
     def __call__(self, x: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
         """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
@@ -116,9 +119,9 @@ class Stack:
         _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
             x_XW, self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
             y_PO, num_outputs, x_XW.shape[1], self._num_scales, num_pairs // len(x), group=self._group,
-            bits=self._bits, are_floats=self._are_floats, kept_zeros=self._kept_zeros, has_biases=self._has_biases,
-            together=TILE_OUTPUTS, tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time],
-            **self._overlap,
+            bits=self._bits, table=self._table, kept_zeros=self._kept_zeros,
+            has_biases=self._has_biases, together=TILE_OUTPUTS, tile_rows=TILE_ROWS, tile_outputs=at_a_time,
+            num_stages=STAGES[at_a_time], **self._overlap,
         )  # fmt: skip
         return y_PO
 
@@ -129,7 +132,7 @@ class Stack:
         few_coded[(tiles.pairs_LR.numel() // tile.rows, triton.cdiv(y_PO.shape[1], tile.outputs))](
             x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, self._num_scales, tiles.expert_L,
             tiles.pairs_LR, self._biases, x_XW, x_XW, len(y_PO) // len(x_XW), x_XW.shape[1], group=self._group,
-            bits=self._bits, kept_zeros=self._kept_zeros, gate="", sorted_rows=TILE_ROWS, are_floats=self._are_floats,
+            bits=self._bits, table=self._table, kept_zeros=self._kept_zeros, gate="", sorted_rows=TILE_ROWS,
             has_biases=self._has_biases, **in_tile(tile, self._shares), **self._overlap,
         )  # fmt: skip
 
@@ -148,10 +151,10 @@ def _stacked(products: Sequence[DequantizedLinear]) -> Read:
 
 
 def _read(product: DequantizedLinear) -> Read:
-    codes_OW = product.codes if product.bits == 8 else unpacked_nibbles(product.codes)
-    if product.scales_OG.dtype == torch.uint8:
-        return floats_as_read(codes_OW, product.scales_OG)
-    return as_read(Ready(Quantized(codes_OW, product.scales_OG, product.zeros_OG), product.grid))
+    made = product.made
+    if made.table == "e2m1":
+        return floats_as_read(made.codes_OW, made.scales_OG)
+    return as_read(Ready(made, product.grid))
 
 
 def tile_outputs(num_outputs: int, device: torch.device) -> int:
@@ -175,7 +178,7 @@ def _tile_product(
     fan: int,
     group: tl.constexpr,
     bits: tl.constexpr,
-    are_floats: tl.constexpr,
+    table: tl.constexpr,
     kept_zeros: tl.constexpr,
     has_biases: tl.constexpr,
     together: tl.constexpr,
@@ -198,7 +201,7 @@ def _tile_product(
         for index in range(num_blocks):
             tile = expert * tl.cdiv(num_outputs, together) + outputs // together
             at_scale = (tile * num_scales + index) * together + outputs % together
-            if are_floats:
+            if table == "e2m1":
                 part = tl.zeros((tile_rows, tile_outputs), tl.float32)
                 columns, scales = tl.arange(0, group // 4), tl.load(scales_at + at_scale, mask=real_outputs, other=0)
                 from_codes = weights_at + at_scale[None, :] * (group // 4) + columns[:, None]
@@ -213,7 +216,9 @@ def _tile_product(
             elif bits < 16:
                 size: tl.constexpr = group * bits // weights_at.dtype.element_ty.primitive_bitwidth
                 from_codes = weights_at + at_scale[None, :] * size
-                part, total = group_product(from_x + index * group, from_codes, real_rows, real_outputs, group, bits)
+                part, total = group_product(
+                    from_x + index * group, from_codes, real_rows, real_outputs, group, bits, table, False
+                )
                 scales, zeros = numbers_of(scales_at, zeros_at, at_scale, real_outputs, kept_zeros)
                 part *= scales[None, :]
                 if kept_zeros != "":

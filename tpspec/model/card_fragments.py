@@ -49,7 +49,8 @@ _LINE_BYTES, _SCALE_LINES = tl.constexpr(LINE_BYTES), tl.constexpr(SCALE_LINES)
 def product_of(matrix: Matrix, bias_O: Tensor | None, device: torch.device) -> CodedProduct[Any]:
     """Of few rows by the kernel that is faster there."""
     is_short = has_few_tiles(triton.cdiv(matrix.num_outputs, TILE_OUTPUTS), device)
-    return (FragmentLinear if matrix.bits == BITS and is_short else CodedLinear)(matrix, bias_O)
+    has_fragments = matrix.bits == BITS and matrix.table is None
+    return (FragmentLinear if has_fragments and is_short else CodedLinear)(matrix, bias_O)
 
 
 class FragmentLinear(CodedProduct[FragmentTile]):
@@ -57,6 +58,7 @@ class FragmentLinear(CodedProduct[FragmentTile]):
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         assert matrix.bits == BITS, "a word has as many codes as it has quarters"
+        assert matrix.table is None, "codes are put below a power of two"
         super().__init__(matrix, bias_O, FRAGMENT_TILES, GATED_FRAGMENT_TILES)
 
     def few(self, x_TI: Tensor, tile: FragmentTile, gate: str = "") -> Tensor:
@@ -235,10 +237,10 @@ def _turn(
     x, second = _rows(x, y_at, of_x), _rows(second, y_at, of_x)
     third, last = _rows(third, y_at, of_x), _rows(last, y_at, of_x)
     words, none = _words(pairs, of_words), gl.full(sums.shape, 0.0, tl.float32, layout=of_sums)
-    part = mma_v2(floats_of(words, x, 0, bits, inline_ptx), x, none)
-    part = mma_v2(floats_of(words, x, 1, bits, inline_ptx), second, part)
-    part = mma_v2(floats_of(words, x, 2, bits, inline_ptx), third, part)
-    part = mma_v2(floats_of(words, x, 3, bits, inline_ptx), last, part)
+    part = mma_v2(floats_of(words, x, 0, bits, "", inline_ptx), x, none)
+    part = mma_v2(floats_of(words, x, 1, bits, "", inline_ptx), second, part)
+    part = mma_v2(floats_of(words, x, 2, bits, "", inline_ptx), third, part)
+    part = mma_v2(floats_of(words, x, 3, bits, "", inline_ptx), last, part)
     ones = gl.full(words.shape, 1.0, x.dtype, layout=of_words)
     total = mma_v2(ones, second, mma_v2(ones, x, none))  # of each row, as often as there are outputs
     total = mma_v2(ones, last, mma_v2(ones, third, total))

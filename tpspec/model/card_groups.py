@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tpspec.model.card_codes import codes_of, numbers_of
+from tpspec.model.card_codes import codes_of, floats_of, numbers_of, of_table
 from tpspec.model.card_overlap import begin
 
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
@@ -23,6 +23,8 @@ def group_product(
     real_outputs: tl.tensor,
     group: tl.constexpr,
     bits: tl.constexpr,
+    table: tl.constexpr,
+    inline_ptx: tl.constexpr,
 ) -> tl.tensor:
     """Of rows [R, 1] and outputs [1, O], by where their group begins: products [R, O] without scales, and what the rows
     sum up to, [R]."""
@@ -34,14 +36,21 @@ def group_product(
         total = tl.zeros((real_rows.shape[0],), tl.float32)
         for index in tl.static_range(parts):
             x = tl.load(from_x + (index * (group // parts) + columns)[None, :], mask=real_rows[:, None], other=0.0)
-            part = tl.dot(x, codes_of(words, index, bits).to(x.dtype), part, input_precision="ieee")
+            if table != "":
+                numbers = floats_of(words, x, index, bits, table, inline_ptx and x.dtype != tl.float32)
+            else:
+                numbers = codes_of(words, index, bits).to(x.dtype)
+            part = tl.dot(x, numbers, part, input_precision="ieee")
             total += tl.sum(x.to(tl.float32), 1)
     elif bits == 4:
         half = tl.arange(0, group // 2)
         first = tl.load(from_x + half[None, :], mask=real_rows[:, None], other=0.0)
         last = tl.load(from_x + (group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0)
         both = tl.load(from_codes + half[:, None], mask=real_outputs[None, :], other=0)
-        low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
+        if table != "":
+            low, high = of_table(both & 15, table).to(first.dtype), of_table(both >> 4, table).to(first.dtype)
+        else:
+            low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
         part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
         total = tl.sum(first.to(tl.float32), 1) + tl.sum(last.to(tl.float32), 1)
     else:
@@ -65,7 +74,9 @@ def coded(
     num_groups: int,
     group: tl.constexpr,
     bits: tl.constexpr,
+    table: tl.constexpr,
     kept_zeros: tl.constexpr,
+    inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_outputs: tl.constexpr,
     together: tl.constexpr,
@@ -84,7 +95,14 @@ def coded(
         at = first + index * together
         scales, zeros = numbers_of(scales_at, zeros_at, at, real_outputs, kept_zeros)
         part, total = group_product(
-            from_x + index * group, codes_at + at[None, :] * size, real_rows, real_outputs, group, bits
+            from_x + index * group,
+            codes_at + at[None, :] * size,
+            real_rows,
+            real_outputs,
+            group,
+            bits,
+            table,
+            inline_ptx,
         )
         sums += part * scales[None, :]
         if kept_zeros != "":

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.places import Place
-    from tpspec.topology.formats import Scheme
+    from tpspec.topology.formats import Scheme, Table
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """A slice as it is stored: weight = scale * (code - middle - point), with scale and point of the column's group; or
-    as `Quantized` says of codes that are floats.
+    as `Quantized` says of codes of a table.
 
     points_OG: whole numbers, None: all nothing. groups_I: the group of each column.
     """
@@ -36,6 +36,7 @@ class Codes:
     scales_OG: Tensor
     points_OG: Tensor | None
     groups_I: Tensor
+    table: Table | None = None
 
     @property
     def zeros_OG(self) -> Tensor | None:
@@ -86,4 +87,4 @@ def laid_by_group(codes: Codes) -> Slice:
 def _cut(codes_OW: Tensor, codes: Codes, groups: Tensor) -> Quantized:
     """groups: of the checkpoint's, one for each of the grid's."""
     zeros = codes.zeros_OG
-    return Quantized(codes_OW, codes.scales_OG[:, groups], None if zeros is None else zeros[:, groups])
+    return Quantized(codes_OW, codes.scales_OG[:, groups], None if zeros is None else zeros[:, groups], codes.table)

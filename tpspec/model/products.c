@@ -14,12 +14,12 @@
 
 #define TILE 32
 /* What a weight is made of: see Weight. */
-enum codes { FOURS, FLOATS, EIGHTS, HALVES };
-#define EACH(codes) ((codes) <= FLOATS ? 8 : (codes) == EIGHTS ? 4 : 2) /* in a word */
+enum codes { FOURS, MIRRORED, TABLED, EIGHTS, HALVES };
+#define EACH(codes) ((codes) <= TABLED ? 8 : (codes) == EIGHTS ? 4 : 2) /* in a word */
 
 /* Bytes that are fetched in advance. Memory that is slow to answer wants many, or rows cost all that they compute: with
  * 8192 six rows in bfloat16 take 1.12 of the time of one here, with 1024 1.33. */
-#define AHEAD(codes) ((codes) <= FLOATS ? 4096 : 8192)
+#define AHEAD(codes) ((codes) <= TABLED ? 4096 : 8192)
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
@@ -37,11 +37,13 @@ typedef uint8_t bvec __attribute__((vector_size(LANES), aligned(1)));
  * serve `group` inputs of one output. `before`: inputs of the first group that another shard holds.
  * words: [tile][word][TILE], codes of 2, 4 or 8 consecutive inputs, the first lowest; of 4 bits the even inputs in the
  * lower half. scales, zeros: [tile][group][TILE], of so many scale_bits: bfloat16 or float; zeros may be NULL.
- * With scale_bits of 8 scales are exponents of powers of two, and codes floats of 4 bits: quantized.py says which. */
+ * With scale_bits of 8 scales are exponents of powers of two. table: what each code of 4 bits stands for, in place of
+ * code - 8; bfloat16 where rows are multiplied in pairs; may be NULL. is_mirrored: half of it is the other's negative. */
 typedef struct {
-    int64_t bits, group, num_groups, num_outputs, num_inputs, before, scale_bits;
+    int64_t bits, group, num_groups, num_outputs, num_inputs, before, scale_bits, is_mirrored;
     const int32_t *words;
     const void *scales, *zeros;
+    const float *table;
 } Weight;
 
 /* The rows of a call, and where their results go. x, y and bias (which may be NULL) are bfloat16 or float.
@@ -56,7 +58,7 @@ typedef struct {
 } Rows;
 
 INLINE enum codes codes_of(const Weight *w) {
-    return w->bits == 16 ? HALVES : w->bits == 8 ? EIGHTS : w->scale_bits == 8 ? FLOATS : FOURS;
+    return w->bits == 16 ? HALVES : w->bits == 8 ? EIGHTS : !w->table ? FOURS : w->is_mirrored ? MIRRORED : TABLED;
 }
 
 /* LANES scales or zeros. */
@@ -122,28 +124,37 @@ VECTOR_CPU void spread(const Weight *w, const Rows *rows, int64_t start, int64_t
     }
 }
 
-/* The floats that codes stand for, by the lowest three bits of each; the fourth is the sign. */
-INLINE vec floats_of(ivec code) {
+/* What codes stand for, by the lowest four bits of each: three are a place in half the table, as shuffles look at no
+ * more, and the fourth says in which. */
+INLINE vec in_half(const vec *half, ivec code) {
 #if LANES == 8
-    const vec sizes = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-    vec size = __builtin_shuffle(sizes, code);
+    return __builtin_shuffle(half[0], code);
 #else
-    const vec low = {0, 0.5f, 1, 1.5f}, high = {2, 3, 4, 6};
-    vec size = __builtin_shuffle(low, high, code);
+    return __builtin_shuffle(half[0], half[1], code);
 #endif
-    return (vec)((ivec)size | (code & 8) << 28);
+}
+
+VECTOR_CPU INLINE vec looked_up(const float *table, ivec code, enum codes codes) {
+    vec low = in_half((const vec *)table, code);
+    if (codes == MIRRORED) return (vec)((ivec)low ^ (code & 8) << 28); /* so that sums of six rows stay in registers */
+    vec high = in_half((const vec *)(table + 8), code);
+#if LANES == 8
+    return (vec)_mm256_blendv_ps((__m256)low, (__m256)high, (__m256)(code << 28));
+#else
+    return choose((code << 28) >> 31, high, low);
+#endif
 }
 
 /* A code of a word, less what the sums over a group make up for. */
-INLINE vec weights_of(ivec word, int i, enum codes codes) {
+VECTOR_CPU INLINE vec weights_of(const float *table, ivec word, int i, enum codes codes) {
     if (codes == HALVES) return (vec)(i ? word & (int32_t)0xffff0000 : word << 16);
     if (codes == EIGHTS) return __builtin_convertvector((word << (24 - 8 * i)) >> 24, vec);
     ivec code = word >> (4 * (i / 2) + 16 * (i % 2));
-    return codes == FLOATS ? floats_of(code) : __builtin_convertvector(code & 15, vec);
+    return codes == MIRRORED || codes == TABLED ? looked_up(table, code, codes) : __builtin_convertvector(code & 15, vec);
 }
 
 /* R rows by vectors [first, first + num) of a tile: out [R][VECTORS]. */
-INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R,
+VECTOR_CPU INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R,
                             enum codes codes, int first, int num, vec (*out)[VECTORS]) {
     const int each = EACH(codes);
     const ivec *from = (const ivec *)(w->words + tile * TILE * (w->group / each) * w->num_groups) + first;
@@ -164,7 +175,7 @@ INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const
             for (int i = 0; i < each; i++, x += R) {
                 vec weights[VECTORS];
 #pragma GCC unroll 8
-                for (int b = 0; b < num; b++) weights[b] = weights_of(from[b], i, codes);
+                for (int b = 0; b < num; b++) weights[b] = weights_of(w->table, from[b], i, codes);
 #pragma GCC unroll 6
                 for (int64_t r = 0; r < R; r++) {
                     vec row = EVERY(x[r]);
@@ -192,7 +203,7 @@ INLINE void vectors_by_rows(const Weight *w, int64_t tile, const float *x, const
 
 /* By half a tile: the sums of 6 rows fill 12 of AVX2's 16 registers, or 24 of NEON's 32. One row has too few of them to
  * keep a CPU busy, and takes a whole tile. */
-INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R,
+VECTOR_CPU INLINE void tile_by_rows(const Weight *w, int64_t tile, const float *x, const float *sums, int64_t R,
                          enum codes codes, vec (*out)[VECTORS]) {
     const int num = R == 1 ? VECTORS : VECTORS / 2;
     vectors_by_rows(w, tile, x, sums, R, codes, 0, num, out);
@@ -217,7 +228,8 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *va
     case R:                                                                    \
         if (codes == EIGHTS) VERB(w, tile, x, sums, R, EIGHTS, out);           \
         else if (codes == FOURS) VERB(w, tile, x, sums, R, FOURS, out);        \
-        else if (codes == FLOATS) VERB(w, tile, x, sums, R, FLOATS, out);      \
+        else if (codes == MIRRORED) VERB(w, tile, x, sums, R, MIRRORED, out);  \
+        else if (codes == TABLED) VERB(w, tile, x, sums, R, TABLED, out);      \
         else VERB(w, tile, x, sums, R, HALVES, out);                           \
         break;
 #define EACH_CHUNK(CASES)                                                                                          \
@@ -240,21 +252,21 @@ VECTOR_CPU void tiles(const Weight *w, const Rows *rows, int64_t first, int64_t 
 
 #ifdef PAIRS
 /* The same for bfloat16 rows where the CPU multiplies pairs of them: codes are exact in bfloat16, products in float.
- * A code of 4 bits is put into the fraction of a number of 16 to 31: 24 times the sum of x is taken off; one that is a
- * float is looked up. */
+ * A code of 4 bits is put into the fraction of a number of 16 to 31: 24 times the sum of x is taken off; one of a table is
+ * looked up, in bfloat16. */
 PAIRS INLINE __m512i code_of(__m512i word, int i) {
     return (__m512i)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 8 * i), 24));
 }
 
-PAIRS INLINE __m512bh floats_pair_of(__m512i word, int i) {
-    const __m512i low = _mm512_set4_epi32(0x40c04080, 0x40404000, 0x3fc03f80, 0x3f000000); /* 6 4, 3 2, 1.5 1, 0.5 0 */
-    const __m512i signs = _mm512_broadcast_i64x4(_mm256_set_epi64x(0x8000800080008000, 0x8000800080008000, 0, 0));
-    return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(word, 4 * i), _mm512_or_si512(low, signs));
+/* Twice the table, in bfloat16: the fifth bit of an index, which is another code's, then is of no matter. */
+PAIRS INLINE __m512i halves_of(const float *table) {
+    __m256bh halves = _mm512_cvtneps_pbh(_mm512_loadu_ps(table));
+    return _mm512_broadcast_i64x4((__m256i)halves);
 }
 
-PAIRS INLINE __m512bh pair_of(__m512i word, int i, enum codes codes) {
+PAIRS INLINE __m512bh pair_of(__m512i table, __m512i word, int i, enum codes codes) {
     if (codes == HALVES) return (__m512bh)word;
-    if (codes == FLOATS) return floats_pair_of(word, i);
+    if (codes == MIRRORED || codes == TABLED) return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(word, 4 * i), table);
     if (codes == EIGHTS) return (__m512bh)(code_of(word, 2 * i + 1) | _mm512_srli_epi32(code_of(word, 2 * i), 16));
     __m512i fours = i ? _mm512_srli_epi32(word, 4 * i - 3) : _mm512_slli_epi32(word, 3);
     return (__m512bh)((fours & _mm512_set1_epi32(0x00780078)) | _mm512_set1_epi32(0x41804180));
@@ -273,6 +285,7 @@ PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, c
     const __m512i *from = (const __m512i *)(w->words + tile * TILE * (w->group / each) * w->num_groups);
     int64_t step = tile * TILE * w->num_groups;
     const int32_t *pairs = (const int32_t *)x;
+    const __m512i table = codes == MIRRORED || codes == TABLED ? halves_of(w->table) : _mm512_setzero_si512();
     __m512 result[12][2];
     for (int64_t r = 0; r < R; r++) result[r][0] = result[r][1] = _mm512_setzero_ps();
     for (int64_t g = 0; g < w->num_groups; g++, step += TILE, sums += R) {
@@ -285,7 +298,7 @@ PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, c
             __builtin_prefetch((const char *)from + AHEAD(codes) + sizeof *from);
 #pragma GCC unroll 4
             for (int i = 0; i < each / 2; i++, pairs += R) {
-                __m512bh first = pair_of(low, i, codes), second = pair_of(high, i, codes);
+                __m512bh first = pair_of(table, low, i, codes), second = pair_of(table, high, i, codes);
 #pragma GCC unroll 12
                 for (int64_t r = 0; r < R; r++) {
                     __m512bh row = (__m512bh)_mm512_set1_epi32(pairs[r]);
@@ -356,4 +369,4 @@ int multiplies_pairs(void) { return HAS_PAIRS; }
 
 /* What products.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t products_version(void) { return RUNS_HERE ? 5 : 0; }
+int64_t products_version(void) { return RUNS_HERE ? 6 : 0; }

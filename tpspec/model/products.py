@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from tpspec.model.quantized import TABLES
 from tpspec.native import library
 from tpspec.topology.groups import TILE
 
@@ -27,19 +28,21 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 5  # of products.c
+VERSION = 6  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 BLOCK = 64 * TILE  # outputs that are put into tiles at a time
 INT, POINTER = ctypes.c_int64, ctypes.c_void_p
+_TABLES = {name: (ctypes.c_float * len(numbers))(*numbers) for name, numbers in TABLES.items()}
+_MIRRORED = {name for name, numbers in TABLES.items() if numbers[8:] == tuple(-number for number in numbers[:8])}
 
 
 class _Weight(ctypes.Structure):
     """`Weight` of products.c."""
 
     _fields_ = [("bits", INT), ("group", INT), ("num_groups", INT), ("num_outputs", INT), ("num_inputs", INT),
-                ("before", INT), ("scale_bits", INT), ("words", POINTER), ("scales", POINTER),
-                ("zeros", POINTER)]  # fmt: skip
+                ("before", INT), ("scale_bits", INT), ("is_mirrored", INT), ("words", POINTER),
+                ("scales", POINTER), ("zeros", POINTER), ("table", POINTER)]  # fmt: skip
 
 
 class _Product:
@@ -66,7 +69,7 @@ class _Product:
 
 class CompiledLinear(_Product):
     """A quantized matrix, with scales in bfloat16, float32 or exponents alone, in tiles of 32 outputs. float16 goes
-    through float32."""
+    through float32; what a table says is rounded to bfloat16 for rows that are multiplied in pairs."""
 
     def __init__(self, loaded: ctypes.CDLL, matrix: Matrix, bias_O: Tensor | None) -> None:
         bits, grid = matrix.bits, matrix.grid
@@ -84,8 +87,9 @@ class CompiledLinear(_Product):
                 _tile(zeros[at:], part.zeros_OG)
         assert scales is not None, "a matrix has rows"
         weight = _Weight(bits, grid.group, grid.num_groups, matrix.num_outputs, grid.inputs, grid.before,
-                         8 * scales.itemsize, words.data_ptr(), scales.data_ptr(),
-                         None if zeros is None else zeros.data_ptr())  # fmt: skip
+                         8 * scales.itemsize, matrix.table in _MIRRORED, words.data_ptr(), scales.data_ptr(),
+                         None if zeros is None else zeros.data_ptr(),
+                         None if matrix.table is None else ctypes.addressof(_TABLES[matrix.table]))  # fmt: skip
         bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
         super().__init__(loaded, weight, (words, scales, zeros), bias_O)
 
@@ -105,7 +109,7 @@ class TiledLinear(_Product):
             if width > num_inputs:
                 block = F.pad(block, (0, width - num_inputs))
             _tile(words[first // TILE :], block.contiguous().view(torch.int32))
-        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, 0, words.data_ptr(), None, None)
+        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, 0, 0, words.data_ptr(), None, None, None)
         super().__init__(loaded, weight, (words,), bias_O)
 
 

@@ -1,5 +1,8 @@
 """Weights of 8 or 4 bits, and the product with them in torch: what each kind computes, and how plain ones are rounded.
 
+What codes of a table stand for: OCP Microscaling Formats 1.0 (E2M1), QLoRA (arXiv 2305.14314, appendix E: NF4) and
+bitsandbytes (its FP4: 2 bits of exponent with one of fraction, but for the least).
+
 It is the reference of products.py and card_coded.py, and what runs on a CPU where products.c was not built. Must not
 know shards or checkpoints.
 
@@ -21,10 +24,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tpspec.topology.formats import Table
     from tpspec.topology.groups import Bits, Grid
 
 MIDDLE = 8  # the code of four bits that zeros are given for
-FLOATS = [sign * number for sign in (1, -1) for number in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]  # of codes that are such
+TABLES: dict[Table, tuple[float, ...]] = {  # what each code of four bits stands for
+    "e2m1": tuple(sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)),
+    "fp4": tuple(sign * size / 12 for sign in (1.0, -1.0) for size in (0.0, 1 / 16, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)),
+    "nf4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+}
 LEAST_SCALE = 2.0**-64
 AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside them in float32
 
@@ -33,16 +45,18 @@ AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside 
 class Quantized:
     """Some rows of a matrix. Of 8 bits: codes of int8, weight = scale * code + zero.
 
-    Of 4 bits: codes of uint8 from 0 to 15, weight = scale * (code - 8) + zero. zeros_OG None: all of them nothing.
+    Of 4 bits: codes of uint8 from 0 to 15, weight = scale * (code - 8) + zero; or, where there is a table of what they
+    stand for, scale * table[code]. zeros_OG None: all of them nothing.
 
-    Where scales are uint8, they are the exponents of powers of two, as a float32 has them, and codes are floats of 4
-    bits: sign, two of exponent, one of fraction (OCP Microscaling Formats 1.0: E8M0 and E2M1, together MXFP4). Of
-    exponents, 0 then makes nothing and 255 infinity; nobody writes either.
+    Where scales are uint8, they are the exponents of powers of two, as a float32 has them, and the table is E2M1 (OCP
+    Microscaling Formats 1.0: E8M0 and E2M1, together MXFP4). Of exponents, 0 then makes nothing and 255 infinity;
+    nobody writes either.
     """
 
     codes_OW: Tensor
     scales_OG: Tensor
-    zeros_OG: Tensor | None
+    zeros_OG: Tensor | None = None
+    table: Table | None = None
 
     @property
     def bits(self) -> Bits:
@@ -50,33 +64,37 @@ class Quantized:
 
     def weights(self) -> Tensor:
         """[O, W] in float32."""
-        if self.scales_OG.dtype == torch.uint8:
-            numbers_OW = torch.tensor(FLOATS, device=self.codes_OW.device)[self.codes_OW.long()]
-            scales_OG = (self.scales_OG.int() << 23).view(torch.float32)
-            return (numbers_OW.view(*scales_OG.shape, -1) * scales_OG[..., None]).flatten(1)
-        middle = 0 if self.bits == 8 else MIDDLE
-        codes_OGX = self.codes_OW.view(*self.scales_OG.shape, -1).float() - middle
-        weight_OGX = codes_OGX * self.scales_OG.float()[..., None]
+        is_power = self.scales_OG.dtype == torch.uint8
+        scales_OG = (self.scales_OG.int() << 23).view(torch.float32) if is_power else self.scales_OG.float()
+        weight_OGX = numbers_of(self.codes_OW, self.table).view(*scales_OG.shape, -1) * scales_OG[..., None]
         if self.zeros_OG is not None:
             weight_OGX += self.zeros_OG.float()[..., None]
         return weight_OGX.flatten(1)
 
     def to(self, device: torch.device) -> Quantized:
         zeros = None if self.zeros_OG is None else self.zeros_OG.to(device)
-        return Quantized(self.codes_OW.to(device), self.scales_OG.to(device), zeros)
+        return Quantized(self.codes_OW.to(device), self.scales_OG.to(device), zeros, self.table)
 
     def rows(self, which: slice | Tensor) -> Quantized:
         def of(x: Tensor) -> Tensor:
             return x[which] if isinstance(which, slice) else x.index_select(0, which)
 
-        return Quantized(of(self.codes_OW), of(self.scales_OG), None if self.zeros_OG is None else of(self.zeros_OG))
+        zeros = None if self.zeros_OG is None else of(self.zeros_OG)
+        return Quantized(of(self.codes_OW), of(self.scales_OG), zeros, self.table)
+
+
+def numbers_of(codes: Tensor, table: Table | None) -> Tensor:
+    """What codes of any shape stand for, in float32: int8 as they are, of 4 bits less their middle, or by the table."""
+    if table is not None:
+        return torch.tensor(TABLES[table], device=codes.device)[codes.int()]
+    return codes.float() if codes.dtype == torch.int8 else codes.float() - MIDDLE
 
 
 def joined(parts: Sequence[Quantized]) -> Quantized:
-    """One under the other; all have zeros, or none."""
+    """One under the other; all have zeros, or none, and the same table, if any."""
     zeros = [part.zeros_OG for part in parts if part.zeros_OG is not None]
     codes, scales = (torch.cat(each) for each in zip(*((part.codes_OW, part.scales_OG) for part in parts), strict=True))
-    return Quantized(codes, scales, torch.cat(zeros) if zeros else None)
+    return Quantized(codes, scales, torch.cat(zeros) if zeros else None, parts[0].table)
 
 
 class Matrix(Protocol):
@@ -84,6 +102,8 @@ class Matrix(Protocol):
 
     @property
     def bits(self) -> Bits: ...
+    @property
+    def table(self) -> Table | None: ...
     @property
     def grid(self) -> Grid: ...
     @property
@@ -99,6 +119,7 @@ class Rounded:
     weight_OW: Tensor
     bits: Bits
     grid: Grid
+    table: None = None
 
     @property
     def num_outputs(self) -> int:
@@ -119,6 +140,10 @@ class Ready:
     @property
     def bits(self) -> Bits:
         return self.made.bits
+
+    @property
+    def table(self) -> Table | None:
+        return self.made.table
 
     @property
     def num_outputs(self) -> int:
@@ -188,12 +213,17 @@ class DequantizedLinear:
 
     def __init__(self, matrix: Matrix, bias_O: Tensor | None) -> None:
         made = joined([part for _, part in matrix.blocks(1)])
-        self.bits, self.grid, self.bias_O = matrix.bits, matrix.grid, bias_O
+        self.bits, self.table, self.grid, self.bias_O = matrix.bits, matrix.table, matrix.grid, bias_O
         self.codes = made.codes_OW if self.bits == 8 else packed_nibbles(made.codes_OW)
         self.scales_OG, self.zeros_OG = made.scales_OG, made.zeros_OG
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        codes_OW = self.codes if self.bits == 8 else unpacked_nibbles(self.codes)
-        weight_OW = Quantized(codes_OW, self.scales_OG, self.zeros_OG).weights()
+        weight_OW = self.made.weights()
         bias_O = None if self.bias_O is None else self.bias_O.float()
         return F.linear(spread(x_TI, self.grid).float(), weight_OW, bias_O).to(x_TI.dtype)
+
+    @property
+    def made(self) -> Quantized:
+        """The matrix, its codes one by one."""
+        codes_OW = self.codes if self.bits == 8 else unpacked_nibbles(self.codes)
+        return Quantized(codes_OW, self.scales_OG, self.zeros_OG, self.table)

@@ -19,7 +19,8 @@ from tpspec.topology.multimodal import spellings, text_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Kind = Literal["gptq", "awq", "packed", "int8", "float8", "float4", "mxfp4"]
+Kind = Literal["gptq", "awq", "packed", "int8", "llm_int8", "float8", "float4", "mxfp4", "fp4", "nf4"]
+Table = Literal["e2m1", "fp4", "nf4"]  # what codes of 4 bits may stand for, if not for numbers in even steps
 HEAD = "lm_head"
 LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 EXPERTS = ("w1", "w2", "w3")
@@ -35,7 +36,8 @@ UNUSED = frozenset((
 ))  # fmt: skip
 PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes of numbers that are no codes
 HELD_PLAIN: tuple[Kind, ...] = ("float8", "float4")  # in the dtype of the model
-NVFP4, MXFP4 = 16, 32  # inputs that share a scale
+NVFP4, MXFP4, BLOCK = 16, 32, 64  # inputs that share a scale; the last in bitsandbytes
+TABLE_OF: dict[Kind, Table] = {"mxfp4": "e2m1", "fp4": "fp4", "nf4": "nf4"}
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
 
@@ -73,6 +75,10 @@ class Scheme:
     def step(self) -> int:
         """Held codes from one that is stored to the next, which have a scale so many times smaller."""
         return 1 << (self.held_bits - self.bits)
+
+    @property
+    def table(self) -> Table | None:
+        return TABLE_OF.get(self.kind)
 
     @property
     def scale_bits(self) -> int:

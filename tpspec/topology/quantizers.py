@@ -1,8 +1,8 @@
 """How tools that quantize say what they did: the quantization_config of a published checkpoint, read with types.
 
 What is not supported is refused by name. Knows the keys of each tool; must not know tensors, shards or devices.
-Sources: AutoGPTQ, GPTQModel, AutoAWQ, AutoRound, compressed-tensors, transformers (FineGrainedFP8Config,
-FbgemmFp8Config, Mxfp4Config), NVIDIA's Model Optimizer, OCP's Microscaling Formats 1.0.
+Sources: AutoGPTQ, GPTQModel, AutoAWQ, AutoRound, compressed-tensors, transformers (BitsAndBytesConfig,
+FineGrainedFP8Config, FbgemmFp8Config, Mxfp4Config), NVIDIA's Model Optimizer, OCP's Microscaling Formats 1.0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, cast
 
 from tpspec.errors import UserError
-from tpspec.topology.formats import EVERY, HEAD, MXFP4, NVFP4, PATTERN, Scheme, Stored
+from tpspec.topology.formats import BLOCK, EVERY, HEAD, MXFP4, NVFP4, PATTERN, Scheme, Stored
 from tpspec.topology.mixtures import mlp_names
 from tpspec.topology.multimodal import STORAGE, text_name
 from tpspec.topology.reads import Reads
@@ -180,6 +180,18 @@ def _blocks(read: Reads) -> tuple[str, ...]:
     return texts
 
 
+def _bitsandbytes(read: Reads) -> Stored:
+    """Every matrix but those that are named, or, where none are, but the head."""
+    plain = (HEAD,) if read.config.get("llm_int8_skip_modules") is None else read.texts("llm_int8_skip_modules")
+    if read.flag("load_in_8bit", False):
+        read.one_of("llm_int8_has_fp16_weight", (False,), False)
+        return Stored("LLM.int8", (((EVERY,), Scheme("llm_int8")),), plain, rounds=True)
+    read.one_of("load_in_4bit", (True,))
+    read.one_of("bnb_4bit_quant_storage", ("uint8",), "uint8")
+    kind = cast("Kind", read.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4"))
+    return Stored(f"bitsandbytes {kind.upper()}", (((EVERY,), Scheme(kind, 4, BLOCK)),), plain)
+
+
 def _fp8(read: Reads) -> Stored:
     read.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")  # the latter in MiniMax-M2
     read.one_of("scale_fmt", ("float", "ue8m0"), "float")  # the second: powers of two, whatever holds them
@@ -308,6 +320,7 @@ def _algorithm(read: Reads) -> tuple[object, Scheme]:
 
 
 METHODS = {
-    "auto-round": _autoround, "intel/auto-round": _autoround, "awq": _awq, "compressed-tensors": _compressed,
-    "fbgemm_fp8": _fbgemm, "fp8": _fp8, "gptq": _gptq, "modelopt": _modelopt, "mxfp4": _mxfp4,
+    "auto-round": _autoround, "intel/auto-round": _autoround, "awq": _awq, "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed, "fbgemm_fp8": _fbgemm, "fp8": _fp8, "gptq": _gptq, "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
 }  # fmt: skip

@@ -42,7 +42,7 @@ class Reads:
             raise self.refusal(key, "an even number")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None) -> float:
         value = self._given(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MOST:
             raise self.refusal(key, f"a number above 0 and below {MOST}")

@@ -1,0 +1,104 @@
+"""Reads slices of published matrices whose codes are floats of 8 or 4 bits: FP8, NVFP4, MXFP4 (but gpt-oss' experts,
+which stored.py reads). They become plain weights. Must not know shards, layers or what is computed.
+
+Shapes: O outputs and I inputs of the slice, G groups of the whole matrix.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpspec.errors import UserError
+from tpspec.model.quantized import TABLES, unpacked_nibbles
+from tpspec.model.stored_parts import SCALES, count_groups, groups_in_order, row_chunks, whole_words
+from tpspec.topology.formats import MXFP4
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tpspec.model.places import Place
+    from tpspec.model.stored_parts import Parts
+    from tpspec.topology.formats import Scheme
+
+FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two
+
+
+class StoredFloats:
+    """Of the matrices of a checkpoint."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def eights(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
+        whole = (place.num_outputs, place.num_inputs)
+        rows, columns = scheme.block[0] or whole[0], scheme.block[1] or whole[1]
+        if place.expert is not None:
+            rows, columns, floats_OI, scales = self._floats_of_one(scheme, place)
+        else:
+            self._parts.check_names(scheme, place.name)
+            floats_OI = self._parts.take(place, "weight", whole, place.rows, place.columns, (torch.float8_e4m3fn,))
+            scales = self._float_scales(place, (-(-whole[0] // rows), -(-whole[1] // columns)))
+        of_row = torch.arange(place.rows.start, place.rows.stop) // rows
+        of_column = torch.arange(place.columns.start, place.columns.stop) // columns
+        weight_OI = torch.empty(floats_OI.shape, dtype=dtype)
+        for some in row_chunks(*weight_OI.shape):
+            weight_OI[some] = floats_OI[some].float() * scales[of_row[some]][:, of_column]
+        return weight_OI
+
+    def _floats_of_one(self, scheme: Scheme, place: Place) -> tuple[int, int, Tensor, Tensor]:
+        """Of an expert, as transformers has them: rows and columns of a block, the floats, and a scale for each block;
+        where no blocks are said, one for the matrix or for each of its halves."""
+        assert place.expert is not None, "see above"
+        (expert, count), name = place.expert, f"{place.name}_scale_inv"
+        sizes, found = place.as_it_lies(place.num_outputs, place.num_inputs), self._parts.checkpoint.shape(name)
+        blocks = found[1:] if len(found) == 1 + len(sizes) else (1, 1)
+        said = place.as_it_lies(*scheme.block)
+        each = [own or -(-size // num) for own, size, num in zip(said, sizes, blocks, strict=True)]
+        due = (count, *(-(-size // own) for size, own in zip(sizes, each, strict=True)))
+        if found != due:
+            raise UserError(
+                f"{self._parts.checkpoint.folder}: tensor {name} has shape {list(found)}; should be {list(due)}"
+            )
+        slices = place.as_it_lies(place.rows, place.columns)
+        taken = self._parts.checkpoint.read_one(place.name, (count, *sizes), expert, *slices)
+        floats = self._parts.typed(place.name, taken, (torch.float8_e4m3fn,))
+        scales = self._parts.checkpoint.read_one(name, found, expert, range(found[1]), range(found[2])).float()
+        rows, columns = place.as_it_lies(*each)
+        return (rows, columns, floats, scales) if place.upright else (rows, columns, floats.T, scales.T)
+
+    def _float_scales(self, place: Place, shape: tuple[int, int]) -> Tensor:
+        """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""
+        name = self._parts.one_of(place, ("weight_scale", "weight_scale_inv"))
+        if shape == (1, 1):
+            return self._parts.number(f"{place.name}.{name}", FLOAT_SCALES)
+        return self._parts.take(place, name, shape, range(shape[0]), range(shape[1]), FLOAT_SCALES).float()
+
+    def fours(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
+        """Two in a byte, as compressed-tensors names them or ModelOpt."""
+        self._parts.check_names(scheme, place.name)
+        assert scheme.group is not None, "formats.py says how many"
+        number_of, codes = torch.tensor(TABLES["e2m1"]), self._parts.one_of(place, ("weight_packed", "weight"))
+        pairs, skipped = whole_words(place.columns, 2)
+        shape = (place.num_outputs, -(-place.num_inputs // 2))
+        bytes_OB = self._parts.take(place, codes, shape, place.rows, pairs, (torch.uint8,))
+        scales_OG = self._scales_of_fours(scheme, place)
+        groups_I = groups_in_order(scheme, place) - place.columns.start // scheme.group
+        weight_OI = torch.empty((len(place.rows), len(place.columns)), dtype=dtype)
+        for some in row_chunks(*weight_OI.shape):
+            codes_OI = unpacked_nibbles(bytes_OB[some])[:, skipped : skipped + weight_OI.shape[1]]
+            weight_OI[some] = number_of[codes_OI.int()] * scales_OG[some][:, groups_I]
+        return weight_OI
+
+    def _scales_of_fours(self, scheme: Scheme, place: Place) -> Tensor:
+        """Of the groups that the slice's columns touch."""
+        groups, _ = whole_words(place.columns, scheme.group or 1)
+        shape = place.num_outputs, count_groups(scheme, place)
+        if scheme.group == MXFP4:
+            exponents = self._parts.take(place, "weight_scale", shape, place.rows, groups, (torch.uint8,))
+            return exponents.view(torch.float8_e8m0fnu).float()
+        scales = self._parts.take(place, "weight_scale", shape, place.rows, groups, (torch.float8_e4m3fn,)).float()
+        of_all = self._parts.one_of(place, ("weight_global_scale", "weight_scale_2"))
+        one = self._parts.number(f"{place.name}.{of_all}", SCALES)
+        return scales / one if of_all == "weight_global_scale" else scales * one
