@@ -54,13 +54,16 @@ def test_the_cards_product_takes_what_others_quantized(bits: Any, has_zeros: boo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("num_rows", [1, 7, 33, 130])
-@pytest.mark.parametrize("table", ["nf4", "fp4"])
-def test_the_cards_product_looks_codes_up(table: Any, num_rows: int, dtype: torch.dtype) -> None:
-    """Stands against instructions that look up what the interpreter, which has others, does not see."""
+@pytest.mark.parametrize(("table", "group"), [("nf4", 64), ("fp4", 64), ("e2m1", 16)])
+def test_the_cards_product_looks_codes_up(table: Any, group: int, num_rows: int, dtype: torch.dtype) -> None:
+    """As bitsandbytes has them, and NVFP4. Stands against instructions that look up what the interpreter, which has
+    others, does not see."""
     noise = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (70, 1024), generator=noise).to(torch.uint8)
-    scales = torch.rand(70, 16, generator=noise) + 0.5
-    matrix = Ready(Quantized(codes, scales, table=table).to(CUDA), Grid(64, 0, 1024))
+    scales, gains = torch.rand(70, 1024 // group, generator=noise) + 0.5, None
+    if table == "e2m1":
+        scales, gains = scales.to(torch.float8_e4m3fn).view(torch.uint8), torch.rand(70, generator=noise)
+    matrix = Ready(Quantized(codes, scales, None, table, gains).to(CUDA), Grid(group, 0, 1024))
     x = torch.randn(num_rows, 1024, generator=noise).to(CUDA, dtype)
     expected = DequantizedLinear(matrix, None)(x)
     eps = {torch.float32: 1e-4, torch.float16: 2**-9, torch.bfloat16: 2**-6}[dtype]

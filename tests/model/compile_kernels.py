@@ -154,13 +154,14 @@ def variants(
 
 
 AT_ONCE, USUAL_GROUP = (card_shares.FEW_GROUPS, card_shares.MORE_GROUPS), 128
-# (bits, group, type of scales, how zeros are kept, table): as we quantize, and as others may.
+# (bits, group, type of scales, how zeros are kept, table): as we quantize, and as others may. The last as NVFP4.
 CODES = (
     (8, USUAL_GROUP, "*bf16", "", ""),
     (4, USUAL_GROUP, "*i32", "beside", ""),
     (8, 32, "*fp32", "apart", ""),
     (4, 64, "*fp32", "apart", ""),
     (4, 64, "*fp32", "", "nf4"),
+    (4, 64, "*i32", "", "e2m1"),
 )
 
 
@@ -184,15 +185,17 @@ def coded(x: str, capability: int, *, few: bool) -> list[tuple[Any, dict[str, st
         types = sizes | {"x_at": rows, "scales_at": scales, "zeros_at": scales, "y_at": rows}
         types |= {"codes_at": "*i16"}
         few_types = types | {"expert_at": "*i32", "pairs_at": "*i32", "biases_at": rows, "fan": "i32", "width": "i32"}
-        few_types |= {"counters_at": "*i32", "partials_at": "*fp32"}
+        few_types |= {"counters_at": "*i32", "partials_at": "*fp32", "gains_at": "*fp32"}
         of = {"group": group, "bits": bits, "kept_zeros": zeros}
-        looked_up = {"table": table, "inline_ptx": on_tensor_cores}
+        looked_up = {"table": table, "has_gains": table == "e2m1", "inline_ptx": on_tensor_cores}
         tile = (many if on_tensor_cores else narrow) | {"together": card_tiles.TILE_OUTPUTS}
-        made.append((card_groups.coded, types, of | looked_up | tile))
+        many_types = types | {"gains_at": "*fp32", "width": "i32"}
+        made.append((card_groups.coded, many_types, of | looked_up | tile))
         if zeros == "beside":  # of groups that words are too long for
-            made.append((card_groups.coded, types | {"codes_at": "*u8"}, of | looked_up | tile | {"group": 32}))
+            made.append((card_groups.coded, many_types | {"codes_at": "*u8"}, of | looked_up | tile | {"group": 32}))
         every = rows == x and group == USUAL_GROUP
         ways = (few_ways if few else ways_of)(capability, every=every, beside=zeros == "beside")
+        ways += [(AT_ONCE[0], max(GATED_CODED_TILES), "silu", 1)] if looked_up["has_gains"] else []
         for at_once, tile, gate, splits in ways if on_tensor_cores else ():
             of_tile = {"tile_rows": tile.rows, "tile_outputs": tile.outputs, "together": card_tiles.TILE_OUTPUTS}
             of_tile |= {"num_stages": tile.stages, "num_warps": at_once, "at_once": at_once} | looked_up
@@ -263,7 +266,7 @@ def coded_experts(x: str, *, few: bool) -> list[tuple[Any, dict[str, str], dict[
     """In all tiles that are taken, none of which is tried; few: the smallest and the largest."""
     types = {"x_at": x, "codes_at": "*i16", "zeros_at": x, "y_at": x, "biases_at": x, "num_rows": "i32",
              "num_outputs": "i32", "num_groups": "i32", "expert_at": "*i32", "pairs_at": "*i32", "fan": "i32",
-             "width": "i32", "counters_at": x, "partials_at": x}  # fmt: skip
+             "width": "i32", "counters_at": x, "partials_at": x, "gains_at": x}  # fmt: skip
     of, made = {"group": USUAL_GROUP, "gate": "", "sorted_rows": card_tiles.TILE_ROWS, "inline_ptx": True}, []
     of |= {"splits": 1, "code_lines": card_coded.CODE_LINES}
     sides = (card_tiles.FEWEST_ROWS, card_tiles.TILE_ROWS), sorted(card_experts.STAGES), AT_ONCE
@@ -273,14 +276,14 @@ def coded_experts(x: str, *, few: bool) -> list[tuple[Any, dict[str, str], dict[
         tile |= {"stages": stages, "num_stages": stages, "num_warps": at_once}
         for bits, scales, zeros in ((8, x, ""), (4, "*i32", "beside"), (4, "*i32", "")):
             table = "e2m1" if bits == 4 and not zeros else ""
-            kind = {"bits": bits, "kept_zeros": zeros, "table": table, "has_biases": table != ""}
+            kind = {"bits": bits, "kept_zeros": zeros, "table": table, "has_biases": table != "", "has_gains": False}
             made.append((card_coded.few_coded, types | {"scales_at": scales}, of | tile | kind))
     return made
 
 
 def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     tiles = {"expert_at": "*i32", "pairs_at": "*i32"}
-    product = {"x_at": x, "zeros_at": x, "biases_at": x, "y_at": x, "num_outputs": "i32", "width": "i32",
+    product = {"x_at": x, "zeros_at": x, "biases_at": x, "gains_at": x, "y_at": x, "num_outputs": "i32", "width": "i32",
                "num_scales": "i32", "fan": "i32"} | tiles  # fmt: skip
     return [
         *((card_router._choose, {"logits_at": "*fp32", "bias_at": "*fp32", "scales_at": "*fp32",
@@ -296,7 +299,7 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         *((card_experts._tile_product, product | {"weights_at": weights, "scales_at": scales},
            {"bits": bits, "group": group, "table": "e2m1" if scales == "*i32" else "",
             "kept_zeros": "apart" if scales == "*fp32" else "",
-            "has_biases": scales == "*i32", "together": card_tiles.TILE_OUTPUTS,
+            "has_biases": scales == "*i32", "has_gains": False, "together": card_tiles.TILE_OUTPUTS,
             "tile_rows": card_tiles.TILE_ROWS, "tile_outputs": outputs})
           for outputs in card_experts.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i16", "*bf16"),

@@ -27,7 +27,8 @@ for num_rows in map(int, sys.argv[1:]):
     given = x, codes, weight, weight, x, num_rows, SIZE, SIZE // 128
     counters, partials = SHARES.counters(SIZE, x.device), SHARES.partials(x, SIZE)
     of_few_codes = card_coded.few_coded.warmup(
-        *given, x, x, x, counters, partials, 1, SIZE, gate="", sorted_rows=0, table="", has_biases=False,
+        *given, x, x, x, x, counters, partials, 1, SIZE, gate="", sorted_rows=0, table="", has_biases=False,
+        has_gains=False,
         **card_coded.in_tile(card_tiles.USUAL_CODED, SHARES), **of_codes,
     )  # fmt: skip
     of_fragments = card_fragments.few_fragments.warmup(
@@ -35,7 +36,7 @@ for num_rows in map(int, sys.argv[1:]):
         **card_fragments.in_tile(card_tiles.FRAGMENT_TILES[8][0], SHARES, 32), gate="", **of_codes | {"bits": 4},
     )  # fmt: skip
     of_many = card_groups.coded.warmup(
-        *given, tile_rows=card_groups.MANY_ROWS, tile_outputs=card_groups.MANY_OUTPUTS,
+        *given, x, SIZE, has_gains=False, tile_rows=card_groups.MANY_ROWS, tile_outputs=card_groups.MANY_OUTPUTS,
         together=card_tiles.TILE_OUTPUTS, num_warps=8, table="", inline_ptx=True, **of_codes,
     )  # fmt: skip
     sys.stdout.write(f"{of_few.hash} {of_few_codes.hash} {of_fragments.hash} {of_many.hash}\n")

@@ -21,6 +21,7 @@ from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
 from tpspec.model.steps import TorchSteps
 from tpspec.topology.experts import Experts
+from tpspec.topology.formats import Table
 from tpspec.topology.groups import Grid, grid_of
 
 pytest.importorskip("triton")
@@ -212,16 +213,21 @@ def test_codes_that_are_floats_and_biases_are_what_the_reference_makes_of_them(
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-def test_experts_of_codes_of_a_table_are_what_the_reference_makes_of_them(dtype: torch.dtype) -> None:
-    """As bitsandbytes has those that are matrices of their own. Stands against codes that are read as numbers in even
-    steps, which they are of where nothing says so."""
+@pytest.mark.parametrize(("table", "group"), [("nf4", 32), ("e2m1", 16)])
+def test_experts_of_codes_of_a_table_are_what_the_reference_makes_of_them(
+    table: Table, group: int, dtype: torch.dtype
+) -> None:
+    """As bitsandbytes has those that are matrices of their own, and NVFP4. Stands against codes that are read as
+    numbers in even steps, which they are of where nothing says so, and gains of another expert."""
     noise = torch.Generator().manual_seed(0)
 
     def product(num_outputs: int, num_inputs: int, before: int) -> Linear:
-        grid = Grid(32, before, num_inputs)
+        grid, gains = Grid(group, before % group, num_inputs), None
         codes = torch.randint(0, 16, (num_outputs, grid.width), generator=noise).to(torch.uint8)
         scales = 0.1 * torch.rand(num_outputs, grid.num_groups, generator=noise)
-        return DequantizedLinear(Ready(Quantized(codes, scales, table="nf4").to(DEVICE), grid), None)
+        if table == "e2m1":
+            scales, gains = (100 * scales).to(torch.float8_e4m3fn).view(torch.uint8), torch.rand(num_outputs) / 100
+        return DequantizedLinear(Ready(Quantized(codes, scales, None, table, gains).to(DEVICE), grid), None)
 
     experts = [GatedMlp(product(2 * CHANNELS, HIDDEN, 0), product(HIDDEN, CHANNELS, 24)) for _ in range(5)]
     router = Router(torch.randn(5, HIDDEN, generator=noise).to(DEVICE), Experts(5, 2, sums_to_one=True))

@@ -80,8 +80,8 @@ class Case(NamedTuple):
 # Of products on tensor cores, by capability: of many rows by codes, of few rows by a matrix, by codes (by tiles, and of
 # experts), by fragments.
 PRODUCTS = {
-    (86, ""): (12, 28, 122, 18), (90, ""): (12, 28, 70, 18),
-    (86, "few"): (12, 14, 40, 18), (90, "few"): (6, 6, 19, 7),
+    (86, ""): (14, 28, 128, 18), (90, ""): (14, 28, 76, 18),
+    (86, "few"): (14, 14, 44, 18), (90, "few"): (7, 6, 21, 7),
 }  # fmt: skip
 
 

@@ -76,6 +76,17 @@ def test_a_row_becomes_the_same_in_whatever_tiles(num_rows: int, monkeypatch: py
             assert (other - usual).abs().max() <= NEAR * usual.abs().max()
 
 
+def nvfp4(weight: torch.Tensor) -> Quantized:
+    """About the weight: of outputs whose gains are all others'."""
+    gains = 0.01 * torch.arange(1, len(weight) + 1, device=DEVICE) / len(weight)
+    largest = weight.float().view(len(weight), -1, 16).abs().amax(2) / 6
+    scales = (largest / gains[:, None]).to(torch.float8_e4m3fn)
+    of_each = (scales.float() * gains[:, None]).repeat_interleave(16, 1)
+    numbers = torch.tensor(TABLES["e2m1"], device=DEVICE)
+    codes = ((weight.float() / of_each)[..., None] - numbers).abs().argmin(-1).to(torch.uint8)
+    return Quantized(codes, scales.view(torch.uint8), None, "e2m1", gains)
+
+
 @pytest.mark.parametrize("gate", ["silu", "gelu", "clamped"])
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 32, 64])
 def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(num_rows: int, gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +101,7 @@ def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(num_rows: int, gate: str, m
     weight *= 0.1
     ways: list[TriedProduct[Any]] = [FewRowsLinear(weight, None), FewRowsLinear(weight, bias)]
     ways += [kind(Rounded(weight, bits, GRID), None) for kind, bits in KINDS]
+    ways += [CodedLinear(Ready(nvfp4(weight), Grid(16, 0, 384)), None)]
     for product in ways:
         both = product(x)
         expected = torch.empty(len(x), 35, dtype=torch.float16, device=DEVICE)
@@ -217,26 +229,38 @@ def test_groups_with_zeros_and_without_and_no_row_at_all(
         assert (product(x) - expected).abs().max() <= near * expected.abs().max()
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("table", ["nf4", "fp4"])
+def tabled(table: Table, group: int, *, has_gains: bool, num_outputs: int = 70) -> Ready:
+    """370 inputs of 384 columns."""
+    noise = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (num_outputs, 384), generator=noise).to(torch.uint8)
+    scales, gains = torch.rand(num_outputs, 384 // group, generator=noise) + 0.5, None
+    if table == "e2m1":
+        low, high = (0, 127) if has_gains else (120, 126)
+        scales = torch.randint(low, high, scales.shape, generator=noise).to(torch.uint8)
+        gains = torch.rand(num_outputs, generator=noise) * 1e-2 if has_gains else None
+    return Ready(Quantized(codes, scales, None, table, gains).to(DEVICE), Grid(group, 8, 370))
+
+
+TABLED: list[tuple[Table, int, bool]] = [(table, group, False) for table in ("nf4", "fp4") for group in (32, 64, 128)]
+TABLED += [("e2m1", 32, False), ("e2m1", 16, True)]  # MXFP4, NVFP4
+
+
+@pytest.mark.parametrize(("table", "group", "has_gains"), TABLED)
 @pytest.mark.parametrize("on_tensor_cores", [False, True])
 def test_codes_of_a_table_are_what_it_has_for_them(
-    on_tensor_cores: bool, table: Table, group: int, monkeypatch: pytest.MonkeyPatch
+    on_tensor_cores: bool, table: Table, group: int, has_gains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As bitsandbytes has them, of few rows, and of as many as larger tiles are for. Stands against the middle of codes
-    that are numbers, which is taken off in the end, and a card on which fragments, that know no table, make a product
-    of such codes."""
+    """Of few rows, and of as many as larger tiles are for. Stands against the middle of codes that are numbers, which
+    is taken off in the end, and a card on which fragments, that know no table, make a product of such codes; and, where
+    scales are bytes, against those of a neighbour, columns beyond the last, and gains of other outputs."""
     processors(monkeypatch, 20)
     monkeypatch.setattr(card_coded, "has_tensor_cores", lambda device: on_tensor_cores)
-    noise = torch.Generator().manual_seed(0)
-    codes = torch.randint(0, 16, (70, 384), generator=noise).to(torch.uint8)
-    scales = torch.rand(70, 384 // group, generator=noise) + 0.5
-    matrix = Ready(Quantized(codes, scales, table=table).to(DEVICE), Grid(group, 20, 350))
+    noise, matrix = torch.Generator().manual_seed(0), tabled(table, group, has_gains=has_gains)
     product = product_of(matrix, None, DEVICE)
     assert isinstance(product, CodedLinear)
     for dtype, near in ((torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-7)):
         for num_rows in (1, 7, 66):
-            x = torch.randn(num_rows, 350, generator=noise).to(DEVICE, dtype)
+            x = torch.randn(num_rows, 370, generator=noise).to(DEVICE, dtype)
             expected = DequantizedLinear(matrix, None)(x)
             assert (product(x) - expected).abs().max() <= near * expected.abs().max()
 

@@ -388,23 +388,31 @@ def test_the_compiled_product_takes_what_others_quantized(
 @settings(deadline=None, max_examples=40)
 @given(
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 4), st.integers(1, 14)),
-    group=st.sampled_from([32, 64]),
+    group=st.sampled_from([16, 32, 64]),
     table=st.sampled_from(list(TABLES)),
     dtype=st.sampled_from(list(EPS)),
+    has_gains=st.booleans(),
+    biased=st.booleans(),
 )
 def test_the_compiled_product_takes_codes_of_a_table(
-    sizes: tuple[int, int, int], group: int, table: Table, dtype: torch.dtype
+    sizes: tuple[int, int, int], group: int, table: Table, dtype: torch.dtype, has_gains: bool, biased: bool
 ) -> None:
     """Stands against a table in another order, a sign that is lost, a half of a table that is taken for the other's
-    mirror, and exponents read as scales."""
+    mirror, exponents read as scales, floats of 8 bits whose least are nothing, and biases that are multiplied by
+    gains."""
     num_outputs, num_groups, num_rows = sizes
     numbers = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (num_outputs, num_groups * group), generator=numbers).to(torch.uint8)
     scales = torch.randint(118, 130, (num_outputs, num_groups), generator=numbers).to(torch.uint8)
-    scales = scales if table == "e2m1" else scales.float() / 128
-    made = Ready(Quantized(codes, scales, table=table), Grid(group, 0, num_groups * group))
+    scales, gains, bias = scales if table == "e2m1" else scales.float() / 128, None, None
+    if table == "e2m1" and has_gains:
+        scales = torch.randint(0, 127, (num_outputs, num_groups), generator=numbers).to(torch.uint8)
+        gains = torch.rand(num_outputs, generator=numbers) * 1e-3
+    if biased:
+        bias = noise(num_outputs, seed=4).to(dtype)
+    made = Ready(Quantized(codes, scales, None, table, gains), Grid(group, 0, num_groups * group))
     x = noise(num_rows, num_groups * group, seed=3).to(dtype)
-    y, expected = compiled(made, None)(x), DequantizedLinear(made, None)(x)
+    y, expected = compiled(made, bias)(x), DequantizedLinear(made, bias)(x)
     summed = (x.float().abs() @ made.made.weights().abs().T).max()
     assert (y - expected).abs().max() <= EPS[dtype] * expected.abs().max() + 1e-6 * summed
 

@@ -14,7 +14,16 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from tpspec.model.card_codes import are_words, as_read, floats_of, minifloats_of, numbers_of, power_of, zeros_of
+from tpspec.model.card_codes import (
+    are_words,
+    as_read,
+    columns_of,
+    floats_of,
+    minifloats_of,
+    numbers_of,
+    scale_in,
+    zeros_of,
+)
 from tpspec.model.card_groups import MANY_OUTPUTS, MANY_ROWS, coded
 from tpspec.model.card_overlap import begin, fetch, overlap
 from tpspec.model.card_products import TriedProduct, as_kept, has_tensor_cores
@@ -54,17 +63,17 @@ class CodedProduct(TriedProduct[Cut], Generic[Cut]):
         tiles: Mapping[int, Sequence[Cut]],
         gated_tiles: Mapping[int, Sequence[Cut | None]],
     ) -> None:
-        assert matrix.table != "e2m1", "of experts alone, whose scales are exponents"
         self._num_outputs, self._bias_O, self._grid = matrix.num_outputs, bias_O, matrix.grid
-        self._codes_NGSB, self._scales_NGS, self._zeros_NGS, kept_zeros = as_read(matrix)
+        self._codes_NGSB, self._scales_NGS, self._zeros_NGS, kept_zeros, self._gains_O = as_read(matrix)
         device, scales_dtype = self._codes_NGSB.device, self._scales_NGS.dtype
-        self._shares = shares(len(self._codes_NGSB), matrix.grid.num_groups, device)
+        self._shares = shares(len(self._scales_NGS), self._scales_NGS.shape[1], device)
         self._counters = self._shares.counters(self._num_outputs, device)
         self._has_tensor_cores = has_tensor_cores(device)
         self._of_codes = {
-            "group": matrix.grid.group, "bits": matrix.bits, "kept_zeros": kept_zeros, **overlap(device)
+            "group": columns_of(matrix.grid, matrix.table), "bits": matrix.bits, "kept_zeros": kept_zeros,
+            **overlap(device),
         }  # fmt: skip
-        self._table = matrix.table or ""
+        self._looked_up = {"table": matrix.table or "", "has_gains": matrix.has_gains}
         self._has_kernel = self._has_tensor_cores and are_words(matrix)
         # Rows have the numbers of scales, mostly; in one kind of 16 bits they take as long as in the other.
         half = torch.float16 if scales_dtype == torch.float16 else torch.bfloat16
@@ -89,8 +98,9 @@ class CodedProduct(TriedProduct[Cut], Generic[Cut]):
         rows, outputs, num_warps = (MANY_ROWS, MANY_OUTPUTS, 8) if is_large else (TILE_ROWS, TILE_OUTPUTS, 4)
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs)
         coded[(triton.cdiv(len(x_TI), rows), triton.cdiv(self._num_outputs, outputs))](
-            *self.given(x_TI, y_TO), tile_rows=rows, tile_outputs=outputs, together=TILE_OUTPUTS,
-            num_warps=num_warps, table=self._table, inline_ptx=not knobs.runtime.interpret, **self._of_codes,
+            *self.given(x_TI, y_TO), self._gains(x_TI), self._grid.width, tile_rows=rows, tile_outputs=outputs,
+            together=TILE_OUTPUTS, num_warps=num_warps, inline_ptx=not knobs.runtime.interpret, **self._looked_up,
+            **self._of_codes,
         )  # fmt: skip
         return y_TO
 
@@ -98,7 +108,11 @@ class CodedProduct(TriedProduct[Cut], Generic[Cut]):
         """What kernels take first: rows, codes, scales, zeros, what is made, and counts."""
         x_TW, scales = spread(x_TI, self._grid).contiguous(), self._scales_NGS
         zeros = scales if self._zeros_NGS is None else self._zeros_NGS
-        return x_TW, self._codes_NGSB, scales, zeros, y_TO, *y_TO.shape, self._grid.num_groups
+        return x_TW, self._codes_NGSB, scales, zeros, y_TO, *y_TO.shape, scales.shape[1]
+
+    def _gains(self, x_TI: Tensor) -> Tensor:
+        """Anything where there are none."""
+        return x_TI if self._gains_O is None else self._gains_O
 
 
 class CodedLinear(CodedProduct[CodedTile]):
@@ -111,9 +125,9 @@ class CodedLinear(CodedProduct[CodedTile]):
         y_TO = x_TI.new_empty(len(x_TI), self._num_outputs // 2 if gate else self._num_outputs)
         num_tiles = triton.cdiv(len(x_TI), tile.rows), triton.cdiv(y_TO.shape[1], tile.outputs)
         few_coded[(*num_tiles, self._shares.splits)](
-            *self.given(x_TI, y_TO), x_TI, x_TI, x_TI, self._counters, self._shares.partials(x_TI, self._num_outputs),
-            1, self._grid.width, gate=gate, sorted_rows=0, table=self._table, has_biases=False,
-            **in_tile(tile, self._shares), **self._of_codes,
+            *self.given(x_TI, y_TO), x_TI, x_TI, x_TI, self._gains(x_TI), self._counters,
+            self._shares.partials(x_TI, self._num_outputs), 1, self._grid.width, gate=gate, sorted_rows=0,
+            has_biases=False, **self._looked_up, **in_tile(tile, self._shares), **self._of_codes,
         )  # fmt: skip
         return y_TO
 
@@ -178,6 +192,7 @@ def _of_groups(
     at: tl.tensor,
     bits: tl.constexpr,
     table: tl.constexpr,
+    has_gains: tl.constexpr,
     kept_zeros: tl.constexpr,
     inline_ptx: tl.constexpr,
 ) -> tl.tensor:
@@ -186,10 +201,10 @@ def _of_groups(
     words = tl.load(from_codes, mask=real[:, :, None], other=0)
     if table == "e2m1":
         scales = tl.load(scales_at + at, mask=real, other=0)
-        sums += tl.dot(minifloats_of(words, x, 0, inline_ptx), x) * power_of(scales, 0)[:, :, None]
-        sums += tl.dot(minifloats_of(words, x, 1, inline_ptx), second) * power_of(scales, 1)[:, :, None]
-        sums += tl.dot(minifloats_of(words, x, 2, inline_ptx), third) * power_of(scales, 2)[:, :, None]
-        sums += tl.dot(minifloats_of(words, x, 3, inline_ptx), last) * power_of(scales, 3)[:, :, None]
+        sums += tl.dot(minifloats_of(words, x, 0, inline_ptx), x) * scale_in(scales, 0, has_gains)[:, :, None]
+        sums += tl.dot(minifloats_of(words, x, 1, inline_ptx), second) * scale_in(scales, 1, has_gains)[:, :, None]
+        sums += tl.dot(minifloats_of(words, x, 2, inline_ptx), third) * scale_in(scales, 2, has_gains)[:, :, None]
+        sums += tl.dot(minifloats_of(words, x, 3, inline_ptx), last) * scale_in(scales, 3, has_gains)[:, :, None]
         return sums
     scales, zeros = numbers_of(scales_at, zeros_at, at, real, kept_zeros)
     part = tl.dot(floats_of(words, x, 0, bits, table, inline_ptx), x)
@@ -220,6 +235,7 @@ def few_coded(
     expert_at: tl.tensor,
     pairs_at: tl.tensor,
     biases_at: tl.tensor,
+    gains_at: tl.tensor,
     counters_at: tl.tensor,
     partials_at: tl.tensor,
     fan: int,
@@ -227,6 +243,7 @@ def few_coded(
     group: tl.constexpr,
     bits: tl.constexpr,
     table: tl.constexpr,
+    has_gains: tl.constexpr,
     kept_zeros: tl.constexpr,
     gate: tl.constexpr,
     sorted_rows: tl.constexpr,
@@ -246,8 +263,8 @@ def few_coded(
     Outputs lie `together` by so many. gate: as of card_products.py.
 
     sorted_rows: of tiles of a mixture, whose matrices stand one behind the other, and of whose rows y [P, O] is made of
-    x [P / fan, W] (card_router.py), with biases [O] behind each other, too; 0: of none. table: of codes of 4 bits,
-    or "". Of e2m1 scales are words of exponents; the last group may then have fewer columns.
+    x [P / fan, W] (card_router.py), with biases [O], and gains, behind each other, too; 0: of none. table: of codes of
+    4 bits, or "". Of e2m1 scales are words of bytes; the last group may then have fewer columns.
     """
     first_output = tl.program_id(1) * tile_outputs
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
@@ -261,6 +278,7 @@ def few_coded(
         expert = tl.load(expert_at + tile)
         of_x, first = rows // fan, expert * tl.cdiv(num_outputs, together)
         biases_at += expert * num_outputs
+        gains_at += expert * num_outputs
     outputs = first_output + tl.arange(0, tile_outputs)
     own, real_rows, real_outputs = tl.arange(0, at_once), (rows >= 0) & (rows < num_rows), outputs < num_outputs
     columns: tl.constexpr = group * bits // 16  # that are read at a time, and words
@@ -303,14 +321,14 @@ def few_coded(
             last = _columns(from_group, real_x, at_x, 3 * columns, width, may_end)
         from_codes = codes_at + at.to(tl.int64)[:, :, None] * columns + column[None, None, :]
         sums = _of_groups(
-            sums, x, second, third, last, from_codes, real, scales_at, zeros_at, at, bits, table, kept_zeros,
-            inline_ptx,
+            sums, x, second, third, last, from_codes, real, scales_at, zeros_at, at, bits, table, has_gains,
+            kept_zeros, inline_ptx,
         )  # fmt: skip
         if gate != "":
             from_codes += apart.to(tl.int64)[:, :, None] * columns
             ups = _of_groups(
                 ups, x, second, third, last, from_codes, real, scales_at, zeros_at, at + apart, bits, table,
-                kept_zeros, inline_ptx,
+                has_gains, kept_zeros, inline_ptx,
             )  # fmt: skip
         at += at_once * together
     made = tl.sum(sums, 0)
@@ -328,6 +346,10 @@ def few_coded(
         made = added(partials_at, num_rows * count, real_y, splits)
         if gate != "":
             more_made = added(partials_at + num_outputs, num_rows * count, real_y, splits)
+    if has_gains:
+        made *= tl.load(gains_at + outputs, mask=real_outputs, other=0.0)[:, None]
+        if gate != "":
+            more_made *= tl.load(gains_at + num_outputs + outputs, mask=real_outputs, other=0.0)[:, None]
     if has_biases:
         made += tl.load(biases_at + outputs, mask=real_outputs, other=0.0).to(tl.float32)[:, None]
     if gate != "":

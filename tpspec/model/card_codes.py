@@ -20,20 +20,26 @@ from tpspec.model.quantized import TABLES, joined
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.quantized import Matrix
+    from tpspec.model.quantized import Matrix, Quantized
     from tpspec.topology.formats import Table
+    from tpspec.topology.groups import Grid
 
 LEAST_INPUTS = 16  # that a product takes at a time
-EXPONENTS = 4  # of codes that are floats: groups that are read as one, whose exponents are a word
+IN_WORD = 4  # of scales that are bytes: groups that are read as one, whose scales are a word
+
+
+def columns_of(grid: Grid, table: Table | None) -> int:
+    """That are read as one group."""
+    return grid.group * (IN_WORD if table == "e2m1" else 1)
 
 
 def are_words(matrix: Matrix) -> bool:
     """Whether its codes are read in words of 16 bits: no columns are left over."""
-    return matrix.grid.group * matrix.bits >= 16 * LEAST_INPUTS
+    return columns_of(matrix.grid, matrix.table) * matrix.bits >= 16 * LEAST_INPUTS
 
 
 class Read(NamedTuple):
-    """A matrix in tiles: codes [N, G, S, B], scales and zeros [N, G, S].
+    """A matrix in tiles: codes [N, G, S, B], scales and zeros [N, G, S]; gains [O].
 
     kept_zeros: how. "apart"; or, where both are bfloat16, as we quantize, "beside" the group's scale, which is the
     upper half of a word of both; or "", for there are none.
@@ -43,10 +49,13 @@ class Read(NamedTuple):
     scales: Tensor
     zeros: Tensor | None = None
     kept_zeros: str = ""
+    gains: Tensor | None = None
 
 
 def as_read(matrix: Matrix) -> Read:
     made, group = joined([part for _, part in matrix.blocks(1)]), matrix.grid.group
+    if made.table == "e2m1":
+        return _floats_as_read(made)
     codes_OY, scales_OG, zeros_OG = made.codes_OW, made.scales_OG, made.zeros_OG
     del made  # or its codes would be there beside their words and their tiles
     kept_zeros = "" if zeros_OG is None else "apart"
@@ -61,13 +70,14 @@ def as_read(matrix: Matrix) -> Read:
     return Read(codes_NGSB, _in_tiles(scales_OG), None if zeros_OG is None else _in_tiles(zeros_OG), kept_zeros)
 
 
-def floats_as_read(codes_OW: Tensor, exponents_OG: Tensor) -> Read:
-    """The same of codes that are floats: a word has one of each of some groups, and the word of their exponents stands
-    where another's scale does. Groups that are missing are nothing."""
-    missing, group = -exponents_OG.shape[1] % EXPONENTS, codes_OW.shape[1] // exponents_OG.shape[1]
-    codes_OY = in_words(F.pad(codes_OW, (0, missing * group)), EXPONENTS, EXPONENTS * group)
-    words_OG = F.pad(exponents_OG, (0, missing)).contiguous().view(torch.int32)
-    return Read(_in_tiles(codes_OY.view(*words_OG.shape, -1)), _in_tiles(words_OG))
+def _floats_as_read(made: Quantized) -> Read:
+    """The same of codes whose scales are bytes: a word has one of each of some groups, and the word of their scales
+    stands where another's scale does. Groups that are missing are nothing."""
+    num_groups = made.scales_OG.shape[1]
+    missing, group = -num_groups % IN_WORD, made.codes_OW.shape[1] // num_groups
+    codes_OY = in_words(F.pad(made.codes_OW, (0, missing * group)), IN_WORD, IN_WORD * group)
+    words_OG = F.pad(made.scales_OG, (0, missing)).contiguous().view(torch.int32)
+    return Read(_in_tiles(codes_OY.view(*words_OG.shape, -1)), _in_tiles(words_OG), gains=made.gains_O)
 
 
 def paired(codes_OW: Tensor, group: int) -> Tensor:
@@ -241,7 +251,7 @@ def _by_ptx(words: tl.tensor, like: tl.tensor, bfloat16: tl.constexpr, float16: 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def minifloats_of(words: tl.tensor, like: tl.tensor, index: tl.constexpr, inline_ptx: tl.constexpr) -> tl.tensor:
-    """What codes are that are floats, without their exponents: one of each word."""
+    """What codes are that are floats, without their scales: one of each word."""
     if not inline_ptx:
         code = (words >> 4 * index) & 15
         bits = (code & 7).to(tl.uint16) << 9 | (code & 8).to(tl.uint16) << 12  # of a float16 2^14 times too small
@@ -252,9 +262,13 @@ def minifloats_of(words: tl.tensor, like: tl.tensor, index: tl.constexpr, inline
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def power_of(words: tl.tensor, index: tl.constexpr) -> tl.tensor:
-    """The power of two that one of a word's exponents stands for, as a float32 has it."""
-    return ((words >> 8 * index & 255) << 23).to(tl.float32, bitcast=True)
+def scale_in(words: tl.tensor, index: tl.constexpr, has_gains: tl.constexpr) -> tl.tensor:
+    """What one byte of a word of scales stands for, in float32: an exponent, or, beside gains, a float as E4M3 has it,
+    which as a float16 would be 2^8 times smaller."""
+    byte = words >> 8 * index & 255
+    if has_gains:
+        return (byte << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return (byte << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

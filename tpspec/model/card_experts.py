@@ -9,7 +9,7 @@ of a shard's matrix, W columns of the groups it touches, G groups; D hidden.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -17,8 +17,8 @@ import triton.language as tl
 
 from tpspec.errors import UserError
 from tpspec.model.card_coded import few_coded, in_tile
-from tpspec.model.card_codes import EXPONENTS, Read, as_read, floats_as_read, minifloats_of, numbers_of, power_of
-from tpspec.model.card_groups import group_product
+from tpspec.model.card_codes import Read, as_read, columns_of, numbers_of
+from tpspec.model.card_groups import floats_product, group_product
 from tpspec.model.card_overlap import begin, overlap
 from tpspec.model.card_products import has_tensor_cores
 from tpspec.model.card_router import routed, sorted_tiles
@@ -70,17 +70,17 @@ class CardMixture:
 
 class Stack:
     """The same matrix of every expert, in one piece: plain [N, O, I], or codes as card_codes.py has those of each; and
-    biases [N, O]. Raises UserError where they cannot be one piece. num_chosen: experts of a row."""
+    biases and gains [N, O]. Raises UserError where they cannot be one piece. num_chosen: experts of a row."""
 
     def __init__(self, products: Sequence[Linear], num_chosen: int) -> None:
         self._grid: Grid | None = None
-        self._bits, self._table, self._num_scales, self._kept_zeros = 16, "", 0, ""
+        bits, table, kept_zeros, columns, gains = 16, None, "", COLUMNS, None
         plain = [one for one in products if isinstance(one, PlainLinear)]
         coded = [one for one in products if isinstance(one, DequantizedLinear)]
         biases = [bias for bias in (*(one.bias_O for one in plain), *(one.bias_O for one in coded)) if bias is not None]
         layouts = {
             (
-                *(one.bits, one.table, one.grid, one.scales_OG.dtype),
+                *(one.bits, one.table, one.grid, one.scales_OG.dtype, one.gains_O is None),
                 None if one.zeros_OG is None else one.zeros_OG.dtype,
             )
             for one in coded
@@ -89,24 +89,25 @@ class Stack:
             self._weights, self._num_outputs = torch.stack([one.weight_OI for one in plain]), len(plain[0].weight_OI)
             self._scales = self._zeros = self._weights  # never read
         elif len(coded) == len(products) and len(layouts) == 1:
-            ((self._bits, table, self._grid, _, _),) = layouts
-            self._table, self._num_outputs = table or "", len(coded[0].scales_OG)
-            self._weights, self._scales, zeros, self._kept_zeros = _stacked(coded)
-            self._zeros, self._num_scales = self._scales if zeros is None else zeros, self._scales.shape[2]
+            ((bits, table, self._grid, *_),) = layouts
+            self._weights, self._scales, zeros, kept_zeros, gains = _stacked(coded)
+            self._zeros, self._num_outputs = self._scales if zeros is None else zeros, len(coded[0].scales_OG)
+            columns = columns_of(self._grid, table)
         else:
             raise UserError(
                 "experts whose matrices are quantized in different ways, or with desc_act, run on CPUs only; should be "
                 "stored alike, their columns in order"
             )
         self._biases = torch.stack(biases) if biases else self._weights
-        self._has_biases, device = bool(biases), self._weights.device
-        self._overlap = overlap(device)
+        self._gains, device = self._weights if gains is None else gains, self._weights.device
         # For a row alone: of others it would be another kernel, which may add in another order.
         self._shares = Shares(at_once(triton.cdiv(self._num_outputs, TILE_OUTPUTS) * num_chosen, device))
         self._tile_outputs = tile_outputs(self._num_outputs * num_chosen, device)
         self._has_kernel = self._weights.dtype == torch.int16 and has_tensor_cores(device)
-        # Groups of codes that are floats are read some at a time, as one.
-        self._group = COLUMNS if self._grid is None else self._grid.group * (EXPONENTS if self._table == "e2m1" else 1)
+        self._of_codes = {
+            "group": columns, "bits": bits, "table": table or "", "kept_zeros": kept_zeros,
+            "has_gains": gains is not None, "has_biases": bool(biases), **overlap(device),
+        }  # fmt: skip
 
     def __call__(self, x: Tensor, tiles: Tiles, num_pairs: int) -> Tensor:
         """[P, O] of x [T, I] or [P, I]; rows without a tile are not written."""
@@ -117,11 +118,9 @@ class Stack:
             self._of_words(x_XW, tiles, y_PO)
             return y_PO
         _tile_product[(triton.cdiv(num_outputs, at_a_time), num_tiles)](
-            x_XW, self._weights, self._scales, self._zeros, self._biases, tiles.expert_L, tiles.pairs_LR,
-            y_PO, num_outputs, x_XW.shape[1], self._num_scales, num_pairs // len(x), group=self._group,
-            bits=self._bits, table=self._table, kept_zeros=self._kept_zeros,
-            has_biases=self._has_biases, together=TILE_OUTPUTS, tile_rows=TILE_ROWS, tile_outputs=at_a_time,
-            num_stages=STAGES[at_a_time], **self._overlap,
+            x_XW, self._weights, self._scales, self._zeros, self._biases, self._gains, tiles.expert_L, tiles.pairs_LR,
+            y_PO, num_outputs, x_XW.shape[1], self._scales.shape[2], num_pairs // len(x), together=TILE_OUTPUTS,
+            tile_rows=TILE_ROWS, tile_outputs=at_a_time, num_stages=STAGES[at_a_time], **self._of_codes,
         )  # fmt: skip
         return y_PO
 
@@ -130,31 +129,22 @@ class Stack:
         is_few = len(y_PO) <= FEWEST_ROWS * len(self._weights)
         tile = CodedTile(FEWEST_ROWS if is_few else TILE_ROWS, self._tile_outputs, STAGES[MORE_OUTPUTS])
         few_coded[(tiles.pairs_LR.numel() // tile.rows, triton.cdiv(y_PO.shape[1], tile.outputs))](
-            x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, self._num_scales, tiles.expert_L,
-            tiles.pairs_LR, self._biases, x_XW, x_XW, len(y_PO) // len(x_XW), x_XW.shape[1], group=self._group,
-            bits=self._bits, table=self._table, kept_zeros=self._kept_zeros, gate="", sorted_rows=TILE_ROWS,
-            has_biases=self._has_biases, **in_tile(tile, self._shares), **self._overlap,
+            x_XW, self._weights, self._scales, self._zeros, y_PO, *y_PO.shape, self._scales.shape[2], tiles.expert_L,
+            tiles.pairs_LR, self._biases, self._gains, x_XW, x_XW, len(y_PO) // len(x_XW), x_XW.shape[1], gate="",
+            sorted_rows=TILE_ROWS, **in_tile(tile, self._shares), **self._of_codes,
         )  # fmt: skip
 
 
 def _stacked(products: Sequence[DequantizedLinear]) -> Read:
     """All of them, one behind the other."""
-    stacks: list[Tensor] = []
+    stacks: dict[str, Any] = {}
     for number, product in enumerate(products):  # one after the other: a layer's are much of a card's memory
-        *parts, kept_zeros = _read(product)
-        made = [part for part in parts if isinstance(part, torch.Tensor)]
-        stacks = stacks or [part.new_empty(len(products), *part.shape) for part in made]
-        for stack, part in zip(stacks, made, strict=True):
-            stack[number] = part
-    codes, scales, *zeros = stacks
-    return Read(codes, scales, zeros[0] if zeros else None, kept_zeros)
-
-
-def _read(product: DequantizedLinear) -> Read:
-    made = product.made
-    if made.table == "e2m1":
-        return floats_as_read(made.codes_OW, made.scales_OG)
-    return as_read(Ready(made, product.grid))
+        one = as_read(Ready(product.made, product.grid))
+        parts = {name: part for name, part in one._asdict().items() if isinstance(part, torch.Tensor)}
+        stacks = stacks or {name: part.new_empty(len(products), *part.shape) for name, part in parts.items()}
+        for name, part in parts.items():
+            stacks[name][number] = part
+    return one._replace(**stacks)
 
 
 def tile_outputs(num_outputs: int, device: torch.device) -> int:
@@ -169,6 +159,7 @@ def _tile_product(
     scales_at: tl.tensor,
     zeros_at: tl.tensor,
     biases_at: tl.tensor,
+    gains_at: tl.tensor,
     expert_at: tl.tensor,
     pairs_at: tl.tensor,
     y_at: tl.tensor,
@@ -179,6 +170,7 @@ def _tile_product(
     group: tl.constexpr,
     bits: tl.constexpr,
     table: tl.constexpr,
+    has_gains: tl.constexpr,
     kept_zeros: tl.constexpr,
     has_biases: tl.constexpr,
     together: tl.constexpr,
@@ -202,17 +194,11 @@ def _tile_product(
             tile = expert * tl.cdiv(num_outputs, together) + outputs // together
             at_scale = (tile * num_scales + index) * together + outputs % together
             if table == "e2m1":
-                part = tl.zeros((tile_rows, tile_outputs), tl.float32)
-                columns, scales = tl.arange(0, group // 4), tl.load(scales_at + at_scale, mask=real_outputs, other=0)
-                from_codes = weights_at + at_scale[None, :] * (group // 4) + columns[:, None]
-                words = tl.load(from_codes, mask=real_outputs[None, :], other=0)
-                for quarter in tl.static_range(4):
-                    at_x = index * group + quarter * (group // 4) + columns
-                    real_columns = real_rows[:, None] & (at_x < width)[None, :]
-                    x = tl.load(from_x + at_x[None, :], mask=real_columns, other=0.0)
-                    numbers = minifloats_of(words, x, quarter, False)
-                    made = tl.dot(x, numbers, input_precision="ieee")
-                    part += made * power_of(scales, quarter)[None, :]
+                scales = tl.load(scales_at + at_scale, mask=real_outputs, other=0)
+                from_codes = weights_at + at_scale[None, :] * (group // 4)
+                part = floats_product(
+                    from_x, index * group, width, from_codes, scales, real_rows, real_outputs, group, has_gains, False
+                )
             elif bits < 16:
                 size: tl.constexpr = group * bits // weights_at.dtype.element_ty.primitive_bitwidth
                 from_codes = weights_at + at_scale[None, :] * size
@@ -231,6 +217,8 @@ def _tile_product(
                 weights = tl.load(from_weights, mask=real_outputs[None, :] & inside[:, None], other=0).to(x.dtype)
                 part = tl.dot(x, weights, input_precision="ieee")
             sums += part
+        if has_gains:
+            sums *= tl.load(gains_at + at, mask=real_outputs, other=0.0)[None, :]
         if has_biases:
             sums += tl.load(biases_at + at, mask=real_outputs, other=0.0).to(tl.float32)[None, :]
         to = y_at + pairs.to(tl.int64)[:, None] * num_outputs + outputs[None, :]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tpspec.model.card_codes import codes_of, floats_of, numbers_of, of_table
+from tpspec.model.card_codes import codes_of, floats_of, minifloats_of, numbers_of, of_table, scale_in
 from tpspec.model.card_overlap import begin
 
 MANY_ROWS, MANY_OUTPUTS = 64, 128  # of a program where rows are many: codes are read and converted once for so many
@@ -62,6 +62,31 @@ def group_product(
     return part, total
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def floats_product(
+    from_x: tl.tensor,
+    at_x: tl.tensor,
+    width: int,
+    from_codes: tl.tensor,
+    scales: tl.tensor,
+    real_rows: tl.tensor,
+    real_outputs: tl.tensor,
+    group: tl.constexpr,
+    has_gains: tl.constexpr,
+    inline_ptx: tl.constexpr,
+) -> tl.tensor:
+    """The same of codes whose scales [O] are bytes of words, by these: of columns from `at_x` on, below `width`."""
+    column = tl.arange(0, group // 4)
+    words = tl.load(from_codes + column[:, None], mask=real_outputs[None, :], other=0)
+    made = tl.zeros((real_rows.shape[0], real_outputs.shape[0]), tl.float32)
+    for quarter in tl.static_range(4):
+        at = at_x + quarter * (group // 4) + column
+        x = tl.load(from_x + at[None, :], mask=real_rows[:, None] & (at < width)[None, :], other=0.0)
+        numbers = minifloats_of(words, x, quarter, inline_ptx and x.dtype != tl.float32)
+        made += tl.dot(x, numbers, input_precision="ieee") * scale_in(scales, quarter, has_gains)[None, :]
+    return made
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def coded(
     x_at: tl.tensor,
@@ -72,9 +97,12 @@ def coded(
     num_rows: int,
     num_outputs: int,
     num_groups: int,
+    gains_at: tl.tensor,
+    width: int,
     group: tl.constexpr,
     bits: tl.constexpr,
     table: tl.constexpr,
+    has_gains: tl.constexpr,
     kept_zeros: tl.constexpr,
     inline_ptx: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -82,30 +110,32 @@ def coded(
     together: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """A tile of y [T, O] from x [T, W]. Outputs lie `together` by so many."""
+    """A tile of y [T, O] from x [T, W]. Outputs lie `together` by so many, and may have gains [O]."""
     begin(overlaps)
     rows = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     outputs = tl.program_id(1) * tile_outputs + tl.arange(0, tile_outputs)
     real_outputs, real_rows = outputs < num_outputs, rows < num_rows
     size: tl.constexpr = group * bits // codes_at.dtype.element_ty.primitive_bitwidth
     first = (outputs // together).to(tl.int64) * (num_groups * together) + outputs % together  # of scales
-    from_x = x_at + rows[:, None].to(tl.int64) * (num_groups * group)
+    from_x = x_at + rows[:, None].to(tl.int64) * width
     sums = tl.zeros((tile_rows, tile_outputs), tl.float32)
     for index in range(num_groups):
         at = first + index * together
-        scales, zeros = numbers_of(scales_at, zeros_at, at, real_outputs, kept_zeros)
-        part, total = group_product(
-            from_x + index * group,
-            codes_at + at[None, :] * size,
-            real_rows,
-            real_outputs,
-            group,
-            bits,
-            table,
-            inline_ptx,
-        )
-        sums += part * scales[None, :]
-        if kept_zeros != "":
-            sums += total[:, None] * zeros[None, :]
+        from_codes = codes_at + at[None, :] * size
+        if table == "e2m1":
+            scales = tl.load(scales_at + at, mask=real_outputs, other=0)
+            sums += floats_product(
+                from_x, index * group, width, from_codes, scales, real_rows, real_outputs, group, has_gains, inline_ptx
+            )
+        else:
+            scales, zeros = numbers_of(scales_at, zeros_at, at, real_outputs, kept_zeros)
+            part, total = group_product(
+                from_x + index * group, from_codes, real_rows, real_outputs, group, bits, table, inline_ptx
+            )
+            sums += part * scales[None, :]
+            if kept_zeros != "":
+                sums += total[:, None] * zeros[None, :]
+    if has_gains:
+        sums *= tl.load(gains_at + outputs, mask=real_outputs, other=0.0)[None, :]
     to = y_at + rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
     tl.store(to, sums.to(y_at.dtype.element_ty), mask=real_rows[:, None] & real_outputs[None, :])

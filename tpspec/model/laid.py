@@ -29,7 +29,7 @@ class Codes:
     """A slice as it is stored: weight = scale * (code - middle - point), with scale and point of the column's group; or
     as `Quantized` says of codes of a table.
 
-    points_OG: whole numbers, None: all nothing. groups_I: the group of each column.
+    points_OG: whole numbers, None: all nothing. groups_I: the group of each column. gains_O: as of `Quantized`.
     """
 
     codes_OI: Tensor
@@ -37,6 +37,7 @@ class Codes:
     points_OG: Tensor | None
     groups_I: Tensor
     table: Table | None = None
+    gains_O: Tensor | None = None
 
     @property
     def zeros_OG(self) -> Tensor | None:
@@ -86,5 +87,5 @@ def laid_by_group(codes: Codes) -> Slice:
 
 def _cut(codes_OW: Tensor, codes: Codes, groups: Tensor) -> Quantized:
     """groups: of the checkpoint's, one for each of the grid's."""
-    zeros = codes.zeros_OG
-    return Quantized(codes_OW, codes.scales_OG[:, groups], None if zeros is None else zeros[:, groups], codes.table)
+    zeros = None if codes.zeros_OG is None else codes.zeros_OG[:, groups]
+    return Quantized(codes_OW, codes.scales_OG[:, groups], zeros, codes.table, codes.gains_O)

@@ -37,13 +37,14 @@ typedef uint8_t bvec __attribute__((vector_size(LANES), aligned(1)));
  * serve `group` inputs of one output. `before`: inputs of the first group that another shard holds.
  * words: [tile][word][TILE], codes of 2, 4 or 8 consecutive inputs, the first lowest; of 4 bits the even inputs in the
  * lower half. scales, zeros: [tile][group][TILE], of so many scale_bits: bfloat16 or float; zeros may be NULL.
- * With scale_bits of 8 scales are exponents of powers of two. table: what each code of 4 bits stands for, in place of
+ * With scale_bits of 8 scales are exponents of powers of two, or, where there are gains, floats of 8 bits (E4M3), and a
+ * weight has its output's gain as well, [tile][TILE]. table: what each code of 4 bits stands for, in place of
  * code - 8; bfloat16 where rows are multiplied in pairs; may be NULL. is_mirrored: half of it is the other's negative. */
 typedef struct {
     int64_t bits, group, num_groups, num_outputs, num_inputs, before, scale_bits, is_mirrored;
     const int32_t *words;
     const void *scales, *zeros;
-    const float *table;
+    const float *table, *gains;
 } Weight;
 
 /* The rows of a call, and where their results go. x, y and bias (which may be NULL) are bfloat16 or float.
@@ -61,10 +62,16 @@ INLINE enum codes codes_of(const Weight *w) {
     return w->bits == 16 ? HALVES : w->bits == 8 ? EIGHTS : !w->table ? FOURS : w->is_mirrored ? MIRRORED : TABLED;
 }
 
+/* What a float of 8 bits is less than the float that has its exponent and fraction where E4M3 has them, 20 bits lower. */
+#define E4M3_LOWER 0x1p120f
+
 /* LANES scales or zeros. */
 INLINE vec steps(const Weight *w, const void *from, int64_t at) {
     if (w->scale_bits == 32) return *(const vec *)((const float *)from + at);
-    if (w->scale_bits == 8) return (vec)(__builtin_convertvector(*(const bvec *)((const uint8_t *)from + at), ivec) << 23);
+    if (w->scale_bits == 8) {
+        ivec bytes = __builtin_convertvector(*(const bvec *)((const uint8_t *)from + at), ivec);
+        return w->gains ? (vec)(bytes << 20) * E4M3_LOWER : (vec)(bytes << 23);
+    }
     return widen(*(const hvec *)((const uint16_t *)from + at));
 }
 
@@ -215,7 +222,8 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *va
     for (int64_t b = 0, out = tile * TILE; b < VECTORS && out < w->num_outputs; b++, out += LANES) {
         int64_t left = w->num_outputs - out;
         char *to = (char *)rows->y + (row * w->num_outputs + out) * size;
-        vec value = rows->bias ? values[b] + numbers(rows, rows->bias, out, left) : values[b];
+        vec value = w->gains ? values[b] * *(const vec *)(w->gains + out) : values[b];
+        if (rows->bias) value += numbers(rows, rows->bias, out, left);
         hvec half = narrow(value);
         if (left < LANES) memcpy(to, rows->is_bfloat16 ? (const void *)&half : (const void *)&value, left * size);
         else if (rows->is_bfloat16) *(hvec *)to = half;
@@ -274,8 +282,11 @@ PAIRS INLINE __m512bh pair_of(__m512i table, __m512i word, int i, enum codes cod
 
 PAIRS INLINE __m512 wide_steps(const Weight *w, const void *from, int64_t at) {
     if (w->scale_bits == 32) return _mm512_loadu_ps((const float *)from + at);
-    if (w->scale_bits == 8)
-        return (__m512)_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)((const uint8_t *)from + at))), 23);
+    if (w->scale_bits == 8) {
+        __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)((const uint8_t *)from + at)));
+        if (!w->gains) return (__m512)_mm512_slli_epi32(bytes, 23);
+        return _mm512_mul_ps((__m512)_mm512_slli_epi32(bytes, 20), _mm512_set1_ps(E4M3_LOWER));
+    }
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)((const uint16_t *)from + at))), 16);
 }
 
@@ -369,4 +380,4 @@ int multiplies_pairs(void) { return HAS_PAIRS; }
 
 /* What products.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t products_version(void) { return RUNS_HERE ? 6 : 0; }
+int64_t products_version(void) { return RUNS_HERE ? 7 : 0; }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 6  # of products.c
+VERSION = 7  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 BLOCK = 64 * TILE  # outputs that are put into tiles at a time
@@ -42,7 +42,7 @@ class _Weight(ctypes.Structure):
 
     _fields_ = [("bits", INT), ("group", INT), ("num_groups", INT), ("num_outputs", INT), ("num_inputs", INT),
                 ("before", INT), ("scale_bits", INT), ("is_mirrored", INT), ("words", POINTER),
-                ("scales", POINTER), ("zeros", POINTER), ("table", POINTER)]  # fmt: skip
+                ("scales", POINTER), ("zeros", POINTER), ("table", POINTER), ("gains", POINTER)]  # fmt: skip
 
 
 class _Product:
@@ -68,13 +68,14 @@ class _Product:
 
 
 class CompiledLinear(_Product):
-    """A quantized matrix, with scales in bfloat16, float32 or exponents alone, in tiles of 32 outputs. float16 goes
+    """A quantized matrix, with scales in bfloat16, float32 or floats of 8 bits, in tiles of 32 outputs. float16 goes
     through float32; what a table says is rounded to bfloat16 for rows that are multiplied in pairs."""
 
     def __init__(self, loaded: ctypes.CDLL, matrix: Matrix, bias_O: Tensor | None) -> None:
         bits, grid = matrix.bits, matrix.grid
         tiles = -(-matrix.num_outputs // TILE)
         words = torch.empty(tiles, grid.width * bits // 32, TILE, dtype=torch.int32)
+        gains = torch.zeros(tiles * TILE) if matrix.has_gains else None
         scales = zeros = None
         for first, part in matrix.blocks(TILE):
             at = first // TILE
@@ -85,13 +86,16 @@ class CompiledLinear(_Product):
             _tile(scales[at:], part.scales_OG)
             if zeros is not None and part.zeros_OG is not None:
                 _tile(zeros[at:], part.zeros_OG)
+            if gains is not None and part.gains_O is not None:
+                gains[first : first + len(part.gains_O)] = part.gains_O
         assert scales is not None, "a matrix has rows"
         weight = _Weight(bits, grid.group, grid.num_groups, matrix.num_outputs, grid.inputs, grid.before,
                          8 * scales.itemsize, matrix.table in _MIRRORED, words.data_ptr(), scales.data_ptr(),
                          None if zeros is None else zeros.data_ptr(),
-                         None if matrix.table is None else ctypes.addressof(_TABLES[matrix.table]))  # fmt: skip
+                         None if matrix.table is None else ctypes.addressof(_TABLES[matrix.table]),
+                         None if gains is None else gains.data_ptr())  # fmt: skip
         bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
-        super().__init__(loaded, weight, (words, scales, zeros), bias_O)
+        super().__init__(loaded, weight, (words, scales, zeros, gains), bias_O)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return super().__call__(x_TI) if x_TI.dtype in NATIVE else self(x_TI.float()).to(x_TI.dtype)
@@ -109,7 +113,8 @@ class TiledLinear(_Product):
             if width > num_inputs:
                 block = F.pad(block, (0, width - num_inputs))
             _tile(words[first // TILE :], block.contiguous().view(torch.int32))
-        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, 0, 0, words.data_ptr(), None, None, None)
+        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, 0, 0, words.data_ptr(), None, None, None,
+                         None)  # fmt: skip
         super().__init__(loaded, weight, (words,), bias_O)
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tpspec.staged import copied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -48,15 +48,16 @@ class Quantized:
     Of 4 bits: codes of uint8 from 0 to 15, weight = scale * (code - 8) + zero; or, where there is a table of what they
     stand for, scale * table[code]. zeros_OG None: all of them nothing.
 
-    Where scales are uint8, they are the exponents of powers of two, as a float32 has them, and the table is E2M1 (OCP
-    Microscaling Formats 1.0: E8M0 and E2M1, together MXFP4). Of exponents, 0 then makes nothing and 255 infinity;
-    nobody writes either.
+    Where scales are uint8, the table is E2M1, and they are floats of 8 bits: exponents of powers of two, as a float32
+    has them (E8M0, together MXFP4), of which 0 makes nothing and 255 infinity, but nobody writes either; or, where
+    outputs have gains, E4M3 (together NVFP4), and weight = gain * scale * table[code].
     """
 
     codes_OW: Tensor
     scales_OG: Tensor
     zeros_OG: Tensor | None = None
     table: Table | None = None
+    gains_O: Tensor | None = None
 
     @property
     def bits(self) -> Bits:
@@ -64,23 +65,21 @@ class Quantized:
 
     def weights(self) -> Tensor:
         """[O, W] in float32."""
-        is_power = self.scales_OG.dtype == torch.uint8
-        scales_OG = (self.scales_OG.int() << 23).view(torch.float32) if is_power else self.scales_OG.float()
+        scales_OG = scales_of(self.scales_OG, self.gains_O)
         weight_OGX = numbers_of(self.codes_OW, self.table).view(*scales_OG.shape, -1) * scales_OG[..., None]
         if self.zeros_OG is not None:
             weight_OGX += self.zeros_OG.float()[..., None]
         return weight_OGX.flatten(1)
 
     def to(self, device: torch.device) -> Quantized:
-        zeros = None if self.zeros_OG is None else self.zeros_OG.to(device)
-        return Quantized(self.codes_OW.to(device), self.scales_OG.to(device), zeros, self.table)
+        return self._with(lambda x: x.to(device))
 
     def rows(self, which: slice | Tensor) -> Quantized:
-        def of(x: Tensor) -> Tensor:
-            return x[which] if isinstance(which, slice) else x.index_select(0, which)
+        return self._with(lambda x: x[which] if isinstance(which, slice) else x.index_select(0, which))
 
-        zeros = None if self.zeros_OG is None else of(self.zeros_OG)
-        return Quantized(of(self.codes_OW), of(self.scales_OG), zeros, self.table)
+    def _with(self, made: Callable[[Tensor], Tensor]) -> Quantized:
+        zeros, gains = (None if one is None else made(one) for one in (self.zeros_OG, self.gains_O))
+        return Quantized(made(self.codes_OW), made(self.scales_OG), zeros, self.table, gains)
 
 
 def numbers_of(codes: Tensor, table: Table | None) -> Tensor:
@@ -90,11 +89,25 @@ def numbers_of(codes: Tensor, table: Table | None) -> Tensor:
     return codes.float() if codes.dtype == torch.int8 else codes.float() - MIDDLE
 
 
+def scales_of(scales_OG: Tensor, gains_O: Tensor | None) -> Tensor:
+    """[O, G] in float32, gains included."""
+    if scales_OG.dtype != torch.uint8:
+        return scales_OG.float()
+    if gains_O is None:
+        return (scales_OG.int() << 23).view(torch.float32)
+    return scales_OG.view(torch.float8_e4m3fn).float() * gains_O[:, None]
+
+
 def joined(parts: Sequence[Quantized]) -> Quantized:
-    """One under the other; all have zeros, or none, and the same table, if any."""
-    zeros = [part.zeros_OG for part in parts if part.zeros_OG is not None]
+    """One under the other; all have zeros, or none, and gains, or none, and the same table, if any."""
+
+    def under(some: Iterable[Tensor | None]) -> Tensor | None:
+        there = [one for one in some if one is not None]
+        return torch.cat(there) if there else None
+
     codes, scales = (torch.cat(each) for each in zip(*((part.codes_OW, part.scales_OG) for part in parts), strict=True))
-    return Quantized(codes, scales, torch.cat(zeros) if zeros else None, parts[0].table)
+    zeros, gains = under(part.zeros_OG for part in parts), under(part.gains_O for part in parts)
+    return Quantized(codes, scales, zeros, parts[0].table, gains)
 
 
 class Matrix(Protocol):
@@ -104,6 +117,8 @@ class Matrix(Protocol):
     def bits(self) -> Bits: ...
     @property
     def table(self) -> Table | None: ...
+    @property
+    def has_gains(self) -> bool: ...
     @property
     def grid(self) -> Grid: ...
     @property
@@ -120,6 +135,7 @@ class Rounded:
     bits: Bits
     grid: Grid
     table: None = None
+    has_gains = False
 
     @property
     def num_outputs(self) -> int:
@@ -144,6 +160,10 @@ class Ready:
     @property
     def table(self) -> Table | None:
         return self.made.table
+
+    @property
+    def has_gains(self) -> bool:
+        return self.made.gains_O is not None
 
     @property
     def num_outputs(self) -> int:
@@ -215,7 +235,7 @@ class DequantizedLinear:
         made = joined([part for _, part in matrix.blocks(1)])
         self.bits, self.table, self.grid, self.bias_O = matrix.bits, matrix.table, matrix.grid, bias_O
         self.codes = made.codes_OW if self.bits == 8 else packed_nibbles(made.codes_OW)
-        self.scales_OG, self.zeros_OG = made.scales_OG, made.zeros_OG
+        self.scales_OG, self.zeros_OG, self.gains_O = made.scales_OG, made.zeros_OG, made.gains_O
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         weight_OW = self.made.weights()
@@ -226,4 +246,4 @@ class DequantizedLinear:
     def made(self) -> Quantized:
         """The matrix, its codes one by one."""
         codes_OW = self.codes if self.bits == 8 else unpacked_nibbles(self.codes)
-        return Quantized(codes_OW, self.scales_OG, self.zeros_OG, self.table)
+        return Quantized(codes_OW, self.scales_OG, self.zeros_OG, self.table, self.gains_O)

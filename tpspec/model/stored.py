@@ -17,7 +17,7 @@ import torch
 from tpspec.errors import UserError
 from tpspec.model.laid import Codes, Slice, laid_by_group, laid_in_place
 from tpspec.model.packed import Packing
-from tpspec.model.quantized import Ready, numbers_of, unpacked_nibbles
+from tpspec.model.quantized import Ready, numbers_of, scales_of, unpacked_nibbles
 from tpspec.model.stored_blocks import StoredBlocks
 from tpspec.model.stored_floats import StoredFloats
 from tpspec.model.stored_parts import SCALES, Parts, count_groups, groups_in_order, row_chunks, whole_words
@@ -49,15 +49,14 @@ class StoredMatrices:
         return Slice(Ready(laid.matrix.made.rows(place.ordered()), laid.matrix.grid), laid.places_I)
 
     def plain(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
-        """[O, I] in a dtype, for any scheme but mxfp4, whose codes are always computed with; some rows at a time."""
+        """[O, I] in a dtype, for any scheme; some rows at a time."""
         if scheme.kind == "float8":
             return self._floats.eights(scheme, place, dtype)
-        if scheme.kind == "float4":
-            return self._floats.fours(scheme, place, dtype)
         codes = self._codes(scheme, place)
         weight_OI, zeros_OG = torch.empty(codes.codes_OI.shape, dtype=dtype), codes.zeros_OG
+        scales_OG = scales_of(codes.scales_OG, codes.gains_O)
         for rows in row_chunks(*weight_OI.shape):
-            part = numbers_of(codes.codes_OI[rows], scheme.table) * codes.scales_OG[rows][:, codes.groups_I]
+            part = numbers_of(codes.codes_OI[rows], scheme.table) * scales_OG[rows][:, codes.groups_I]
             if zeros_OG is not None:
                 part += zeros_OG[rows][:, codes.groups_I]
             weight_OI[rows] = part
@@ -74,6 +73,8 @@ class StoredMatrices:
 
     def _codes(self, scheme: Scheme, place: Place) -> Codes:
         self._parts.check_names(scheme, place.name)
+        if scheme.kind == "float4":
+            return self._floats.fours(scheme, place)
         read: dict[Kind, Callable[[Scheme, Place], tuple[Tensor, Tensor, Tensor | None]]] = {
             "gptq": self._gptq, "awq": self._awq, "packed": self._packed, "int8": self._int8, "mxfp4": self._mxfp4,
             "llm_int8": self._blocks.eights, "fp4": self._blocks.fours, "nf4": self._blocks.fours,

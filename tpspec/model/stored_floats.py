@@ -1,5 +1,5 @@
-"""Reads slices of published matrices whose codes are floats of 8 or 4 bits: FP8, NVFP4, MXFP4 (but gpt-oss' experts,
-which stored.py reads). They become plain weights. Must not know shards, layers or what is computed.
+"""Reads slices of published matrices whose codes are floats of 8 or 4 bits: FP8, which become plain weights, and NVFP4
+and MXFP4 (but gpt-oss' experts, which stored.py reads). Must not know shards, layers or what is computed.
 
 Shapes: O outputs and I inputs of the slice, G groups of the whole matrix.
 """
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.quantized import TABLES, unpacked_nibbles
+from tpspec.model.laid import Codes
+from tpspec.model.quantized import unpacked_nibbles
 from tpspec.model.stored_parts import SCALES, count_groups, groups_in_order, row_chunks, whole_words
 from tpspec.topology.formats import MXFP4
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tpspec.model.stored_parts import Parts
     from tpspec.topology.formats import Scheme
 
+FLOAT8 = torch.float8_e4m3fn
 FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two
 
 
@@ -38,7 +40,7 @@ class StoredFloats:
             rows, columns, floats_OI, scales = self._floats_of_one(scheme, place)
         else:
             self._parts.check_names(scheme, place.name)
-            floats_OI = self._parts.take(place, "weight", whole, place.rows, place.columns, (torch.float8_e4m3fn,))
+            floats_OI = self._parts.take(place, "weight", whole, place.rows, place.columns, (FLOAT8,))
             scales = self._float_scales(place, (-(-whole[0] // rows), -(-whole[1] // columns)))
         of_row = torch.arange(place.rows.start, place.rows.stop) // rows
         of_column = torch.arange(place.columns.start, place.columns.stop) // columns
@@ -63,7 +65,7 @@ class StoredFloats:
             )
         slices = place.as_it_lies(place.rows, place.columns)
         taken = self._parts.checkpoint.read_one(place.name, (count, *sizes), expert, *slices)
-        floats = self._parts.typed(place.name, taken, (torch.float8_e4m3fn,))
+        floats = self._parts.typed(place.name, taken, (FLOAT8,))
         scales = self._parts.checkpoint.read_one(name, found, expert, range(found[1]), range(found[2])).float()
         rows, columns = place.as_it_lies(*each)
         return (rows, columns, floats, scales) if place.upright else (rows, columns, floats.T, scales.T)
@@ -75,30 +77,20 @@ class StoredFloats:
             return self._parts.number(f"{place.name}.{name}", FLOAT_SCALES)
         return self._parts.take(place, name, shape, range(shape[0]), range(shape[1]), FLOAT_SCALES).float()
 
-    def fours(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
-        """Two in a byte, as compressed-tensors names them or ModelOpt."""
-        self._parts.check_names(scheme, place.name)
-        assert scheme.group is not None, "formats.py says how many"
-        number_of, codes = torch.tensor(TABLES["e2m1"]), self._parts.one_of(place, ("weight_packed", "weight"))
-        pairs, skipped = whole_words(place.columns, 2)
+    def fours(self, scheme: Scheme, place: Place) -> Codes:
+        """Two in a byte, as compressed-tensors names them or ModelOpt; a scale of a whole matrix is each output's."""
+        name, (pairs, skipped) = self._parts.one_of(place, ("weight_packed", "weight")), whole_words(place.columns, 2)
         shape = (place.num_outputs, -(-place.num_inputs // 2))
-        bytes_OB = self._parts.take(place, codes, shape, place.rows, pairs, (torch.uint8,))
-        scales_OG = self._scales_of_fours(scheme, place)
-        groups_I = groups_in_order(scheme, place) - place.columns.start // scheme.group
-        weight_OI = torch.empty((len(place.rows), len(place.columns)), dtype=dtype)
-        for some in row_chunks(*weight_OI.shape):
-            codes_OI = unpacked_nibbles(bytes_OB[some])[:, skipped : skipped + weight_OI.shape[1]]
-            weight_OI[some] = number_of[codes_OI.int()] * scales_OG[some][:, groups_I]
-        return weight_OI
+        bytes_OB = self._parts.take(place, name, shape, place.rows, pairs, (torch.uint8,))
+        codes_OI = unpacked_nibbles(bytes_OB)[:, skipped : skipped + len(place.columns)]
+        gains_O = None if scheme.group == MXFP4 else self._gain(place).expand(len(place.rows)).contiguous()
+        shape, kind = (place.num_outputs, count_groups(scheme, place)), torch.uint8 if gains_O is None else FLOAT8
+        scales_OG = self._parts.take(place, "weight_scale", shape, place.rows, range(shape[1]), (kind,))
+        groups_I = groups_in_order(scheme, place)
+        return Codes(codes_OI.contiguous(), scales_OG.view(torch.uint8), None, groups_I, scheme.table, gains_O)
 
-    def _scales_of_fours(self, scheme: Scheme, place: Place) -> Tensor:
-        """Of the groups that the slice's columns touch."""
-        groups, _ = whole_words(place.columns, scheme.group or 1)
-        shape = place.num_outputs, count_groups(scheme, place)
-        if scheme.group == MXFP4:
-            exponents = self._parts.take(place, "weight_scale", shape, place.rows, groups, (torch.uint8,))
-            return exponents.view(torch.float8_e8m0fnu).float()
-        scales = self._parts.take(place, "weight_scale", shape, place.rows, groups, (torch.float8_e4m3fn,)).float()
-        of_all = self._parts.one_of(place, ("weight_global_scale", "weight_scale_2"))
-        one = self._parts.number(f"{place.name}.{of_all}", SCALES)
-        return scales / one if of_all == "weight_global_scale" else scales * one
+    def _gain(self, place: Place) -> Tensor:
+        """What scales are multiplied by, [1]; one tool writes what they are divided by."""
+        name = self._parts.one_of(place, ("weight_global_scale", "weight_scale_2"))
+        one = self._parts.number(f"{place.name}.{name}", SCALES)[0]
+        return 1 / one if name == "weight_global_scale" else one

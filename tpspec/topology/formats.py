@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import UserError
-from tpspec.topology.groups import EXPONENT_BITS, GROUPS, STORED_SCALE_BITS, Bits
+from tpspec.topology.groups import FLOAT_SCALE_BITS, GROUPS, STORED_SCALE_BITS, Bits
 from tpspec.topology.multimodal import spellings, text_name
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ UNUSED = frozenset((
     "activation_scale", "k_scale", "v_scale",
 ))  # fmt: skip
 PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes of numbers that are no codes
-HELD_PLAIN: tuple[Kind, ...] = ("float8", "float4")  # in the dtype of the model
+HELD_PLAIN: tuple[Kind, ...] = ("float8",)  # in the dtype of the model
 NVFP4, MXFP4, BLOCK = 16, 32, 64  # inputs that share a scale; the last in bitsandbytes
-TABLE_OF: dict[Kind, Table] = {"mxfp4": "e2m1", "fp4": "fp4", "nf4": "nf4"}
+TABLE_OF: dict[Kind, Table] = {"mxfp4": "e2m1", "float4": "e2m1", "fp4": "fp4", "nf4": "nf4"}
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
 
@@ -64,7 +64,8 @@ class Scheme:
     @property
     def is_small(self) -> bool:
         """Whether its codes are computed with, exactly; else the weights are held in the dtype of the model."""
-        return self.kind not in HELD_PLAIN and (self.group is None or self.group % GROUPS[-1] == 0)
+        least = NVFP4 if self.kind == "float4" else GROUPS[-1]
+        return self.kind not in HELD_PLAIN and (self.group is None or self.group % least == 0)
 
     @property
     def held_bits(self) -> Bits:
@@ -83,7 +84,12 @@ class Scheme:
     @property
     def scale_bits(self) -> int:
         """Of a scale, as it is held."""
-        return EXPONENT_BITS if self.kind == "mxfp4" else STORED_SCALE_BITS
+        return FLOAT_SCALE_BITS if self.table == "e2m1" else STORED_SCALE_BITS
+
+    @property
+    def gain_bits(self) -> int:
+        """Of what an output has beside them."""
+        return STORED_SCALE_BITS if self.kind == "float4" and self.group == NVFP4 else 0
 
 
 Schemes = tuple[tuple[tuple[str, ...], Scheme | None], ...]  # by targets

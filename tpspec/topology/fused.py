@@ -93,5 +93,6 @@ def _stored_rows(scheme: Scheme | None, num_rows: int, matrix: Fused, dtype: str
     grid = (shuffled_grid if scheme.shuffled else stored_grid)(
         matrix.columns, matrix.size, scheme.group, narrow=matrix.is_narrow
     )
-    codes = quantized_bytes(num_rows, grid, scheme.held_bits, zeros=scheme.zeros, scale_bits=scheme.scale_bits)
+    codes = quantized_bytes(num_rows, grid, scheme.held_bits, zeros=scheme.zeros, scale_bits=scheme.scale_bits,
+                            gain_bits=scheme.gain_bits)  # fmt: skip
     return codes + 8 * len(matrix.columns) * scheme.shuffled

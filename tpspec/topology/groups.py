@@ -17,7 +17,7 @@ NARROW_SHARDS = 8
 TILE = 32  # outputs that a CPU's product takes at a time; it fills the last tile up
 SCALE_BITS = 16
 STORED_SCALE_BITS = 32  # of a published checkpoint, whose scales are float16, bfloat16 or float32: all exact
-EXPONENT_BITS = 8  # of scales that are powers of two
+FLOAT_SCALE_BITS = 8  # of floats of 4 bits: powers of two, or floats of 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,14 @@ def grid_of(columns: range, size: int, *, narrow: bool = False) -> tuple[Grid, r
 
 def stored_grid(columns: range, size: int, group: int | None, *, narrow: bool = False) -> Grid:
     """The grid for codes of a published checkpoint, which has `group` inputs to a scale (None: all of them): groups of
-    it are cut into smaller ones that have the same scale, so that no slice holds much of its neighbour's.
+    it are cut into smaller ones that have the same scale, so that no slice holds much of its neighbour's, but for those
+    that are smaller already.
 
     narrow: see groups_of.
     """
     if group is None:
         return grid_of(columns, size, narrow=narrow)[0]
-    cut = next(own for own in groups_of(size, narrow=narrow) if group % own == 0)
+    cut = next((own for own in groups_of(size, narrow=narrow) if group % own == 0), group)
     return Grid(cut, columns.start % cut, len(columns))
 
 
@@ -77,9 +78,15 @@ def shuffled_grid(columns: range, size: int, group: int | None, *, narrow: bool 
 
 
 def quantized_bytes(
-    num_outputs: int, grid: Grid, bits: Bits, *, zeros: bool | None = None, scale_bits: int = SCALE_BITS
+    num_outputs: int,
+    grid: Grid,
+    bits: Bits,
+    *,
+    zeros: bool | None = None,
+    scale_bits: int = SCALE_BITS,
+    gain_bits: int = 0,
 ) -> int:
-    """Of codes and scales, and of zeros: where there are four bits, if not said."""
+    """Of codes and scales, of zeros: where there are four bits, if not said; and of a gain for each output."""
     rows = -(-num_outputs // TILE) * TILE
     per_group = scale_bits * (2 if (bits == 4 if zeros is None else zeros) else 1)
-    return rows * (grid.width * bits + grid.num_groups * per_group) // 8
+    return rows * (grid.width * bits + grid.num_groups * per_group + gain_bits) // 8
