@@ -91,6 +91,26 @@ MAMBA = {
     "time_step_min": 1e-30,  # below which transformers lets none be, but where it goes on from a state
     "layer_norm_epsilon": 1e-5,
 }
+GRANITE = {
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.5,
+    "logits_scaling": 1.25,
+    "rms_norm_eps": 0.05,
+}
+GRANITE_HYBRID = {
+    "model_type": "granitemoehybrid",
+    **GRANITE,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 12,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 10,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "position_embedding_type": "nope",
+}
 GATED = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 48, "num_experts_per_tok": 3}
 SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 KINDS: dict[str, dict[str, Any]] = {
@@ -296,13 +316,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "llama": {"model_type": "llama"},
-    "granite": {
-        "model_type": "granite",
-        "embedding_multiplier": 1.5,
-        "residual_multiplier": 0.7,
-        "attention_multiplier": 0.5,
-        "logits_scaling": 1.25,
-        "rms_norm_eps": 0.05,
+    "granite": {"model_type": "granite", **GRANITE},
+    "granite_hybrid": {
+        **GRANITE_HYBRID,
+        "intermediate_size": 40,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
     },
     "llama3": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "ministral3": {
@@ -444,6 +463,22 @@ AKIN: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.5,
         "logits_scaling": 0.8,
         "rms_norm_eps": 0.05,
+    },
+    "granite_hybrid_dense": {**GRANITE_HYBRID, "mamba_conv_bias": False, "tie_word_embeddings": True},
+    "granite_hybrid_groups": {**GRANITE_HYBRID, "mamba_n_groups": 3},
+    "granite_hybrid_turned": {
+        **GRANITE_HYBRID,
+        "layer_types": ["full_attention"] * 3,
+        "shared_intermediate_size": 88,
+        "position_embedding_type": "rope",
+    },
+    "granite_moe": {"model_type": "granitemoe", **GRANITE, "num_local_experts": 7, "num_experts_per_tok": 3},
+    "granite_shared": {
+        "model_type": "granitemoeshared",
+        **GRANITE,
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 48,
     },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
     "kolibri1": {

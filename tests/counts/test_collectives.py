@@ -145,13 +145,15 @@ def measure(
         ("cohere2", {}, {Purpose.mlp: LAYERS}),
         ("cohere2_moe", {}, {Purpose.mlp: LAYERS}),
         ("nemotron_h", {}, {Purpose.attention: 3, Purpose.mlp: 2}),
+        ("granite_hybrid", {}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS}),
     ],
 )
 def test_what_else_a_layer_may_cost_is_what_plans_say(
     kind: str, keys: dict[str, str], sums: dict[Purpose, int], draft: Path, tmp_path: Path
 ) -> None:
-    """Norms of all heads together are eight bytes a row more, or nothing where every rank makes all heads; an MLP
-    beside attention is summed with it, and layers may be one of the two."""
+    """Norms of all heads together are eight bytes a row more, or nothing where every rank makes all heads, or two
+    columns a rank beside a sum where they are made behind it; an MLP beside attention is summed with it, and layers may
+    be one of the two."""
     folder = tiny(kind, tmp_path)
     rounds = measure(folder, draft, "ngram", (1, 2), Sampling(temperature=0.0), of_target=keys)
     shape = target_shape(topology(folder, 2, target=keys))

@@ -512,6 +512,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("flint", {}),
         ("kolibri1", {}),
         ("nemotron_h", {}),
+        ("granite_hybrid", {}),
     ],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
@@ -527,6 +528,8 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     if kind == "nemotron_h":
         sizes |= {"layers_block_type": ["linear_attention", "moe", "full_attention"]}
         sizes |= {"mamba_num_heads": 4, "n_groups": 2, "n_routed_experts": 3, "num_experts_per_tok": 2}
+    if kind == "granite_hybrid":
+        sizes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
     if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     if kind == "laguna":

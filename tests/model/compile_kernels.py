@@ -29,6 +29,7 @@ from tpspec.model import (
     card_groups,
     card_heads,
     card_joint,
+    card_late,
     card_many,
     card_norms,
     card_products,
@@ -40,8 +41,9 @@ from tpspec.model import (
     card_sums,
     card_tiles,
 )
+from tpspec.model.card_norms import norm_warps
 from tpspec.model.card_overlap import OVERLAP_FROM
-from tpspec.model.card_steps import JOINED, norm_warps
+from tpspec.model.card_steps import JOINED
 from tpspec.model.card_tilings import LEAST_SIDE, Tiling
 from tpspec.verify import card_noise
 
@@ -310,16 +312,27 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 
 
 def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """Of as many heads as Qwen3.5-27B, and Nemotron 3 Nano, has on each of four cards."""
+    """Of as many heads as Qwen3.5-27B, and Nemotron 3 Nano, has on each of four cards; and what Granite 4.0 H Small
+    has of its own."""
     qwen = {"num_keys": 4, "num_values": 12, "key_dim": 128, "value_dim": 128, "sums": False}
-    return _linear(x, qwen, 128) + _linear(
-        x, qwen | {"num_keys": 2, "num_values": 16, "value_dim": 64, "sums": True}, 512
-    )
+    nemotron = qwen | {"num_keys": 2, "num_values": 16, "value_dim": 64, "sums": True}
+    late, tiled = {"sums": True, "late": True}, {"dim": 4096, "size": 4, "wide": card_steps.JOINTLY}
+    return [
+        *_linear(x, qwen, 128),
+        *_linear(x, nemotron, 512),
+        (card_delta.gated, _gated(x), late | {"dim": 2048, "wide": 2048}),
+        (card_late.beside, {"made_at": x, "squares_at": "*fp32", "out_at": x}, tiled | {"rank": 1}),
+        (
+            card_late.normed_late,
+            {"total_at": x, "out_at": x, "numbers": "i32", "eps": "fp32"},
+            tiled | {"wide_told": 8},
+        ),
+    ]
 
 
 def _linear(x: str, linear: dict[str, Any], dim: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """dim: of a norm."""
-    before, sums = 3, {"sums": linear["sums"]}
+    before, sums = 3, {"sums": linear["sums"], "late": False}
     tile = {"before": before, "wide_key": 128, "piece": card_states.TILE // 128}
     types = {"mixed_at": x, "rates_at": x, "left_at": x, "kernel_at": "*fp32", "decays_at": "*fp32",
              "biases_at": "*fp32", "conv_biases_at": "*fp32", "skips_at": "*fp32", "rows_at": "*fp32",
@@ -330,11 +343,14 @@ def _linear(x: str, linear: dict[str, Any], dim: int) -> list[tuple[Any, dict[st
         (card_delta.take_in, linear | tile | {"wide_left": 64}),
         (card_delta.look_at, linear | tile),
     ]
-    gated = {"answers_at": x, "weight_at": "*fp32", "eps": "fp32", "gate_at": x, "out_at": x}
     return [
         *((kernel, {name: types[name] for name in kernel.arg_names if name in types}, of) for kernel, of in constants),
-        (card_delta.gated, gated, sums | {"dim": dim, "wide": dim}),
+        (card_delta.gated, _gated(x), sums | {"dim": dim, "wide": dim}),
     ]
+
+
+def _gated(x: str) -> dict[str, str]:
+    return {"answers_at": x, "weight_at": "*fp32", "eps": "fp32", "gate_at": x, "out_at": x, "squares_at": "*fp32"}
 
 
 def noise() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -422,7 +438,8 @@ def compile_for(capability: int, x: str, dim: int, part: str) -> None:
             # As tensors are laid out: without it loads are not pipelined, and less is shared than on a card.
             whole = [name for name, kind in types.items() if kind != "fp32"]
             aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
-            options = {"num_warps": norm_warps(constants["wide"])} if "norms_delta" in constants else {}
+            is_norm = "norms_delta" in constants or kernel is card_delta.gated
+            options = {"num_warps": norm_warps(constants["wide"])} if is_norm else {}
             if kernel is card_experts._tile_product:
                 options = {"num_stages": card_experts.STAGES[constants["tile_outputs"]]}
             if kernel in (card_products._few_rows, card_coded.few_coded):

@@ -24,9 +24,10 @@ from tpspec.verify.largest import largest
 from tpspec.verify.noise import CounterNoise
 
 
-def rounds(folder: Path, quantize: str | None = None, comm: Communicator | None = None) -> None:
-    (whole,) = split(ModelShape.of(folder), (1.0,))
-    loader = Loader.open(folder, whole, torch.bfloat16, torch.device("cuda"), quantize)
+def rounds(folder: Path, quantize: str | None = None, comm: Communicator | None = None, num_shards: int = 1) -> None:
+    """Of the first of so many."""
+    shard = split(ModelShape.of(folder), (1.0,) * num_shards)[0]
+    loader = Loader.open(folder, shard, torch.bfloat16, torch.device("cuda"), quantize)
     tree_and_chain(loader.decoder(comm or OneRank(), 512, num_states=2), seed=0)
 
 
@@ -35,6 +36,7 @@ folders = {kind: tiny(kind, Path(sys.argv[1], kind)) for kind in KINDS}
 with compiling_card((major, minor)) as names:
     for folder in folders.values():
         rounds(folder)
+    rounds(folders["granite_hybrid"], num_shards=2)
     rounds(folders["llama"], "int8")
     wide = tiny("llama", Path(sys.argv[1], "wide"), hidden_size=128, num_attention_heads=8, head_dim=16)
     for folder in (folders["llama"], wide):  # groups of 32 and of 128

@@ -24,7 +24,15 @@ from tpspec.topology.sizes import weight_bytes
 CPU, SLOTS = torch.device("cpu"), 96
 IDS = tuple(torch.randint(3, 263, (20,), generator=torch.Generator().manual_seed(0)).tolist())
 TREE, PARENTS = (50, 60, 70, 80, 90, 100), (-1, 0, 0, 1, 1, 2, 4)  # beside the root: rows 1 to 6
-KINDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "nemotron_h", "nemotron_h_dense")
+KINDS = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "nemotron_h",
+    "nemotron_h_dense",
+    "granite_hybrid",
+    "granite_hybrid_dense",
+)
 
 
 def loaded(folder: Path, shard: Shard | None = None) -> Decoder:
@@ -39,7 +47,7 @@ def logits_of(decoder: Decoder, ids: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (0, 1), (0, 1, 4), (0, 1, 4, 6), (0, 2, 5), (0, 1, 3)], ids=str)
-@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h", "granite_hybrid"])
 def test_a_text_goes_on_behind_any_path_of_a_tree(kind: str, kept: tuple[int, ...], tmp_path: Path) -> None:
     """`kept` rows of a tree, or none of them, when the root itself has to run again. Stands against a convolution that
     sees a row's neighbour and not its parent, and rows before the state that are another forward's."""

@@ -35,7 +35,9 @@ UNEVEN = {
 }  # values beyond four vectors of any CPU
 MANY = {"num_keys": 4, "key_of": tuple(head // 3 for head in range(12)), "key_dim": 5, "value_dim": 7}
 PUBLISHED = {"num_keys": 1, "key_of": (0, 0), "key_dim": 128, "value_dim": 128}
+LATE = {"num_keys": 1, "key_of": (0, 0, 0), "key_dim": 5, "value_dim": 7, "sums": True, "late": True}
 SUMS = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 5, "value_dim": 7, "sums": True}
+GRANITE = {"num_keys": 1, "key_of": (0,) * 12, "key_dim": 128, "value_dim": 64, "sums": True, "late": True}
 NEMOTRON = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 128, "value_dim": 64, "sums": True}
 
 
@@ -52,7 +54,7 @@ class Case:
 
         nowhere: Any = None  # products are given
         device = CARD if way in ("card", "many") else CPU
-        sums = sizes.get("sums", False)
+        sums, self.late = sizes.get("sums", False), sizes.get("late", False)
         norm = Norm((1 + 0.3 * random(H * V if sums else V)).to(device), 1e-6)
         mixer = Mixer(
             mixed=nowhere, rates=nowhere, gate=nowhere, out=nowhere, kernel=random(kernel, M).to(device) / 2,
@@ -86,8 +88,12 @@ class Case:
         tokens = [token for span in spans for token in span.tokens]
         padding = 12 - len(tokens) if self.way == "deterministic" else padding
         rows = [table[[*tokens, *[0] * padding]] for table in self.products]
-        made = self.steps.linear_attention(self.layer, *rows, self.steps.begin(spans, len(tokens) + padding))
-        return made[: len(tokens)].to(CPU, torch.float32, copy=True)
+        squares_T = torch.zeros(len(rows[0]), device=rows[0].device) if self.late else None
+        round = self.steps.begin(spans, len(tokens) + padding)
+        made = self.steps.linear_attention(self.layer, *rows, round, squares_T)[: len(tokens)].float()
+        if squares_T is not None:  # the norm of what is here alone
+            made = made * torch.rsqrt(squares_T[: len(tokens), None] / made.shape[1] + 1e-6)
+        return made.to(CPU, copy=True)
 
     def whole(self, text: list[int]) -> torch.Tensor:
         """Of the last token of a text that is read at once, of which nothing is kept."""
@@ -160,17 +166,21 @@ def test_what_a_card_is_told_of_a_round_is_the_same_behind_a_larger_one() -> Non
         ("torch", SUMS, 4),
         ("C", SUMS, 4),
         ("card", SUMS, 4),
+        ("torch", LATE, 4),
+        ("C", LATE, 4),
+        ("card", LATE, 4),
     ],
     ids=str,
 )
 def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes: dict[str, Any], kernel: int) -> None:
     """Stands against a row that takes another span's place, state, head or path, a convolution that sees a row's
-    neighbour and not its parent, and what is left in another's slot."""
+    neighbour and not its parent, and what is left in another's slot; and, of a norm that is made later, squares of
+    another row, or of what has a weight already."""
 
     @settings(max_examples={"card": 6, "many": 4}.get(way, 60))
     @given(plans())
     def holds(plan: list[list[tuple[int, list[int], int]]]) -> None:
-        case, reference = Case(way, sizes, kernel=kernel), Case("torch", sizes, kernel=kernel)
+        case, reference = Case(way, sizes, kernel=kernel), Case("torch", sizes | {"late": False}, kernel=kernel)
         texts = [Text(slot) for slot in range(TEXTS)]
         for number, some in enumerate(plan):
             made = [text.span(11 * number + text.slot, *one[:2]) for text, one in zip(texts, some, strict=False)]
@@ -183,7 +193,7 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes:
     holds()
 
 
-@pytest.mark.parametrize("sizes", [PUBLISHED, NEMOTRON], ids=["qwen", "nemotron"])
+@pytest.mark.parametrize("sizes", [PUBLISHED, NEMOTRON, GRANITE], ids=["qwen", "nemotron", "granite"])
 @pytest.mark.parametrize(("way", "dtype"), FEW, ids=str)
 def test_heads_of_a_usual_size_are_what_torch_makes_of_them(
     way: str, dtype: torch.dtype, sizes: dict[str, Any]
@@ -201,11 +211,13 @@ def test_heads_of_a_usual_size_are_what_torch_makes_of_them(
 @pytest.mark.parametrize(
     ("way", "dtype"), [*FEW, ("deterministic", torch.float32), ("deterministic", torch.bfloat16)], ids=str
 )
-@pytest.mark.parametrize("sums", [False, True])
-def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dtype, sums: bool) -> None:
+@pytest.mark.parametrize("kind", [SMALL, SUMS, LATE], ids=["delta", "sums", "late"])
+def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dtype, kind: dict[str, Any]) -> None:
     """Alone, behind drafts that were kept, in a chain or on a path of a tree, between other texts. Stands against sums
     in another order, which turn near ties: a text with drafts would be another."""
-    sizes = (MANY if way == "deterministic" else SUMS if sums else SMALL) | {"sums": sums}
+    sizes = kind
+    if way == "deterministic" and kind is not LATE:
+        sizes = MANY | {"sums": kind is SUMS}
     case, ids = Case(way, sizes, dtype), tuple(range(40, 50))
 
     def said(start: int, count: int, kept: tuple[int, ...] = (0,), certain: int = 1) -> torch.Tensor:

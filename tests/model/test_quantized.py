@@ -134,7 +134,8 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
 
 
 @pytest.fixture(
-    scope="module", params=["smollm2", "seed_oss", "arcee", "gpt_oss", "glm4_moe_lite", "cohere2_moe", "flint"]
+    scope="module",
+    params=["smollm2", "seed_oss", "arcee", "gpt_oss", "glm4_moe_lite", "cohere2_moe", "flint", "granite_hybrid"],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)

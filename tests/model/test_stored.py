@@ -117,7 +117,7 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", *MIXTURES)
+    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", "granite_hybrid", *MIXTURES)
     sizes: dict[str, dict[str, int]] = {"llama": WIDER, "wide": WIDE}
     plain = {
         kind: tiny("llama" if kind == "wide" else kind, tmp_path_factory.mktemp(kind), **sizes.get(kind, {}))
@@ -165,10 +165,11 @@ def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) ->
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["phi3", "glm4"])
+@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid"])
 @pytest.mark.parametrize("name", ["gptq", "gptq of 3 bits", "awq", "fp8 with static scales"])
 def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, name: str, kind: str) -> None:
-    """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order."""
+    """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order; and
+    Granite's experts, which are plain in one tensor, taken for what the MLP beside them is."""
     quantized, meant = written(name, kind)
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
     shape = ModelShape.of(quantized)
@@ -285,6 +286,17 @@ def test_a_router_with_a_bias_is_refused(tmp_path: Path) -> None:
         if not bias.any():
             logits(folder, (1,))
     with pytest.raises(UserError, match=rf"{name}.bias is not nothing, and the architecture has no such bias"):
+        logits(folder, (1,))
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8"])
+def test_granites_experts_in_codes_are_refused(written: Any, name: str, tmp_path: Path) -> None:
+    """In one tensor. Stands against a layout that nobody has published, read as if somebody had."""
+    folder = shutil.copytree(written(name, "granite_hybrid")[0], tmp_path / "codes")
+    held, at = load_file(folder / "model.safetensors"), "model.layers.0.block_sparse_moe.input_linear"
+    held[f"{at}.weight"] = held[f"{at}.weight"].to(torch.float8_e4m3fn)
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"{at}.weight is float8_e4m3fn, and read as plain numbers"):
         logits(folder, (1,))
 
 

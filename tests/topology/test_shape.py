@@ -96,6 +96,10 @@ PUBLISHED = {
 }
 # As their names say; what sees in some of them, and the layer that drafts, count there or not.
 ROUNDED = {
+    "ibm-granite/granite-4.0-h-small": 32,
+    "ibm-granite/granite-4.0-h-tiny": 7,
+    "ibm-granite/granite-4.0-h-1b": 1.46,  # as the size of its file says
+    "ibm-granite/granite-3.1-3b-a800m-instruct": 3.3,
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31.6,
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2": 8.89,
     "CohereLabs/c4ai-command-a-03-2025": 111.0,
@@ -121,6 +125,8 @@ ROUNDED = {
 }
 # Of mixtures: for one token, the embedding table included, as exactly as it is published.
 ACTIVE = {
+    "ibm-granite/granite-4.0-h-small": (9, 0.5),
+    "ibm-granite/granite-3.1-3b-a800m-instruct": (0.8 + 0.0755, 0.01),  # published without the table
     "CohereLabs/command-a-plus-05-2026-bf16": (25, 0.1),
     "google/gemma-4-26B-A4B-it": (3.8, 0.03),
     "Qwen/Qwen3-30B-A3B": (3.353, 0.001),
@@ -212,6 +218,7 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
     config |= {"num_experts_per_tok": 2} if model_type in LATENTS else {}
     config |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1} if model_type == "dots1" else {}
+    config |= {"layer_types": ["mamba", "attention"]} if model_type == "granitemoehybrid" else {}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
@@ -270,6 +277,9 @@ CALLED = {
     "llama": "Llama",
     "mellum": "Mellum 2",
     "granite": "Granite 3",
+    "granitemoe": "Granite 3 A800M and A400M",
+    "granitemoehybrid": "Granite 4.0",
+    "granitemoeshared": "Granite 3 A800M and A400M",
     "minimax_m2": "MiniMax-M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",
@@ -377,6 +387,7 @@ def test_what_a_config_lacks_is_named(key: str, value: object, why: str) -> None
         ModelShape.from_config({**CONFIG, key: value}, "here")
 
 
+GRANITE = {"model_type": "granitemoehybrid", "layer_types": ["attention", "mamba"]}
 GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
 
 
@@ -389,6 +400,8 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be above 0"),
         ({"model_type": "granite", "residual_multiplier": 0.0}, "residual_multiplier is 0.0; should be above 0"),
+        (GRANITE | {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'; should be rope or nope"),
+        (GRANITE | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
         (
             {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
             "partial_rotary_factor is not supported for gemma3_text",

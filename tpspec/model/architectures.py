@@ -43,9 +43,9 @@ class Architecture:
     RMSNorm over each query and key head before rope, or over all of them (joint_norm.py); likewise. v_norm: over each
     value head, without a weight. partial_rope: whether the config may say that rope turns the first part of a head
     alone. alternate_rope: it turns a number with the next, not with one half a head away, or the name of the flag that
-    says so. turned: whether rope is at all. ropes_by_kind: each kind of layers says of its own. window: "all" layers
-    share config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which
-    layers skip rope, or the type of those that do, or NOPE as above; or None.
+    says so. turned: whether rope is at all, or the key that says "rope" or "nope". ropes_by_kind: each kind of layers
+    says of its own. window: "all" layers share config.sliding_window, "layer_types" says which layers do, or None.
+    nope: the config list that says which layers skip rope, or the type of those that do, or NOPE as above; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
@@ -66,7 +66,7 @@ class Architecture:
     v_norm: bool = False
     partial_rope: bool = False
     alternate_rope: bool | str = False
-    turned: bool = True
+    turned: bool | str = True
     ropes_by_kind: bool = False
     window: str | None = None
     nope: str | None = None
@@ -143,6 +143,7 @@ GEMMA4 = Architecture(
     apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
 )
 LLAMA = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
+GRANITE_MOE = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", multiplied=True)
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
     "afmoe": Architecture(
@@ -207,6 +208,9 @@ ARCHITECTURES = {
     ),
     "gpt_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", window="layer_types", clamped=True),
     "granite": replace(LLAMA, multiplied=True),
+    "granitemoe": GRANITE_MOE,
+    "granitemoehybrid": replace(GRANITE_MOE, turned="position_embedding_type"),
+    "granitemoeshared": GRANITE_MOE,
     "hy_v3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
     "hyperclovax": replace(
         LLAMA,

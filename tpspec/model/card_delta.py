@@ -310,13 +310,16 @@ def gated(
     eps: float,
     gate_at: tl.tensor,
     out_at: tl.tensor,
+    squares_at: tl.tensor,
     dim: tl.constexpr,
     wide: tl.constexpr,
     sums: tl.constexpr,
+    late: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """RMSNorm of each head's answer times silu of its gate; all [T, H, V]. Where states sum, RMSNorm of that, for heads
-    with `dim` numbers together, each of which has a weight. Programs: T x H, or as many as have one norm."""
+    with `dim` numbers together, each of which has a weight. late: those of other ranks are among them, and what would
+    be divided by is told: squares [T]. Programs: T x H, or as many as have one norm."""
     columns, part = tl.arange(0, wide), tl.program_id(1)
     own = part * dim if sums else 0
     weight = tl.load(weight_at + own + columns, mask=columns < dim, other=0.0)
@@ -325,7 +328,11 @@ def gated(
     x = tl.load(answers_at + at, mask=columns < dim, other=0.0)
     gate = tl.load(gate_at + at, mask=columns < dim, other=0.0).to(tl.float32)
     passes = gate / (1 + tl.exp(-gate))
-    if sums:
+    if late:
+        passed = x.to(tl.float32) * passes
+        tl.store(squares_at + tl.program_id(0), tl.sum(passed * passed))
+        made = passed * weight
+    elif sums:
         made = rms_normed(x.to(tl.float32) * passes, weight, eps, dim)
     else:
         made = rms_normed(x, weight, eps, dim).to(x.dtype).to(tl.float32) * passes

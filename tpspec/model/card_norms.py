@@ -14,6 +14,11 @@ import triton.language as tl
 from tpspec.model.card_overlap import begin, fetch_row
 
 
+def norm_warps(wide: int) -> int:
+    """Of the one program that a row's norm has: eight numbers a thread, as far as there are threads."""
+    return max(4, min(16, wide // 256))
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def add_norm(
     x_at: tl.tensor,

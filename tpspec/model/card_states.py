@@ -15,6 +15,7 @@ import triton
 
 from tpspec.model import card_delta as kernels
 from tpspec.model.batch import paths
+from tpspec.model.card_norms import norm_warps
 from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.card_tables import words_of
 from tpspec.model.courses import NOTHING, courses
@@ -94,7 +95,13 @@ class CardStates:
         self._table.left()
 
     def linear_attention(
-        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, num_spans: int
+        self,
+        layer: LinearLayer,
+        mixed_TM: Tensor,
+        rates_TH: Tensor,
+        gate_TX: Tensor,
+        num_spans: int,
+        squares_T: Tensor | None = None,
     ) -> Tensor:
         """See `Steps`. num_spans: at most."""
         mixer, held, sizes, table = layer.mixer, self._store.of(layer.index), self._store.sizes, self._table.there
@@ -126,9 +133,10 @@ class CardStates:
         )  # fmt: skip
         out_TX = torch.empty_like(gate_TX)
         num_norms = G if mixer.sums else H
-        dim = H * V // num_norms
+        wide = triton.next_power_of_2(dim := H * V // num_norms)
         kernels.gated[(T, num_norms)](
-            answers_THV, mixer.norm.weight, mixer.norm.eps, gate_TX, out_TX, dim=dim, wide=triton.next_power_of_2(dim),
-            sums=mixer.sums, **self._overlap,
+            answers_THV, mixer.norm.weight, mixer.norm.eps, gate_TX, out_TX, rows if squares_T is None else squares_T,
+            dim=dim, wide=wide, sums=mixer.sums, late=squares_T is not None, num_warps=norm_warps(wide),
+            **self._overlap,
         )  # fmt: skip
         return out_TX

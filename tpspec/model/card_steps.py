@@ -20,13 +20,15 @@ from tpspec.model import card_rows as kernels
 from tpspec.model.card_attention import attend, join
 from tpspec.model.card_heads import place
 from tpspec.model.card_joint import jointly_normed, squares
-from tpspec.model.card_norms import add_norm
+from tpspec.model.card_late import beside, normed_late
+from tpspec.model.card_norms import add_norm, norm_warps
 from tpspec.model.card_overlap import IN_TURN, overlap
 from tpspec.model.card_products import TriedProduct
 from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
 from tpspec.model.card_tilings import LEAST_SIDE, Folds, Tiling, splits_of, tilings_of, wanted_programs
+from tpspec.topology.rounds import LATE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Span
     from tpspec.model.joint_norm import Columns, JointNorm
+    from tpspec.model.late_norm import LateNorm
     from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
@@ -46,7 +49,7 @@ MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 MOST_SPLITS = 32
 JOINED = 256  # columns of a program, at most
-JOINTLY = 1024  # the same of a norm over all heads
+JOINTLY = 1024  # the same of norms over heads of all ranks
 
 
 class CardSteps:
@@ -222,10 +225,34 @@ class CardSteps:
         return out_TX
 
     def linear_attention(
-        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: Any
+        self,
+        layer: LinearLayer,
+        mixed_TM: Tensor,
+        rates_TH: Tensor,
+        gate_TX: Tensor,
+        round: Any,
+        squares_T: Tensor | None = None,
     ) -> Tensor:
         assert self._states is not None, "a decoder with such layers has a store for them"
-        return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, self._num_spans(len(mixed_TM)))
+        num_spans = self._num_spans(len(mixed_TM))
+        return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, num_spans, squares_T)
+
+    def beside(self, made_TD: Tensor, squares_T: Tensor, rank: int, size: int) -> Tensor:
+        num_rows, dim = made_TD.shape
+        out_TY = made_TD.new_empty(num_rows, dim + LATE_COLUMNS * size)
+        beside[(num_rows, triton.cdiv(out_TY.shape[1], JOINTLY))](
+            made_TD, squares_T, out_TY, dim=dim, rank=rank, size=size, wide=JOINTLY, **self._overlap
+        )
+        return out_TY
+
+    def normed_late(self, total_TY: Tensor, norm: LateNorm, dim: int) -> Tensor:
+        num_rows, width = total_TY.shape
+        out_TD, told = total_TY.new_empty(num_rows, dim), width - dim
+        normed_late[(num_rows, triton.cdiv(dim, JOINTLY))](
+            total_TY, out_TD, norm.numbers, norm.eps, dim=dim, size=told // LATE_COLUMNS, wide=JOINTLY,
+            wide_told=triton.next_power_of_2(told), **self._overlap,
+        )  # fmt: skip
+        return out_TD
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         num_rows, channels = gate_up_TC.shape
@@ -327,11 +354,6 @@ def _weight(norm: Norm | None, x: Tensor) -> tuple[Tensor, float]:
 
 def _kind(norm: Norm | None) -> str:
     return "" if norm is None else "centred" if norm.centred else "rms"
-
-
-def norm_warps(wide: int) -> int:
-    """Of the one program that a row's norm has: eight numbers a thread, as far as there are threads."""
-    return max(4, min(16, wide // 256))
 
 
 def card_steps(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 12  # of rows.c
+VERSION = 13  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -125,7 +125,7 @@ class CompiledSteps(WithoutKernels):
         self._attend = _verb(
             loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, FLOAT] + [POINTER] * 2
         )
-        delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 6)
+        delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 7)
         self._states = None if states is None else CompiledStates(states, delta)
         self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
 
@@ -176,13 +176,20 @@ class CompiledSteps(WithoutKernels):
         return attended
 
     def linear_attention(
-        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: CompiledRound
+        self,
+        layer: LinearLayer,
+        mixed_TM: Tensor,
+        rates_TH: Tensor,
+        gate_TX: Tensor,
+        round: CompiledRound,
+        squares_T: Tensor | None = None,
     ) -> Tensor:
         assert self._states is not None, "a decoder with such layers has a store for them"
         buffers = self._of(round.num_rows)
         if buffers.answered is None:
             buffers.answered = torch.zeros_like(gate_TX)
-        self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, round.courses, buffers.answered)
+        products = mixed_TM, rates_TH, gate_TX
+        self._states.linear_attention(layer, *products, round.courses, buffers.answered, squares_T)
         return buffers.answered
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:

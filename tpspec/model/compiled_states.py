@@ -78,12 +78,14 @@ class CompiledStates:
         gate_TX: Tensor,
         courses: list[int],
         out_TX: Tensor,
+        squares_T: Tensor | None,
     ) -> None:
         """See `Steps`; into out [T, H V], but for padding."""
         if layer.index not in self._layers:
             self._layers[layer.index] = _Delta.of(layer.mixer, self._store, layer.index)
         at = ctypes.addressof(self._layers[layer.index])
         products = [x.data_ptr() for x in (mixed_TM, rates_TH, gate_TX, out_TX)]
+        squares = None if squares_T is None else squares_T.data_ptr()
         for course in courses:
-            if self._delta(at, course, *products):
+            if self._delta(at, course, *products, squares):
                 raise MemoryError("linear attention found no memory for its rows")

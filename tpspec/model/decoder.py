@@ -181,7 +181,7 @@ class Decoder:
                 continue
             if mixing:
                 scale = 1.0 if mlp or inputs else layer.scale
-                then = AddNorm(steps, x_TD, next(norms), mixing.attention_out_norm, scale)
+                then = AddNorm(steps, x_TD, next(norms), mixing.attention_out_norm, scale, late=mixing.late_norm)
                 partial_TD = mixing.mixed(normed_TD, steps, round, self.comm)
                 x_TD, normed_TD = self.comm.all_reduce_then(partial_TD, Purpose.attention, then)
             if mlp:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.model.batch import Span
     from tpspec.model.courses import Course
+    from tpspec.model.late_norm import LateNorm
     from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
 
@@ -49,7 +50,8 @@ class Mixer:
 
     skips: [H], float32, what its value counts in the answer of a row; where there are some, this is Mamba-2: both rates
     are one, queries and keys stay as long as they are, and what has passed the gate has a norm, of [H V], for all
-    value heads of a key head together. conv_biases: [M], or None.
+    value heads of a key head together. late: that is made of the sum over ranks, which hold others of its heads; or
+    None. conv_biases: [M], or None.
     """
 
     mixed: Linear
@@ -65,6 +67,7 @@ class Mixer:
     norm: Norm
     skips_H: Tensor | None = None
     conv_biases_M: Tensor | None = None
+    late: LateNorm | None = None
 
     @property
     def sums(self) -> bool:
@@ -101,12 +104,15 @@ class Mixer:
         alone = [self.rows(inputs_1RKX[:, row, None], absent_1R[:, row, None]) for row in range(absent_1R.shape[1])]
         return Rows(*(torch.cat(same, 2) for same in zip(*alone, strict=True)))
 
-    def gated(self, answers_THV: Tensor, gate_TX: Tensor) -> Tensor:
-        """What `out` reads, [T, H V]."""
+    def gated(self, answers_THV: Tensor, gate_TX: Tensor, squares_T: Tensor | None = None) -> Tensor:
+        """What `out` reads, [T, H V]. squares: as of Steps."""
         gate_THV = F.silu(gate_TX.view(answers_THV.shape).float())
         if not self.sums:
             return (self.norm(answers_THV) * gate_THV).to(gate_TX.dtype).flatten(1)
         passed_TGX = (answers_THV.float() * gate_THV).view(len(gate_TX), self.num_keys, -1)
+        if squares_T is not None:
+            squares_T.copy_(passed_TGX.square().sum((1, 2)))
+            return (passed_TGX.flatten(1) * self.norm.weight).to(gate_TX.dtype)
         normed_TGX = F.rms_norm(passed_TGX, passed_TGX.shape[2:], eps=self.norm.eps)
         return (normed_TGX.flatten(1) * self.norm.weight).to(gate_TX.dtype)
 
@@ -142,8 +148,16 @@ class Round:
         groups = [Group.of(some, places, device) for some in [short, *apart] if some]
         return cls(store, sent([~name for name in left], device), groups, whole)
 
-    def answered(self, mixer: Mixer, layer: int, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor) -> Tensor:
-        """What the mixer's `out` reads, [T, H V], of its other products; the states go on."""
+    def answered(
+        self,
+        mixer: Mixer,
+        layer: int,
+        mixed_TM: Tensor,
+        rates_TH: Tensor,
+        gate_TX: Tensor,
+        squares_T: Tensor | None = None,
+    ) -> Tensor:
+        """What the mixer's `out` reads, [T, H V], of its other products; the states go on. squares: as of Steps."""
         row_TX = torch.cat([mixed_TM, rates_TH], 1)
         left_LX = self.store.of(layer).left.flatten(0, 1)[self.left_L]
         inputs = torch.cat([row_TX, left_LX, row_TX.new_zeros(1, row_TX.shape[1])])
@@ -153,8 +167,11 @@ class Round:
         for group in self.groups:
             self._answer(mixer, layer, inputs, group, answers_THV)
         if not self.whole:
-            return mixer.gated(answers_THV, gate_TX)
-        return torch.cat([mixer.gated(answers_THV[row, None], gate_TX[row, None]) for row in range(len(row_TX))])
+            return mixer.gated(answers_THV, gate_TX, squares_T)
+        return torch.cat([
+            mixer.gated(answers_THV[row, None], gate_TX[row, None], None if squares_T is None else squares_T[row, None])
+            for row in range(len(row_TX))
+        ])  # fmt: skip
 
     def _answer(self, mixer: Mixer, layer: int, inputs: Tensor, group: Group, answers_THV: Tensor) -> None:
         """Of the group's rows, into their places; their states go on."""

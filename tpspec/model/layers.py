@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tpspec.model.delta_net import Mixer
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import JointNorm
+    from tpspec.model.late_norm import LateNorm
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.per_layer import LayerInputs
@@ -109,9 +110,10 @@ class Layer:
     inputs: LayerInputs | None = None
     parallel: bool = False
     scale: float = 1.0
+    late_norm: None = None
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
-        """What its rows tell each other: this shard's part of the sum, [T, D]. comm: for a joint norm."""
+        """What its rows tell each other: this shard's part of the sum, [T, D]. comm: for a norm over ranks' heads."""
         qkv_TX = self.qkv(x_TD)
         if self.joint_norm is not None:
             assert comm is not None, "the decoder that has such layers gives it"
@@ -136,11 +138,20 @@ class LinearLayer:
     parallel: bool = False
     scale: float = 1.0
 
+    @property
+    def late_norm(self) -> LateNorm | None:
+        return self.mixer.late
+
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
-        """As of `Layer`."""
+        """As of `Layer`; what a late norm is to be made of, [T, Y]."""
         mixer = self.mixer
         products = mixer.mixed(x_TD), mixer.rates(x_TD), mixer.gate(x_TD)
-        return mixer.out(steps.linear_attention(self, *products, round))
+        if mixer.late is None:
+            return mixer.out(steps.linear_attention(self, *products, round))
+        assert comm is not None, "as of a joint norm"
+        squares_T = torch.zeros(len(x_TD), device=x_TD.device)
+        made_TD = mixer.out(steps.linear_attention(self, *products, round, squares_T))
+        return mixer.late.partly(made_TD, squares_T, steps, comm)
 
 
 @dataclass(frozen=True, slots=True)

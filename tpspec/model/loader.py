@@ -167,7 +167,7 @@ class Loader:
         spec = self.spec
         if spec.delta_net is None:
             return None
-        return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, spec.eps)
+        return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, spec.eps * spec.hidden_scale**2)
 
     def _shape(self, sights: Iterable[Sight]) -> Shape:
         return Shape(

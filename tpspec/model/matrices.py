@@ -60,7 +60,8 @@ class Matrices:
         self.check_biases([place], biased=biased)
         if (product := self._of_codes([place], biased=has_bias)) is not None:
             return product
-        grid, whole_groups = grid_of(place.columns, place.num_inputs, narrow=has_narrow_columns(place.name))
+        narrow = place.expert is not None or has_narrow_columns(place.name)
+        grid, whole_groups = grid_of(place.columns, place.num_inputs, narrow=narrow)
         weight = self._rows([place if self.quantize is None else replace(place, columns=whole_groups)])
         return self._linear(weight, self._biases([place], biased=has_bias), grid)
 

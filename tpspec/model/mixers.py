@@ -12,6 +12,7 @@ import torch
 
 from tpspec.cache.states import StateSizes, StateStore
 from tpspec.model.delta_net import Mixer
+from tpspec.model.late_norm import LateNorm
 from tpspec.model.layers import Norm
 from tpspec.model.places import Place, numbers_of, rows_of
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
@@ -69,7 +70,15 @@ class Mixers:
             norm=Norm(norm, self.eps),
             skips_H=matrices.wide(at + "D", (net.value_heads,), heads) if net.sums else None,
             conv_biases_M=biases_M,
+            late=self._late,
         )
+
+    @property
+    def _late(self) -> LateNorm | None:
+        """Of heads that are not all here."""
+        net = self.net
+        is_whole = len(self.shard.delta_values) == net.value_heads
+        return LateNorm(net.num_normed, self.eps) if net.shares_norm and not is_whole else None
 
     def _seen(self) -> list[range]:
         """Of the numbers that the convolution sees, those of this shard's queries, keys and values."""

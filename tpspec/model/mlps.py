@@ -54,7 +54,7 @@ class Mlps:
         mixture = self._mixture(layer, names, experts, whole=whole)
         if not experts.shared:
             return mixture
-        shared = self._mlp(f"{at}{names.shared}.", names, shard.shared, experts.shared)
+        shared = self._mlp(f"{layer}{names.shared}.", names, shard.shared, experts.shared)
         if experts.apart:
             return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
@@ -78,21 +78,21 @@ class Mlps:
         router, on_card = self._router(layer, names, experts), self.matrices.device.type == "cuda"
         at = names.within(layer)
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
-        stand = self._stand(f"{at}experts.", names, experts.count)
-        mlps = [parts._expert(f"{at}experts.", names, experts, index, stand) for index in range(experts.count)]
+        stand = self._stand(at, names, experts.count)
+        mlps = [parts._expert(at, names, experts, index, stand) for index in range(experts.count)]
         return mixture_of(router, mlps, on_card=on_card, whole=whole, around=self._around(at, experts))
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:
         """stand: see _stand."""
         channels, size = self.shard.channels, self.spec.intermediate
         if names.together is None or stand is None:
-            return self._mlp(f"{at}{index}.", names, channels, size, experts.latent)
-        hidden, biased = range(self.spec.hidden), experts.biased
+            return self._mlp(f"{at}experts.{index}.", names, channels, size, experts.latent)
+        hidden, biased, (gate_up_name, down_name) = range(self.spec.hidden), experts.biased, names.together
         place = partial(Place, expert=(index, experts.count), upright=stand, alternate=names.alternate)
         gate, up = channels, range(size + channels.start, size + channels.stop)
         rows = [range(2 * channels.start, 2 * channels.stop)] if names.alternate else [gate, up]
-        gate_up = [place(at + names.together, 2 * size, len(hidden), some, hidden) for some in rows]
-        down = place(at + names.down, len(hidden), size, hidden, channels, alternate=False)
+        gate_up = [place(at + gate_up_name, 2 * size, len(hidden), some, hidden) for some in rows]
+        down = place(at + down_name, len(hidden), size, hidden, channels, alternate=False)
         return GatedMlp(
             self.matrices.column_parallel(gate_up, biased=biased), self.matrices.row_parallel(down, biased=biased)
         )
@@ -101,12 +101,12 @@ class Mlps:
         """Whether the matrices of experts that are one tensor have a row for each output, as its shape tells; None
         where each expert has its own."""
         hidden, size, checkpoint = self.spec.hidden, self.spec.intermediate, self.matrices.checkpoint
-        if names.together is None or not (names.alternate or at + names.together in checkpoint):
+        if names.together is None or not (names.alternate or at + names.together[0] in checkpoint):
             return None
         if names.alternate:
             return names.upright
-        self.matrices.check_plain(at + names.together)
-        down = at + names.down
+        gate_up, down = (at + name for name in names.together)
+        self.matrices.check_plain(gate_up)
         if hidden == size or down not in checkpoint:
             return names.upright
         found, standing, lying = checkpoint.shape(down), (count, hidden, size), (count, size, hidden)

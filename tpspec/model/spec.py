@@ -158,7 +158,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
     arch, kind = _declaration(config, where), config.model_type
-    ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind) if arch.turned else {}
+    ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind) if _is_turned(said, arch) else {}
     latent = latent_of(said, kind)
     head_dim, num_layers = head_dim_of(config) if latent is None else latent.cached, config.num_hidden_layers
     num_heads = query_heads(said, kind, num_layers, config.num_attention_heads)
@@ -215,7 +215,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         experts=experts,
         latent=latent,
         alternate_rope=_flag(config, arch.alternate_rope),
-        delta_net=delta_net_of(said, kind, num_layers, blocks),
+        delta_net=delta_net_of(said, kind, num_layers, config.hidden_size, blocks),
         blocks=blocks,
         global_heads=wide,
         sharing=sharing,
@@ -244,6 +244,12 @@ def _declaration(config: Any, where: str) -> Architecture:
     if arch.rms_eps is not None and getattr(config, arch.rms_eps) is not None:
         return replace(arch, centred=False, eps=arch.rms_eps)
     return arch
+
+
+def _is_turned(said: Reads, arch: Architecture) -> bool:
+    if isinstance(arch.turned, bool):
+        return arch.turned
+    return said.one_of(arch.turned, ("rope", "nope"), "nope") == "rope"
 
 
 def _flag(config: Any, flag: bool | str | None) -> bool:

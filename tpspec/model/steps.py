@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from tpspec.cache.store import as_slots
 from tpspec.model.attention import Folding, Layout, View, fused, stable
 from tpspec.model.delta_net import Round as StateRound
+from tpspec.model.late_norm import beside
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.staged import sent
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
     from tpspec.model.joint_norm import Columns, JointNorm
+    from tpspec.model.late_norm import LateNorm
     from tpspec.model.layers import Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope, Turns
@@ -78,9 +80,22 @@ class Steps(Protocol):
         """Writes the rows' keys and values, if the layer keeps any, then attends: [T, H * E]."""
 
     def linear_attention(
-        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: Any
+        self,
+        layer: LinearLayer,
+        mixed_TM: Tensor,
+        rates_TH: Tensor,
+        gate_TX: Tensor,
+        round: Any,
+        squares_T: Tensor | None = None,
     ) -> Tensor:
-        """What the mixer's `out` reads, [T, H V], of its other products; texts' states go on."""
+        """What the mixer's `out` reads, [T, H V], of its other products; texts' states go on. squares: of a late norm,
+        which is then not made; sums of those of each row's numbers come there, in float32."""
+
+    def beside(self, made_TD: Tensor, squares_T: Tensor, rank: int, size: int) -> Tensor:
+        """What ranks sum of what is to have a late norm: [T, Y], see late_norm.py."""
+
+    def normed_late(self, total_TY: Tensor, norm: LateNorm, dim: int) -> Tensor:
+        """The norm of that sum, [T, D]."""
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]; of one without a gate act(up), [T, C]."""
@@ -93,7 +108,8 @@ class Steps(Protocol):
 
 
 class AddNorm(NamedTuple):
-    """What the steps make of a sum over ranks. joined: norms of its halves, which are added then; or None."""
+    """What the steps make of a sum over ranks. joined: norms of its halves, which are added then; or None. late: a norm
+    that has yet to be made of it; or None."""
 
     steps: Steps
     x_TD: Tensor
@@ -101,14 +117,17 @@ class AddNorm(NamedTuple):
     delta_norm: Norm | None = None
     scale: float = 1.0
     joined: tuple[Norm, Norm] | None = None
+    late: LateNorm | None = None
 
     def __call__(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        if self.late is not None:
+            total = self.steps.normed_late(total, self.late, self.x_TD.shape[1])
         if self.joined is not None:
             total = self.steps.joined(total, self.joined)
         return self.steps.add_norm(self.x_TD, total, self.norm, self.delta_norm, self.scale)
 
     def with_peers(self, x: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor] | None:
-        if self.joined is not None:
+        if self.joined is not None or self.late is not None:
             return None
         return self.steps.sum_add_norm(self.x_TD, x, meeting, self.norm, self.delta_norm, self.scale)
 
@@ -160,6 +179,12 @@ class WithoutKernels:
 
     def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
         return norm.normed(qkv_TX, sums_T2)
+
+    def beside(self, made_TD: Tensor, squares_T: Tensor, rank: int, size: int) -> Tensor:
+        return beside(made_TD, squares_T, rank, size)
+
+    def normed_late(self, total_TY: Tensor, norm: LateNorm, dim: int) -> Tensor:
+        return norm.normed(total_TY, dim)
 
     def slots(self, num_rows: int) -> None:
         return None
@@ -252,10 +277,16 @@ class TorchSteps(WithoutKernels):
         return self._attended(layer, q_THE if layer.rope is None else round.turns[layer.rope].grown(q_THE), round)
 
     def linear_attention(
-        self, layer: LinearLayer, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: TorchRound
+        self,
+        layer: LinearLayer,
+        mixed_TM: Tensor,
+        rates_TH: Tensor,
+        gate_TX: Tensor,
+        round: TorchRound,
+        squares_T: Tensor | None = None,
     ) -> Tensor:
         assert round.states is not None, "a decoder with such layers has a store for them"
-        return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX)
+        return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX, squares_T)
 
     def gate(self, gate_up_TC: Tensor) -> Tensor:
         if self._shape.gate == "relu2":

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpspec.topology.delta_net import FULL, LINEAR
+from tpspec.topology.delta_net import FULL, LINEAR, OLDER
 
 if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
 
 MLP, MIXTURE = "mlp", "moe"
 PATTERN = {"M": LINEAR, "*": FULL, "-": MLP, "E": MIXTURE}  # letters of hybrid_override_pattern, as it was published
-OLDER = {"mamba": LINEAR, "attention": FULL}  # what lists called them
 TYPES = ("nemotron_h",)
 USUAL = (LINEAR, MIXTURE, FULL, MLP)  # where a config says nothing, as transformers
 KEYS = ("layers_block_type", "layer_types")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
 
 LINEAR, FULL = "linear_attention", "full_attention"  # as layer_types calls layers
+OLDER = {"mamba": LINEAR, "attention": FULL}  # what lists called them
 OUT = "out_proj"
 UNLIMITED = [0.0, math.inf]  # steps of Mamba-2's time
 EVERY = 4  # layers: the last of so many has full attention, where the config does not say
@@ -31,7 +32,9 @@ class DeltaNet:
 
     sums: a state takes values as they are, and not what it does not say of their keys already: Mamba-2, whose C, B and
     x are queries, keys and values, its groups key heads, and both rates one. All are rows of one matrix, and value
-    heads that share a key head have one norm, so that one rank holds them. biased: the convolution.
+    heads that share a key head have one norm, so that one rank holds them. late: but where they all share one, ranks
+    may hold some each, for what they give is summed before it is normed (model/late_norm.py); float16 might not hold
+    that. biased: the convolution.
     """
 
     key_heads: int
@@ -46,7 +49,13 @@ class DeltaNet:
     decays: str = "in_proj_a"
     module: str = "linear_attn"
     sums: bool = False
+    late: bool = False
     biased: bool = False
+
+    @property
+    def shares_norm(self) -> bool:
+        """Whether heads of several ranks have one norm."""
+        return self.late and self.key_heads == 1
 
     @property
     def is_in_groups(self) -> bool:
@@ -89,6 +98,7 @@ MAMBA = DeltaNet(
     sums=True,
 )
 DELTA_NETS = {
+    "granitemoehybrid": replace(MAMBA, key_heads=1, key_dim=256, module="mamba", late=True),
     "nemotron_h": MAMBA,
     "qwen3_5_moe_text": USUAL,
     "qwen3_5_text": USUAL,
@@ -96,22 +106,34 @@ DELTA_NETS = {
 }
 
 
-def delta_net_of(read: Reads, model_type: str, num_layers: int, blocks: tuple[str, ...] = ()) -> DeltaNet | None:
-    """None for a model without such layers. blocks: see blocks.py. UserError for what is no size, or not supported."""
+def delta_net_of(
+    read: Reads, model_type: str, num_layers: int, hidden: int, blocks: tuple[str, ...] = ()
+) -> DeltaNet | None:
+    """None for a model without such layers. hidden: numbers of a row. blocks: see blocks.py. UserError for what is no
+    size, or not supported."""
     usual = DELTA_NETS.get(model_type)
     if usual is None:
         return None
-    if usual.sums:
-        return _mamba_of(read, usual, frozenset(layer for layer, kind in enumerate(blocks) if kind == LINEAR))
-    kinds = read.texts("layer_types")
-    if not kinds:
+    kinds = blocks or _kinds(read, usual, num_layers)
+    layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
+    if not layers:
+        return None
+    return replace(_mamba_of(read, usual, hidden) if usual.sums else _delta_of(read, usual), layers=layers)
+
+
+def _kinds(read: Reads, usual: DeltaNet, num_layers: int) -> tuple[str, ...]:
+    kinds = tuple(OLDER.get(kind, kind) for kind in read.texts("layer_types"))
+    if not kinds and not usual.sums:
         every = read.size("full_attention_interval", EVERY)
         kinds = tuple(LINEAR if (layer + 1) % every else FULL for layer in range(num_layers))
     if len(kinds) != num_layers or set(kinds) - {LINEAR, FULL}:
         raise read.refusal("layer_types", f"{LINEAR} or {FULL} for each of {num_layers} layers")
-    layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
-    if not layers:
-        return None
+    if usual.sums and FULL not in kinds:
+        raise read.refusal("layer_types", f"{FULL} for one layer")
+    return kinds
+
+
+def _delta_of(read: Reads, usual: DeltaNet) -> DeltaNet:
     key_heads = read.size("linear_num_key_heads", usual.key_heads)
     value_heads = read.size("linear_num_value_heads", usual.value_heads)
     if value_heads % key_heads:
@@ -123,17 +145,16 @@ def delta_net_of(read: Reads, model_type: str, num_layers: int, blocks: tuple[st
         key_dim=read.size("linear_key_head_dim", usual.key_dim),
         value_dim=read.size("linear_value_head_dim", usual.value_dim),
         kernel=read.size("linear_conv_kernel_dim", usual.kernel),
-        layers=layers,
     )
 
 
-def _mamba_of(read: Reads, usual: DeltaNet, layers: frozenset[int]) -> DeltaNet | None:
-    if not layers:
-        return None
+def _mamba_of(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
+    """By Nemotron-H's keys, or Granite's."""
     groups = read.size("n_groups", read.size("mamba_n_groups", usual.key_heads))
-    heads = read.size("mamba_num_heads", usual.value_heads)
+    key = "mamba_n_heads" if "mamba_n_heads" in read.config else "mamba_num_heads"
+    heads = read.size(key, usual.value_heads)
     if heads % groups:
-        raise read.refusal("mamba_num_heads", f"a multiple of n_groups ({groups})")
+        raise read.refusal(key, f"a multiple of n_groups ({groups})")
     read.one_of("mamba_hidden_act", ("silu",), "silu")
     read.refuse("use_bias", "mamba_proj_bias")
     for key in ("time_step_limit", "mamba_dt_limit"):
@@ -143,9 +164,20 @@ def _mamba_of(read: Reads, usual: DeltaNet, layers: frozenset[int]) -> DeltaNet 
         usual,
         key_heads=groups,
         value_heads=heads,
-        key_dim=read.size("ssm_state_size", usual.key_dim),
-        value_dim=read.size("mamba_head_dim", usual.value_dim),
+        key_dim=read.size("ssm_state_size", read.size("mamba_d_state", usual.key_dim)),
+        value_dim=_expanded(read, hidden, heads) if usual.late else read.size("mamba_head_dim", usual.value_dim),
         kernel=read.size("conv_kernel", read.size("mamba_d_conv", usual.kernel)),
-        layers=layers,
         biased=read.flag("use_conv_bias", read.flag("mamba_conv_bias", True)),
     )
+
+
+def _expanded(read: Reads, hidden: int, heads: int) -> int:
+    """Numbers of a value, where those of all heads are said to be so many times those of a row."""
+    numbers = read.size("mamba_expand", 2) * hidden
+    if numbers % heads:
+        raise read.refusal("mamba_n_heads", f"a divisor of mamba_expand times hidden_size ({numbers})")
+    if read.config.get("mamba_d_head") in (None, "auto"):
+        return numbers // heads
+    if (size := read.size("mamba_d_head")) * heads != numbers:
+        raise read.refusal("mamba_d_head", f"{numbers // heads}, or mamba_expand another")
+    return size

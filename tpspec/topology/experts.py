@@ -15,7 +15,7 @@ from tpspec.topology.mixtures import MIXTURES
 from tpspec.topology.reads import shown
 
 if TYPE_CHECKING:
-    from tpspec.topology.mixtures import Beside, ByLogits
+    from tpspec.topology.mixtures import Beside, ByLogits, Mixing
     from tpspec.topology.reads import Reads
 
 
@@ -83,7 +83,7 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
     if model_type not in MIXTURES or (blocks and MIXTURE not in blocks):
         return None
     usual = MIXTURES[model_type]
-    if usual.apart is not None and not read.flag("enable_moe_block", False):
+    if usual.alone is not None and not _has_some(read, usual):
         return None
     read.one_of("decoder_sparse_step", (1,), 1)
     listed = None if usual.by_logits is None else usual.by_logits.listed
@@ -111,9 +111,18 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
         return _by_logits(experts, read, usual.by_logits)
     if usual.apart is not None:
         return replace(experts, shared=read.size("intermediate_size", usual.apart), apart=True)
+    if usual.shared is not None:
+        return replace(experts, shared=read.size(*usual.shared, least=0))
     if usual.gated is not None:
         return replace(experts, shared=read.size("shared_expert_intermediate_size", usual.gated), shared_gated=True)
     return experts if usual.beside is None else _as_deepseek(experts, read, usual.beside, blocks)
+
+
+def _has_some(read: Reads, usual: Mixing) -> bool:
+    """Of a type that may have none."""
+    if usual.apart is not None:
+        return read.flag("enable_moe_block", False)
+    return read.size(COUNTS[0], usual.count, least=0) > 0
 
 
 def _weighed(experts: Experts, *, by_sigmoids: bool) -> Experts:

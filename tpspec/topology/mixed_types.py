@@ -7,6 +7,14 @@ from dataclasses import replace
 from tpspec.topology.defaults import Defaults
 from tpspec.topology.dense_types import COHERE
 
+GRANITE_MOE = Defaults(
+    hidden=4096,
+    num_layers=32,
+    num_heads=32,
+    vocab=32000,
+    float16=False,
+    intermediate=("intermediate_size", 11008),
+)
 MIXED_TYPES = {
     "afmoe": Defaults(
         hidden=2048,
@@ -122,6 +130,9 @@ MIXED_TYPES = {
         float16=False,
         intermediate=("intermediate_size", 2880),
     ),
+    "granitemoe": GRANITE_MOE,
+    "granitemoehybrid": replace(GRANITE_MOE, intermediate=("shared_intermediate_size", 1024)),
+    "granitemoeshared": GRANITE_MOE,
     "hy_v3": Defaults(
         hidden=4096,
         num_layers=80,

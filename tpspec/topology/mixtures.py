@@ -5,20 +5,20 @@ Data. What is read with it is experts.py's matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. router,
-    and shared, of an MLP beside the experts: within a mixture; the others within an MLP or expert. Where gate and up
-    have one name they are one matrix, gate's rows first; None where there is no gate.
+    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. router:
+    within a mixture; the others within an MLP or expert. Where gate and up have one name they are one matrix, gate's
+    rows first; None where there is no gate.
 
-    together: of what holds gate and up of all experts of a layer, as `down` then holds theirs; None: each expert has
-    matrices of its own. upright: it has a row for each output; else a row is an input's. alternate: the outputs of gate
-    and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or a matrix for each
-    expert instead. shared_gate: of what the MLP beside the experts is multiplied with. correction: of the bias by which
-    experts are chosen, within the layer.
+    together: within a mixture, of tensors that hold gate and up of all experts of a layer, and down; None: each expert
+    has matrices of its own. upright: they have a row for each output; else a row is an input's. alternate: the outputs
+    of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or a matrix
+    for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate: of what that is
+    multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the layer.
     """
 
     module: str
@@ -26,8 +26,8 @@ class MlpNames:
     up: str = "up_proj"
     down: str = "down_proj"
     router: str = "gate"
-    shared: str = "shared_experts"
-    together: str | None = None
+    shared: str = "mlp.shared_experts"
+    together: tuple[str, str] | None = None
     upright: bool = False
     alternate: bool = False
     shared_gate: str = "shared_expert_gate"
@@ -83,7 +83,8 @@ class Mixing:
     config has to say; chosen_key: as what. count: likewise. sums_to_one: None where norm_topk_prob says, of which
     `norms` is the default. sigmoid, biased: see Experts. gated: channels of an MLP beside the experts that has a gate.
     apart: channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their
-    own.
+    own. shared: the key for the channels of an MLP beside the experts that has no gate, and how many there are without
+    it; 0: there is none. alone: names of an MLP of models without experts, where a config may say that there are none.
     """
 
     names: MlpNames
@@ -98,12 +99,25 @@ class Mixing:
     gated: int | None = None
     biased: bool = False
     apart: int | None = None
+    shared: tuple[str, int] | None = None
+    alone: MlpNames | None = None
     channels: tuple[str, int | None] | None = None
 
 
+TOGETHER = ("experts.gate_up_proj", "experts.down_proj")
 DENSE = MlpNames("mlp")
 FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
 UNGATED = MlpNames("mlp", gate=None)
+GRANITE = MlpNames(
+    "block_sparse_moe",
+    gate="input_linear",
+    up="input_linear",
+    down="output_linear",
+    router="router.layer",
+    shared="shared_mlp",
+    together=("input_linear.weight", "output_linear.weight"),
+    upright=True,
+)
 # Types whose MLPs have other names than DENSE.
 MLPS = {"arcee": UNGATED, **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED)}
 MIXTURES = {
@@ -181,7 +195,7 @@ MIXTURES = {
     ),
     "flex_olmo": Mixing(DENSE, count=7, chosen=5),
     "flint": Mixing(
-        MlpNames("mlp", shared="shared_expert"),
+        MlpNames("mlp", shared="mlp.shared_expert"),
         count=256,
         chosen=6,
         norms=True,
@@ -190,12 +204,13 @@ MIXTURES = {
         ),
     ),
     "gemma4_text": Mixing(
-        MlpNames("", router="router.proj", shared="mlp", together="gate_up_proj", upright=True),
+        MlpNames("", router="router.proj", shared="mlp", together=TOGETHER, upright=True),
         count=None,
         chosen=None,
         chosen_key="top_k_experts",
         sums_to_one=True,
         apart=9216,
+        alone=DENSE,
         channels=("moe_intermediate_size", None),
     ),
     "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)),
@@ -210,14 +225,25 @@ MIXTURES = {
         DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)
     ),
     "gpt_oss": Mixing(
-        MlpNames("mlp", router="router", together="gate_up_proj", alternate=True),
+        MlpNames("mlp", router="router", together=TOGETHER, alternate=True),
         count=128,
         chosen=4,
         sums_to_one=True,
         biased=True,
     ),
+    "granitemoe": Mixing(GRANITE, count=8, chosen=2, sums_to_one=True),
+    "granitemoehybrid": Mixing(
+        GRANITE,
+        count=8,
+        chosen=2,
+        sums_to_one=True,
+        shared=("shared_intermediate_size", 1024),
+        alone=replace(GRANITE, module="shared_mlp", together=None),
+        channels=("intermediate_size", 11008),
+    ),
+    "granitemoeshared": Mixing(GRANITE, count=8, chosen=2, sums_to_one=True, shared=("shared_intermediate_size", 0)),
     "hy_v3": Mixing(
-        MlpNames("mlp", router="router.gate", shared="shared_mlp", correction="mlp.expert_bias"),
+        MlpNames("mlp", router="router.gate", shared="mlp.shared_mlp", correction="mlp.expert_bias"),
         count=192,
         chosen=8,
         sums_to_one=True,
@@ -238,7 +264,7 @@ MIXTURES = {
         by_logits=ByLogits(shared=("shared_expert_intermediate_size", 512), corrected=True),
     ),
     "laguna": Mixing(
-        MlpNames("mlp", shared="shared_expert", correction="mlp.experts.e_score_correction_bias"),
+        MlpNames("mlp", shared="mlp.shared_expert", correction="mlp.experts.e_score_correction_bias"),
         count=256,
         chosen=8,
         sums_to_one=True,
@@ -261,7 +287,7 @@ MIXTURES = {
         sigmoid=True,
     ),
     "mistral4": Mixing(
-        MlpNames("mlp", together="gate_up_proj", upright=True),
+        MlpNames("mlp", together=TOGETHER, upright=True),
         count=128,
         chosen=4,
         norms=True,
@@ -269,7 +295,7 @@ MIXTURES = {
     ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "nemotron_h": Mixing(
-        MlpNames("mixer", gate=None, correction="mixer.gate.e_score_correction_bias"),
+        MlpNames("mixer", gate=None, shared="mixer.shared_experts", correction="mixer.gate.e_score_correction_bias"),
         count=8,
         chosen=2,
         norms=True,
@@ -277,17 +303,17 @@ MIXTURES = {
         channels=("moe_intermediate_size", 7688),
     ),
     "olmoe": Mixing(DENSE, count=64, chosen=8),
-    "qwen2_moe": Mixing(MlpNames("mlp", shared="shared_expert"), count=60, chosen=4, gated=5632),
+    "qwen2_moe": Mixing(MlpNames("mlp", shared="mlp.shared_expert"), count=60, chosen=4, gated=5632),
     "qwen3_5_moe_text": Mixing(
-        MlpNames("mlp", shared="shared_expert", together="gate_up_proj", upright=True),
+        MlpNames("mlp", shared="mlp.shared_expert", together=TOGETHER, upright=True),
         count=256,
         chosen=8,
         sums_to_one=True,
         gated=512,
     ),
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
-    "qwen3_vl_moe_text": Mixing(MlpNames("mlp", together="gate_up_proj"), count=60, chosen=4, sums_to_one=True),
-    "qwen3_next": Mixing(MlpNames("mlp", shared="shared_expert"), count=512, chosen=10, norms=True, gated=512),
+    "qwen3_vl_moe_text": Mixing(MlpNames("mlp", together=TOGETHER), count=60, chosen=4, sums_to_one=True),
+    "qwen3_next": Mixing(MlpNames("mlp", shared="mlp.shared_expert"), count=512, chosen=10, norms=True, gated=512),
     "solar_open": Mixing(
         DENSE,
         count=128,
@@ -311,6 +337,6 @@ def has_narrow_columns(name: str) -> bool:
 
 def mlp_names(model_type: str, *, mixed: bool = True) -> MlpNames:
     """mixed: whether a model has experts, of a type that may have some or none."""
-    if model_type in MIXTURES and (mixed or MIXTURES[model_type].apart is None):
-        return MIXTURES[model_type].names
-    return MLPS.get(model_type, DENSE)
+    if (mixing := MIXTURES.get(model_type)) is None:
+        return MLPS.get(model_type, DENSE)
+    return mixing.names if mixed or mixing.alone is None else mixing.alone

@@ -57,7 +57,8 @@ def _check_experts(stored: Stored, read: Reads, model_type: str, *, mixed: bool)
     has_blocks = any(scheme is not None and scheme.kind == "mxfp4" for _, scheme in stored.schemes)
     if has_blocks and not names.alternate:
         raise read.refusal("quant_method", f"another for {model_type}: mxfp4 is read as gpt_oss has it")
-    experts = f"{names.within('model.layers.0.')}experts.{names.together}"
+    at = names.within("model.layers.0.")
+    experts = "" if names.together is None else at + names.together[0]
     if names.alternate and not has_blocks and stored.scheme_of(experts) is not None:
         raise read.refusal("quant_method", f"mxfp4, or one that leaves the experts of {model_type} as they are")
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tpspec.topology.sublayers import Sublayers
 
 NORM_BYTES = 8  # of a row, in the all-reduce of a norm over all heads: two sums, in float32
+LATE_COLUMNS = 2  # of each rank in the all-reduce of what is normed behind it (model/late_norm.py)
 FEW_ROWS = 32  # of a round in which each rank may make all heads' queries and keys; of more that is much to compute
 
 
@@ -67,4 +68,6 @@ def round_bytes(
     of_mlps = 2 * hidden if shape.experts and shape.experts.apart else hidden
     of_row = {"attention": hidden, "mlp": of_mlps, "norm": NORM_BYTES}
     sent = {purpose: count * rows * of_row[purpose] for purpose, count in reduces(shape).items()}
+    if (net := shape.delta_net) is not None and net.shares_norm:
+        sent["attention"] += len(net.layers) * rows * LATE_COLUMNS * num_shards * dtype_bytes
     return {purpose: num if num_shards > 1 else 0 for purpose, num in (sent | {"pick": 8 * judged}).items()}

@@ -147,7 +147,7 @@ class ModelShape:
             latent=latent,
             gating=gating_of(read, model_type),
             parallel=usual.parallel,
-            delta_net=delta_net_of(read, model_type, num_layers, blocks),
+            delta_net=delta_net_of(read, model_type, num_layers, hidden, blocks),
             global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads, head_dim),
             sharing=sharing_of(read, model_type, num_layers, intermediate),
             per_layer=per_layer,

@@ -103,8 +103,8 @@ def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wid
 
 
 def _values(net: DeltaNet, weights: Sequence[float]) -> list[range]:
-    """Value heads of linear attention; those that have one norm stay together."""
-    if not net.sums:
+    """Value heads of linear attention; those that have one norm stay together, unless that is summed first."""
+    if not net.sums or net.shares_norm:
         return _ranges(net.value_heads, weights, "value heads")
     groups = _ranges(net.key_heads, weights, "groups of heads with a state")
     return [range(own.start * net.group, own.stop * net.group) for own in groups]

@@ -189,9 +189,9 @@ def _sharing_mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 @cache
 def _shared(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of MLPs beside experts."""
-    experts = shape.experts
-    within = [f"{shape.mlp_names.shared}."] if experts is not None and experts.shared else []
-    return _mlps_alike(shape, _with_experts(shape), within)
+    if shape.experts is None or not shape.experts.shared:
+        return ()
+    return _alike(shape, [f"model.layers.{layer}.{shape.mlp_names.shared}." for layer in _with_experts(shape)])
 
 
 @cache
@@ -227,8 +227,13 @@ def _with_experts(shape: ModelShape) -> tuple[int, ...]:
 
 def _mlps_alike(shape: ModelShape, layers: Iterable[int], within: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """within: what stands between the name of a layer's module and those of the matrices."""
+    layers_at = [shape.mlp_names.within(f"model.layers.{layer}.") for layer in layers]
+    return _alike(shape, [f"{at}{one}" for at in layers_at for one in within])
+
+
+def _alike(shape: ModelShape, mlps: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """mlps: what the names of matrices in one begin with."""
     names = shape.mlp_names
-    mlps = (f"{names.within(f'model.layers.{index}.')}{one}" for index in layers for one in within)
     return alike(shape.stored, mlps, [name for name in (names.gate, names.up, names.down) if name is not None])
 
 
