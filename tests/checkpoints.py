@@ -473,12 +473,27 @@ AKIN: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
     },
     "granite_moe": {"model_type": "granitemoe", **GRANITE, "num_local_experts": 7, "num_experts_per_tok": 3},
+    "granite_moe_windows": {
+        "model_type": "granitemoe_swa",
+        **GRANITE,
+        **SLIDING,
+        "layer_rope_theta": [100.0, 0, 10000],
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "shared_intermediate_size": 48,
+    },
     "granite_shared": {
         "model_type": "granitemoeshared",
         **GRANITE,
         "num_local_experts": 7,
         "num_experts_per_tok": 3,
         "shared_intermediate_size": 48,
+    },
+    "granite_windows": {
+        "model_type": "granite_swa",
+        **GRANITE,
+        **SLIDING,
+        "layer_rope_theta": [100.0, 0, 10000],
     },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
     "kolibri1": {

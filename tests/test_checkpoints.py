@@ -53,6 +53,7 @@ def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: 
         ("granite_hybrid", {"attention_multiplier": 0.25}),
         ("granite_hybrid", {"position_embedding_type": "rope"}),
         ("granite_hybrid", {"residual_multiplier": 1.0}),
+        ("granite_windows", {"layer_rope_theta": [10000] * 3}),
         ("kolibri1", {"norm_topk_prob": True}),
         ("hyperclovax", {"logits_scaling": 8.0, "residual_multiplier": 1.0}),
         ("llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),

@@ -277,7 +277,9 @@ CALLED = {
     "llama": "Llama",
     "mellum": "Mellum 2",
     "granite": "Granite 3",
+    "granite_swa": "Granite Swash",
     "granitemoe": "Granite 3 A800M and A400M",
+    "granitemoe_swa": "Granite Swash",
     "granitemoehybrid": "Granite 4.0",
     "granitemoeshared": "Granite 3 A800M and A400M",
     "minimax_m2": "MiniMax-M2",
@@ -421,6 +423,12 @@ def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, ob
     [
         ("gpt_oss", {"swiglu_limit": 10.0}, "swiglu_limit 10.0 is not supported; only 7.0 is"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0 is not supported; only 1.702 is"),
+        ("granite_swa", {"layer_rope_theta": [1e4, 1e5, 1e6]}, "has 3 numbers besides 0; should have 2 at most"),
+        (
+            "granite_swa",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type 'linear' is not supported beside layer_rope_theta; only 'default' is",
+        ),
         (
             "ministral3",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},

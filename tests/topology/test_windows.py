@@ -39,7 +39,7 @@ BEHIND_DENSE: list[dict[str, Any]] = [
 CASES = [*product(sorted(MODEL_TYPES), OPTIONS), *product(["cohere2_moe"], BEHIND_DENSE)]
 OF_TYPE = {fields["model_type"]: BASE | fields for fields in (KINDS | AKIN | WITHIN).values()}
 OF_TYPE |= {kind: BASE | KINDS[like] | {"model_type": kind} for kind, like in LIKE.items()}
-LEFT_OUT = ("layer_types", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern")
+LEFT_OUT = ("layer_rope_theta", "layer_types", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern")
 
 
 @pytest.mark.parametrize(("model_type", "options"), CASES, ids=str)

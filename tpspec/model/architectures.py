@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Layers without rope, where their type alone does not say it.
 NOPE_BESIDE = "full_attention beside sliding_attention"  # in models of which some have a window
+THETAS = "layer_rope_theta"  # a list with that of each layer's rope; 0: it has none
 NOPE_WITH_EXPERTS = "full_attention with experts"  # and in those without, unless all of these are full
 
 
@@ -45,7 +46,8 @@ class Architecture:
     alone. alternate_rope: it turns a number with the next, not with one half a head away, or the name of the flag that
     says so. turned: whether rope is at all, or the key that says "rope" or "nope". ropes_by_kind: each kind of layers
     says of its own. window: "all" layers share config.sliding_window, "layer_types" says which layers do, or None.
-    nope: the config list that says which layers skip rope, or the type of those that do, or NOPE as above; or None.
+    nope: the config list that says which layers skip rope, such as THETAS, or the type of those that do, or NOPE as
+    above; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
@@ -208,7 +210,9 @@ ARCHITECTURES = {
     ),
     "gpt_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", window="layer_types", clamped=True),
     "granite": replace(LLAMA, multiplied=True),
+    "granite_swa": replace(LLAMA, multiplied=True, window="layer_types", nope=THETAS),
     "granitemoe": GRANITE_MOE,
+    "granitemoe_swa": replace(GRANITE_MOE, window="layer_types", nope=THETAS),
     "granitemoehybrid": replace(GRANITE_MOE, turned="position_embedding_type"),
     "granitemoeshared": GRANITE_MOE,
     "hy_v3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROPORTIONAL = "proportional"  # may turn a part of each half of a head
+MOST_THETAS = 2  # whose cosines and sines plans count
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", PROPORTIONAL, "yarn")  # dynamic changes with each token
 
 
@@ -58,6 +59,20 @@ def ropes_of(config: Any, where: str, *, by_kind: bool = False) -> dict[str | No
     if missing := [kind for kind in types if kind not in parameters]:
         raise UserError(f"{where}: rope_parameters has nothing for {', '.join(missing)}; should for each layer type")
     return {kind: parameters[kind] for kind in types}
+
+
+def ropes_by_theta(config: Any, thetas: str, where: str) -> dict[str | None, dict[str, Any]]:
+    """The same for each theta of a list of that name, as `theta_of` calls it; 0 is none."""
+    parameters, known = config.rope_parameters, {theta_of(theta): theta for theta in getattr(config, thetas) if theta}
+    if len(known) > MOST_THETAS:
+        raise UserError(f"{where}: {thetas} has {len(known)} numbers besides 0; should have {MOST_THETAS} at most")
+    if (kind := parameters.get("rope_type", "default")) != "default":
+        raise UserError(f"{where}: rope_type {kind!r} is not supported beside {thetas}; only 'default' is")
+    return {name: parameters | {"rope_theta": theta} for name, theta in sorted(known.items())}
+
+
+def theta_of(theta: float) -> str:
+    return f"theta {float(theta)}"
 
 
 def num_of_turned(config: Any, parameters: dict[str, Any]) -> int:

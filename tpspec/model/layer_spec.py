@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import NOPE_BESIDE, NOPE_WITH_EXPERTS
-from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned
+from tpspec.model.architectures import NOPE_BESIDE, NOPE_WITH_EXPERTS, THETAS
+from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
 from tpspec.topology.windows import FULL, SLIDING
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ def layers_of(
     sharing: Sharing | None,
     where: str,
 ) -> tuple[LayerSpec, ...]:
-    """orders: of heads, for each of the ropes, by the types of layers that it is for; of None alone: of all. usual: a
-    layer without rope or window. wide: heads of layers that have others. sharing: of layers that keep nothing."""
+    """orders: of heads, for each of the ropes, by the types of layers that it is for, or its theta; of None alone: of
+    all. usual: a layer without rope or window. wide: heads of layers that have others. sharing: of layers that keep
+    nothing."""
     num_layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
     if arch.window == "all":
@@ -66,7 +67,8 @@ def layers_of(
     layers = [replace(usual, window=window) for window in windows]
     for i, kind in enumerate(kinds):
         if rope[i] and orders:
-            own = kind if kind in orders else None
+            name = theta_of(rope[i]) if arch.nope == THETAS else kind
+            own = name if name in orders else None
             layers[i] = replace(layers[i], rope=[*orders].index(own), head_order=orders[own])
     if wide is not None:
         for i in wide.layers:
@@ -79,8 +81,8 @@ def layers_of(
     return tuple(layers)
 
 
-def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[bool]:
-    """Whether each layer has rope."""
+def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[float]:
+    """Whether each layer has rope, or its theta."""
     if nope == NOPE_BESIDE:
         nope = None if config.sliding_window is None else FULL
     if nope == NOPE_WITH_EXPERTS:
@@ -88,7 +90,7 @@ def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[boo
         return [kind != FULL or (all_full and config.mlp_layer_types[i] == "dense") for i, kind in enumerate(kinds)]
     if nope in (FULL, None):
         return [kind != nope for kind in kinds]
-    listed: Sequence[bool] = getattr(config, nope)
+    listed: Sequence[float] = getattr(config, nope)
     return listed
 
 

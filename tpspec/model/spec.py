@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import GATES, declared
-from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_of
+from tpspec.model.architectures import GATES, THETAS, declared
+from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_by_theta, ropes_of
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.blocks import blocks_of
@@ -158,7 +158,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
     arch, kind = _declaration(config, where), config.model_type
-    ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind) if _is_turned(said, arch) else {}
+    ropes = _ropes(config, said, arch, where)
     latent = latent_of(said, kind)
     head_dim, num_layers = head_dim_of(config) if latent is None else latent.cached, config.num_hidden_layers
     num_heads = query_heads(said, kind, num_layers, config.num_attention_heads)
@@ -246,10 +246,15 @@ def _declaration(config: Any, where: str) -> Architecture:
     return arch
 
 
-def _is_turned(said: Reads, arch: Architecture) -> bool:
-    if isinstance(arch.turned, bool):
-        return arch.turned
-    return said.one_of(arch.turned, ("rope", "nope"), "nope") == "rope"
+def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str | None, dict[str, Any]]:
+    is_turned = arch.turned
+    if isinstance(is_turned, str):
+        is_turned = said.one_of(is_turned, ("rope", "nope"), "nope") == "rope"
+    if not is_turned:
+        return {}
+    if arch.nope == THETAS:
+        return ropes_by_theta(config, THETAS, where)
+    return ropes_of(config, where, by_kind=arch.ropes_by_kind)
 
 
 def _flag(config: Any, flag: bool | str | None) -> bool:

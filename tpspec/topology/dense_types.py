@@ -128,6 +128,18 @@ DENSE_TYPES = {
         intermediate=("intermediate_size", 13696),
     ),
     "granite": Defaults(mlp_biased=True, float16=False),
+    "granite_swa": Defaults(
+        hidden=2560,
+        num_layers=24,
+        num_heads=20,
+        num_kv_heads=4,
+        vocab=100352,
+        tied=True,
+        mlp_biased=True,
+        sinks="sinks",
+        float16=False,
+        intermediate=("intermediate_size", 8192),
+    ),
     "hyperclovax": Defaults(mlp_biased=True, layer_norms=4, out_normed="use_post_norm"),
     "iquestcoder": Defaults(
         hidden=5120,

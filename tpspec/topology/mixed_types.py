@@ -131,6 +131,7 @@ MIXED_TYPES = {
         intermediate=("intermediate_size", 2880),
     ),
     "granitemoe": GRANITE_MOE,
+    "granitemoe_swa": replace(GRANITE_MOE, sinks="sinks"),
     "granitemoehybrid": replace(GRANITE_MOE, intermediate=("shared_intermediate_size", 1024)),
     "granitemoeshared": GRANITE_MOE,
     "hy_v3": Defaults(

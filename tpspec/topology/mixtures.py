@@ -232,6 +232,13 @@ MIXTURES = {
         biased=True,
     ),
     "granitemoe": Mixing(GRANITE, count=8, chosen=2, sums_to_one=True),
+    "granitemoe_swa": Mixing(
+        replace(GRANITE, router="router", together=TOGETHER),
+        count=8,
+        chosen=2,
+        sums_to_one=True,
+        shared=("shared_intermediate_size", 0),
+    ),
     "granitemoehybrid": Mixing(
         GRANITE,
         count=8,

@@ -63,6 +63,7 @@ def _without_rope(read: Reads, layer: int) -> bool:
 
 
 GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
+GRANITE = Sliding(128, has_one=lambda _, layer: layer % 4 != 0)
 SLIDES = {
     "afmoe": Sliding(1024, has_one=_all_but_every(4, "global_attn_every_n_layers")),
     "cohere2": Sliding(4096, has_one=_all_but_every(4)),
@@ -77,6 +78,8 @@ SLIDES = {
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": replace(GEMMA4, usual=1024),
     "gpt_oss": Sliding(128, has_one=lambda _, layer: layer % 2 == 0),
+    "granite_swa": GRANITE,
+    "granitemoe_swa": GRANITE,
     "kolibri1": Sliding(513, has_one=lambda _, layer: bool((layer + 1) % 5)),
     "laguna": Sliding(512, has_one=lambda _, __: False),
     "mellum": Sliding(1024, has_one=lambda _, __: False),
