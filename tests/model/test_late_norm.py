@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.checkpoints import tiny
+from tests.worlds import serve, topology
 from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.late_norm import LateNorm, beside
 from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.steps import AddNorm, TorchSteps, WithoutKernels
+from tpspec.request import Request, Sampling
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 CARD = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,3 +92,18 @@ def test_what_is_normed_late_is_normed_before_it_is_added() -> None:
     assert then.with_peers(total_TY, nobody) is None
     made_TD, _ = then(total_TY)
     assert torch.allclose(made_TD, x_TD + total_TY[:, :DIM] * (50 / 30 + EPS) ** -0.5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "keys"), [((1.0, 2.0), {}), ((3.0, 1.0, 2.0), {}), ((1.0, 1.0), {"deterministic": True})], ids=str
+)
+def test_texts_do_not_depend_on_ranks_or_drafts(
+    weights: tuple[float, ...], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """Granite 4.0 H drafts for itself, in trees that are verified beside prompts."""
+    folder = tiny("granite_hybrid_dense", tmp_path)
+    asks = [Request(0, (5, 6, 7, 8) * 3, 12), Request(1, (9, 5, 6, 4) * 10, 12, Sampling(temperature=0.9, seed=2))]
+    draft = {"source": "model", "model": str(folder), "tokens": 3}
+    told = serve(topology(folder, len(weights), target={"weights": weights}, draft=draft, **keys), asks)
+    assert told.texts() == serve(topology(folder), asks).texts()
+    assert told.stats[-1].accepted > 9

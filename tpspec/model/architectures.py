@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # Layers without rope, where their type alone does not say it.
 NOPE_BESIDE = "full_attention beside sliding_attention"  # in models of which some have a window
-THETAS = "layer_rope_theta"  # a list with that of each layer's rope; 0: it has none
 NOPE_WITH_EXPERTS = "full_attention with experts"  # and in those without, unless all of these are full
+THETAS = "layer_rope_theta"  # of each layer's own rope; 0: it has none
 
 
 @dataclass(frozen=True, slots=True)
