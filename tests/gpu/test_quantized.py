@@ -54,12 +54,14 @@ def test_the_cards_product_takes_what_others_quantized(bits: Any, has_zeros: boo
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("num_rows", [1, 7, 33, 130])
-@pytest.mark.parametrize(("table", "group"), [("nf4", 64), ("fp4", 64), ("e2m1", 16)])
+@pytest.mark.parametrize(("table", "group"), [("nf4", 64), ("fp4", 64), ("e2m1", 16), ("e4m3", 128)])
 def test_the_cards_product_looks_codes_up(table: Any, group: int, num_rows: int, dtype: torch.dtype) -> None:
-    """As bitsandbytes has them, and NVFP4. Stands against instructions that look up what the interpreter, which has
+    """As bitsandbytes has them, NVFP4 and FP8. Stands against instructions that look up what the interpreter, which has
     others, does not see."""
     noise = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (70, 1024), generator=noise).to(torch.uint8)
+    if table == "e4m3":
+        codes = torch.randn(70, 1024, generator=noise).to(torch.float8_e4m3fn).view(torch.int8)
     scales, gains = torch.rand(70, 1024 // group, generator=noise) + 0.5, None
     if table == "e2m1":
         scales, gains = scales.to(torch.float8_e4m3fn).view(torch.uint8), torch.rand(70, generator=noise)

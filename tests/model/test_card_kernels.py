@@ -80,8 +80,8 @@ class Case(NamedTuple):
 # Of products on tensor cores, by capability: of many rows by codes, of few rows by a matrix, by codes (by tiles, and of
 # experts), by fragments.
 PRODUCTS = {
-    (86, ""): (14, 28, 128, 18), (90, ""): (14, 28, 76, 18),
-    (86, "few"): (14, 14, 44, 18), (90, "few"): (7, 6, 21, 7),
+    (86, ""): (16, 28, 132, 18), (90, ""): (16, 28, 80, 18),
+    (86, "few"): (16, 14, 46, 18), (90, "few"): (8, 6, 22, 7),
 }  # fmt: skip
 
 

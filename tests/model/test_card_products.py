@@ -233,6 +233,8 @@ def tabled(table: Table, group: int, *, has_gains: bool, num_outputs: int = 70) 
     """370 inputs of 384 columns."""
     noise = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (num_outputs, 384), generator=noise).to(torch.uint8)
+    if table == "e4m3":
+        codes = torch.randn(num_outputs, 384, generator=noise).to(torch.float8_e4m3fn).view(torch.int8)
     scales, gains = torch.rand(num_outputs, 384 // group, generator=noise) + 0.5, None
     if table == "e2m1":
         low, high = (0, 127) if has_gains else (120, 126)
@@ -243,6 +245,7 @@ def tabled(table: Table, group: int, *, has_gains: bool, num_outputs: int = 70) 
 
 TABLED: list[tuple[Table, int, bool]] = [(table, group, False) for table in ("nf4", "fp4") for group in (32, 64, 128)]
 TABLED += [("e2m1", 32, False), ("e2m1", 16, True)]  # MXFP4, NVFP4
+TABLED += [("e4m3", 32, False), ("e4m3", 128, False)]
 
 
 @pytest.mark.parametrize(("table", "group", "has_gains"), TABLED)
@@ -304,6 +307,20 @@ def test_the_instructions_that_a_card_is_given_make_floats_of_codes_that_are_flo
         due = torch.tensor(TABLES["e2m1"]).double()[codes.view(-1, 4, 16)[:, part].flatten().long()]
         assert torch.equal(made, due)
     assert len(given) == 4
+
+
+@pytest.mark.parametrize("dtype", card_codes.EIGHTS, ids=str)
+def test_the_instructions_that_a_card_is_given_make_floats_of_bytes(dtype: torch.dtype) -> None:
+    """The same, of E4M3, but for what is no number: stands against the least, which are floats of another kind."""
+    name = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}[dtype]
+    codes = torch.tensor([code for code in range(256) if code & 127 < 127] + [0, 1])
+    codes = codes.repeat(4)[torch.randperm(1024, generator=torch.Generator().manual_seed(0))].to(torch.uint8)
+    words = card_codes.in_words(codes.view(torch.int8).view(1, -1), 2, 64).numpy().view(np.uint32).ravel()
+    given = getattr(card_codes, f"_E4M3_{name}").value
+    for part, ptx in enumerate(given):
+        made = torch.from_numpy(floats_by(getattr(ptx, "value", ptx), words, dtype))
+        assert torch.equal(made, codes.view(torch.float8_e4m3fn).view(-1, 2, 32)[:, part].flatten().double())
+    assert len(given) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

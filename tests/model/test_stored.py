@@ -401,7 +401,7 @@ def test_the_compiled_product_takes_what_others_quantized(
 @given(
     sizes=st.tuples(st.integers(1, 70), st.integers(1, 4), st.integers(1, 14)),
     group=st.sampled_from([16, 32, 64]),
-    table=st.sampled_from(list(TABLES)),
+    table=st.sampled_from(["e4m3", *TABLES]),
     dtype=st.sampled_from(list(EPS)),
     has_gains=st.booleans(),
     biased=st.booleans(),
@@ -410,11 +410,14 @@ def test_the_compiled_product_takes_codes_of_a_table(
     sizes: tuple[int, int, int], group: int, table: Table, dtype: torch.dtype, has_gains: bool, biased: bool
 ) -> None:
     """Stands against a table in another order, a sign that is lost, a half of a table that is taken for the other's
-    mirror, exponents read as scales, floats of 8 bits whose least are nothing, and biases that are multiplied by
-    gains."""
+    mirror, exponents read as scales, floats of 8 bits whose least are nothing or twice as large, and biases that are
+    multiplied by gains."""
     num_outputs, num_groups, num_rows = sizes
     numbers = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (num_outputs, num_groups * group), generator=numbers).to(torch.uint8)
+    if table == "e4m3":
+        floats = noise(num_outputs, num_groups * group) * 2.0 ** torch.randint(-9, 8, (num_groups * group,))
+        codes = floats.to(torch.float8_e4m3fn).view(torch.int8)
     scales = torch.randint(118, 130, (num_outputs, num_groups), generator=numbers).to(torch.uint8)
     scales, gains, bias = scales if table == "e2m1" else scales.float() / 128, None, None
     if table == "e2m1" and has_gains:

@@ -421,7 +421,8 @@ def test_each_matrix_may_say_how_it_is_stored(tmp_path: Path) -> None:
     assert is_right(quantized, meant)
     shape = ModelShape.of(quantized)
     assert shape.stored is not None
-    assert not shape.stored.is_small
+    assert shape.stored.is_small
+    assert shape.stored.small_bits == 4
 
 
 def test_files_that_are_written_anew_are_looked_at_anew(tmp_path: Path) -> None:

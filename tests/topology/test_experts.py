@@ -225,13 +225,21 @@ def test_what_else_than_experts_is_stored_does_not_shrink_them() -> None:
     assert saved == pytest.approx(2 * 256 * 512 * (16 - 4.125) / 8, rel=0.02)  # of w1 of one expert in both layers
 
 
-def test_experts_of_float8_are_held_in_the_dtype_and_routers_in_float32() -> None:
-    """Stands against a plan by the bytes of the files, half of what a card then holds."""
+def test_experts_of_float8_are_held_as_they_are_and_routers_in_float32() -> None:
+    """Stands against a plan that counts scales of blocks as the files have them, where each row has its own, and one
+    that counts 16 bits; or 8 of routers."""
     router = [f"model.layers.{layer}.mlp.gate" for layer in range(2)]
     stored = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", *router]}
     plain, small = shape("qwen3_moe"), shape("qwen3_moe", quantization_config=stored)
     (whole,) = split(plain, (1,))
-    assert weight_bytes(small, whole, "bfloat16") == weight_bytes(plain, whole, "bfloat16")
+    of_experts, of_all = (
+        [count(of, whole, "bfloat16") for of in (plain, small)] for count in (expert_bytes, weight_bytes)
+    )
+    scales = (2 * 32 / 128 + 32 / 64) / 3  # bits of a weight: groups of down are cut, so that eight shards are whole
+    assert of_experts[1] / of_experts[0] == pytest.approx((8 + scales) / 16)
+    num_weights = 2 * 256 * (4 + 2 + 2 + 4) * 64
+    apart = [all_of - own for all_of, own in zip(of_all, of_experts, strict=True)]
+    assert apart[0] - apart[1] == num_weights * (16 - 8.25) / 8
     wide = 2 * (128 * 256 + 2 * 256 + 2 * 64) + 256  # routers and norms
     halves = weight_bytes(plain, whole, "float32") / 2 + 2 * wide
     assert weight_bytes(plain, whole, "bfloat16") == halves

@@ -167,20 +167,22 @@ _MORE_BFLOAT16, _MORE_FLOAT16 = (tl.constexpr(FLOATS[dtype, 4].more) for dtype i
 
 
 class Minifloats(NamedTuple):
-    """How two codes that are floats of 4 bits become floats of 16: exponent and fraction are put where those have
-    theirs, which begin far lower, and a product with a power of two makes them what they are. PTX, for both at once."""
+    """How two codes that are floats of 4 bits, or of 8, become floats of 16: exponent and fraction are put where those
+    have theirs, which begin far lower, and a product with a power of two makes them what they are. PTX, for both at
+    once."""
 
     dtype: str
     mask: int
     bits: int  # from the last
     power: int  # twice
+    width: int = 4
 
     def ptx(self, shift: int) -> str:
         way = "shr" if shift >= self.bits else "shl"
         return f"""{{
             .reg .b32 bits, sign, power, none;
             {way}.b32 bits, $1, {abs(shift - self.bits)};
-            shl.b32 sign, $1, {12 - shift};
+            shl.b32 sign, $1, {16 - self.width - shift};
             lop3.b32 bits, bits, {self.mask:#x}, 0, 0xea;
             lop3.b32 bits, sign, 0x80008000, bits, 0xea;
             mov.b32 power, {self.power:#x};
@@ -193,8 +195,13 @@ MINIFLOATS = {
     torch.bfloat16: Minifloats("bf16", 0x01C001C0, 6, 0x7E807E80),
     torch.float16: Minifloats("f16", 0x0E000E00, 9, 0x74007400),
 }
-_MINI_BFLOAT16, _MINI_FLOAT16 = (
-    tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, 4))) for how in MINIFLOATS.values()
+EIGHTS = {
+    torch.bfloat16: Minifloats("bf16", 0x07F007F0, 4, 0x7B807B80, 8),
+    torch.float16: Minifloats("f16", 0x3F803F80, 7, 0x5C005C00, 8),
+}
+_MINI_BFLOAT16, _MINI_FLOAT16, _E4M3_BFLOAT16, _E4M3_FLOAT16 = (
+    tl.constexpr(tuple(how.ptx(shift) for shift in range(0, 16, how.width)))
+    for how in (*MINIFLOATS.values(), *EIGHTS.values())
 )
 
 
@@ -263,12 +270,18 @@ def minifloats_of(words: tl.tensor, like: tl.tensor, index: tl.constexpr, inline
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scale_in(words: tl.tensor, index: tl.constexpr, has_gains: tl.constexpr) -> tl.tensor:
-    """What one byte of a word of scales stands for, in float32: an exponent, or, beside gains, a float as E4M3 has it,
-    which as a float16 would be 2^8 times smaller."""
+    """What one byte of a word of scales stands for, in float32: an exponent, or, beside gains, a float."""
     byte = words >> 8 * index & 255
     if has_gains:
-        return (byte << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        return as_e4m3(byte)
     return (byte << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def as_e4m3(bytes: tl.tensor) -> tl.tensor:
+    """What a byte stands for as E4M3 has it, in float32: as a float16 it is 2^8 times smaller."""
+    bits = (bytes & 127).to(tl.uint16) << 7 | (bytes & 128).to(tl.uint16) << 8
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -290,14 +303,20 @@ def floats_of(
     table: tl.constexpr,
     inline_ptx: tl.constexpr,
 ) -> tl.tensor:
-    """The same codes, as floats; of 4 bits, what a table has for them, if there is one, else more than they are by what
-    `zeros_of` takes from their products."""
+    """The same codes, as floats: what a table has for them, if there is one; else, of 4 bits, more than they are by
+    what `zeros_of` takes from their products."""
+    if table == "e4m3":
+        if not inline_ptx:
+            return as_e4m3(words >> 8 * index).to(like.dtype)
+        wide: tl.constexpr = _E4M3_BFLOAT16[index]
+        exact: tl.constexpr = _E4M3_FLOAT16[index]
+        return _by_ptx(words, like, wide, exact)
     if table != "":
         if not inline_ptx:
             return of_table((words >> 4 * index) & 15, table).to(like.dtype)
-        wide: tl.constexpr = _NF4_BFLOAT16[index] if table == "nf4" else _FP4_BFLOAT16[index]
-        exact: tl.constexpr = _NF4_FLOAT16[index] if table == "nf4" else _FP4_FLOAT16[index]
-        return _by_ptx(words, like, wide, exact)
+        wide_4: tl.constexpr = _NF4_BFLOAT16[index] if table == "nf4" else _FP4_BFLOAT16[index]
+        exact_4: tl.constexpr = _NF4_FLOAT16[index] if table == "nf4" else _FP4_FLOAT16[index]
+        return _by_ptx(words, like, wide_4, exact_4)
     if not inline_ptx:
         more: tl.constexpr = _MORE_BFLOAT16 if like.dtype == tl.bfloat16 else _MORE_FLOAT16
         return (codes_of(words, index, bits).to(tl.float32) + (more if bits == 4 else 0)).to(like.dtype)

@@ -135,9 +135,11 @@ class Matrices:
         return None if self.stored is None else self.stored.scheme_of(name)
 
     def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:
-        """The product with matrices that are all stored in codes to compute with; None where they are not."""
+        """The product with matrices that are all stored in codes to compute with; None where they are not, or are to be
+        rounded."""
         schemes = [scheme for part in parts if (scheme := self._scheme(part.name)) is not None and scheme.is_small]
-        if len(schemes) < len(parts):
+        is_rounded = self.quantize is not None and all(scheme.can_be_rounded for scheme in schemes)
+        if is_rounded or len(schemes) < len(parts):
             return None
         read = StoredMatrices(self.checkpoint)
         slices = [read.small(scheme, part) for scheme, part in zip(schemes, parts, strict=True)]

@@ -14,8 +14,8 @@
 
 #define TILE 32
 /* What a weight is made of: see Weight. */
-enum codes { FOURS, MIRRORED, TABLED, EIGHTS, HALVES };
-#define EACH(codes) ((codes) <= TABLED ? 8 : (codes) == EIGHTS ? 4 : 2) /* in a word */
+enum codes { FOURS, MIRRORED, TABLED, EIGHTS, FLOATS, HALVES };
+#define EACH(codes) ((codes) <= TABLED ? 8 : (codes) <= FLOATS ? 4 : 2) /* in a word */
 
 /* Bytes that are fetched in advance. Memory that is slow to answer wants many, or rows cost all that they compute: with
  * 8192 six rows in bfloat16 take 1.12 of the time of one here, with 1024 1.33. */
@@ -32,16 +32,17 @@ enum codes { FOURS, MIRRORED, TABLED, EIGHTS, HALVES };
 
 typedef uint8_t bvec __attribute__((vector_size(LANES), aligned(1)));
 
-/* Of 16 bits: bfloat16 as it is, without scales, in one group of an even number of inputs; for bfloat16 rows. Else a
- * weight is scale * code + zero (8 bits: -128 to 127), or scale * (code - 8) + zero (4 bits: 0 to 15); a scale, and a zero,
- * serve `group` inputs of one output. `before`: inputs of the first group that another shard holds.
+/* HALVES: bfloat16 as they are, without scales, in one group of an even number of inputs; for bfloat16 rows. Else a
+ * weight is scale * code + zero: of EIGHTS -128 to 127, of FOURS 0 to 15, less 8, and of FLOATS what E4M3 has for a byte;
+ * or scale * table[code], of 4 bits, in bfloat16 where rows are multiplied in pairs. MIRRORED: half of that table is the
+ * other's negative. A scale, and a zero, serve `group` inputs of one output. `before`: inputs of the first group that
+ * another shard holds.
  * words: [tile][word][TILE], codes of 2, 4 or 8 consecutive inputs, the first lowest; of 4 bits the even inputs in the
- * lower half. scales, zeros: [tile][group][TILE], of so many scale_bits: bfloat16 or float; zeros may be NULL.
- * With scale_bits of 8 scales are exponents of powers of two, or, where there are gains, floats of 8 bits (E4M3), and a
- * weight has its output's gain as well, [tile][TILE]. table: what each code of 4 bits stands for, in place of
- * code - 8; bfloat16 where rows are multiplied in pairs; may be NULL. is_mirrored: half of it is the other's negative. */
+ * lower half. scales, zeros: [tile][group][TILE], of so many scale_bits: bfloat16 or float; zeros may be NULL. With
+ * scale_bits of 8 scales are exponents of powers of two, or, where there are gains, floats of 8 bits (E4M3), and a weight
+ * has its output's gain as well, [tile][TILE]. */
 typedef struct {
-    int64_t bits, group, num_groups, num_outputs, num_inputs, before, scale_bits, is_mirrored;
+    int64_t codes, group, num_groups, num_outputs, num_inputs, before, scale_bits;
     const int32_t *words;
     const void *scales, *zeros;
     const float *table, *gains;
@@ -57,10 +58,6 @@ typedef struct {
     void *y;
     float *spread, *sums;
 } Rows;
-
-INLINE enum codes codes_of(const Weight *w) {
-    return w->bits == 16 ? HALVES : w->bits == 8 ? EIGHTS : !w->table ? FOURS : w->is_mirrored ? MIRRORED : TABLED;
-}
 
 /* What a float of 8 bits is less than the float that has its exponent and fraction where E4M3 has them, 20 bits lower. */
 #define E4M3_LOWER 0x1p120f
@@ -127,7 +124,7 @@ VECTOR_CPU void spread(const Weight *w, const Rows *rows, int64_t start, int64_t
         float *to = rows->spread + first * width + r;
         if (rows->in_pairs) spread_pairs(w, (const uint16_t *)rows->x + row * w->num_inputs, R, (int32_t *)to);
         else spread_numbers(w, rows, row, R, to);
-        if (codes_of(w) == FOURS || w->zeros) sum_up(w, rows, row, R, rows->sums + first * w->num_groups + r);
+        if (w->codes == FOURS || w->zeros) sum_up(w, rows, row, R, rows->sums + first * w->num_groups + r);
     }
 }
 
@@ -156,6 +153,11 @@ VECTOR_CPU INLINE vec looked_up(const float *table, ivec code, enum codes codes)
 VECTOR_CPU INLINE vec weights_of(const float *table, ivec word, int i, enum codes codes) {
     if (codes == HALVES) return (vec)(i ? word & (int32_t)0xffff0000 : word << 16);
     if (codes == EIGHTS) return __builtin_convertvector((word << (24 - 8 * i)) >> 24, vec);
+    if (codes == FLOATS) {
+        ivec byte = word << (24 - 8 * i);
+        vec size = (vec)((byte >> 4) & 0x07f00000) * E4M3_LOWER;
+        return (vec)((ivec)size | (byte & (int32_t)0x80000000));
+    }
     ivec code = word >> (4 * (i / 2) + 16 * (i % 2));
     return codes == MIRRORED || codes == TABLED ? looked_up(table, code, codes) : __builtin_convertvector(code & 15, vec);
 }
@@ -238,10 +240,11 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *va
         else if (codes == FOURS) VERB(w, tile, x, sums, R, FOURS, out);        \
         else if (codes == MIRRORED) VERB(w, tile, x, sums, R, MIRRORED, out);  \
         else if (codes == TABLED) VERB(w, tile, x, sums, R, TABLED, out);      \
+        else if (codes == FLOATS) VERB(w, tile, x, sums, R, FLOATS, out);      \
         else VERB(w, tile, x, sums, R, HALVES, out);                           \
         break;
 #define EACH_CHUNK(CASES)                                                                                          \
-    const enum codes codes = codes_of(w);                                                                          \
+    const enum codes codes = w->codes;                                                                          \
     for (int64_t tile = first; tile < last; tile++)                                                                \
         for (int64_t row = 0; row < rows->num_rows; row += rows->most) {                                           \
             int64_t R = rows->num_rows - row < rows->most ? rows->num_rows - row : rows->most;                     \
@@ -266,6 +269,17 @@ PAIRS INLINE __m512i code_of(__m512i word, int i) {
     return (__m512i)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 8 * i), 24));
 }
 
+/* Two of FLOATS: exponents are so much higher in bfloat16, but of the least sizes, which are looked up. */
+PAIRS INLINE __m512bh floats_of(__m512i word, int i) {
+    const __m512i least = _mm512_set4_epi32(0x3c603c40, 0x3c203c00, 0x3bc03b80, 0x3b000000);
+    __m512i two = i ? _mm512_srli_epi32(word, 16) : word;
+    __m512i bytes = (two & _mm512_set1_epi32(0xff)) | (_mm512_slli_epi32(two, 8) & _mm512_set1_epi32(0xff0000));
+    __m512i size = bytes & _mm512_set1_epi16(0x7f), sign = _mm512_slli_epi16(bytes & _mm512_set1_epi16(0x80), 8);
+    __m512i higher = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+    __mmask32 is_least = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8));
+    return (__m512bh)(_mm512_mask_permutexvar_epi16(higher, is_least, size, least) | sign);
+}
+
 /* Twice the table, in bfloat16: the fifth bit of an index, which is another code's, then is of no matter. */
 PAIRS INLINE __m512i halves_of(const float *table) {
     __m256bh halves = _mm512_cvtneps_pbh(_mm512_loadu_ps(table));
@@ -275,6 +289,7 @@ PAIRS INLINE __m512i halves_of(const float *table) {
 PAIRS INLINE __m512bh pair_of(__m512i table, __m512i word, int i, enum codes codes) {
     if (codes == HALVES) return (__m512bh)word;
     if (codes == MIRRORED || codes == TABLED) return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(word, 4 * i), table);
+    if (codes == FLOATS) return floats_of(word, i);
     if (codes == EIGHTS) return (__m512bh)(code_of(word, 2 * i + 1) | _mm512_srli_epi32(code_of(word, 2 * i), 16));
     __m512i fours = i ? _mm512_srli_epi32(word, 4 * i - 3) : _mm512_slli_epi32(word, 3);
     return (__m512bh)((fours & _mm512_set1_epi32(0x00780078)) | _mm512_set1_epi32(0x41804180));
@@ -380,4 +395,4 @@ int multiplies_pairs(void) { return HAS_PAIRS; }
 
 /* What products.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t products_version(void) { return RUNS_HERE ? 7 : 0; }
+int64_t products_version(void) { return RUNS_HERE ? 8 : 0; }

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 7  # of products.c
+VERSION = 8  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 BLOCK = 64 * TILE  # outputs that are put into tiles at a time
 INT, POINTER = ctypes.c_int64, ctypes.c_void_p
 _TABLES = {name: (ctypes.c_float * len(numbers))(*numbers) for name, numbers in TABLES.items()}
-_MIRRORED = {name for name, numbers in TABLES.items() if numbers[8:] == tuple(-number for number in numbers[:8])}
+_FOURS, _MIRRORED, _TABLED, _EIGHTS, _FLOATS, _HALVES = range(6)  # what a weight is made of, as products.c has them
 
 
 class _Weight(ctypes.Structure):
     """`Weight` of products.c."""
 
-    _fields_ = [("bits", INT), ("group", INT), ("num_groups", INT), ("num_outputs", INT), ("num_inputs", INT),
-                ("before", INT), ("scale_bits", INT), ("is_mirrored", INT), ("words", POINTER),
+    _fields_ = [("codes", INT), ("group", INT), ("num_groups", INT), ("num_outputs", INT), ("num_inputs", INT),
+                ("before", INT), ("scale_bits", INT), ("words", POINTER),
                 ("scales", POINTER), ("zeros", POINTER), ("table", POINTER), ("gains", POINTER)]  # fmt: skip
 
 
@@ -89,10 +89,10 @@ class CompiledLinear(_Product):
             if gains is not None and part.gains_O is not None:
                 gains[first : first + len(part.gains_O)] = part.gains_O
         assert scales is not None, "a matrix has rows"
-        weight = _Weight(bits, grid.group, grid.num_groups, matrix.num_outputs, grid.inputs, grid.before,
-                         8 * scales.itemsize, matrix.table in _MIRRORED, words.data_ptr(), scales.data_ptr(),
+        weight = _Weight(_codes(matrix), grid.group, grid.num_groups, matrix.num_outputs, grid.inputs, grid.before,
+                         8 * scales.itemsize, words.data_ptr(), scales.data_ptr(),
                          None if zeros is None else zeros.data_ptr(),
-                         None if matrix.table is None else ctypes.addressof(_TABLES[matrix.table]),
+                         ctypes.addressof(_TABLES[matrix.table]) if matrix.table in _TABLES else None,
                          None if gains is None else gains.data_ptr())  # fmt: skip
         bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
         super().__init__(loaded, weight, (words, scales, zeros, gains), bias_O)
@@ -113,9 +113,18 @@ class TiledLinear(_Product):
             if width > num_inputs:
                 block = F.pad(block, (0, width - num_inputs))
             _tile(words[first // TILE :], block.contiguous().view(torch.int32))
-        weight = _Weight(16, width, 1, num_outputs, num_inputs, 0, 0, 0, words.data_ptr(), None, None, None,
+        weight = _Weight(_HALVES, width, 1, num_outputs, num_inputs, 0, 0, words.data_ptr(), None, None, None,
                          None)  # fmt: skip
         super().__init__(loaded, weight, (words,), bias_O)
+
+
+def _codes(matrix: Matrix) -> int:
+    if matrix.bits == 8:
+        return _EIGHTS if matrix.table is None else _FLOATS
+    if matrix.table is None:
+        return _FOURS
+    numbers = TABLES[matrix.table]
+    return _MIRRORED if numbers[8:] == tuple(-number for number in numbers[:8]) else _TABLED
 
 
 def _words(codes_OW: Tensor, bits: Bits) -> Tensor:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits, Grid
 
 MIDDLE = 8  # the code of four bits that zeros are given for
-TABLES: dict[Table, tuple[float, ...]] = {  # what each code of four bits stands for
+TABLES: dict[str, tuple[float, ...]] = {  # what each code of four bits stands for
     "e2m1": tuple(sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)),
     "fp4": tuple(sign * size / 12 for sign in (1.0, -1.0) for size in (0.0, 1 / 16, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)),
     "nf4": (
@@ -44,6 +44,8 @@ AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside 
 @dataclass(frozen=True, slots=True)
 class Quantized:
     """Some rows of a matrix. Of 8 bits: codes of int8, weight = scale * code + zero.
+
+    Codes of int8 may be floats, too, as E4M3 has them: weight = scale * float.
 
     Of 4 bits: codes of uint8 from 0 to 15, weight = scale * (code - 8) + zero; or, where there is a table of what they
     stand for, scale * table[code]. zeros_OG None: all of them nothing.
@@ -84,6 +86,8 @@ class Quantized:
 
 def numbers_of(codes: Tensor, table: Table | None) -> Tensor:
     """What codes of any shape stand for, in float32: int8 as they are, of 4 bits less their middle, or by the table."""
+    if table == "e4m3":
+        return codes.view(torch.float8_e4m3fn).float()
     if table is not None:
         return torch.tensor(TABLES[table], device=codes.device)[codes.int()]
     return codes.float() if codes.dtype == torch.int8 else codes.float() - MIDDLE

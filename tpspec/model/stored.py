@@ -50,8 +50,6 @@ class StoredMatrices:
 
     def plain(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
         """[O, I] in a dtype, for any scheme; some rows at a time."""
-        if scheme.kind == "float8":
-            return self._floats.eights(scheme, place, dtype)
         codes = self._codes(scheme, place)
         weight_OI, zeros_OG = torch.empty(codes.codes_OI.shape, dtype=dtype), codes.zeros_OG
         scales_OG = scales_of(codes.scales_OG, codes.gains_O)
@@ -72,6 +70,8 @@ class StoredMatrices:
             raise self._parts.refusal(place.name, "bias", "is not nothing, and the architecture has no such bias")
 
     def _codes(self, scheme: Scheme, place: Place) -> Codes:
+        if scheme.kind == "float8":
+            return self._floats.eights(scheme, place)
         self._parts.check_names(scheme, place.name)
         if scheme.kind == "float4":
             return self._floats.fours(scheme, place)

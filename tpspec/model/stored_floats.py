@@ -1,5 +1,5 @@
-"""Reads slices of published matrices whose codes are floats of 8 or 4 bits: FP8, which become plain weights, and NVFP4
-and MXFP4 (but gpt-oss' experts, which stored.py reads). Must not know shards, layers or what is computed.
+"""Reads slices of published matrices whose codes are floats of 8 or 4 bits: FP8, NVFP4, and MXFP4 but for gpt-oss'
+experts, which stored.py reads. Must not know shards, layers or what is computed.
 
 Shapes: O outputs and I inputs of the slice, G groups of the whole matrix.
 """
@@ -13,7 +13,7 @@ import torch
 from tpspec.errors import UserError
 from tpspec.model.laid import Codes
 from tpspec.model.quantized import unpacked_nibbles
-from tpspec.model.stored_parts import SCALES, count_groups, groups_in_order, row_chunks, whole_words
+from tpspec.model.stored_parts import SCALES, count_groups, groups_in_order, whole_words
 from tpspec.topology.formats import MXFP4
 
 if TYPE_CHECKING:
@@ -27,36 +27,39 @@ FLOAT8 = torch.float8_e4m3fn
 FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two
 
 
+NO_NUMBER = 0x7F  # all bits but the sign
+
+
 class StoredFloats:
     """Of the matrices of a checkpoint."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def eights(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
+    def eights(self, scheme: Scheme, place: Place) -> Codes:
+        """Scales are of whole rows of the slice; of all columns of the matrix."""
         whole = (place.num_outputs, place.num_inputs)
-        rows, columns = scheme.block[0] or whole[0], scheme.block[1] or whole[1]
+        rows = scheme.rows or place.num_outputs
         if place.expert is not None:
-            rows, columns, floats_OI, scales = self._floats_of_one(scheme, place)
+            rows, floats_OI, scales = self._floats_of_one(scheme, place)
         else:
             self._parts.check_names(scheme, place.name)
             floats_OI = self._parts.take(place, "weight", whole, place.rows, place.columns, (FLOAT8,))
-            scales = self._float_scales(place, (-(-whole[0] // rows), -(-whole[1] // columns)))
-        of_row = torch.arange(place.rows.start, place.rows.stop) // rows
-        of_column = torch.arange(place.columns.start, place.columns.stop) // columns
-        weight_OI = torch.empty(floats_OI.shape, dtype=dtype)
-        for some in row_chunks(*weight_OI.shape):
-            weight_OI[some] = floats_OI[some].float() * scales[of_row[some]][:, of_column]
-        return weight_OI
+            scales = self._float_scales(place, (-(-place.num_outputs // rows), count_groups(scheme, place)))
+        codes_OI = floats_OI.contiguous().view(torch.int8)
+        if ((codes_OI & NO_NUMBER) == NO_NUMBER).any():
+            raise UserError(f"{self._parts.checkpoint.folder}: {place.name} has floats of 8 bits that are no numbers")
+        scales_OG = scales[torch.arange(place.rows.start, place.rows.stop) // rows]
+        return Codes(codes_OI, scales_OG, None, groups_in_order(scheme, place), scheme.table)
 
-    def _floats_of_one(self, scheme: Scheme, place: Place) -> tuple[int, int, Tensor, Tensor]:
-        """Of an expert, as transformers has them: rows and columns of a block, the floats, and a scale for each block;
-        where no blocks are said, one for the matrix or for each of its halves."""
+    def _floats_of_one(self, scheme: Scheme, place: Place) -> tuple[int, Tensor, Tensor]:
+        """Of an expert, as transformers has them: rows of a block, the floats, and a scale for each block; where no
+        blocks are said, one for the matrix or for each of its halves."""
         assert place.expert is not None, "see above"
         (expert, count), name = place.expert, f"{place.name}_scale_inv"
         sizes, found = place.as_it_lies(place.num_outputs, place.num_inputs), self._parts.checkpoint.shape(name)
         blocks = found[1:] if len(found) == 1 + len(sizes) else (1, 1)
-        said = place.as_it_lies(*scheme.block)
+        said = place.as_it_lies(scheme.rows, scheme.group)
         each = [own or -(-size // num) for own, size, num in zip(said, sizes, blocks, strict=True)]
         due = (count, *(-(-size // own) for size, own in zip(sizes, each, strict=True)))
         if found != due:
@@ -67,8 +70,8 @@ class StoredFloats:
         taken = self._parts.checkpoint.read_one(place.name, (count, *sizes), expert, *slices)
         floats = self._parts.typed(place.name, taken, (FLOAT8,))
         scales = self._parts.checkpoint.read_one(name, found, expert, range(found[1]), range(found[2])).float()
-        rows, columns = place.as_it_lies(*each)
-        return (rows, columns, floats, scales) if place.upright else (rows, columns, floats.T, scales.T)
+        rows, _ = place.as_it_lies(*each)
+        return (rows, floats, scales) if place.upright else (rows, floats.T, scales.T)
 
     def _float_scales(self, place: Place, shape: tuple[int, int]) -> Tensor:
         """shape: blocks of outputs and of inputs. One for all may have other dimensions, or none."""

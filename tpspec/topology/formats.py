@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Kind = Literal["gptq", "awq", "packed", "int8", "llm_int8", "float8", "float4", "mxfp4", "fp4", "nf4"]
-Table = Literal["e2m1", "fp4", "nf4"]  # what codes of 4 bits may stand for, if not for numbers in even steps
+Table = Literal["e2m1", "e4m3", "fp4", "nf4"]  # what codes may stand for, if not for numbers in even steps
 HEAD = "lm_head"
 LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 EXPERTS = ("w1", "w2", "w3")
@@ -36,9 +36,8 @@ UNUSED = frozenset((
     "activation_scale", "k_scale", "v_scale",
 ))  # fmt: skip
 PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes of numbers that are no codes
-HELD_PLAIN: tuple[Kind, ...] = ("float8",)  # in the dtype of the model
 NVFP4, MXFP4, BLOCK = 16, 32, 64  # inputs that share a scale; the last in bitsandbytes
-TABLE_OF: dict[Kind, Table] = {"mxfp4": "e2m1", "float4": "e2m1", "fp4": "fp4", "nf4": "nf4"}
+TABLE_OF: dict[Kind, Table] = {"float8": "e4m3", "float4": "e2m1", "mxfp4": "e2m1", "fp4": "fp4", "nf4": "nf4"}
 EVERY = "Linear"  # as a target: all matrices
 PATTERN = "re:"  # before a regular expression
 
@@ -49,9 +48,8 @@ class Scheme:
 
     bits: of a code, from 2 to 8. group: consecutive inputs that share a scale, None: all of them. zeros: groups have a
     zero point. shuffled: an input's group is read from a table (desc_act). less_one: zero points are stored one too low
-    (GPTQ's first format). block: of float8, outputs and inputs that share a scale, None: all of them. Of float4, the
-    scale of a group is a float8, and all have another that multiplies, or divides, those; or it is a power of two
-    (groups of 32).
+    (GPTQ's first format). rows: of float8, outputs that share a scale, None: all of them. Of float4, the scale of a
+    group is a float8, and all have another that multiplies, or divides, those; or it is a power of two (groups of 32).
     """
 
     kind: Kind
@@ -60,13 +58,18 @@ class Scheme:
     zeros: bool = False
     shuffled: bool = False
     less_one: bool = False
-    block: tuple[int | None, int | None] = (None, None)
+    rows: int | None = None
 
     @property
     def is_small(self) -> bool:
         """Whether its codes are computed with, exactly; else the weights are held in the dtype of the model."""
         least = NVFP4 if self.kind == "float4" else GROUPS[-1]
-        return self.kind not in HELD_PLAIN and (self.group is None or self.group % least == 0)
+        return self.group is None or self.group % least == 0
+
+    @property
+    def can_be_rounded(self) -> bool:
+        """Whether its weights may be quantized again: floats of 8 bits lose no more than others then do."""
+        return self.kind == "float8"
 
     @property
     def held_bits(self) -> Bits:
@@ -120,18 +123,23 @@ class Stored:
     @property
     def small_bits(self) -> Bits | None:
         """Of its codes as they are held, the fewest; None where its weights are held in the dtype of the model."""
-        return min((held for _, held in self.widths), default=None)
+        return min((scheme.held_bits for scheme in self._small), default=None)
 
     @property
     def widths(self) -> tuple[tuple[int, Bits], ...]:
-        """Bits of codes that are computed with: as they are stored, the fewest first, and as they are held."""
-        small = (scheme for scheme in self._every if scheme is not None and scheme.is_small)
-        return tuple(sorted({(scheme.bits, scheme.held_bits) for scheme in small}))
+        """Bits of codes that cannot be rounded again: as they are stored, the fewest first, and as they are held."""
+        fixed = (scheme for scheme in self._small if not scheme.can_be_rounded)
+        return tuple(sorted({(scheme.bits, scheme.held_bits) for scheme in fixed}))
 
     @property
     def is_small(self) -> bool:
         """Whether the codes of all its matrices are computed with as they are."""
         return all(scheme is None or scheme.is_small for scheme in self._every)
+
+    @property
+    def _small(self) -> tuple[Scheme, ...]:
+        """Those whose codes are computed with."""
+        return tuple(scheme for scheme in self._every if scheme is not None and scheme.is_small)
 
     @property
     def _every(self) -> tuple[Scheme | None, ...]:

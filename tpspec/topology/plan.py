@@ -357,9 +357,13 @@ class _Planner:
 
 
 def widths(shape: ModelShape) -> dict[int, str | None]:
-    """The bits its weights can have, and what a topology calls them; a quantized checkpoint has those it is held in."""
+    """The bits its weights can have, and what a topology calls them; a quantized checkpoint has those it is held in, or
+    fewer where it can be rounded."""
     bits = None if shape.stored is None else shape.stored.small_bits
-    return QUANTIZED if bits is None else {bits: None}
+    if shape.stored is None or bits is None:
+        return QUANTIZED
+    fewer = {} if shape.stored.widths else {own: name for own, name in QUANTIZED.items() if own < bits}
+    return {bits: None} | fewer
 
 
 def weights_of(on: Sequence[Card]) -> tuple[float, ...]:

@@ -199,8 +199,13 @@ def _fp8(read: Reads) -> Stored:
     read.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
     read.refuse("modules_to_convert")
     plain = read.texts("modules_to_not_convert") or read.texts("ignored_layers")
-    scheme = Scheme("float8", block=_block(read, "weight_block_size"))
+    scheme = _float8(*_block(read, "weight_block_size"))
     return Stored("FP8", (((EVERY,), scheme),), (HEAD, *plain), rounds=True)
+
+
+def _float8(rows: int | None, columns: int | None) -> Scheme:
+    """Of a block of so many outputs and inputs, None: all of them, that share a scale."""
+    return Scheme("float8", 8, columns, rows=rows)
 
 
 def _block(read: Reads, key: str) -> tuple[int | None, int | None]:
@@ -274,10 +279,10 @@ def _compressed_floats(weights: Reads) -> Scheme:
         case "tensor":
             return Scheme("float8")
         case "channel":
-            return Scheme("float8", block=(1, None))
+            return _float8(1, None)
     if weights.config.get("block_structure") is None:
         raise weights.refusal("block_structure", "two whole numbers above 0")
-    return Scheme("float8", block=_block(weights, "block_structure"))
+    return _float8(*_block(weights, "block_structure"))
 
 
 def _compressed_fours(weights: Reads, group: int) -> Scheme:
@@ -297,7 +302,7 @@ def _mxfp4(read: Reads) -> Stored:
 def _fbgemm(read: Reads) -> Stored:
     """As Llama 3.1 405B was published: a scale for a row."""
     plain = (HEAD, *read.texts("modules_to_not_convert"))
-    return Stored("FBGEMM FP8", (((EVERY,), Scheme("float8", block=(1, None))),), plain, rounds=True)
+    return Stored("FBGEMM FP8", (((EVERY,), _float8(1, None)),), plain, rounds=True)
 
 
 def _modelopt(read: Reads) -> Stored:
