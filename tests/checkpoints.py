@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 LOGIT_STD = 2.0
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -373,6 +379,24 @@ KINDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
+    "step3p5": {
+        "model_type": "step3p5",
+        "head_dim": 16,
+        **SLIDING,
+        "num_sliding_attention_heads": 8,
+        "rope_parameters": {
+            "full_attention": LLAMA3_ROPE | {"partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "moe_intermediate_size": 40,
+        "share_expert_dim": 48,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_router_scaling_factor": 2.5,
+        "swiglu_limits": [0.0, 0.0, 0.3],
+        "swiglu_limits_shared": [0.0, 0.15, 0.0],
+    },
 }
 MIXED = {
     "moe_intermediate_size": 40,
@@ -593,8 +617,18 @@ ONE_MORE = (
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
+    "step3p5",
     "vaultgemma",
 )  # whose norms multiply by 1 + weight
+STEPS_KEYS = {
+    "moe_num_experts": "n_routed_experts",
+    "moe_top_k": "num_experts_per_tok",
+    "num_attention_groups": "num_key_value_heads",
+}  # as it was published, and transformers'
+STEPS_EYES = {
+    "vision_config": {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0},
+    "image_token_id": 262,
+}
 UNNORMED = ("gemma", "vaultgemma")  # where what layers add to an embedding that is multiplied has no norm
 
 
@@ -614,14 +648,32 @@ def tiny(
     """
     fields = BASE | (KINDS | AKIN)[kind] | overrides
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = _made(config, dtype)
     randomise(model, torch.Generator().manual_seed(seed))
     model.save_pretrained(folder, max_shard_size=_shard_bytes(model, shards))
-    if kind == "llama3":
-        _as_published(folder / "config.json")
+    if kind in PUBLISHED:
+        path = folder / "config.json"
+        path.write_text(json.dumps(PUBLISHED[kind](json.loads(path.read_text())), indent=2) + "\n")
     if config.vocab_size >= 256 + len(SPECIAL_TOKENS):
         write_tokenizer(folder, config.vocab_size)
     return folder
+
+
+def _made(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    if config.model_type != "step3p5":
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return made
+    tied = config.tie_word_embeddings
+    whole = AutoConfig.for_model("step3p7", text_config=config.to_dict(), tie_word_embeddings=tied, **STEPS_EYES)
+    return AutoModelForImageTextToText.from_config(whole, dtype=dtype)
+
+
+def loaded(folder: Path, **keys: Any) -> PreTrainedModel:
+    """By transformers; a model that sees where it has the kind within such alone."""
+    sees = "text_config" in json.loads((folder / "config.json").read_text())
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_pretrained(folder, **keys)
+    return model
 
 
 def tiny_draft(folder: Path, target: Path) -> Path:
@@ -677,12 +729,57 @@ def _shard_bytes(model: PreTrainedModel, shards: int) -> int:
     return sum(sizes) + 1 if shards == 1 else max(max(sizes), sum(sizes) // shards)
 
 
-def _as_published(path: Path) -> None:
-    """Say rope as published Llama 3 folders do: rope_theta and rope_scaling; transformers 5 says rope_parameters."""
-    config = json.loads(path.read_text())
+def _as_llama3(config: dict[str, Any]) -> dict[str, Any]:
+    """Says rope as published Llama 3 folders do: rope_theta and rope_scaling; transformers 5 says rope_parameters."""
     scaling = config.pop("rope_parameters")
-    config |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    return config | {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+
+
+def as_step(config: dict[str, Any], *, behind: int = 2) -> dict[str, Any]:
+    """Says of the text model what Step 3.7 does, as Step 3.5 did of all. behind: layers for multi-token prediction,
+    of which lists tell, too."""
+    text = config.pop("text_config")
+    for old, key in STEPS_KEYS.items():
+        text[old] = text.pop(key)
+    ropes, layers = text.pop("rope_parameters"), text["layer_types"] + ["sliding_attention"] * behind
+    full = ropes["full_attention"]
+    text["rope_scaling"] = {key: full[key] for key in full if key not in ("rope_theta", "partial_rotary_factor")}
+    sparse = [str(i) for i, kind in enumerate(text.pop("mlp_layer_types")) if kind == "sparse"]
+    sizes = {"num_attention_groups": text["num_attention_groups"], "head_dim": text["head_dim"]}
+    heads = {"num_attention_heads": text.pop("num_sliding_attention_heads")}
+    own = ("per_layer_config", "query_pre_attn_scalar", "mtp_layer_types", "mtp_mlp_layer_types")
+    return config | {
+        "text_config": {key: text[key] for key in text if key not in own}
+        | {
+            "architectures": ["Step3p5ForCausalLM"],
+            "attention_other_setting": {"attention_type": "sliding_attention", **heads, **sizes},
+            "att_impl_type": "GQA",
+            "layer_types": layers,
+            "max_seq_len": text["max_position_embeddings"],
+            "moe_every_n_layer": 1,
+            "moe_layer_offset": 0,
+            "moe_layers_enum": ",".join(sparse),
+            "moe_router_activation": "sigmoid",
+            "need_fp32_gate": True,
+            "norm_expert_weight": True,
+            "num_nextn_predict_layers": behind,
+            "partial_rotary_factors": [ropes[kind]["partial_rotary_factor"] for kind in layers],
+            "rope_theta": [ropes[kind]["rope_theta"] for kind in layers],
+            "sink": False,
+            "swiglu_limits": text["swiglu_limits"] + [0.0] * behind,
+            "swiglu_limits_shared": text["swiglu_limits_shared"] + [0.0] * behind,
+            "use_head_wise_attn_gate": True,
+            "use_moe": True,
+            "use_moe_router_bias": True,
+            "use_rope_layers": [],
+            "yarn_only_types": ["full_attention"],
+            "zero_centered": True,
+        }
+    }
+
+
+# What says a config as it was published.
+PUBLISHED = {"llama3": _as_llama3, "step3p5": as_step}
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from tests.checkpoints import AKIN, KINDS, tiny
+from tests.checkpoints import AKIN, KINDS, loaded, tiny
 
 PROMPT = torch.randint(3, 263, (1, 64), generator=torch.Generator().manual_seed(1))
 
 
 def logits(folder: Path, **config: Any) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, **config)
+    model = loaded(folder, **config)
     with torch.no_grad():
         output: torch.Tensor = model(PROMPT).logits[0]
     return output
@@ -25,7 +25,7 @@ def logits(folder: Path, **config: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS | AKIN)
 def test_every_kind_loads_in_transformers_with_nothing_missing_or_left_over(kind: str, tmp_path: Path) -> None:
-    _, report = AutoModelForCausalLM.from_pretrained(tiny(kind, tmp_path), output_loading_info=True)
+    _, report = loaded(tiny(kind, tmp_path), output_loading_info=True)
     assert not any(report.values()), report
 
 

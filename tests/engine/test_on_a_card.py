@@ -504,6 +504,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("gemma4", {}),
         ("gemma4_moe", {"quantize": "int8"}),
         ("laguna", {}),
+        ("step3p5", {"quantize": "int8"}),
         ("gemma4_small", {}),
         ("gpt_oss", {}),
         ("olmo3", {}),
@@ -530,10 +531,13 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"mamba_num_heads": 4, "n_groups": 2, "n_routed_experts": 3, "num_experts_per_tok": 2}
     if kind == "granite_hybrid":
         sizes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
-    if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna"):
+    if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna", "step3p5"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     if kind == "laguna":
         sizes |= {"num_attention_heads_per_layer": [3, 2]}
+    if kind == "step3p5":
+        sizes |= {"num_sliding_attention_heads": 3, "mlp_layer_types": ["dense", "sparse"]}
+        sizes |= {"swiglu_limits": [0.0, 0.5], "swiglu_limits_shared": [0.0, 0.4]}
     if kind == "cohere2_moe":
         sizes |= {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}
     target = tiny(kind, tmp_path / "target", **sizes, intermediate_size=96)

@@ -125,8 +125,8 @@ def variants(
         (card_joint.jointly_normed, {"qkv_at": x, "sums_at": "*fp32", "weight_at": "*fp32", "eps": "fp32",
                                      "all_queries": "i32", "all_keys": "i32"},
          {"width": 1024, "num_queries": 768, "num_normed": 896, "wide": card_steps.JOINTLY}),
-        *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32"}, {"wide": 1024, "kind": kind})
-          for kind in ("silu", "gelu", "clamped", "relu2")),
+        *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32", "limit": "fp32"},
+           {"wide": 1024, "kind": kind}) for kind in ("silu", "gelu", "clamped", "limited", "relu2")),
         (card_heads.place, {"qkv_at": x, "q_at": x} | placing | cache | TABLE,
          heads | placed | {"wide": whole, "small": small}),
         *((card_attention.attend, attend,

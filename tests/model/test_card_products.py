@@ -105,7 +105,7 @@ def test_a_gate_is_what_it_is_by_a_kernel_of_its_own(num_rows: int, gate: str, m
     for product in ways:
         both = product(x)
         expected = torch.empty(len(x), 35, dtype=torch.float16, device=DEVICE)
-        card_rows.gate[(len(x), 1)](both, expected, 35, wide=64, kind=gate, **IN_TURN)
+        card_rows.gate[(len(x), 1)](both, expected, 35, 0.0, wide=64, kind=gate, **IN_TURN)
         for tile in filter(None, product.gated_tiles.get(num_rows, ())):
             made = product.few(x, tile, gate)
             assert (made != expected).double().mean() <= (0 if torch.cuda.is_available() else 0.05)

@@ -131,7 +131,7 @@ def test_a_row_is_added_up_the_same_way_in_whatever_tile(kind: Any, bits: Litera
     for tile, count in ((tile, count) for tile in TILES[kind] for count in (1, 9, 40)):
         assert torch.equal(by_four.few(x_TI[:count], tile), expected[:count])
     due = torch.empty(len(x_TI), OUTPUTS // 2, dtype=x_TI.dtype, device=DEVICE)
-    card_rows.gate[(len(x_TI), 1)](expected, due, OUTPUTS // 2, wide=32, kind="silu", **IN_TURN)
+    card_rows.gate[(len(x_TI), 1)](expected, due, OUTPUTS // 2, 0.0, wide=32, kind="silu", **IN_TURN)
     for gated in {tile for tiles in by_four.gated_tiles.values() for tile in tiles if tile is not None}:
         assert torch.equal(by_four.few(x_TI, gated, "silu"), due)
     assert not by_four._counters.any()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.checkpoints import KINDS, tiny
 from tests.recent import told, whole_and_windowed
 from tpspec.comm.communicator import OneRank
+from tpspec.model import compiled, steps
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.loader import Loader
@@ -130,6 +131,34 @@ def test_a_round_is_what_torch_makes_of_it(kind: str, tmp_path: Path) -> None:
     assert (rounds(cards) - rounds(torchs)).abs().max() < 1e-4
     for mine, its in zip(cards.store.cells, torchs.store.cells, strict=True):
         assert torch.allclose(mine.numbers_GSE, its.numbers_GSE, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_gates_and_is_gated_stays_within_a_limit(dtype: torch.dtype, limit: float | None, tmp_path: Path) -> None:
+    """Of 35 channels, by kernels and in C. Stands against a limit of what goes into silu, of one side alone, and
+    numbers that are none and become the limit."""
+    both = 2 * torch.randn(5, 70, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    both[1, 3], both[2, 36], both[3, 40], both[3, 41] = torch.nan, torch.nan, torch.inf, -torch.inf
+    gate, up = both.float().chunk(2, 1)
+    due = gate * gate.sigmoid()
+    if limit is not None:
+        due, up = due.minimum(torch.tensor(limit)), up.minimum(torch.tensor(limit)).maximum(torch.tensor(-limit))
+    due *= up
+    assert (due.isnan().sum(), bool(due.isinf().any())) == (2, limit is None)
+    for one in all_steps(tiny("smollm2", tmp_path, num_hidden_layers=1, head_dim=16), dtype):
+        assert torch.allclose(one.gate(both, limit).float(), due, rtol=2**-7, atol=1e-6, equal_nan=True), one
+
+
+def all_steps(folder: Path, dtype: torch.dtype) -> list[Any]:
+    """Steps of a checkpoint: by torch, by kernels, and in C where there is no card."""
+    loader = Loader.open(folder, split(ModelShape.of(folder), (1.0,))[0], dtype, DEVICE)
+    made = loader.decoder(OneRank(), 64)
+    tilings = {heads: tiling(heads.dim, None) for heads in made.shape.heads}
+    torchs = steps.TorchSteps(made.shape, made.ropes, made.store, None)
+    kernels = card_steps.CardSteps(made.shape, made.ropes, made.store, tilings, None)
+    compiled_ones = compiled.compiled_steps(made.shape, made.ropes, made.store)
+    return [torchs, kernels] if compiled_ones is None else [torchs, kernels, compiled_ones]
 
 
 def test_squares_of_heads_that_are_elsewhere_are_added_to_those_that_are_here(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llava", {"image_token_index": 262}),
     "llama3": ("llava_next", {"image_token_index": 262}),
     "qwen2": ("llava_onevision", {"image_token_index": 262}),
+    "step3p5": ("step3p7", {"image_token_id": 262}),
     **{kind: (kind.removesuffix("_text"), {}) for kind in LIKE},
 }
 
@@ -117,7 +118,7 @@ def test_the_text_model_of_one_that_sees_computes_what_transformers_does(text: s
     assert (logits(tmp_path) - expected).abs().max() < 1e-4
     names = set(load_file(tmp_path / SINGLE))
     old, new = "language_model.model.", "model.language_model."
-    if WHOLE[text][0] in FLAT:
+    if WHOLE[text][0] in (*FLAT, "step3p7"):
         old, new = "model.layers.", "model.language_model.layers."
     old, new = (old, new) if any(name.startswith(old) for name in names) else (new, old)
     rename(tmp_path, old, new)
@@ -259,7 +260,7 @@ def test_sizes_that_a_section_leaves_out_are_those_of_transformers(
 @pytest.mark.parametrize(
     "kind",
     ["glm4v", "glm4v_moe", "llava", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl",
-     "qwen3_vl_moe", "internvl", "kimi_k25", "glm46v"],
+     "qwen3_vl_moe", "internvl", "kimi_k25", "glm46v", "step3p7"],
 )  # fmt: skip
 def test_a_head_is_tied_where_transformers_ties_it(kind: str, section: bool | None, whole: bool | None) -> None:
     """Older transformers saved it in the section. Stands against a head that is called missing, or counted twice."""
@@ -267,7 +268,7 @@ def test_a_head_is_tied_where_transformers_ties_it(kind: str, section: bool | No
     config: dict[str, Any] = {} if whole is None else {"tie_word_embeddings": whole}
     theirs = AutoConfig.for_model(kind, text_config=dict(text), **config)
     said = text_config({"model_type": kind, "text_config": {**text, "hidden_size": 64}, **config})
-    assert said["tie_word_embeddings"] is theirs.tie_word_embeddings
+    assert said["tie_word_embeddings"] is getattr(theirs, "tie_word_embeddings", False)  # which Step's has not
 
 
 def test_what_a_config_leaves_out_of_its_text_section_is_what_transformers_takes_it_for(tmp_path: Path) -> None:

@@ -135,7 +135,17 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
 
 @pytest.fixture(
     scope="module",
-    params=["smollm2", "seed_oss", "arcee", "gpt_oss", "glm4_moe_lite", "cohere2_moe", "flint", "granite_hybrid"],
+    params=[
+        "smollm2",
+        "seed_oss",
+        "arcee",
+        "gpt_oss",
+        "glm4_moe_lite",
+        "cohere2_moe",
+        "flint",
+        "granite_hybrid",
+        "step3p5",
+    ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), head_dim=16)
@@ -195,6 +205,8 @@ def parts_of(decoder: Any) -> list[Any]:
         parts += {id(norm): norm for name in norms if (norm := getattr(layer, name, None)) is not None}.values()
         if isinstance(layer, Layer):
             parts += [layer, *_around(layer.qkv, layer.o)]
+            if layer.gate is not None:
+                parts.append(layer.gate.product)
             if layer.joint_norm is not None and layer.joint_norm.others is not None:
                 parts.append(layer.joint_norm.others.product)
         if isinstance(layer, LinearLayer):

@@ -73,7 +73,7 @@ def test_a_row_has_the_same_bits_in_a_chunk_as_alone(make: Make, size: int) -> N
     assert torch.equal(torch.cat(rows), one_by_one(make, ids))
 
 
-@pytest.mark.parametrize("kind", ["minimax_m2", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["minimax_m2", "qwen3_moe", "step3p5"])
 def test_a_row_that_is_sent_to_experts_has_the_same_bits_in_a_chunk_as_alone(kind: str, tmp_path: Path) -> None:
     """Of seven, whose sigmoids are no whole vectors: at the end of a tensor torch makes other bits of them."""
     folder, ids = tiny(kind, tmp_path), text(0, 60)

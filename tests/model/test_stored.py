@@ -107,6 +107,7 @@ MIXTURES = (
     "nemotron_h",
     "cohere2_moe",
     "kolibri1",
+    "step3p5",
 )
 WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there
 WIDE = {"hidden_size": 192, "head_dim": 32, "intermediate_size": 256}  # of whole blocks of 64
@@ -123,6 +124,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
         kind: tiny("llama" if kind == "wide" else kind, tmp_path_factory.mktemp(kind), **sizes.get(kind, {}))
         for kind in ("wide", *kinds)
     }
+    _unstack(plain["step3p5"])
 
     @cache
     def write(name: str, kind: str = "") -> tuple[Path, Path]:
@@ -132,6 +134,18 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return publish(plain[kind], tmp_path_factory.mktemp("written"), form)
 
     return write
+
+
+def _unstack(folder: Path) -> None:
+    """As tools that quantize Step's experts, each a module of its own, write them."""
+    made = {}
+    for name, x in load_file(folder / "model.safetensors").items():
+        at, _, rest = name.partition(".moe.")
+        if x.dim() == 3 and rest:
+            made |= {f"{at}.moe.experts.{index}.{rest}": one.clone() for index, one in enumerate(x)}
+        elif not name.startswith("vi"):  # which sees
+            made[name] = x
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def logits(

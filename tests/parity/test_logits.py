@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from tests.checkpoints import AKIN, KINDS, tiny
+from tests.checkpoints import AKIN, KINDS, loaded, tiny
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Carried, Span
@@ -32,7 +31,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def reference(folder: Path, ids: list[int]) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = loaded(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0]
 
@@ -42,7 +41,7 @@ def off_in_16_bits(folder: Path, device: torch.device) -> float:
     of transformers: of the last rows of a long prompt the median, for one that is sent to another expert says little.
     """
     ids = prompt(length=4 * LAST)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    model = loaded(folder, dtype=torch.bfloat16, attn_implementation="eager").eval()
     with torch.inference_mode():
         theirs = model(torch.tensor([ids])).logits[0, -LAST:]
         exact = model.float()(torch.tensor([ids])).logits[0, -LAST:]

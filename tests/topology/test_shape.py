@@ -122,6 +122,8 @@ ROUNDED = {
     "Qwen/Qwen2-57B-A14B-Instruct": 57.4,
     "IQuestLab/IQuest-Coder-V1-40B-Instruct": 40,
     "mistralai/Mistral-Small-4-119B-2603": 119,
+    "stepfun-ai/Step-3.5-Flash": 196.81,
+    "stepfun-ai/Step-3.7-Flash": 196.81,  # of this the text model
 }
 # Of mixtures: for one token, the embedding table included, as exactly as it is published.
 ACTIVE = {
@@ -307,6 +309,7 @@ CALLED = {
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM2 and 3",
     "solar_open": "Solar Open",
+    "step3p5": "Step 3.5 Flash",
     "vaultgemma": "VaultGemma",
     "youtu": "Youtu-LLM",
 }

@@ -39,7 +39,8 @@ BEHIND_DENSE: list[dict[str, Any]] = [
 CASES = [*product(sorted(MODEL_TYPES), OPTIONS), *product(["cohere2_moe"], BEHIND_DENSE)]
 OF_TYPE = {fields["model_type"]: BASE | fields for fields in (KINDS | AKIN | WITHIN).values()}
 OF_TYPE |= {kind: BASE | KINDS[like] | {"model_type": kind} for kind, like in LIKE.items()}
-LEFT_OUT = ("layer_rope_theta", "layer_types", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern")
+LEFT_OUT = ("layer_rope_theta", "layer_types", "mlp_layer_types", "num_kv_shared_layers", "sliding_window",
+            "sliding_window_pattern", "swiglu_limits", "swiglu_limits_shared")  # fmt: skip
 
 
 @pytest.mark.parametrize(("model_type", "options"), CASES, ids=str)
@@ -85,6 +86,7 @@ def test_every_type_that_may_have_windows_is_known() -> None:
         ("google/gemma-3-1b-it", 512, 22),
         ("google/gemma-3-27b-it", 1024, 52),
         ("openai/gpt-oss-120b", 128, 18),
+        ("stepfun-ai/Step-3.5-Flash", 512, 33),
         ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", None, 0),
         ("Qwen/Qwen3-30B-A3B", None, 0),
     ],

@@ -52,13 +52,14 @@ class Architecture:
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
     eps: what a config calls that of norms. rms_eps: what it calls that of norms that are not centred, as all are where
-    it gives one. gate: what its config calls that of an MLP, and must say. clamped: see rows.inc. scaled_embeddings: by
-    the root of their size, always or where that flag says so. scaled_layers: what leaves a layer, by a number of its
-    own. multiplied: embeddings, what is added to them, scores and logits, by numbers of the config (spec.py), which
-    logits are divided by but for "logits". logit_scale: that of the config which logits alone are multiplied by, or
-    None. score_scale: the config's number that scores are divided by the root of, if not head_dim; or what they are
-    multiplied by. capped, scores_capped: whether the config may say so of logits, and of scores. apart: options that
-    would change what it computes, and are not supported, with values that would not.
+    it gives one. gate: what its config calls that of an MLP, and must say. clamped: see rows.inc. limited:
+    whether the config may say limits of MLPs (limits.py). scaled_embeddings: by the root of their size, always or where
+    that flag says so. scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added
+    to them, scores and logits, by numbers of the config (spec.py), which logits are divided by but for "logits".
+    logit_scale: that of the config which logits alone are multiplied by, or None. score_scale: the config's number that
+    scores are divided by the root of, if not head_dim; or what they are multiplied by. capped, scores_capped: whether
+    the config may say so of logits, and of scores. apart: options that would change what it computes, and are not
+    supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -80,6 +81,7 @@ class Architecture:
     rms_eps: str | None = None
     gate: tuple[str, str] = ("hidden_act", "silu")
     clamped: bool = False
+    limited: bool = False
     scaled_embeddings: bool | str = False
     scaled_layers: bool = False
     multiplied: bool | Literal["logits"] = False
@@ -273,6 +275,15 @@ ARCHITECTURES = {
         nope="no_rope_layers",
     ),
     "solar_open": Architecture(qkv_bias="attention_bias", partial_rope=True),
+    "step3p5": Architecture(
+        qk_norm=True,
+        partial_rope=True,
+        ropes_by_kind=True,
+        window="layer_types",
+        one_more=True,
+        limited=True,
+        score_scale="query_pre_attn_scalar",
+    ),
     "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }

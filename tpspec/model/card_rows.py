@@ -48,11 +48,13 @@ def gate(
     gate_up_at: tl.tensor,
     out_at: tl.tensor,
     width: int,
+    limit: float,
     wide: tl.constexpr,
     kind: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """act(gate) * up: [T, 2C] -> [T, C]; "relu2" of up alone, [T, C]. A program for `wide` channels of a row."""
+    """act(gate) * up: [T, 2C] -> [T, C]; "relu2" of up alone, [T, C]. limit: of "limited" alone. A program for `wide`
+    channels of a row."""
     begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
@@ -63,5 +65,9 @@ def gate(
     else:
         x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
         up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
-        y = gated(x, up, kind)
+        if kind == "limited":
+            x = x / (1 + tl.exp(-x))
+            y = tl.where(x > limit, limit, x) * tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        else:
+            y = gated(x, up, kind)
     tl.store(out_at + row * width + columns, y.to(out_at.dtype.element_ty), mask=real)

@@ -254,19 +254,21 @@ class CardSteps:
         )  # fmt: skip
         return out_TD
 
-    def gate(self, gate_up_TC: Tensor) -> Tensor:
+    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
         num_rows, channels = gate_up_TC.shape
         channels //= 1 if self._shape.gate == "relu2" else 2
         out_TC = gate_up_TC.new_empty(num_rows, channels)
         kernels.gate[(num_rows, triton.cdiv(channels, GATE_WIDTH))](
-            gate_up_TC, out_TC, channels, wide=GATE_WIDTH, kind=self._shape.gate, **self._overlap
-        )
+            gate_up_TC, out_TC, channels, limit or 0.0, wide=GATE_WIDTH,
+            kind=self._shape.gate if limit is None else "limited", **self._overlap,
+        )  # fmt: skip
         return out_TC
 
-    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
-        if isinstance(gate_up, TriedProduct) and self._shape.gate != "relu2":
+    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
+        """With a limit by a kernel of its own, for few layers have one."""
+        if isinstance(gate_up, TriedProduct) and self._shape.gate != "relu2" and limit is None:
             return gate_up.gated(x_TD, self._shape.gate, self.gate)
-        return self.gate(gate_up(x_TD))
+        return self.gate(gate_up(x_TD), limit)
 
     def slots(self, num_rows: int) -> Tensor:
         table = next(iter(self._tables.values()))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 13  # of rows.c
+VERSION = 14  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -128,6 +128,7 @@ class CompiledSteps(WithoutKernels):
         delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 7)
         self._states = None if states is None else CompiledStates(states, delta)
         self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
+        self._limited = _verb(loaded, f"gate_limited_{kind}", None, [POINTER] * 2 + [INT] * 2 + [FLOAT])
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
         return num_rows <= MOST_ROWS
@@ -192,17 +193,18 @@ class CompiledSteps(WithoutKernels):
         self._states.linear_attention(layer, *products, round.courses, buffers.answered, squares_T)
         return buffers.answered
 
-    def gate(self, gate_up_TC: Tensor) -> Tensor:
+    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
         num_rows, channels = gate_up_TC.shape
         channels //= 1 if self._shape.gate == "relu2" else 2
         gated = self._of(num_rows).gated
         if channels not in gated:
             gated[channels] = gate_up_TC.new_empty(num_rows, channels)
-        self._gate(gate_up_TC.data_ptr(), gated[channels].data_ptr(), num_rows, channels)
+        given = gate_up_TC.data_ptr(), gated[channels].data_ptr(), num_rows, channels
+        self._gate(*given) if limit is None else self._limited(*given, limit)
         return gated[channels]
 
-    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
-        return self.gate(gate_up(x_TD))
+    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
+        return self.gate(gate_up(x_TD), limit)
 
     def _place_rows(
         self, layer: Layer, qkv_TX: Tensor, round: CompiledRound, placed: Placed, heads: int, q: int, cache: int

@@ -90,16 +90,17 @@ def _growth(parameters: dict[str, Any]) -> QueryGrowth | None:
 
 
 def frequencies_of(
-    config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, where: str
+    config: Any, whole: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, where: str
 ) -> Frequencies:
-    """From transformers. layers: those that the parameters are for, or None. Raises UserError for what it lacks."""
+    """From transformers. whole: the config as that has it. layers: those that the parameters are for, or None. Raises
+    UserError for what it lacks."""
     kind = parameters.get("rope_type", "default")
     if kind not in ROPE_TYPES:
         raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     try:
-        inverse, scale = _inverse(config, layers, parameters, head_dim)
+        inverse, scale = _inverse(config, whole, layers, parameters, head_dim)
         length = int(parameters["original_max_position_embeddings"]) if kind == "longrope" else 0
-        longer = _inverse(config, layers, parameters, head_dim, length + 1)[0] if length else None
+        longer = _inverse(config, whole, layers, parameters, head_dim, length + 1)[0] if length else None
         return Frequencies(inverse, scale, _growth(parameters), longer, length)
     except (TypeError, ValueError, KeyError, ArithmeticError, RuntimeError) as error:
         right = f"the numbers that {kind} needs, of which not all are"
@@ -107,7 +108,12 @@ def frequencies_of(
 
 
 def _inverse(
-    config: Any, layers: str | None, parameters: dict[str, Any], head_dim: int, length: int | None = None
+    config: Any,
+    whole: Any,
+    layers: str | None,
+    parameters: dict[str, Any],
+    head_dim: int,
+    length: int | None = None,
 ) -> tuple[Tensor, float]:
     """Inverse frequencies of texts of so many tokens, or of as few as may be, and their scale."""
     import torch
@@ -125,7 +131,7 @@ def _inverse(
         for factors in ("short_factor", "long_factor") if kind == "longrope" else ():
             if (count := len(parameters[factors])) != turned // 2:  # one would do for all
                 raise ValueError(f"{factors} has {count} numbers for {turned // 2} pairs")
-        inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length, layer_type=layers)
+        inverse, scale = ROPE_INIT_FUNCTIONS[kind](whole, torch.device("cpu"), seq_len=length, layer_type=layers)
     if not (inverse > 0).logical_and(inverse.isfinite()).all():
         raise ValueError("its frequencies are no positive numbers")
     return torch.nn.functional.pad(inverse.float(), (0, head_dim // 2 - len(inverse))), float(scale)

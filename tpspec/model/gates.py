@@ -1,7 +1,7 @@
 """The gate of attention: what query heads give is multiplied with it, in place of 1.
 
-Source: Qwen3-Next (gated attention, arXiv 2505.06708); by heads, and of softplus: Laguna. What the gate of an MLP goes
-through is steps.py's matter. Must not know shards.
+Source: Qwen3-Next (gated attention, arXiv 2505.06708); by heads: Step 3.5; of softplus: Laguna. What the gate of an MLP
+goes through is steps.py's matter. Must not know shards.
 
 Shapes: T rows, D hidden, H query heads of this shard, E head dim.
 """

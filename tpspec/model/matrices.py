@@ -132,7 +132,8 @@ class Matrices:
         )
 
     def _scheme(self, name: str) -> Scheme | None:
-        return None if self.stored is None else self.stored.scheme_of(name)
+        """Of a module, or of a tensor that holds all experts of a layer and may be called as a module's weight is."""
+        return None if self.stored is None else self.stored.scheme_of(name.removesuffix(".weight"))
 
     def _of_codes(self, parts: Sequence[Place], *, biased: bool) -> Linear | None:
         """The product with matrices that are all stored in codes to compute with; None where they are not, or are to be

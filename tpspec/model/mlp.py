@@ -24,10 +24,11 @@ class Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """gate_up: [D] -> [2C], or [C] of one without a gate; down: [C] -> [D], a partial sum."""
+    """gate_up: [D] -> [2C], or [C] of one without a gate; down: [C] -> [D], a partial sum. limit: see limits.py."""
 
     gate_up: Linear
     down: Linear
+    limit: float | None = None
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        return self.down(steps.gated(self.gate_up, x_TD))
+        return self.down(steps.gated(self.gate_up, x_TD, self.limit))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
 from tpspec.model.experts import Apart, Around, Multiplied, Router, Shared, mixture_of
+from tpspec.model.limits import Limits
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.places import Place, below, rows_of, whole_place
 from tpspec.topology.blocks import MLP
@@ -48,13 +49,15 @@ class Mlps:
         if experts is None:
             return self._mlp(at, names, shard.channels, spec.intermediate)
         if index < experts.first_layer or (spec.blocks and spec.blocks[index] == MLP):
-            return self._mlp(at, names, shard.dense, experts.dense)
+            return self._mlp(names.without_experts(layer), names, shard.dense, experts.dense)
         if names.together is None:
             self._check_apart(layer)
-        mixture = self._mixture(layer, names, experts, whole=whole)
+        limits = spec.limits[index] if spec.limits else Limits()
+        mixture = self._mixture(layer, names, experts, limits.experts, whole=whole)
         if not experts.shared:
             return mixture
-        shared = self._mlp(f"{layer}{names.shared}.", names, shard.shared, experts.shared)
+        beside = self._mlp(f"{layer}{names.shared}.", names, shard.shared, experts.shared)
+        shared = replace(beside, limit=limits.shared)
         if experts.apart:
             return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
@@ -74,12 +77,12 @@ class Mlps:
         behind = whole_place(at + BEHIND, self.spec.hidden, experts.latent)
         return Around(*(self.matrices.column_parallel([place], biased=False) for place in (before, behind)))
 
-    def _mixture(self, layer: str, names: MlpNames, experts: Experts, *, whole: bool) -> Mlp:
+    def _mixture(self, layer: str, names: MlpNames, experts: Experts, limit: float | None, *, whole: bool) -> Mlp:
         router, on_card = self._router(layer, names, experts), self.matrices.device.type == "cuda"
         at = names.within(layer)
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
         stand = self._stand(at, names, experts.count)
-        mlps = [parts._expert(at, names, experts, index, stand) for index in range(experts.count)]
+        mlps = [replace(parts._expert(at, names, experts, index, stand), limit=limit) for index in range(experts.count)]
         return mixture_of(router, mlps, on_card=on_card, whole=whole, around=self._around(at, experts))
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:
@@ -87,11 +90,14 @@ class Mlps:
         channels, size = self.shard.channels, self.spec.intermediate
         if names.together is None or stand is None:
             return self._mlp(f"{at}experts.{index}.", names, channels, size, experts.latent)
-        hidden, biased, (gate_up_name, down_name) = range(self.spec.hidden), experts.biased, names.together
+        hidden, biased, (*made, down_name) = range(self.spec.hidden), experts.biased, names.together
         place = partial(Place, expert=(index, experts.count), upright=stand, alternate=names.alternate)
-        gate, up = channels, range(size + channels.start, size + channels.stop)
-        rows = [range(2 * channels.start, 2 * channels.stop)] if names.alternate else [gate, up]
-        gate_up = [place(at + gate_up_name, 2 * size, len(hidden), some, hidden) for some in rows]
+        if len(made) > 1:
+            gate_up = [place(at + name, size, len(hidden), channels, hidden) for name in made]
+        else:
+            up = range(size + channels.start, size + channels.stop)
+            rows = [range(2 * channels.start, 2 * channels.stop)] if names.alternate else [channels, up]
+            gate_up = [place(at + made[0], 2 * size, len(hidden), some, hidden) for some in rows]
         down = place(at + down_name, len(hidden), size, hidden, channels, alternate=False)
         return GatedMlp(
             self.matrices.column_parallel(gate_up, biased=biased), self.matrices.row_parallel(down, biased=biased)
@@ -105,8 +111,9 @@ class Mlps:
             return None
         if names.alternate:
             return names.upright
-        gate_up, down = (at + name for name in names.together)
-        self.matrices.check_plain(gate_up)
+        *made, down = (at + name for name in names.together)
+        for name in made:
+            self.matrices.check_plain(name)
         if hidden == size or down not in checkpoint:
             return names.upright
         found, standing, lying = checkpoint.shape(down), (count, hidden, size), (count, size, hidden)

@@ -14,6 +14,7 @@ from tpspec.errors import UserError
 from tpspec.model.architectures import GATES, THETAS, declared
 from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_by_theta, ropes_of
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
+from tpspec.model.limits import Limits, limits_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.topology.blocks import blocks_of
 from tpspec.topology.checkpoint import read_config
@@ -53,7 +54,8 @@ class ModelSpec:
     Architecture. joint_norm: the norms of queries and keys are of all heads. parallel: see topology/defaults.py. cap,
     score_cap: of logits and scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert,
     where there are some. score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale,
-    final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. Source: its config.json.
+    final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each layer; or none.
+    Source: its config.json.
     """
 
     model_type: str
@@ -95,6 +97,7 @@ class ModelSpec:
     sharing: Sharing | None = None
     per_layer: int = 0
     num_per_layer_ids: int = 0
+    limits: tuple[Limits, ...] = ()
     hidden_scale: float = 1.0
     final_scale: float = 1.0
 
@@ -154,7 +157,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     """
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
-    said = Reads(config.to_dict(), where)
+    said, whole = Reads(config.to_dict(), where), config
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
     arch, kind = _declaration(config, where), config.model_type
@@ -209,7 +212,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
         layers=layers_of(config, arch, orders, usual, wide, sharing, where),
         ropes=tuple(
-            frequencies_of(config, layers, rope, dims.get(layers, head_dim), where) for layers, rope in ropes.items()
+            frequencies_of(config, whole, layers, rope, dims.get(layers, head_dim), where)
+            for layers, rope in ropes.items()
         ),
         stored=stored,
         experts=experts,
@@ -221,6 +225,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         sharing=sharing,
         per_layer=per_layer,
         num_per_layer_ids=num_ids_of(said) if per_layer else 0,
+        limits=limits_of(said, num_layers, experts.first_layer) if arch.limited and experts else (),
         hidden_scale=numbers.residual,
         final_scale=_logit_scale(config, arch, numbers, where),
     )

@@ -97,10 +97,11 @@ class Steps(Protocol):
     def normed_late(self, total_TY: Tensor, norm: LateNorm, dim: int) -> Tensor:
         """The norm of that sum, [T, D]."""
 
-    def gate(self, gate_up_TC: Tensor) -> Tensor:
-        """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]; of one without a gate act(up), [T, C]."""
+    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
+        """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]; of one without a gate act(up), [T, C]. limit: of
+        both, where act is silu (limits.py)."""
 
-    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
+    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
         """The same of what that product makes of rows: [T, D] -> [T, C]."""
 
     def slots(self, num_rows: int) -> Tensor | None:
@@ -288,17 +289,19 @@ class TorchSteps(WithoutKernels):
         assert round.states is not None, "a decoder with such layers has a store for them"
         return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX, squares_T)
 
-    def gate(self, gate_up_TC: Tensor) -> Tensor:
+    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
         if self._shape.gate == "relu2":
             return F.relu(gate_up_TC).square()
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
+        if limit is not None:
+            return F.silu(gate_TC).clamp(max=limit) * up_TC.clamp(-limit, limit)
         if self._shape.gate == "clamped":
             gate_TC = gate_TC.clamp(max=MOST)
             return gate_TC * torch.sigmoid(GAIN * gate_TC) * (up_TC.clamp(-MOST, MOST) + 1)
         return (F.silu(gate_TC) if self._shape.gate == "silu" else F.gelu(gate_TC, approximate="tanh")) * up_TC
 
-    def gated(self, gate_up: Linear, x_TD: Tensor) -> Tensor:
-        return self.gate(gate_up(x_TD))
+    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
+        return self.gate(gate_up(x_TD), limit)
 
     def _state_round(self, store: StateStore, spans: Sequence[Span], num_rows: int) -> StateRound:
         return StateRound.of(spans, store, num_rows, self._shape.device, whole=self._whole)

@@ -212,7 +212,7 @@ def _first_mixed(read: Reads, usual: Beside) -> int:
     if not usual.listed:
         return read.size(key, usual.first_layer, least=0)
     read.one_of(key, (usual.first_layer,), usual.first_layer)
-    first = _first_sparse(read, usual.first_layer)
+    first = _first_sparse(read, min(usual.first_layer, read.size_if_given("num_hidden_layers") or usual.first_layer))
     if read.config.get("mlp_only_layers") not in (None, [], [*range(first)]):  # which Laguna says besides
         raise read.refusal("mlp_only_layers", f"{[*range(first)]}, as mlp_layer_types is, or null")
     return first

@@ -26,9 +26,9 @@ LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 EXPERTS = ("w1", "w2", "w3")
 LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_a", "in_proj_b", "in_proj_ba", "in_proj", "out_proj")
 PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENTS, *LINEAR, *PER_LAYER, "gate_proj", "up_proj", "down_proj",
-            *EXPERTS, "fc1_latent_proj", "fc2_latent_proj", "shared_mlp.input_linear", "shared_mlp.output_linear",
-            HEAD)  # fmt: skip
+MATRICES = ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", *LATENTS, *LINEAR, *PER_LAYER, "gate_proj", "up_proj",
+            "down_proj", *EXPERTS, "fc1_latent_proj", "fc2_latent_proj", "shared_mlp.input_linear",
+            "shared_mlp.output_linear", HEAD)  # fmt: skip
 # What a module may consist of besides a weight or its codes, and a bias. Of activations and of the cache they are of no
 # use here: neither is rounded.
 UNUSED = frozenset((

@@ -33,6 +33,7 @@ GATINGS = {
     "qwen3_5_moe_text": BEHIND_QUERIES,
     "qwen3_5_text": BEHIND_QUERIES,
     "qwen3_next": BEHIND_QUERIES,
+    "step3p5": Gating("g_proj", by_head=True),
 }
 SAYING = ("laguna",)  # whose config says for what it is
 BY_HEAD, BY_ELEMENT = (True, "per-head"), ("per-element",)  # as it does

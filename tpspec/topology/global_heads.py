@@ -1,7 +1,7 @@
 """Layers that see the whole text by other heads than those that see its last tokens: from a config.
 
-In Gemma 4 they are fewer and longer, and their values may be made of what their keys are made of; in Laguna there are
-other numbers of queries. Knows keys; must not know tensors or shards.
+In Gemma 4 they are fewer and longer, and their values may be made of what their keys are made of; in Laguna and Step
+there are other numbers of queries. Knows keys; must not know tensors or shards.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.reads import MOST
 from tpspec.topology.windows import FULL, SLIDING, kinds_of
 
@@ -19,7 +20,8 @@ TYPES = ("gemma4_text", "gemma4_unified_text")
 DIM = 512  # without global_head_dim
 OVERRIDES = "per_layer_config"  # transformers' own, by layer; published checkpoints have global_head_dim
 OVERRIDDEN = {"head_dim", "num_key_value_heads"}
-COUNTED, COUNTS = ("laguna",), "num_attention_heads_per_layer"
+COUNTS, COUNT, SLIDING_COUNT = "num_attention_heads_per_layer", "num_attention_heads", "num_sliding_attention_heads"
+COUNTED = {"laguna": COUNTS, "step3p5": COUNT}  # and which key says it of layers that see everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def global_heads_of(
     if model_type in COUNTED:
         num = _counts(read, model_type, num_layers, num_heads).get(FULL, num_heads)
         if num % num_kv:
-            raise read.refusal(COUNTS, f"multiples of num_key_value_heads ({num_kv})")
+            raise read.refusal(COUNTED[model_type], f"multiples of num_key_value_heads ({num_kv})")
         return None if num == num_heads else GlobalHeads(_global(read, model_type, num_layers), num, num_kv, head_dim)
     if model_type not in TYPES:
         return None
@@ -69,6 +71,8 @@ def _global(read: Reads, model_type: str, num_layers: int) -> frozenset[int]:
 
 def _counts(read: Reads, model_type: str, num_layers: int, usual: int) -> dict[str, int]:
     """Of query heads, by kinds of layers, as layer_types calls them."""
+    if COUNTED[model_type] == COUNT:
+        return _of_each_kind(read, model_type, num_layers)
     counts = read.config.get(COUNTS) or [usual] * num_layers
     right = f"a whole number above 0 for each of {num_layers} layers, the same for all of a kind"
     if not isinstance(counts, list) or not all(type(count) is int and 0 < count < MOST for count in counts):
@@ -77,6 +81,16 @@ def _counts(read: Reads, model_type: str, num_layers: int, usual: int) -> dict[s
     if len(counts) != num_layers or len({*zip(kinds, counts, strict=True)}) > len({*kinds}):
         raise read.refusal(COUNTS, right)
     return dict(zip(kinds, counts, strict=True))
+
+
+def _of_each_kind(read: Reads, model_type: str, num_layers: int) -> dict[str, int]:
+    """The same where a key says it of each kind. What transformers writes of layers one by one must say as much."""
+    kinds, full = kinds_of(read, model_type, num_layers), read.size(COUNT, MODEL_TYPES[model_type].num_heads)
+    sliding = read.size(SLIDING_COUNT, full)
+    own = {str(layer): {COUNT: sliding} for layer, kind in enumerate(kinds) if kind == SLIDING}
+    if read.config.get(OVERRIDES) not in (None, own):
+        raise read.refusal(OVERRIDES, f"{COUNT} {sliding}, as {SLIDING_COUNT} is, for each {SLIDING} layer alone")
+    return {kind: sliding if kind == SLIDING else full for kind in kinds}
 
 
 def _overridden(read: Reads, layers: frozenset[int], num_heads: int, num_kv: int, *, reuse_keys: bool) -> GlobalHeads:

@@ -265,4 +265,14 @@ MIXED_TYPES = {
         o_biased=False,
         intermediate=("moe_intermediate_size", 1280),
     ),
+    "step3p5": Defaults(
+        hidden=4096,
+        num_layers=45,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=128815,
+        normed=True,
+        intermediate=("moe_intermediate_size", 1280),
+    ),
 }

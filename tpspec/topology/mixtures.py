@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. router:
-    within a mixture; the others within an MLP or expert. Where gate and up have one name they are one matrix, gate's
-    rows first; None where there is no gate.
+    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. dense:
+    of the MLP of a layer without experts, if that has another. router: within a mixture; the others within an MLP or
+    expert. Where gate and up have one name they are one matrix, gate's rows first; None where there is no gate.
 
-    together: within a mixture, of tensors that hold gate and up of all experts of a layer, and down; None: each expert
-    has matrices of its own. upright: they have a row for each output; else a row is an input's. alternate: the outputs
-    of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or a matrix
-    for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate: of what that is
-    multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the layer.
+    together: within a mixture, of tensors that hold gate and up of all experts of a layer, in one or each alone, and
+    down; None: each expert has matrices of its own. upright: they have a row for each output; else a row is an input's.
+    alternate: the outputs of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other
+    way round, or a matrix for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate:
+    of what that is multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the
+    layer.
     """
 
     module: str
@@ -27,7 +28,8 @@ class MlpNames:
     down: str = "down_proj"
     router: str = "gate"
     shared: str = "mlp.shared_experts"
-    together: tuple[str, str] | None = None
+    dense: str | None = None
+    together: tuple[str, ...] | None = None
     upright: bool = False
     alternate: bool = False
     shared_gate: str = "shared_expert_gate"
@@ -36,6 +38,10 @@ class MlpNames:
     def within(self, layer: str) -> str:
         """What the names of its parts begin with. layer: the same of its layer."""
         return f"{layer}{self.module}." if self.module else layer
+
+    def without_experts(self, layer: str) -> str:
+        """The same of the MLP of a layer that has none."""
+        return self.within(layer) if self.dense is None else f"{layer}{self.dense}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +334,32 @@ MIXTURES = {
         norms=True,
         beside=Beside(dense=10944, shared=1, channels=1280, first_layer=0),
     ),
+    "step3p5": Mixing(
+        MlpNames(
+            "moe",
+            shared="share_expert",
+            dense="mlp",
+            together=("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
+            upright=True,
+            correction="moe.router_bias",
+        ),
+        count=288,
+        chosen=8,
+        sums_to_one=True,
+        beside=Beside(
+            dense=11264,
+            shared=1,
+            channels=1280,
+            first_layer=3,
+            groups=None,
+            listed=True,
+            own="share_expert_dim",
+            keys=("first_k_dense_replace", "n_shared_experts", "moe_router_scaling_factor"),
+        ),
+    ),
 }
 NAMES = {mixing.names for mixing in MIXTURES.values()}
+TOGETHER_DOWN = tuple(f".{names.within('')}{names.together[-1]}" for names in NAMES if names.together)
 
 
 def channels_key(model_type: str) -> tuple[str, int | None] | None:
@@ -339,7 +369,7 @@ def channels_key(model_type: str) -> tuple[str, int | None] | None:
 
 def has_narrow_columns(name: str) -> bool:
     """Whether the columns of the matrix of that name are the channels of one expert."""
-    return "experts." in name and name.endswith(tuple(names.down for names in NAMES))
+    return name.endswith(TOGETHER_DOWN) or ("experts." in name and name.endswith(tuple(names.down for names in NAMES)))
 
 
 def mlp_names(model_type: str, *, mixed: bool = True) -> MlpNames:

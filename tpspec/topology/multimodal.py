@@ -5,6 +5,8 @@ Knows keys and names; must not know what they mean.
 
 from __future__ import annotations
 
+from tpspec.topology import step
+
 TEXT_TYPES = {
     "cohere2_vision": "cohere2",
     "exaone4_5": "exaone4",
@@ -27,6 +29,7 @@ TEXT_TYPES = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "step3p7": "step3p5",
 }  # of the text model, where its section does not say
 OTHER_NAMES = {
     "exaone4_5_text": "exaone4",
@@ -49,6 +52,7 @@ WHOLE_TIED = {
     "llava_next": False,
     "qwen3_vl": False,
     "qwen3_vl_moe": False,
+    "step3p7": False,
 }
 EITHER_TIED = ("glm4v", "glm4v_moe", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl")
 FLAT = ("qwen2_5_vl", "qwen2_vl")  # as these were published: what a text model says stands beside its eyes
@@ -69,10 +73,13 @@ PREFIXES = ("model.language_model.", "language_model.")  # transformers' own sin
 
 
 def text_config(config: dict[str, object]) -> dict[str, object]:
-    """A config.json as its text model alone would have it, its type by transformers' name; any other as it is."""
+    """A config.json as its text model alone would have it, its type and keys by transformers' names; any other as it
+    is."""
     alone = _alone(config)
     kind = alone.get("model_type")
-    return alone | {"model_type": OTHER_NAMES[kind]} if isinstance(kind, str) and kind in OTHER_NAMES else alone
+    if isinstance(kind, str) and kind in OTHER_NAMES:
+        return alone | {"model_type": OTHER_NAMES[kind]}
+    return step.as_now(alone)
 
 
 def _alone(config: dict[str, object]) -> dict[str, object]:

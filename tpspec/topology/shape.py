@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tpspec.errors import UserError
-from tpspec.topology import checkpoint
+from tpspec.topology import checkpoint, step
 from tpspec.topology.blocks import MIXTURE, MLP, blocks_of
 from tpspec.topology.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, experts_of
@@ -114,6 +114,7 @@ class ModelShape:
         blocks, latent = blocks_of(read, model_type), latent_of(read, model_type)
         head_dim = latent.cached if latent else read.size("head_dim", head_dim)
         num_layers = len(blocks) or read.size("num_hidden_layers", usual.num_layers)
+        step.check(read, model_type, num_layers)
         heads = query_heads(read, model_type, num_layers, heads)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         experts = experts_of(read, model_type, blocks)

@@ -175,15 +175,15 @@ def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of layers that have an MLP, as most do."""
     with_experts = {*_with_experts(shape)}
-    return _mlps_alike(
-        shape, [layer for layer in shape.feeding if layer < shape.num_keeping and layer not in with_experts], [""]
+    return _without_experts(
+        shape, [layer for layer in shape.feeding if layer < shape.num_keeping and layer not in with_experts]
     )
 
 
 @cache
 def _sharing_mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of MLPs of layers that keep nothing."""
-    return _mlps_alike(shape, range(shape.num_keeping, shape.num_layers), [""])
+    return _without_experts(shape, range(shape.num_keeping, shape.num_layers))
 
 
 @cache
@@ -198,7 +198,8 @@ def _shared(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     """The same of experts: a mixture has thousands."""
     count = 0 if shape.experts is None else shape.experts.count
-    return _mlps_alike(shape, _with_experts(shape), [f"experts.{index}." for index in range(count)])
+    layers_at = [shape.mlp_names.within(f"model.layers.{layer}.") for layer in _with_experts(shape)]
+    return _alike(shape, [f"{at}experts.{index}." for at in layers_at for index in range(count)])
 
 
 @cache
@@ -225,10 +226,8 @@ def _with_experts(shape: ModelShape) -> tuple[int, ...]:
     return tuple(range(shape.experts.first_layer, shape.num_layers))
 
 
-def _mlps_alike(shape: ModelShape, layers: Iterable[int], within: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """within: what stands between the name of a layer's module and those of the matrices."""
-    layers_at = [shape.mlp_names.within(f"model.layers.{layer}.") for layer in layers]
-    return _alike(shape, [f"{at}{one}" for at in layers_at for one in within])
+def _without_experts(shape: ModelShape, layers: Iterable[int]) -> tuple[tuple[str, int], ...]:
+    return _alike(shape, [shape.mlp_names.without_experts(f"model.layers.{layer}.") for layer in layers])
 
 
 def _alike(shape: ModelShape, mlps: Iterable[str]) -> tuple[tuple[str, int], ...]:
