@@ -69,6 +69,7 @@ class EventStream(Response):
         async with aclosing(self._events):
             async for event in self._events:
                 await _send(send, b": keep-alive\n\n" if event is None else self._framed(event))
+                await asyncio.sleep(0)  # others go on, and it is noticed who has left
         await _send(send, b"" if self._named else _frame(b"[DONE]"), last=True)
 
     def _framed(self, event: Any) -> bytes:
