@@ -135,14 +135,17 @@ TWICE = {"prompt": "a", "structured_outputs": {"choice": ["b"], "regex": "c"}}
         ("completions", {"prompt": "a", "response_format": FORMAT}, "response_format.json_schema.schema: Field"),
         ("responses", {"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.schema: Field"),
         ("responses", {"input": [{"role": "user"}]}, "input.0.content: Field"),
+        ("responses", {"input": "a", "tool_choice": "any"}, "tool_choice: Input should be 'none', 'auto' or"),
+        ("chat/completions", {"messages": HELLO, "chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a: Input"),
+        ("completions", {"prompt": "a", "logit_bias": {"the": 1}}, "logit_bias.the: String"),
         ("completions", {"prompt": "a", "stop": [""]}, "stop.0: String"),
         ("completions", TWICE, "structured_outputs.regex and structured_outputs.choice both bind the answer"),
         ("completions", {**TWICE, "guided_choice": ["b"]}, "structured_outputs.regex and structured_outputs.choice"),
     ],
 )
 def test_a_fault_is_where_the_body_has_it(front, kind: str, fields: dict, said: str) -> None:
-    """Stands against a path that names pydantic's own choices, json_schema.json_schema.schema, and against a field that
-    does not go together with itself."""
+    """Stands against a path that names pydantic's own choices, json_schema.json_schema.schema or, at its end,
+    tool_choice.literal['none','auto','required'], and against a field that does not go together with itself."""
     assert front.post(kind, **fields).json()["error"]["message"].startswith(said)
 
 

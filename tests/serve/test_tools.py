@@ -207,6 +207,31 @@ def test_a_hostile_schema_is_never_our_fault(server: Front, schema: dict[str, An
     assert server.post(prompt="a", max_tokens=2).status_code == 200
 
 
+NO_SCHEMA = {"type": "nothing"}
+STRICT = tool(name="put", strict=True, parameters={"type": "object", "properties": {"a": NO_SCHEMA}})
+NO_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": NO_SCHEMA}}
+NO_FLAT_FORMAT = {"type": "json_schema", "name": "a", "schema": NO_SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "said"),
+    [
+        ("chat/completions", {"messages": ASK, "response_format": NO_FORMAT}, "response_format", "response_format: "),
+        ("chat/completions", {"messages": ASK, "guided_json": NO_SCHEMA}, "guided_json", "guided_json: "),
+        ("chat/completions", {"messages": ASK, "guided_json": {}, "tools": [STRICT]}, "tools", "arguments-of-put: "),
+        ("responses", {"input": "a", "text": {"format": NO_FLAT_FORMAT}}, "text", "text: "),
+    ],
+)
+def test_a_fault_in_what_binds_an_answer_beside_tools_names_the_field_that_has_it(
+    server: Front, kind: str, fields: dict[str, Any], param: str, said: str
+) -> None:
+    """Clients were told of `answer`, which no body has, and of no field."""
+    tools = FLAT if kind == "responses" else [LOOK, WAIT]
+    error = server.post(kind, **({"tools": tools} | fields)).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_grammar", param)
+    assert error["message"].startswith(said)
+
+
 def test_tokenize_counts_tools_as_a_chat_does(server: Front, client: openai.OpenAI) -> None:
     options = {"chat_template_kwargs": {"speaker": "me"}}
     asked(client, extra_body=options)

@@ -124,7 +124,7 @@ def accepts(path: Path, grammar: str, text: str) -> bool:
 def made(path: Path, form: Format, *, answer: str = "", **fields: Any) -> str:
     given = {"shown": [], "schemas": SCHEMAS, "strict": frozenset(), "must": not answer, "parallel": True} | fields
     added = {token.content: id for id, token in loaded(path)[0].get_added_tokens_decoder().items()}
-    return tool_grammar(Toolbox(**given), form, added, answer)
+    return tool_grammar(Toolbox(**given), form, added, ("answer", answer))
 
 
 def read(form: Format, text: str, *, lenient: bool = True) -> tuple[str, list[Call]]:

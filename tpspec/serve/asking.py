@@ -45,7 +45,7 @@ async def completion_asks(body: CompletionBody, text: Text, cache_tokens: int) -
 
 async def chat_asks(body: ChatBody | ResponsesBody, text: Text, cache_tokens: int) -> list[Ask]:
     prompt = await asyncio.to_thread(encode_chat, text, body.chat, cache_tokens - 1, body.asks_in)
-    splitter, toolbox, grammar = splitter_of(text, prompt), body.toolbox, body.grammar
+    splitter, toolbox, (field, grammar) = splitter_of(text, prompt), body.toolbox, body.bound
     _check_effort(body, text, thinks=splitter is not None)
     calling = None if toolbox is None else _calling(toolbox, text)
     is_bound = bool(grammar) or (toolbox is not None and toolbox.must)
@@ -54,7 +54,8 @@ async def chat_asks(body: ChatBody | ResponsesBody, text: Text, cache_tokens: in
     if toolbox and calling and (is_bound or toolbox.strict):
         calling = replace(calling, lenient=False)
         thoughts = splitter.thoughts if splitter else ""
-        grammar = await asyncio.to_thread(tool_grammar, toolbox, calling.format, text.added, grammar, thoughts)
+        answer = field, grammar
+        grammar = await asyncio.to_thread(tool_grammar, toolbox, calling.format, text.added, answer, thoughts)
     return asks(body, text, prompt, cache_tokens, is_chat=True, calling=calling, grammar=grammar)
 
 

@@ -99,11 +99,13 @@ def _inside(value: Any) -> list[Any]:
 
 
 class Outcome(NamedTuple):
-    """text: as ranks read it. fault: why there is none. until: the time after which it may be otherwise."""
+    """text: as ranks read it. fault: why there is none. until: the time after which it may be otherwise. part: what the
+    grammar is called that has the fault, where it is one of several; empty where nobody knows which."""
 
     text: str
     fault: str | None
     until: float = math.inf
+    part: str = ""
 
 
 class Grammars:
@@ -119,15 +121,15 @@ class Grammars:
         self._known: dict[bytes, Outcome] = {}  # by hash, the latest last
         self._pending: dict[bytes, asyncio.Task[Outcome]] = {}  # by hash
 
-    async def checked(self, text: str, param: str | None = None) -> str:
+    async def checked(self, text: str, field_of: Callable[[str], str | None] = lambda _: None) -> str:
         """A grammar that can be used, as ranks are to read it; ApiError (400) in the compiler's words for another.
 
-        param: the field that asks for it.
+        field_of: what asks for a part of it, by its name as of an Outcome.
         """
         key = sha256(text.encode()).digest()
         outcome = self._remembered(key) or await self._awaited(key, text)
         if outcome.fault is not None:
-            raise bad_request(outcome.fault, param, "invalid_grammar")
+            raise bad_request(outcome.fault, field_of(outcome.part), "invalid_grammar")
         return outcome.text
 
     def close(self) -> None:
@@ -184,7 +186,7 @@ class Grammars:
                 continue
             own = (await self._ask(_text_of([part]))).fault
             if own is not None and not _is_lenient(part):
-                return outcome._replace(fault=f"{part['name']}: {own}")
+                return outcome._replace(fault=f"{part['name']}: {own}", part=part["name"])
             if own is not None:
                 parts[number], is_other = _unbound(part), True
         return await self._ask(_text_of(parts)) if is_other else outcome

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tpspec.request import Sampling
 from tpspec.serve.constraints import Constraints, Shape
 from tpspec.serve.errors import ApiError, bad_request, unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 1024
@@ -276,28 +279,26 @@ def _are_ids(value: object) -> bool:
 def _describe(error: ValidationError, fields: dict[str, Any], kind: type[Strict]) -> ApiError:
     """What is wrong with two fields together begins with the name of one of them."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [_line(_without_kinds(fault["loc"], fields), fault["msg"]) for fault in faults[:MAX_FAULTS]]
+    lines = [_line(_within(fields, fault["loc"], fault["type"]), fault["msg"]) for fault in faults[:MAX_FAULTS]]
     if len(faults) > MAX_FAULTS:
         lines.append(f"and {len(faults) - MAX_FAULTS} more")
     param = str(faults[0]["loc"][0]) if faults[0]["loc"] else lines[0].split()[0]
     return bad_request("; ".join(lines), param if param in kind.model_fields else None, "invalid_value")
 
 
-def _without_kinds(location: tuple[int | str, ...], fields: dict[str, Any]) -> tuple[int | str, ...]:
-    """Where a fault is in the body: pydantic also says which of several kinds it took a value for."""
+def _within(fields: dict[str, Any], location: tuple[int | str, ...], fault: str) -> list[int | str]:
+    """Where a fault of this type is in the body: pydantic also says which of several kinds it took a value for."""
     value: Any = fields
     path: list[int | str] = []
-    for step in location[:-1]:
+    for step in location:
         inside: dict[Any, Any] = dict(enumerate(value)) if isinstance(value, list) else value
-        if isinstance(inside, dict):
-            if step not in inside:
-                continue
+        if isinstance(inside, dict) and step in inside:
             value = inside[step]
-        path.append(step)
-    return (*path, *location[-1:])
+            path.append(step)
+    return [*path, location[-1]] if fault == "missing" else path
 
 
-def _line(location: tuple[int | str, ...], message: str) -> str:
+def _line(location: Sequence[int | str], message: str) -> str:
     where = ".".join(map(str, location))[:MAX_LOCATION_CHARS]
     what = message.removeprefix("Value error, ")
     return f"{where}: {what}" if where else what

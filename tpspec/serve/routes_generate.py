@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -86,10 +87,8 @@ class GenerateRoutes:
     async def _answer(self, request: Request, body: Body, reply: Reply, asked: list[Ask], text: Text) -> Response:
         grammar = asked[0].grammar
         if grammar:
-            name, bound = body.bound
-            if asked[0].calling:  # of what binds the answer, too, the compiler does not say which it minds
-                name = "" if bound else "tools"
-            grammar = await self._grammars.checked(grammar, name or None)
+            has_tools = asked[0].calling is not None
+            grammar = await self._grammars.checked(grammar, partial(_field_of, body.bound[0], has_tools))
         self._state.serving()  # it may have begun to stop while the prompt was encoded
         self._state.admit()
         ready = [replace(ask, salt=salt_of(request.scope, ask.salt), grammar=grammar) for ask in asked]
@@ -101,6 +100,14 @@ class GenerateRoutes:
             return JsonAnswer(await unless_left(request.receive, _whole(exchange, reply)))
         finally:
             exchange.close()
+
+
+def _field_of(binding: str, has_tools: bool, part: str) -> str | None:
+    """Which field asks for this part of a grammar: that which binds the answer, whose name is that of its part, or the
+    tools. Of no part the compiler does not say which of both it minds."""
+    if not has_tools or part == binding:
+        return binding
+    return "tools" if part or not binding else None
 
 
 def _details(body: ChoicesBody, text: Text) -> tuple[Text | None, bool]:

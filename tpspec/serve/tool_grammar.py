@@ -41,27 +41,33 @@ NO_CALL = r"[\s\x1c-\x1f]*([^{\s\x1c-\x1f](.|\n)*)?"  # what is no bare call
 
 
 def tool_grammar(
-    toolbox: Toolbox, style: Format, added: Mapping[str, int], answer: str = "", thoughts: str = ""
+    toolbox: Toolbox,
+    style: Format,
+    added: Mapping[str, int],
+    answer: tuple[str, str] = ("", ""),
+    thoughts: str = "",
 ) -> str:
-    """style: in which calls are written. answer: the grammar of JSON that may stand in their place. Raises ApiError.
+    """style: in which calls are written. answer: the field that asks for it, and the grammar of JSON that may stand in
+    their place. Raises ApiError.
 
     Without one, and where nothing has to be called, anything may be said beside calls, and thought before, as
     `thoughts` of a Splitter has it; and a function that is not strict takes any object. Where it has to be called, what
     of its schema cannot bind it binds nothing.
     added: the words of the vocabulary that are one token each, with its id.
     """
-    if answer and toolbox.must:
+    field, bound = answer
+    if bound and toolbox.must:
         raise bad_request("tool_choice has tools called, and the answer is bound: not both", "tools", "invalid_value")
     has_marks = style.opening or style.is_addressed
-    if answer and not (has_marks and _is_of_json(answer)):  # where a call begins as the answer may
+    if bound and not (has_marks and _is_of_json(bound)):  # where a call begins as the answer may
         raise bad_request("with tools, this answer cannot be bound: use tool_choice none", "tools", "invalid_value")
-    is_free = not toolbox.must and not answer
+    is_free = not toolbox.must and not bound
     bodies, parts = _bodies(toolbox, style, added, is_free)
-    parts |= {"answer": answer} if answer else {}
+    parts |= {field: bound} if bound else {}
     rules = [
         *(_free_calls(toolbox, style, added) if is_free else _calls(toolbox, style, added)),
         *bodies,
-        f"start: {thoughts if is_free else ''} calls{f' | {_final(style)} @answer' if answer else ''}",
+        f"start: {thoughts if is_free else ''} calls{f' | {_final(style)} @{field}' if bound else ''}",
         ANYTHING,
         *([SHORT_ID] if style.short_ids else []),
     ]
