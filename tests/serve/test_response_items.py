@@ -52,6 +52,8 @@ def whole(pieces: list[Piece]) -> list[Any]:
 def streamed(pieces: list[Piece]) -> list[Any]:
     reply = ResponseReply(BODY, "m", 1)
     events = [event for piece in pieces for event in reply.part(piece, Effort())]
+    order = [(event["type"], event["output_index"]) for event in events if "output_item" in event["type"]]
+    assert order == [(f"response.output_item.{when}", i) for i in range(len(order) // 2) for when in ("added", "done")]
     done = {event["output_index"]: event["item"] for event in events if event["type"] == "response.output_item.done"}
     last = items(reply.end(Effort())[0]["response"])
     assert items({"output": [done[i] for i in range(len(done))]}) == last
@@ -62,6 +64,13 @@ def test_what_is_said_after_a_call_stands_after_it() -> None:
     """Stands against a whole answer that has all text first, and a stream of it that has the call first."""
     pieces = read(['<tool_call>{"name": "look", "arguments": {}}</tool_call> Done.'], HERMES)
     assert whole(pieces) == streamed(pieces) == [("look", {}), ("message", " Done.")]
+
+
+def test_a_message_closes_before_a_call_and_what_is_said_after_that_is_another() -> None:
+    """Stands against clients that keep items in the order in which they close, as Codex does: all text was one message,
+    open to the end, so that what was said before a call stood after it in the next request."""
+    pieces = read(['I look.\n<tool_call>{"name": "look", "arguments": {}}</tool_call> ', "Done."], HERMES)
+    assert whole(pieces) == streamed(pieces) == [("message", "I look."), ("look", {}), ("message", " Done.")]
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,21 +7,43 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpspec.serve.effort import Json
 from tpspec.serve.reasoning import Thought
 
 if TYPE_CHECKING:
     from tpspec.serve.answers import Piece
-    from tpspec.serve.effort import Effort, Json
+    from tpspec.serve.effort import Effort
     from tpspec.serve.errors import ApiError
     from tpspec.serve.responses import NamedFunctionTool, ResponsesBody
     from tpspec.serve.tools import ToolCall
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Of items that hold text. item, part: what they and their one part are told with. beside: what stands in events
+    beside the text."""
+
+    prefix: str
+    item: Json
+    part: Json
+    beside: Json
+
+
+MESSAGE = Kind(
+    "msg",
+    {"type": "message", "role": "assistant"},
+    {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+    {"logprobs": []},
+)
+REASONING = Kind("rs", {"type": "reasoning", "summary": []}, {"type": "reasoning_text", "text": ""}, {})
+
+
 class ResponseReply:
-    """All text goes into one message, which stays open to the end; each call is an item of its own, and each thought,
-    up to where something else comes.
+    """What is said goes into messages and what was thought into items of its own, each up to where something else
+    comes; each call is an item. One is open at a time, the last: clients keep items in the order in which they close.
 
     A whole answer is the end of a stream of one piece, so that both are the same.
     """
@@ -32,9 +54,7 @@ class ResponseReply:
         self._body, self._model, self._num_prompt_tokens = body, model, num_prompt_tokens
         self._id, self._created = _new_id("resp"), int(time.time())
         self._output: list[Json] = []
-        self._message: Json = {}  # empty until there is text
-        self._reasoning: Json = {}  # empty but while something is thought
-        self._message_index = 0
+        self._kind: Kind | None = None  # of the last item, while it is open
         self._finish: str | None = None
         self._num_events = self._num_said = 0
 
@@ -68,92 +88,67 @@ class ResponseReply:
         events += self._say(piece.text[self._num_said - begin :])
         self._finish = piece.finish
         if piece.finish is not None:
-            events += self._close_reasoning("completed" if piece.finish == "stop" else "incomplete")
-            events += [] if self._output else self._open_message()
-            events += self._close_message() if self._message else []
-        return events
-
-    def _think(self, thought: Thought) -> list[Json]:
-        events, text = ([], thought.text) if self._reasoning else (self._open_reasoning(), thought.text.lstrip())
-        self._reasoning["content"][0]["text"] += text
-        return [*events, self._of_thought("response.reasoning_text.delta", delta=text)]
-
-    def _open_reasoning(self) -> list[Json]:
-        self._reasoning = {"id": _new_id("rs"), "type": "reasoning", "summary": [], "status": "in_progress"}
-        self._output.append(self._reasoning)
-        item = self._reasoning | {"content": []}
-        added = self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
-        part = {"type": "reasoning_text", "text": ""}
-        self._reasoning["content"] = [part]
-        return [added, self._of_thought("response.content_part.added", part=dict(part))]
-
-    def _close_reasoning(self, status: str = "completed") -> list[Json]:
-        if not self._reasoning:
-            return []
-        self._reasoning["status"] = status
-        (part,) = self._reasoning["content"]
-        events = [
-            self._of_thought("response.reasoning_text.done", text=part["text"]),
-            self._of_thought("response.content_part.done", part=part),
-            self._event("response.output_item.done", output_index=len(self._output) - 1, item=self._reasoning),
-        ]
-        self._reasoning = {}
+            events += [] if self._output else self._open(MESSAGE)
+            events += self._close("completed" if piece.finish == "stop" else "incomplete")
         return events
 
     def _say(self, text: str) -> list[Json]:
-        if not text:
-            return []
         self._num_said += len(text)
-        events = self._close_reasoning() + ([] if self._message else self._open_message())
+        return self._write(MESSAGE, text) if text else []
+
+    def _think(self, thought: Thought) -> list[Json]:
+        return self._write(REASONING, thought.text if self._kind is REASONING else thought.text.lstrip())
+
+    def _write(self, kind: Kind, text: str) -> list[Json]:
+        events = [] if self._kind is kind else [*self._close(), *self._open(kind)]
         self._part["text"] += text
-        return [*events, self._of_text("response.output_text.delta", delta=text, logprobs=[])]
+        return [*events, self._of_part(f"response.{self._part['type']}.delta", delta=text, **kind.beside)]
 
-    def _open_message(self) -> list[Json]:
-        self._message = {"id": _new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress"}
-        self._message_index = len(self._output)
-        self._output.append(self._message)
-        item = self._message | {"content": []}
-        added = self._event("response.output_item.added", output_index=self._message_index, item=item)
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        self._message["content"] = [part]
-        return [added, self._of_text("response.content_part.added", part=dict(part))]
+    def _open(self, kind: Kind) -> list[Json]:
+        self._kind = kind
+        item = {"id": _new_id(kind.prefix), **kind.item, "status": "in_progress"}
+        self._output.append(item | {"content": [dict(kind.part)]})
+        added = self._of_item("response.output_item.added", item=item | {"content": []})
+        return [added, self._of_part("response.content_part.added", part=kind.part)]
 
-    def _close_message(self) -> list[Json]:
-        self._message["status"] = "completed" if self._finish == "stop" else "incomplete"
+    def _close(self, status: str = "completed") -> list[Json]:
+        """The item that is open, if there is one."""
+        if self._kind is None:
+            return []
+        beside, self._kind, part = self._kind.beside, None, self._part
+        self._output[-1]["status"] = status
         return [
-            self._of_text("response.output_text.done", text=self._part["text"], logprobs=[]),
-            self._of_text("response.content_part.done", part=self._part),
-            self._event("response.output_item.done", output_index=self._message_index, item=self._message),
+            self._of_part(f"response.{part['type']}.done", text=part["text"], **beside),
+            self._of_part("response.content_part.done", part=part),
+            self._of_item("response.output_item.done", item=self._output[-1]),
         ]
 
     def _call(self, call: ToolCall) -> list[Json]:
-        events = self._close_reasoning()
+        closed = self._close()
         item = {"id": _new_id("fc"), "type": "function_call", "call_id": call.id, "name": call.name}
         self._output.append(item | {"arguments": call.arguments, "status": "completed"})
         begun = item | {"arguments": "", "status": "in_progress"}
-        at = {"output_index": len(self._output) - 1}
-        of = at | {"item_id": item["id"]}
+        arguments = "response.function_call_arguments"
         return [
-            *events,
-            self._event("response.output_item.added", **at, item=begun),
-            self._event("response.function_call_arguments.delta", **of, delta=call.arguments),
-            self._event("response.function_call_arguments.done", **of, name=call.name, arguments=call.arguments),
-            self._event("response.output_item.done", **at, item=self._output[-1]),
+            *closed,
+            self._of_item("response.output_item.added", item=begun),
+            self._of_item(f"{arguments}.delta", item_id=item["id"], delta=call.arguments),
+            self._of_item(f"{arguments}.done", item_id=item["id"], name=call.name, arguments=call.arguments),
+            self._of_item("response.output_item.done", item=self._output[-1]),
         ]
 
     @property
     def _part(self) -> Json:
-        part: Json = self._message["content"][0]
+        """Of the last item, the only one."""
+        part: Json = self._output[-1]["content"][0]
         return part
 
-    def _of_thought(self, kind: str, **fields: object) -> Json:
-        """Of the last item: whatever else comes closes it."""
-        at = {"output_index": len(self._output) - 1, "content_index": 0}
-        return self._event(kind, item_id=self._reasoning["id"], **at, **fields)
+    def _of_part(self, kind: str, **fields: object) -> Json:
+        return self._of_item(kind, item_id=self._output[-1]["id"], content_index=0, **fields)
 
-    def _of_text(self, kind: str, **fields: object) -> Json:
-        at = {"output_index": self._message_index, "content_index": 0}
-        return self._event(kind, item_id=self._message["id"], **at, **fields)
+    def _of_item(self, kind: str, **fields: object) -> Json:
+        """The last one."""
+        return self._event(kind, output_index=len(self._output) - 1, **fields)
 
     def _event(self, kind: str, **fields: object) -> Json:
         self._num_events += 1
