@@ -99,6 +99,15 @@ def test_options_reach_the_source_and_others_are_refused(target: Path) -> None:
         made({"source": "layer_skip", "options": {"skip": 3}}, target)
 
 
+@pytest.mark.parametrize("name", [name for name, kind in sources.SOURCES.items() if "support" in kind.options])
+def test_drafts_are_drawn_from_one_token_at_least(name: str, target: Path, tmp_path: Path) -> None:
+    """From none nothing was ever drafted, and nobody said so; from less every draft failed, with a traceback."""
+    section = draft_section(name, target, tmp_path / "draft")
+    options = {**section.get("options", {}), "support": 0}
+    with pytest.raises(UserError, match=f"draft source {name}: need .*support of 1 or more, got"):
+        made(section | {"options": options}, target, "rejection")
+
+
 def test_of_several_sources_the_next_speaks_where_one_is_silent(target: Path, tmp_path: Path) -> None:
     """And one that is not asked must still read on when it is asked later."""
     section = draft_section("model", target, tmp_path)

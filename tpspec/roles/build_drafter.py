@@ -17,7 +17,6 @@ from tpspec.draft.protocol import Given, Modelled
 from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
 from tpspec.draft.sources import source
 from tpspec.engine.remote import Way
-from tpspec.errors import UserError
 from tpspec.roles.fit import draft_pool
 from tpspec.roles.tokenizers import check_same_tokenizer
 from tpspec.topology.caches import draft_slots, num_positions
@@ -69,11 +68,9 @@ def branches_of(topology: Topology, *, gives_q: bool) -> int:
 
 def _shaping(topology: Topology) -> Callable[[int], Shape] | None:
     """What makes the shape of all trees of a source, where odds are not to decide; of so many levels."""
-    choices = topology.draft.options.get(CHOICES)
     if topology.draft.tree != "static":
-        if choices is not None:
-            raise UserError(f"draft.options.{CHOICES} is the shape of a fixed tree; should stand beside tree: static")
         return None
+    choices = topology.draft.options.get(CHOICES)
     return partial(Shape, BRANCHES, () if choices is None else read_choices(Path(str(choices)).expanduser()))
 
 

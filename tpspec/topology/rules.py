@@ -58,6 +58,13 @@ def _options_of_the_source(options: dict[str, object], source: str | tuple[str, 
     return None
 
 
+def _shape_of_a_fixed_tree(options: dict[str, object], tree: str) -> str | None:
+    given = [name for name in OF_ANY_SOURCE if name in options]
+    if tree == "static" or not given:
+        return None
+    return f"{given[0]} is the shape of a fixed tree; should stand beside draft.tree: static"
+
+
 def _rule_tells_enough(accept: str, source: str | tuple[str, ...]) -> str | None:
     learning = [name for name, kind in _kinds(source).items() if kind.learns]
     if accept == "match" or not learning:
@@ -153,6 +160,7 @@ RULES = (
     Rule(("draft.model", "draft.source"), _model_for_source),
     Rule(("draft.quantize", "draft.source"), _matrices_to_quantize),
     Rule(("draft.options", "draft.source"), _options_of_the_source),
+    Rule(("draft.options", "draft.tree"), _shape_of_a_fixed_tree),
     Rule(("accept", "draft.source"), _rule_tells_enough),
     Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
     Rule(("draft.placement", "draft.source"), _drafter_of_its_own_runs_a_model),
