@@ -12,7 +12,9 @@ import pytest
 from tests.checkpoints import tiny
 from tests.draft.heads import eagle, mtp
 from tests.draft.heads.assistant import assistant
+from tests.worlds import topology
 from tpspec.draft.head_files import PATTERNS
+from tpspec.errors import UserError
 from tpspec.roles.fit import draft_bytes, shard_bytes
 from tpspec.topology.__main__ import main
 from tpspec.topology.checkpoint import HEADS
@@ -160,6 +162,23 @@ def test_a_target_without_a_layer_that_drafts_is_refused(
     assert "has no layer for multi-token prediction; should hold tensors mtp.* or model.layers.3.*" in said
     write(target)
     assert checked(capsys, f"target.model={target}", "draft.source=mtp")[0] == 0
+
+
+def test_of_several_sources_every_one_is_checked_and_counted(tmp_path: Path) -> None:
+    """Beside a model or a head a layer of the target's was taken for there, and its memory for none."""
+    target, small = tiny("qwen3", tmp_path / "target"), tiny("smollm2", tmp_path / "small", num_hidden_layers=1)
+
+    def held(source: str | tuple[str, ...], model: Path | None) -> int:
+        draft = {"source": source, "model": None if model is None else str(model)}
+        (memory,) = memories(topology(target, draft=draft))
+        return memory.weights
+
+    with pytest.raises(UserError, match="has no layer for multi-token prediction"):
+        held(("mtp", "model"), small)
+    mtp.qwen(target)
+    alone = held("none", None)
+    both = held("mtp", None) - alone + held("model", small) - alone
+    assert held(("mtp", "model"), small) - alone == both
 
 
 def test_a_head_counts_by_its_files_and_one_that_is_not_here_is_told(capsys: pytest.CaptureFixture[str]) -> None:

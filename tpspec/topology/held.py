@@ -56,11 +56,12 @@ def shard_memory(topology: Topology, shape: ModelShape, shard: Shard) -> Memory:
 
 
 def drafter_memory(topology: Topology, target: ModelShape, own: ModelShape | None, head: Path | None) -> Memory:
-    """Of a drafter wherever it runs: nothing of one that has no weights of its own.
+    """Of a drafter wherever it runs, all its sources together: nothing of those that have no weights of their own.
 
-    own: of its model. head: the folder of its head. Neither: it may have a layer of the target's.
+    own: of its model. head: the folder of its head. Beside either, or alone, it may have a layer of the target's.
     """
     dtype, quantize = topology.draft.dtype or topology.target.dtype, topology.draft.quantize
+    held = Memory()
 
     def rounds(shape: ModelShape) -> int:
         (whole,) = split(shape, (1.0,))
@@ -69,13 +70,13 @@ def drafter_memory(topology: Topology, target: ModelShape, own: ModelShape | Non
     if own is not None:
         (whole,) = split(own, (1.0,))
         kept = draft_cache(topology, own, whole, dtype)
-        return Memory(weight_bytes(own, whole, dtype, quantize), kept, rounds(own))
+        held += Memory(weight_bytes(own, whole, dtype, quantize), kept, rounds(own))
     if head is not None:
         is_eagle = "eagle" in topology.draft.sources
         one_layer = is_eagle and not is_assistant(head)
         taken = rounds(layer_shape(head)) if one_layer else recorded_bytes(target.vocab, dtype)
-        return Memory(head_bytes(head, target, dtype, is_eagle=is_eagle), head_cache(topology, target, head), taken)
+        held += Memory(head_bytes(head, target, dtype, is_eagle=is_eagle), head_cache(topology, target, head), taken)
     if topology.draft.has_own_layer:
         layer = last_layer(target)
-        return Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, layer), rounds(layer))
-    return Memory()
+        held += Memory(layer_bytes(target, dtype, quantize), layer_cache(topology, layer), rounds(layer))
+    return held

@@ -72,6 +72,9 @@ def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
 def _drafter_memory(topology: Topology) -> Memory:
     """A head that is not here counts 0. UserError where what is named cannot draft."""
     draft, target, head, own = topology.draft, target_shape(topology), None, None
+    if draft.has_own_layer and (folder := local(topology.target.model)) is not None:
+        check_behind(target)
+        check_layer(folder, target.num_layers)
     if draft.head is not None:
         if (head := local(draft.head, head=True)) is None:
             return Memory()
@@ -79,11 +82,7 @@ def _drafter_memory(topology: Topology) -> Memory:
             check_assistant(target, head)
         elif "eagle" in draft.sources:
             check_eagle(head, target.hidden)
-    elif draft.has_own_layer:
-        if (folder := local(topology.target.model)) is not None:
-            check_behind(target)
-            check_layer(folder, target.num_layers)
-    elif draft.own_model is not None:
+    if draft.own_model is not None:
         own = shape_of(draft.own_model)
         for kind in draft.kinds:
             if kind.loads == "model":
