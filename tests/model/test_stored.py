@@ -38,7 +38,7 @@ from tpspec.topology.cards import card
 from tpspec.topology.config import load
 from tpspec.topology.formats import Scheme, Table
 from tpspec.topology.groups import Grid
-from tpspec.topology.plan import Wish, plan
+from tpspec.topology.plan import Wish, plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.quantizers import stored_as
 from tpspec.topology.report import describe
@@ -502,8 +502,19 @@ def test_a_plan_holds_a_quantized_checkpoint_as_it_is(written: Any, name: str, b
     assert topology_of(wish, best[0]).target.quantize is None
 
 
+def test_a_plan_may_round_floats_of_8_bits(written: Any) -> None:
+    """Stands against one that says int8 of what is held in 8 bits as it is, or that fits no small card because codes
+    are left as they are."""
+    shape = ModelShape.of(written("fp8")[0])
+    assert widths(shape) == {8: None, 4: "int4"}
+    assert widths(ModelShape.of(written("nvfp4")[0])) == {4: None}
+    (whole,) = split(shape, (1,))
+    sizes = [weight_bytes(shape, whole, "bfloat16", quantize) for quantize in (None, "int8", "int4")]
+    assert sizes[2] < sizes[1] < 1.1 * sizes[0]
+
+
 def test_floats_of_8_bits_can_be_quantized_like_plain_weights(written: Any) -> None:
-    """The one way to hold FP8 weights in 8 bits: the topology asks for it. Stands against its being ignored."""
+    """Where the topology asks for it. Stands against its being ignored."""
     quantized, meant = written("fp8")
     made, plain = (
         load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8, "int8") for folder in (quantized, meant)
@@ -574,6 +585,10 @@ WRONG: dict[str, tuple[str, Any, str]] = {
                         "weight_scale_2 is needed, and neither is"),
     "scales of groups": ("nvfp4 of modelopt", _put("weight_scale", torch.Tensor.float),
                          "weight_scale is of float32, not float8_e4m3fn"),
+    "scales below 0": ("nvfp4 of modelopt", _put("weight_scale", lambda s: (-s.float()).to(s.dtype)),
+                       "weight_scale has numbers below 0, or that are none"),
+    "floats that are none": ("fp8 with static scales", _put("weight", lambda w: (w.float() * torch.nan).to(w.dtype)),
+                             "down_proj has floats of 8 bits that are no numbers"),
     "blocks": ("bitsandbytes nf4", _say(blocksize=128), "bitsandbytes__nf4: blocksize is 128; should be 64"),
     "rows of blocks": ("bitsandbytes nf4", _say(shape=[1, 1]), r"nf4: shape is \[1, 1\]; should be \[192, 256\], as"),
     "an offset": ("bitsandbytes nf4", _say(nested_offset=None), "nested_offset is missing; should be a number"),

@@ -111,10 +111,11 @@ def _kinds(options: argparse.Namespace) -> list[Kind]:
 
 
 def _quantized(model: str, asked: Sequence[Quantize] | None) -> list[Kind]:
-    """The model as it is first. Weights that are codes already are not quantized, unless that is asked for."""
+    """The model as it is first. Weights that are codes already, and cannot be rounded again, are not quantized, unless
+    that is asked for."""
     stored = ModelShape.of(find(model)).stored
-    is_small = stored is not None and stored.small_bits is not None
-    quantize = asked if asked is not None else () if is_small else KINDS
+    is_fixed = stored is not None and bool(stored.widths)
+    quantize = asked if asked is not None else () if is_fixed else KINDS
     return [Kind(model), *(Kind(model, kind) for kind in quantize)]
 
 

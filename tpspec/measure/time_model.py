@@ -102,7 +102,7 @@ def _load(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None, cac
         weights=weight_bytes(shape, shard, dtype, quantize),
         params=num_params(shape, shard) + num_attended(shape, shard, context),
         kv=kv_bytes_read(shape, shard, cache_dtype, context),
-        bits=(shape.stored and shape.stored.small_bits) or WEIGHT_BITS[quantize],
+        bits=(quantize is None and shape.stored and shape.stored.small_bits) or WEIGHT_BITS[quantize],
         expert_weights=expert_bytes(shape, shard, dtype, quantize),
         experts=shape.experts,
     )

@@ -43,9 +43,8 @@ AT_ONCE = 2**19  # weights that are quantized at a time, for what stands beside 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Some rows of a matrix. Of 8 bits: codes of int8, weight = scale * code + zero.
-
-    Codes of int8 may be floats, too, as E4M3 has them: weight = scale * float.
+    """Some rows of a matrix. Of 8 bits: codes of int8, weight = scale * code + zero; or, where the table is E4M3, the
+    scale times what that has for a byte.
 
     Of 4 bits: codes of uint8 from 0 to 15, weight = scale * (code - 8) + zero; or, where there is a table of what they
     stand for, scale * table[code]. zeros_OG None: all of them nothing.

@@ -62,11 +62,8 @@ class StoredMatrices:
 
     def check_no_bias(self, place: Place) -> None:
         """Where the architecture has none; some tools write one of nothings beside every matrix."""
-        name = f"{place.name}.bias"
-        if (
-            name in self._parts.checkpoint
-            and self._parts.checkpoint.read(name, (place.num_outputs,), rows=place.rows).any()
-        ):
+        checkpoint, name = self._parts.checkpoint, f"{place.name}.bias"
+        if name in checkpoint and checkpoint.read(name, (place.num_outputs,), rows=place.rows).any():
             raise self._parts.refusal(place.name, "bias", "is not nothing, and the architecture has no such bias")
 
     def _codes(self, scheme: Scheme, place: Place) -> Codes:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two
-
-
-NO_NUMBER = 0x7F  # all bits but the sign
+NO_NUMBER = 0x7F  # in E4M3, whatever the sign
 
 
 class StoredFloats:
@@ -88,9 +86,11 @@ class StoredFloats:
         codes_OI = unpacked_nibbles(bytes_OB)[:, skipped : skipped + len(place.columns)]
         gains_O = None if scheme.group == MXFP4 else self._gain(place).expand(len(place.rows)).contiguous()
         shape, kind = (place.num_outputs, count_groups(scheme, place)), torch.uint8 if gains_O is None else FLOAT8
-        scales_OG = self._parts.take(place, "weight_scale", shape, place.rows, range(shape[1]), (kind,))
-        groups_I = groups_in_order(scheme, place)
-        return Codes(codes_OI.contiguous(), scales_OG.view(torch.uint8), None, groups_I, scheme.table, gains_O)
+        taken = self._parts.take(place, "weight_scale", shape, place.rows, range(shape[1]), (kind,))
+        scales_OG, groups_I = taken.view(torch.uint8), groups_in_order(scheme, place)
+        if gains_O is not None and (scales_OG >= NO_NUMBER).any():
+            raise self._parts.refusal(place.name, "weight_scale", "has numbers below 0, or that are none")
+        return Codes(codes_OI.contiguous(), scales_OG, None, groups_I, scheme.table, gains_O)
 
     def _gain(self, place: Place) -> Tensor:
         """What scales are multiplied by, [1]; one tool writes what they are divided by."""
