@@ -134,11 +134,14 @@ class Steps(CardSteps):
         heads = layer.sight.heads
         return qkv_TX[:, : heads.num * heads.dim]
 
-    def linear_attention(self, layer: Any, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, round: int) -> Tensor:
+    def linear_attention(self, layer: Any, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, *_: Any) -> Tensor:
         return gate_TX
 
-    def gate(self, gate_up_TC: Tensor) -> Tensor:
+    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
         return gate_up_TC.chunk(2, -1)[0]
+
+    def weighed(self, attended_TX: Tensor, *_: Any) -> Tensor:
+        return attended_TX
 
 
 class Asking:

@@ -24,7 +24,8 @@ from tests.draft.heads.medusa import drawn, original, original_names
 from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
-from tests.model.published import publish_mxfp4
+from tests.model import published
+from tests.model.published import Format, publish, publish_mxfp4
 from tests.worlds import Script, Told, drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm import peer
 from tpspec.comm.communicator import Communicator, OneRank
@@ -551,6 +552,23 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         told = serve(made, asks, device=CUDA, begin=lambda rank, engine: card.waits.clear())
     assert told.texts() == plain.texts()
     assert len(card.waits) == told.stats[-1].rounds, card.waits
+    assert card.replays > 0
+
+
+@pytest.mark.parametrize(
+    "form", [published.nvfp4(), published.packed_mxfp4(), published.fp8(None), published.bitsandbytes()],
+    ids=["nvfp4", "mxfp4", "fp8", "nf4"],
+)  # fmt: skip
+def test_texts_of_codes_that_are_no_even_steps_are_those_of_the_cpu(form: Format, few: None, tmp_path: Path) -> None:
+    """Stands against a recording that keeps no gains, and a gate that is fused with a product of other codes."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    target, _ = publish(tiny("llama", tmp_path / "plain", **sizes, intermediate_size=128), tmp_path, form)
+    section = draft_section("ngram", target, tmp_path) | {"tokens": 3}
+    asks = [Request(0, (5, 6, 7, 8) * 3, 6), Request(1, (9, 5, 6), 6, WARM)]
+    plain = serve(topology(target, draft=section), asks)
+    with emulated_card() as card:
+        told = serve(topology(target, device="cuda", draft=section), asks, device=CUDA)
+    assert told.texts() == plain.texts()
     assert card.replays > 0
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoints import tiny
+from tests.model import published
 from tests.worlds import serve, topology
 from tpspec.model.linear import quantized_linear
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
@@ -79,3 +80,18 @@ def test_a_world_on_a_card_runs_with_small_weights(kind: str, tmp_path: Path) ->
     made = topology(tiny("llama", tmp_path), device="cuda", **keys)
     (text,) = serve(made, [Request(0, (5, 6, 7, 8) * 3, 16)], device=CUDA).texts()
     assert len(text) == 16
+
+
+@pytest.mark.parametrize(
+    "form", [published.nvfp4(), published.packed_mxfp4(), published.fp8(None), published.bitsandbytes()],
+    ids=["nvfp4", "mxfp4", "fp8", "nf4"],
+)  # fmt: skip
+def test_a_published_checkpoint_writes_on_a_card_what_it_writes_without(form: published.Format, tmp_path: Path) -> None:
+    """In float32. Stands against codes that a card reads otherwise than the host has laid them."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    plain = tiny("llama", tmp_path / "plain", **sizes, intermediate_size=128)
+    folder, _ = published.publish(plain, tmp_path, form)
+    keys = {"target": {"dtype": "float32"}, "draft": {"source": "ngram", "tokens": 3}}
+    asks = [Request(0, (5, 6, 7, 8) * 3, 16)]
+    told = serve(topology(folder, device="cuda", **keys), asks, device=CUDA)
+    assert told.texts() == serve(topology(folder, **keys), asks).texts()

@@ -26,6 +26,7 @@ from tpspec.model import (
     card_delta,
     card_experts,
     card_fragments,
+    card_gates,
     card_groups,
     card_heads,
     card_joint,
@@ -122,6 +123,9 @@ def variants(
         *((card_joint.squares, {"made_at": x, "sums_at": "*fp32"},
            {"width": 1024, "num_queries": 768, "first_key": 768, "num_keys": 128, "adds": adds, "wide": 1024})
           for adds in (False, True)),
+        *((card_gates.weighed, {"attended_at": x, "made_at": x, "out_at": x, "width": "i32"},
+           {"dim": dim, "by_head": by_head, "act": act, "wide": card_steps.GATE_WIDTH})
+          for act, by_head in (("softplus", True), ("sigmoid", False))),
         (card_joint.jointly_normed, {"qkv_at": x, "sums_at": "*fp32", "weight_at": "*fp32", "eps": "fp32",
                                      "all_queries": "i32", "all_keys": "i32"},
          {"width": 1024, "num_queries": 768, "num_normed": 896, "wide": card_steps.JOINTLY}),

@@ -21,7 +21,9 @@ from tpspec.comm.communicator import OneRank
 from tpspec.model import compiled, steps
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
+from tpspec.model.gates import HeadGate
 from tpspec.model.loader import Loader
+from tpspec.topology.gating import Gating
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
@@ -148,6 +150,27 @@ def test_what_gates_and_is_gated_stays_within_a_limit(dtype: torch.dtype, limit:
     assert (due.isnan().sum(), bool(due.isinf().any())) == (2, limit is None)
     for one in all_steps(tiny("smollm2", tmp_path, num_hidden_layers=1, head_dim=16), dtype):
         assert torch.allclose(one.gate(both, limit).float(), due, rtol=2**-7, atol=1e-6, equal_nan=True), one
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("act", ["sigmoid", "softplus"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_heads_give_is_gated_as_torch_gates_it(
+    dtype: torch.dtype, act: Any, by_head: bool, tmp_path: Path
+) -> None:
+    """Of 3 heads of 16. Stands against the gate of a neighbour, a softplus that is nothing where it is small, or is
+    infinite where its power of e is, and a number that is none and gates nothing."""
+    noise = torch.Generator().manual_seed(0)
+    attended = torch.randn(5, 48, generator=noise).to(DEVICE, dtype)
+    made = 4 * torch.randn(5, 3 if by_head else 48, generator=noise).to(DEVICE, dtype)
+    made[0, 0], made[1, 1], made[2, 2], made[3, 0] = -12.0, 100.0, torch.nan, 20.5
+    gate = HeadGate(lambda _: made, Gating("g_proj", act, by_head), 16)
+    torchs, kernels, *_ = all_steps(tiny("smollm2", tmp_path, num_hidden_layers=1, head_dim=16), dtype)
+    due, found = (one.weighed(attended, gate, attended) for one in (torchs, kernels))
+    assert due.isnan().sum() == (16 if by_head else 1)
+    assert found.dtype == dtype
+    # Two numbers are rounded, which the interpreter does towards zero.
+    assert torch.allclose(found, due, rtol=1e-5 if dtype == torch.float32 else 2**-6, atol=0, equal_nan=True)
 
 
 def all_steps(folder: Path, dtype: torch.dtype) -> list[Any]:

@@ -379,8 +379,8 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         ["quantization_config.bits", "5", "2 or 3 or 4 or 8"],
     ),
     "a quantized checkpoint of another kind": (
-        config_with(quantization_config={"quant_method": "bitsandbytes"}),
-        ["quantization_config.quant_method", "bitsandbytes", "gptq"],
+        config_with(quantization_config={"quant_method": "hqq"}),
+        ["quantization_config.quant_method", "hqq", "gptq"],
     ),
     "a pattern of modules that is none": (
         config_with(

@@ -18,6 +18,7 @@ import triton
 
 from tpspec.model import card_rows as kernels
 from tpspec.model.card_attention import attend, join
+from tpspec.model.card_gates import weighed
 from tpspec.model.card_heads import place
 from tpspec.model.card_joint import jointly_normed, squares
 from tpspec.model.card_late import beside, normed_late
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells, KVStore
     from tpspec.comm.peer import Meeting
     from tpspec.model.batch import Span
+    from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
     from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape, Sight
@@ -236,6 +238,15 @@ class CardSteps:
         assert self._states is not None, "a decoder with such layers has a store for them"
         num_spans = self._num_spans(len(mixed_TM))
         return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, num_spans, squares_T)
+
+    def weighed(self, attended_TX: Tensor, gate: HeadGate, x_TD: Tensor) -> Tensor:
+        (num_rows, width), gating = attended_TX.shape, gate.gating
+        out_TX = torch.empty_like(attended_TX)
+        weighed[(num_rows, triton.cdiv(width, GATE_WIDTH))](
+            attended_TX, gate.product(x_TD), out_TX, width, dim=gate.head_dim, by_head=gating.by_head, act=gating.act,
+            wide=GATE_WIDTH, **self._overlap,
+        )  # fmt: skip
+        return out_TX
 
     def beside(self, made_TD: Tensor, squares_T: Tensor, rank: int, size: int) -> Tensor:
         num_rows, dim = made_TD.shape

@@ -1,4 +1,4 @@
-"""The gate of attention: what query heads give is multiplied with it, in place of 1.
+"""The gate of attention: what query heads give is multiplied with it, in place of 1. card_gates.py does it on a card.
 
 Source: Qwen3-Next (gated attention, arXiv 2505.06708); by heads: Step 3.5; of softplus: Laguna. What the gate of an MLP
 goes through is steps.py's matter. Must not know shards.

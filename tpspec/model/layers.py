@@ -119,7 +119,7 @@ class Layer:
             assert comm is not None, "the decoder that has such layers gives it"
             qkv_TX = self.joint_norm(x_TD, qkv_TX, steps, comm)
         attended_TX = steps.attention(self, qkv_TX, round)
-        return self.o(attended_TX if self.gate is None else attended_TX * self.gate(x_TD))
+        return self.o(attended_TX if self.gate is None else steps.weighed(attended_TX, self.gate, x_TD))
 
 
 @dataclass(frozen=True, slots=True)

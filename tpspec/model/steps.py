@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tpspec.comm.peer import Meeting
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
+    from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
     from tpspec.model.layers import Layer, LinearLayer, Norm, Shape, Sight
@@ -78,6 +79,9 @@ class Steps(Protocol):
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         """Writes the rows' keys and values, if the layer keeps any, then attends: [T, H * E]."""
+
+    def weighed(self, attended_TX: Tensor, gate: HeadGate, x_TD: Tensor) -> Tensor:
+        """By the gate of what attention read, [T, H * E]."""
 
     def linear_attention(
         self,
@@ -180,6 +184,9 @@ class WithoutKernels:
 
     def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
         return norm.normed(qkv_TX, sums_T2)
+
+    def weighed(self, attended_TX: Tensor, gate: HeadGate, x_TD: Tensor) -> Tensor:
+        return attended_TX * gate(x_TD)
 
     def beside(self, made_TD: Tensor, squares_T: Tensor, rank: int, size: int) -> Tensor:
         return beside(made_TD, squares_T, rank, size)
