@@ -23,8 +23,8 @@ enum codes { FOURS, MIRRORED, TABLED, EIGHTS, FLOATS, HALVES };
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
-#define PAIRS __attribute__((target("arch=x86-64-v4,avx512bf16")))
-#define HAS_PAIRS __builtin_cpu_supports("avx512bf16")
+#define PAIRS __attribute__((target("arch=x86-64-v4,avx512bf16,avx512vbmi")))
+#define HAS_PAIRS (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"))
 #else
 #define HAS_PAIRS 0
 #endif
@@ -33,8 +33,9 @@ enum codes { FOURS, MIRRORED, TABLED, EIGHTS, FLOATS, HALVES };
 typedef uint8_t bvec __attribute__((vector_size(LANES), aligned(1)));
 
 /* HALVES: bfloat16 as they are, without scales, in one group of an even number of inputs; for bfloat16 rows. Else a
- * weight is scale * code + zero: of EIGHTS -128 to 127, of FOURS 0 to 15, less 8, and of FLOATS what E4M3 has for a byte;
- * or scale * table[code], of 4 bits, in bfloat16 where rows are multiplied in pairs. MIRRORED: half of that table is the
+ * weight is scale * code + zero: of EIGHTS -128 to 127, of FOURS 0 to 15, less 8, and of FLOATS what E4M3 has for a byte,
+ * of which those without a sign are the table; or scale * table[code], of 4 bits, in bfloat16 where rows are multiplied in
+ * pairs. MIRRORED: half of that table is the
  * other's negative. A scale, and a zero, serve `group` inputs of one output. `before`: inputs of the first group that
  * another shard holds.
  * words: [tile][word][TILE], codes of 2, 4 or 8 consecutive inputs, the first lowest; of 4 bits the even inputs in the
@@ -269,27 +270,42 @@ PAIRS INLINE __m512i code_of(__m512i word, int i) {
     return (__m512i)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(word, 24 - 8 * i), 24));
 }
 
-/* Two of FLOATS: exponents are so much higher in bfloat16, but of the least sizes, which are looked up. */
-PAIRS INLINE __m512bh floats_of(__m512i word, int i) {
-    const __m512i least = _mm512_set4_epi32(0x3c603c40, 0x3c203c00, 0x3bc03b80, 0x3b000000);
-    __m512i two = i ? _mm512_srli_epi32(word, 16) : word;
-    __m512i bytes = (two & _mm512_set1_epi32(0xff)) | (_mm512_slli_epi32(two, 8) & _mm512_set1_epi32(0xff0000));
-    __m512i size = bytes & _mm512_set1_epi16(0x7f), sign = _mm512_slli_epi16(bytes & _mm512_set1_epi16(0x80), 8);
-    __m512i higher = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
-    __mmask32 is_least = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8));
-    return (__m512bh)(_mm512_mask_permutexvar_epi16(higher, is_least, size, least) | sign);
+/* A table in bfloat16. Of 4 bits it is there twice: the fifth bit of an index, which is another code's, then is of no
+ * matter. Of FLOATS lower bytes and upper ones are apart, for 64 of its numbers each; places: where those of a word's first
+ * two codes, and of its last two, then are found among both, one number after the other. */
+typedef struct {
+    __m512i twice, lower[2], upper[2], places[2];
+} Halves;
+
+#define PLACES(lane, code) 4 * (lane) + (code), 4 * (lane) + (code) + 64, 4 * (lane) + (code) + 1, 4 * (lane) + (code) + 65
+#define FOUR_LANES(lane, code) PLACES(lane, code), PLACES(lane + 1, code), PLACES(lane + 2, code), PLACES(lane + 3, code)
+#define EVERY_LANE(code) FOUR_LANES(0, code), FOUR_LANES(4, code), FOUR_LANES(8, code), FOUR_LANES(12, code)
+static const uint8_t places_of[2][64] = {{EVERY_LANE(0)}, {EVERY_LANE(2)}};
+
+PAIRS INLINE __m256i halves_at(const float *table) { return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(table)); }
+
+PAIRS INLINE void read_halves(const float *table, enum codes codes, Halves *to) {
+    if (codes == MIRRORED || codes == TABLED) to->twice = _mm512_broadcast_i64x4(halves_at(table));
+    if (codes != FLOATS) return;
+    for (int at = 0; at < 128; at += 16) {
+        __m256i some = halves_at(table + at);
+        _mm_storeu_si128((__m128i *)((char *)to->lower + at), _mm256_cvtepi16_epi8(some));
+        _mm_storeu_si128((__m128i *)((char *)to->upper + at), _mm256_cvtepi16_epi8(_mm256_srli_epi16(some, 8)));
+    }
+    memcpy(to->places, places_of, sizeof to->places);
 }
 
-/* Twice the table, in bfloat16: the fifth bit of an index, which is another code's, then is of no matter. */
-PAIRS INLINE __m512i halves_of(const float *table) {
-    __m256bh halves = _mm512_cvtneps_pbh(_mm512_loadu_ps(table));
-    return _mm512_broadcast_i64x4((__m256i)halves);
+PAIRS INLINE __m512bh floats_of(const Halves *table, __m512i word, int i) {
+    __m512i lower = _mm512_permutex2var_epi8(table->lower[0], word, table->lower[1]);
+    __m512i upper = _mm512_permutex2var_epi8(table->upper[0], word, table->upper[1]);
+    upper |= word & _mm512_set1_epi8((char)0x80);
+    return (__m512bh)_mm512_permutex2var_epi8(lower, table->places[i], upper);
 }
 
-PAIRS INLINE __m512bh pair_of(__m512i table, __m512i word, int i, enum codes codes) {
+PAIRS INLINE __m512bh pair_of(const Halves *table, __m512i word, int i, enum codes codes) {
     if (codes == HALVES) return (__m512bh)word;
-    if (codes == MIRRORED || codes == TABLED) return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(word, 4 * i), table);
-    if (codes == FLOATS) return floats_of(word, i);
+    if (codes == MIRRORED || codes == TABLED) return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(word, 4 * i), table->twice);
+    if (codes == FLOATS) return floats_of(table, word, i);
     if (codes == EIGHTS) return (__m512bh)(code_of(word, 2 * i + 1) | _mm512_srli_epi32(code_of(word, 2 * i), 16));
     __m512i fours = i ? _mm512_srli_epi32(word, 4 * i - 3) : _mm512_slli_epi32(word, 3);
     return (__m512bh)((fours & _mm512_set1_epi32(0x00780078)) | _mm512_set1_epi32(0x41804180));
@@ -311,7 +327,8 @@ PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, c
     const __m512i *from = (const __m512i *)(w->words + tile * TILE * (w->group / each) * w->num_groups);
     int64_t step = tile * TILE * w->num_groups;
     const int32_t *pairs = (const int32_t *)x;
-    const __m512i table = codes == MIRRORED || codes == TABLED ? halves_of(w->table) : _mm512_setzero_si512();
+    Halves table;
+    read_halves(w->table, codes, &table);
     __m512 result[12][2];
     for (int64_t r = 0; r < R; r++) result[r][0] = result[r][1] = _mm512_setzero_ps();
     for (int64_t g = 0; g < w->num_groups; g++, step += TILE, sums += R) {
@@ -324,7 +341,7 @@ PAIRS INLINE void tile_by_pairs(const Weight *w, int64_t tile, const float *x, c
             __builtin_prefetch((const char *)from + AHEAD(codes) + sizeof *from);
 #pragma GCC unroll 4
             for (int i = 0; i < each / 2; i++, pairs += R) {
-                __m512bh first = pair_of(table, low, i, codes), second = pair_of(table, high, i, codes);
+                __m512bh first = pair_of(&table, low, i, codes), second = pair_of(&table, high, i, codes);
 #pragma GCC unroll 12
                 for (int64_t r = 0; r < R; r++) {
                     __m512bh row = (__m512bh)_mm512_set1_epi32(pairs[r]);
@@ -395,4 +412,4 @@ int multiplies_pairs(void) { return HAS_PAIRS; }
 
 /* What products.py must find, so that a library left over from other sources is not called, nor any on a CPU without the
  * instructions that it is made of. */
-int64_t products_version(void) { return RUNS_HERE ? 8 : 0; }
+int64_t products_version(void) { return RUNS_HERE ? 9 : 0; }

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from tpspec.topology.groups import Bits
 
 LIBRARY = "tpspec.model._products"
-VERSION = 8  # of products.c
+VERSION = 9  # of products.c
 NATIVE = (torch.bfloat16, torch.float32)
 HALVES = [0, 2, 4, 6, 1, 3, 5, 7]  # of eight codes of four bits: the even inputs, then the odd ones
 BLOCK = 64 * TILE  # outputs that are put into tiles at a time
 INT, POINTER = ctypes.c_int64, ctypes.c_void_p
-_TABLES = {name: (ctypes.c_float * len(numbers))(*numbers) for name, numbers in TABLES.items()}
+_E4M3 = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).tolist()  # without a sign
+_TABLES = {name: (ctypes.c_float * len(numbers))(*numbers) for name, numbers in {**TABLES, "e4m3": _E4M3}.items()}
 _FOURS, _MIRRORED, _TABLED, _EIGHTS, _FLOATS, _HALVES = range(6)  # what a weight is made of, as products.c has them
 
 
@@ -92,7 +93,7 @@ class CompiledLinear(_Product):
         weight = _Weight(_codes(matrix), grid.group, grid.num_groups, matrix.num_outputs, grid.inputs, grid.before,
                          8 * scales.itemsize, words.data_ptr(), scales.data_ptr(),
                          None if zeros is None else zeros.data_ptr(),
-                         ctypes.addressof(_TABLES[matrix.table]) if matrix.table in _TABLES else None,
+                         None if matrix.table is None else ctypes.addressof(_TABLES[matrix.table]),
                          None if gains is None else gains.data_ptr())  # fmt: skip
         bias_O = bias_O if bias_O is None or bias_O.dtype in NATIVE else bias_O.float()
         super().__init__(loaded, weight, (words, scales, zeros, gains), bias_O)
