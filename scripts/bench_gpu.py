@@ -19,9 +19,9 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 drafts: rows/s, and a round's time against one of torch's steps; of those texts, which are a replay,
                 against one that is launched, too
   products      the matrices of a layer, and the head: time of 1, 6, 16 and 64 rows against torch's, and the bytes of
-                one over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, against 16; nothing
-                of them is in a cache. And a sum through peer memory with the norm behind it, by one kernel against two,
-                of a rank alone: all of it but the link
+                one over its time, against the copy bandwidth; the same with codes of 8 and 4 bits, of NF4, NVFP4 and
+                FP8, against 16; nothing of them is in a cache. And a sum through peer memory with the norm behind it,
+                by one kernel against two, of a rank alone: all of it but the link
   quantized     tokens/s with target.quantize int8 and int4, and rounds of six rows against rounds of one
   waiting       how late the host learns that a card is done, by how long it has waited: two numbers from the card by
                 torch, by way of pinned memory and an event, as a round fetches its verdict, and by asking that event
@@ -79,6 +79,7 @@ COPIES, WAITS = (1, 2, 4, 8, 16), 15  # of so many bytes, which a host waits for
 MANY_ROWS, MANY_TEXTS, BEHIND = 256, 32, (0, 1024, 8192)  # of rounds that read prompts; tokens that are cached
 NEVER_CACHED = 1 << 28  # bytes of matrices that are read in turn
 PRODUCT_ROWS = (1, 6, 16, 64)
+TABLED = {"NF4": ("nf4", 64), "NVFP4": ("e2m1", 16), "FP8": ("e4m3", 128)}  # and inputs that share a scale
 SLOW = "collectives go through gloo"
 GAPS_LINK = "rtx3090x8_2socket_stock"
 SAYS = "bench_gpu: "
@@ -333,7 +334,7 @@ def rounds_of(decoder: Any, num_rows: int, start: int) -> tuple[Callable[[], obj
 
 
 def products(options: argparse.Namespace) -> dict[str, Any]:
-    from tpspec.model.linear import PlainLinear, linear, rounded_linear
+    from tpspec.model.linear import PlainLinear, linear, quantized_linear, rounded_linear
     from tpspec.topology.shape import ModelShape
 
     shape, found = ModelShape.of(at(options.model, options.to)), {}
@@ -354,12 +355,32 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
             for bits in (8, 4):
                 coded = [rounded_linear(weight, None, bits) for weight in weights * (16 // bits)]
                 found[f"{name}, rows: {num_rows}, {bits} bits to 16"] = product_s(coded, x) / own_s
+            for kind, (table, group) in TABLED.items():
+                matrix = tabled(size, table, group, x.device)
+                copies = 1 + NEVER_CACHED // matrix.made.codes_OW.nbytes
+                coded = [quantized_linear(matrix, None, x.device) for _ in range(copies)]
+                found[f"{name}, rows: {num_rows}, {kind} to 16"] = product_s(coded, x) / own_s
         del weights
         forget()
     if options.device == "cuda":
         for num_rows in PRODUCT_ROWS[:2]:
             found[f"a sum and its norm, rows: {num_rows}, one kernel to two"] = joined_to_apart(num_rows, shape.hidden)
     return found
+
+
+def tabled(size: tuple[int, int], table: str, group: int, device: torch.device) -> Any:
+    """A matrix whose codes stand for what that table has: of no weight, for times alone."""
+    from tpspec.model.quantized import Quantized, Ready
+    from tpspec.topology.groups import Grid
+
+    num_outputs, num_inputs = size
+    grid, kind, gains = Grid(group, 0, num_inputs), torch.int8 if table == "e4m3" else torch.uint8, None
+    codes = torch.randint(0, 16, (num_outputs, grid.width), dtype=kind, device=device)
+    scales = torch.rand(num_outputs, grid.num_groups, device=device)
+    if table == "e2m1":
+        scales = scales.to(torch.float8_e4m3fn).view(torch.uint8)
+        gains = torch.ones(num_outputs, device=device)
+    return Ready(Quantized(codes, scales, None, table, gains), grid)
 
 
 def joined_to_apart(num_rows: int, hidden: int) -> float:
