@@ -15,7 +15,7 @@ from tpspec.topology.__main__ import main
 from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
 from tpspec.topology.cards import card, cards, parse_gpus
 from tpspec.topology.config import Placement, load
-from tpspec.topology.plan import Plan, Ranking, Wish, plan
+from tpspec.topology.plan import Plan, Ranking, Wish, plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.shape import shape_of
@@ -146,6 +146,14 @@ def test_unlike_cards_carry_in_proportion() -> None:
     assert three.layout.shards == (2, 0, 1)
     drafters = {one.layout.drafter for one in plan(asked).plans if one.layout.placement == "dedicated"}
     assert drafters == {1, 2}  # a 3090, or the 4090
+
+
+@pytest.mark.parametrize(
+    "model", ["MiniMaxAI/MiniMax-M2", "mistralai/Mistral-Small-4-119B-2603", "moonshotai/Kimi-K2-Instruct-0905"]
+)
+def test_a_model_that_was_published_in_floats_of_8_bits_is_planned_so(model: str) -> None:
+    """Stands against a plan by name that has 16 bits of what nobody can fetch but in 8."""
+    assert widths(shape_of(model)) == {8: None, 4: "int4"}
 
 
 def test_an_inline_draft_model_is_on_the_first_card_alone() -> None:
