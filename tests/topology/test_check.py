@@ -165,7 +165,8 @@ def test_a_target_without_a_layer_that_drafts_is_refused(
 
 
 def test_of_several_sources_every_one_is_checked_and_counted(tmp_path: Path) -> None:
-    """Beside a model or a head a layer of the target's was taken for there, and its memory for none."""
+    """Beside a model or a head a layer of the target's was taken for there, and its memory for none; beside a head that
+    is not here it still was."""
     target, small = tiny("qwen3", tmp_path / "target"), tiny("smollm2", tmp_path / "small", num_hidden_layers=1)
 
     def held(source: str | tuple[str, ...], model: Path | None) -> int:
@@ -179,6 +180,7 @@ def test_of_several_sources_every_one_is_checked_and_counted(tmp_path: Path) -> 
     alone = held("none", None)
     both = held("mtp", None) - alone + held("model", small) - alone
     assert held(("mtp", "model"), small) - alone == both
+    assert held(("mtp", "eagle"), Path("nobody/has-this")) == held("mtp", None)
 
 
 def test_a_head_counts_by_its_files_and_one_that_is_not_here_is_told(capsys: pytest.CaptureFixture[str]) -> None:

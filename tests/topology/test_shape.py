@@ -429,6 +429,11 @@ def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, ob
         ("granite_swa", {"layer_rope_theta": [1e4, 1e5, 1e6]}, "has 3 numbers besides 0; should have 2 at most"),
         (
             "granite_swa",
+            {"layer_rope_theta": [1e4]},
+            "layer_rope_theta has 1 entries; should have one for each of 2 la",
+        ),
+        (
+            "granite_swa",
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
             "rope_type 'linear' is not supported beside layer_rope_theta; only 'default' is",
         ),

@@ -59,8 +59,12 @@ def layers_of(
     kinds = kinds or [FULL] * num_layers
     rope = _turned(config, arch.nope, kinds)
     unknown = set(kinds) - {FULL, SLIDING}
-    if unknown or len(kinds) < num_layers or len(rope) < num_layers:
+    if unknown or len(kinds) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
+    if len(rope) < num_layers:
+        raise UserError(
+            f"{where}: {arch.nope} has {len(rope)} entries; should have one for each of {num_layers} layers"
+        )
     windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
     if any(window is not None and window < 1 for window in windows):
         raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")

@@ -75,9 +75,7 @@ def _drafter_memory(topology: Topology) -> Memory:
     if draft.has_own_layer and (folder := local(topology.target.model)) is not None:
         check_behind(target)
         check_layer(folder, target.num_layers)
-    if draft.head is not None:
-        if (head := local(draft.head, head=True)) is None:
-            return Memory()
+    if draft.head is not None and (head := local(draft.head, head=True)) is not None:
         if is_assistant(head):
             check_assistant(target, head)
         elif "eagle" in draft.sources:
