@@ -31,6 +31,9 @@ PROJECTIONS = (
 )
 
 
+BLOCK = (24, 32)  # rows and columns of floats of 8 bits: of as many columns, or times as many, codes are computed with
+
+
 @dataclass(frozen=True)
 class Format:
     """config: its quantization_config. write: a weight [O, I] -> its tensors, and the weight they stand for.
@@ -248,7 +251,7 @@ def floats(weight: Array, rows: int, columns: int) -> tuple[torch.Tensor, Array,
     return stored, scales, meant
 
 
-def float_quantized(strategy: str, block: tuple[int, int] = (16, 24)) -> Format:
+def float_quantized(strategy: str, block: tuple[int, int] = BLOCK) -> Format:
     def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:
         whole = {"tensor": weight.shape, "channel": (1, weight.shape[1]), "block": block}[strategy]
         stored, scales, meant = floats(weight, *whole)
@@ -261,7 +264,7 @@ def float_quantized(strategy: str, block: tuple[int, int] = (16, 24)) -> Format:
     return Format(config, write)
 
 
-def fp8(block: tuple[int, int] | None = (16, 24)) -> Format:
+def fp8(block: tuple[int, int] | None = BLOCK) -> Format:
     """With blocks as DeepSeek and Qwen publish them, or one static scale for a matrix."""
 
     def write(weight: Array, noise: np.random.Generator) -> tuple[Tensors, Array]:

@@ -213,20 +213,23 @@ def test_codes_that_are_floats_and_biases_are_what_the_reference_makes_of_them(
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize(("table", "group"), [("nf4", 32), ("e2m1", 16)])
+@pytest.mark.parametrize(("table", "group"), [("nf4", 32), ("e2m1", 16), ("e4m3", 32)])
 def test_experts_of_codes_of_a_table_are_what_the_reference_makes_of_them(
     table: Table, group: int, dtype: torch.dtype
 ) -> None:
-    """As bitsandbytes has those that are matrices of their own, and NVFP4. Stands against codes that are read as
-    numbers in even steps, which they are of where nothing says so, and gains of another expert."""
+    """As bitsandbytes has those that are matrices of their own, NVFP4 and FP8. Stands against codes that are read as
+    numbers in even steps, as they are where nothing says otherwise, and gains of another expert."""
     noise = torch.Generator().manual_seed(0)
 
     def product(num_outputs: int, num_inputs: int, before: int) -> Linear:
         grid, gains = Grid(group, before % group, num_inputs), None
         codes = torch.randint(0, 16, (num_outputs, grid.width), generator=noise).to(torch.uint8)
+        if table == "e4m3":
+            codes = torch.randn(codes.shape, generator=noise).to(torch.float8_e4m3fn).view(torch.int8)
         scales = 0.1 * torch.rand(num_outputs, grid.num_groups, generator=noise)
         if table == "e2m1":
-            scales, gains = (100 * scales).to(torch.float8_e4m3fn).view(torch.uint8), torch.rand(num_outputs) / 100
+            scales = (100 * scales).to(torch.float8_e4m3fn).view(torch.uint8)
+            gains = torch.rand(num_outputs, generator=noise) / 100
         return DequantizedLinear(Ready(Quantized(codes, scales, None, table, gains).to(DEVICE), grid), None)
 
     experts = [GatedMlp(product(2 * CHANNELS, HIDDEN, 0), product(HIDDEN, CHANNELS, 24)) for _ in range(5)]

@@ -180,11 +180,13 @@ def test_what_a_config_may_not_say_is_refused(said: dict[str, Any], why: str) ->
         ModelShape.from_config(text_config(published(**said)), "here")
 
 
+@pytest.mark.parametrize("columns", [24, 32])
 @pytest.mark.parametrize("parts", [(1.0,), (1.0, 2.0)], ids=str)
-def test_stacked_experts_may_be_floats_of_8_bits(parts: tuple[float, ...], tmp_path: Path) -> None:
-    """As FP8 was published, but for smaller blocks. Stands against scales of other experts or tensors."""
+def test_stacked_experts_may_be_floats_of_8_bits(parts: tuple[float, ...], columns: int, tmp_path: Path) -> None:
+    """As FP8 was published, but for smaller blocks, of which codes are computed with or not. Stands against scales of
+    other experts or tensors."""
     tiny("step3p5", tmp_path)
-    meant, coded, (rows, columns) = load_file(tmp_path / SINGLE), {}, (16, 24)
+    meant, coded, rows = load_file(tmp_path / SINGLE), {}, 16
     for name, x_NOI in meant.items():
         if ".moe." not in name or x_NOI.dim() < 3:
             continue
@@ -202,6 +204,20 @@ def test_stacked_experts_may_be_floats_of_8_bits(parts: tuple[float, ...], tmp_p
     said = {"quant_method": "fp8", "weight_block_size": [rows, columns], "modules_to_not_convert": ["self_attn"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": said}))
     assert (logits(tmp_path, parts) - due).abs().max() < 1e-4
+
+
+def test_blocks_of_inputs_that_nobody_tells_of_are_refused(tmp_path: Path) -> None:
+    """Stands against the first of them taken for all."""
+    tiny("step3p5", tmp_path)
+    path, name, held = tmp_path / "config.json", "model.layers.1.moe.up_proj.weight", load_file(tmp_path / SINGLE)
+    for stack in [stack for stack in held if ".moe." in stack and held[stack].dim() == 3]:
+        held[stack] = held[stack].to(torch.float8_e4m3fn)
+        held[f"{stack}_scale_inv"] = torch.ones(7, 1, 2 if stack.endswith(name) else 1)
+    save_file(held, tmp_path / SINGLE)
+    said = {"quant_method": "fp8", "modules_to_not_convert": ["self_attn"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": said}))
+    with pytest.raises(UserError, match=rf"{name}_scale_inv has shape \[7, 1, 2\]; should be \[7, 1, 1\]"):
+        logits(tmp_path)
 
 
 def test_stacked_experts_in_other_codes_are_refused(tmp_path: Path) -> None:

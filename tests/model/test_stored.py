@@ -29,7 +29,7 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.linear import Scattered, Stacked
 from tpspec.model.loader import Loader, load_whole
-from tpspec.model.places import Place
+from tpspec.model.places import Place, whole_place
 from tpspec.model.quantized import TABLES, DequantizedLinear, Quantized, Ready
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
@@ -87,6 +87,7 @@ FORMATS: dict[str, Format] = {
     "float8 for a row": published.float_quantized("channel"),
     "float8 in blocks": published.float_quantized("block"),
     "fp8": published.fp8(),
+    "fp8 in blocks of few columns": published.fp8((16, 24)),
     "fp8 with static scales": published.fp8(None),
     "fp8 of fbgemm": published.fbgemm(),
     "fp8 of modelopt": published.modelopt(),
@@ -111,7 +112,7 @@ MIXTURES = (
 )
 WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there
 WIDE = {"hidden_size": 192, "head_dim": 32, "intermediate_size": 256}  # of whole blocks of 64
-EVERY = pytest.mark.parametrize("name", list(FORMATS))
+EVERY, STATIC = pytest.mark.parametrize("name", list(FORMATS)), "fp8 with static scales"
 SHUFFLED = [name for name in FORMATS if "order" in name]
 
 
@@ -219,6 +220,29 @@ def test_heads_of_other_ranks_are_read_out_of_codes_too(written: Any, name: str)
         decoder = Loader.open(quantized, shard, torch.bfloat16, CPU, replicates=True).decoder(OneRank(), 8)
         taken, planned = sum(map(_held, parts_of(decoder))), weight_bytes(shape, shard, "bfloat16")
         assert taken == planned or (name in SHUFFLED and 0.7 * planned < taken < planned)
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8 with static scales"])
+def test_a_stack_of_experts_that_is_plain_is_planned_so(name: str, tmp_path: Path) -> None:
+    """Many tools know modules alone, and leave such as it is. Stands against a plan that looks for the names of experts
+    that stand apart, finds them on no list, and counts a quarter of what is held."""
+    plain, form = tiny("step3p5", tmp_path / "plain"), FORMATS[name]
+    save_file(
+        {name: x for name, x in load_file(plain / "model.safetensors").items() if not name.startswith("vi")},
+        plain / "model.safetensors",
+    )
+
+    def write(weight: Any, numbers: Any) -> Any:
+        return (
+            form.write(weight, numbers) if weight.ndim < 3 else ({"weight": torch.from_numpy(weight).float()}, weight)
+        )
+
+    quantized, meant = publish(plain, tmp_path, Format(form.config, write))
+    assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
+    shape = ModelShape.of(quantized)
+    for shard in split(shape, (3, 1, 2)):
+        decoder = Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8)
+        assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -523,6 +547,24 @@ def test_floats_of_8_bits_can_be_quantized_like_plain_weights(written: Any) -> N
     assert (made.forward([span]) - plain.forward([span])).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["llama", "granite_hybrid"])
+def test_floats_of_8_bits_take_what_is_planned_where_they_are_rounded(written: Any, tmp_path: Path, kind: str) -> None:
+    """Stands against a product for each part of a matrix where some of them were plain before, and rates, which are not
+    rounded, counted as if they were plain."""
+    quantized, meant = (load_file(folder / "model.safetensors") for folder in written(STATIC, kind))
+
+    def mix(config: dict[str, Any], tensors: Any) -> None:
+        for name in [name for name in quantized if "v_proj." in name]:
+            del tensors[name]
+        tensors |= {name: x for name, x in meant.items() if "v_proj." in name}
+
+    folder = changed(written(STATIC, kind)[0], tmp_path, mix)
+    shape = ModelShape.of(folder)
+    for shard in split(shape, (3, 1, 2)):
+        decoder = Loader.open(folder, shard, torch.bfloat16, CPU, "int8").decoder(OneRank(), 8)
+        assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16", "int8")
+
+
 @pytest.mark.parametrize("name", ["gptq in the order of activations", "awq"])
 def test_texts_depend_on_neither_drafts_nor_ranks(written: Any, name: str) -> None:
     """The law, with a published checkpoint as target and as draft, in float32."""
@@ -594,6 +636,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "an offset": ("bitsandbytes nf4", _say(nested_offset=None), "nested_offset is missing; should be a number"),
     "no state": ("bitsandbytes nf4", lambda c, t: t.pop(AT + STATE), "bitsandbytes__nf4 is missing"),
     "a state": ("bitsandbytes nf4", _put(STATE, torch.tensor([123], dtype=torch.uint8)), "nf4 is no JSON in bytes"),
+    "a state in numbers": ("bitsandbytes nf4", _put(STATE, torch.Tensor.float), "nf4 is of float32, not uint8"),
     "a table of blocks": ("bitsandbytes nf4", _put("weight.quant_map", torch.zeros(16)), "other numbers than nf4"),
     "halves of blocks": ("bitsandbytes fp4", _put("weight.absmax", torch.Tensor.half), "of float16, not float32"),
     "bytes of blocks": ("bitsandbytes fp4", _put("weight", lambda w: w.view(torch.int8)), "of int8, not uint8"),
@@ -609,6 +652,19 @@ def test_a_tensor_that_is_not_as_it_should_is_named(written: Any, tmp_path: Path
     folder = changed(written(name)[0], tmp_path, change)
     with pytest.raises(UserError, match=message):
         load_whole(folder, ModelShape.of(folder), torch.float32, CPU, 8)
+
+
+def test_a_matrix_of_zeros_is_read(written: Any, tmp_path: Path) -> None:
+    """Deeper models are made of others by layers that add nothing at first. Stands against a mean of 0, which nested
+    scales then have, refused as no number."""
+
+    def clear(config: dict[str, Any], tensors: Any) -> None:
+        _say(nested_offset=0.0)(config, tensors)
+        _put("weight.nested_absmax", torch.zeros_like)(config, tensors)
+
+    folder, module = changed(written("bitsandbytes nf4")[0], tmp_path, clear), AT.rstrip(".")
+    read = StoredMatrices(Checkpoint(folder)).plain(Scheme("nf4", 4, 64), whole_place(module, 192, 256), torch.float32)
+    assert not read.any()
 
 
 def test_rows_that_end_within_a_block_are_refused(written: Any) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import tiny
 from tests.model import published
-from tests.model.published import Format, publish
+from tests.model.published import BLOCK, Format, publish
 from tests.model.test_delta_net import tensors
 from tests.model.test_stored import AT, CPU, changed, logits
 from tpspec.comm.communicator import OneRank
@@ -274,7 +274,7 @@ OTHERWISE: dict[str, tuple[str, Any]] = {
     "zero points of activations": ("packed", lambda c, t: t.update({AT + "input_zero_point": torch.ones(1)})),
     "zero points that are not packed": ("packed", lambda c, t: unpack(t)),
     "powers of two": ("fp8", lambda c, t: c.update(scale_fmt="ue8m0")),
-    "a block as a text": ("blocks", lambda c, t: weights(c).update(block_structure="16x24")),
+    "a block as a text": ("blocks", lambda c, t: weights(c).update(block_structure="24x32")),
     "no strategy": ("packed", lambda c, t: weights(c).pop("strategy")),
     "no transforms": ("packed", lambda c, t: c.update(transform_config={"config_groups": {}})),
     "a table, if it is said by true": ("ordered", lambda c, t: weights(c).update(actorder=True)),
@@ -309,7 +309,7 @@ def test_scales_that_are_powers_of_two_may_be_bytes(tmp_path: Path) -> None:
         for name in [name for name in held if name.endswith("_scale_inv")]:
             module = name.removesuffix("_scale_inv")
             held[name] = held[name].log2().round().exp2()
-            scales = held[name].repeat_interleave(16, 0).repeat_interleave(24, 1)
+            scales = held[name].repeat_interleave(BLOCK[0], 0).repeat_interleave(BLOCK[1], 1)
             weight = held[module].float()
             plain[module] = weight * scales[: weight.shape[0], : weight.shape[1]]
             held[name] = held[name].to(torch.float8_e8m0fnu)

@@ -50,7 +50,7 @@ class Matrices:
         self.check_biases(parts, biased=biased)
         if (product := self._of_codes(parts, biased=biased)) is not None:
             return product
-        if len({self._scheme(part.name) for part in parts}) > 1:
+        if self.quantize is None and len({self._scheme(part.name) for part in parts}) > 1:
             return Stacked([self.column_parallel([part], biased=biased) for part in parts])
         return self._linear(self._rows(parts), self._biases(parts, biased=biased))
 

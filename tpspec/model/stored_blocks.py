@@ -69,7 +69,7 @@ class StoredBlocks:
     def _said(self, scheme: Scheme, place: Place) -> Reads:
         """What the tool says of a matrix: JSON, byte by byte."""
         name = f"{place.name}.weight.quant_state.bitsandbytes__{scheme.kind}"
-        raw = self._checkpoint.read(name, self._checkpoint.shape(name))
+        raw = self._parts.typed(name, self._checkpoint.read(name, self._checkpoint.shape(name)), (torch.uint8,))
         where = f"{self._checkpoint.folder}: tensor {name}"
         try:
             told = json.loads(bytes(raw.tolist()))
@@ -99,7 +99,8 @@ class StoredBlocks:
         table = self._numbers(f"{inside}.nested_quant_map", 1 << 8)
         outer = self._numbers(f"{inside}.nested_absmax", -(-count // each))
         of_each = outer[torch.arange(which.start, which.stop) // each]
-        scales = table[codes.int()] * of_each + said.number("nested_offset")
+        is_nothing = said.config.get("nested_offset") == 0  # the mean of what all are, of a matrix of zeros
+        scales = table[codes.int()] * of_each + (0.0 if is_nothing else said.number("nested_offset"))
         return scales.view(-1, num_groups)
 
     def _numbers(self, name: str, count: int, which: range | None = None) -> Tensor:

@@ -57,6 +57,7 @@ class StoredFloats:
         (expert, count), name = place.expert, f"{place.name}_scale_inv"
         sizes, found = place.as_it_lies(place.num_outputs, place.num_inputs), self._parts.checkpoint.shape(name)
         blocks = found[1:] if len(found) == 1 + len(sizes) else (1, 1)
+        blocks = place.as_it_lies(place.as_it_lies(*blocks)[0], 1)  # of what is not said inputs share one
         said = place.as_it_lies(scheme.rows, scheme.group)
         each = [own or -(-size // num) for own, size, num in zip(said, sizes, blocks, strict=True)]
         due = (count, *(-(-size // own) for size, own in zip(sizes, each, strict=True)))

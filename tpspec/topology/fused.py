@@ -43,18 +43,25 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How the matrices of a model are held. shape: stored as it is, where it is not quantized now."""
+    """How the matrices of a model are held. shape: stored as it is, where it is not quantized now. published: as it is
+    stored whatever is done now."""
 
     shape: ModelShape
     dtype: str
     quantize: str | None
+    published: Stored | None
 
     @classmethod
     def of(cls, shape: ModelShape, dtype: str, quantize: str | None) -> Held:
         """UserError where codes are to be quantized again, or a dtype is too small."""
         check_dtype(shape.model_type, dtype)
         check_unquantized(shape.stored, quantize)
-        return cls(shape if quantize is None else replace(shape, stored=None), dtype, quantize)
+        return cls(shape if quantize is None else replace(shape, stored=None), dtype, quantize, shape.stored)
+
+    @property
+    def as_published(self) -> Held:
+        """Of matrices that are not quantized now, whatever others are."""
+        return replace(self, shape=replace(self.shape, stored=self.published), quantize=None)
 
     def bytes_of(self, matrices: Sequence[Fused], bits: Bits | None = None) -> int:
         """bits: of those that are quantized now, if not as asked for."""

@@ -39,6 +39,12 @@ class MlpNames:
         """What the names of its parts begin with. layer: the same of its layer."""
         return f"{layer}{self.module}." if self.module else layer
 
+    @property
+    def stacked(self) -> str | None:
+        """The first of `together` as lists of modules have it; None where it is called as no module is."""
+        first = "" if self.together is None else self.together[0]
+        return first.removesuffix(".weight") if first.endswith(".weight") else None
+
     def without_experts(self, layer: str) -> str:
         """The same of the MLP of a layer that has none."""
         return self.within(layer) if self.dense is None else f"{layer}{self.dense}."

@@ -94,11 +94,9 @@ def _linear_bytes(shard: Shard, held: Held) -> int:
     shape, net = held.shape, held.shape.delta_net
     if net is None:
         return 0
-    as_stored = replace(held, quantize=None)  # of rates, which are not quantized now
-    matrices = sum(
-        times * (held.bytes_of(_mixer(shape, net, shard, at)) + as_stored.bytes_of([_rates(shape, net, shard, at)]))
-        for at, times in _linear_layers(shape)
-    )
+    own = held.as_published  # of rates
+    matrices = sum(times * held.bytes_of(_mixer(shape, net, shard, at)) for at, times in _linear_layers(shape))
+    matrices += sum(times * own.bytes_of([_rates(shape, net, shard, at)]) for at, times in _linear_layers(own.shape))
     heads = len(shard.delta_values)
     wide = (net.kernel + net.biased) * _mixed(net, shard) + (3 if net.sums else 2) * heads
     wide += net.num_normed * heads // net.value_heads if net.sums else net.num_normed
@@ -196,10 +194,15 @@ def _shared(shape: ModelShape) -> tuple[tuple[str, int], ...]:
 
 @cache
 def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of experts: a mixture has thousands."""
-    count = 0 if shape.experts is None else shape.experts.count
-    layers_at = [shape.mlp_names.within(f"model.layers.{layer}.") for layer in _with_experts(shape)]
-    return _alike(shape, [f"{at}experts.{index}." for at in layers_at for index in range(count)])
+    """The same of experts: a mixture has thousands. A tensor of all of a layer's may be plain where each expert alone
+    would not be."""
+    count, together = 0 if shape.experts is None else shape.experts.count, shape.mlp_names.stacked
+    mixtures = [shape.mlp_names.within(f"model.layers.{layer}.") for layer in _with_experts(shape)]
+
+    def is_plain(at: str) -> bool:
+        return together is not None and shape.stored is not None and shape.stored.scheme_of(at + together) is None
+
+    return _alike(shape, [at if is_plain(at) else f"{at}experts.{index}." for at in mixtures for index in range(count)])
 
 
 @cache
