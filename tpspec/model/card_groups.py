@@ -42,7 +42,7 @@ def group_product(
                 numbers = codes_of(words, index, bits).to(x.dtype)
             part = tl.dot(x, numbers, part, input_precision="ieee")
             total += tl.sum(x.to(tl.float32), 1)
-    elif bits == 4:
+    else:  # of 4 bits alone: of 8 there always are words
         half = tl.arange(0, group // 2)
         first = tl.load(from_x + half[None, :], mask=real_rows[:, None], other=0.0)
         last = tl.load(from_x + (group // 2 + half)[None, :], mask=real_rows[:, None], other=0.0)
@@ -53,12 +53,6 @@ def group_product(
             low, high = ((both & 15).to(tl.int8) - 8).to(first.dtype), ((both >> 4).to(tl.int8) - 8).to(first.dtype)
         part = tl.dot(first, low, input_precision="ieee") + tl.dot(last, high, input_precision="ieee")
         total = tl.sum(first.to(tl.float32), 1) + tl.sum(last.to(tl.float32), 1)
-    else:
-        columns = tl.arange(0, group)
-        x = tl.load(from_x + columns[None, :], mask=real_rows[:, None], other=0.0)
-        codes = tl.load(from_codes + columns[:, None], mask=real_outputs[None, :], other=0).to(x.dtype)
-        part = tl.dot(x, codes, input_precision="ieee")
-        total = tl.sum(x.to(tl.float32), 1)
     return part, total
 
 
