@@ -454,7 +454,8 @@ def test_the_compiled_product_takes_codes_of_a_table(
     numbers = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (num_outputs, num_groups * group), generator=numbers).to(torch.uint8)
     if table == "e4m3":
-        floats = noise(num_outputs, num_groups * group) * 2.0 ** torch.randint(-9, 8, (num_groups * group,))
+        exponents = torch.randint(-9, 8, (num_groups * group,), generator=numbers)
+        floats = noise(num_outputs, num_groups * group) * 2.0**exponents
         codes = floats.to(torch.float8_e4m3fn).view(torch.int8)
     scales = torch.randint(118, 130, (num_outputs, num_groups), generator=numbers).to(torch.uint8)
     scales, gains, bias = scales if table == "e2m1" else scales.float() / 128, None, None

@@ -233,6 +233,7 @@ HEADS = {
     "gptq": published.gptq(lm_head=True),
     "awq": Format(published.awq().config | {"lm_head": True}, published.awq().write),
     "packed": Format(published.pack_quantized().config | {"ignore": []}, published.pack_quantized().write),
+    "nvfp4": Format(published.nvfp4().config | {"ignore": []}, published.nvfp4().write),
 }
 
 
