@@ -266,6 +266,22 @@ def test_what_kind_of_zero_points_gptq_has_is_said_by_either_key(tmp_path: Path)
         said(both)
 
 
+@pytest.mark.parametrize(("group", "has_way"), [(8, True), (32, False)])
+def test_who_has_groups_that_are_too_small_is_told_of_a_way_that_there_is(
+    group: int, has_way: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stands against advice to quantize that is then refused, for other matrices are computed with as they are."""
+    folder = tiny("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    form = published.gptq(group=group, dynamic={".*k_proj": {"group_size": 8}})
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form.config}))
+    (whole,) = split(ModelShape.of(folder), (1,))
+    for quantize in (None, "int8") if has_way else (None,):
+        Loader.open(folder, whole, torch.bfloat16, CPU, quantize)
+    assert "GPTQ weights like these are held in bfloat16, 2 bytes each" in caplog.text
+    assert ("with quantize: int8 it is one, rounded once more" in caplog.text) == has_way
+
+
 def weights(config: dict[str, Any]) -> dict[str, Any]:
     section: dict[str, Any] = config["config_groups"]["group_0"]["weights"]
     return section

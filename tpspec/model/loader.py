@@ -299,8 +299,9 @@ def _tell(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantize: Quantize 
     stored, kind = spec.stored, str(dtype).removeprefix("torch.")
     assert stored is not None, "only of such"
     if quantize is None and not stored.is_small:
-        log.warning("%s: %s weights like these are held in %s, %d bytes each; with quantize: int8 it is one, rounded "
-                    "once more", folder, stored.method, kind, dtype.itemsize)  # fmt: skip
+        way = "" if stored.widths else "; with quantize: int8 it is one, rounded once more"
+        log.warning("%s: %s weights like these are held in %s, %d bytes each%s", folder, stored.method, kind,
+                    dtype.itemsize, way)  # fmt: skip
     if stored.rounds:
         log.warning("%s: activations are not rounded here, as they are by its publisher's kernels", folder)
 
