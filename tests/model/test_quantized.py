@@ -198,7 +198,8 @@ def held(part: Any) -> int:
 
 
 def parts_of(decoder: Any) -> list[Any]:
-    """The norms and products of a decoder, the routers of mixtures, and the layers, for their sinks."""
+    """The norms and products of a decoder, the routers of mixtures, what gates an MLP beside one, and the layers, for
+    their sinks."""
     parts = [decoder.norm, decoder.head]
     for layer in decoder.layers:
         norms = ("attention_norm", "q_norm", "k_norm", "joint_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
@@ -212,6 +213,7 @@ def parts_of(decoder: Any) -> list[Any]:
         if isinstance(layer, LinearLayer):
             parts += _mixing(layer.mixer)
         mlps = [layer.mlp.mixture, layer.mlp.shared] if isinstance(layer.mlp, Shared) else [layer.mlp]
+        parts += [layer.mlp] if isinstance(layer.mlp, Shared) else []
         mixtures = [mlp for mlp in mlps if isinstance(mlp, Mixture)]
         experts = [expert for mixture in mixtures for expert in mixture.experts]
         parts += [part for mixture in mixtures for part in (mixture.router, *(mixture._around or ()))]

@@ -180,11 +180,12 @@ def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) ->
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid"])
+@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid", "qwen3_5_moe"])
 @pytest.mark.parametrize("name", ["gptq", "gptq of 3 bits", "awq", "fp8 with static scales"])
 def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, name: str, kind: str) -> None:
-    """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order; and
-    Granite's experts, which are plain in one tensor, taken for what the MLP beside them is."""
+    """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order; gates of
+    heads among queries, of which they are another product; and Granite's experts, which are plain in one tensor, taken
+    for what the MLP beside them is."""
     quantized, meant = written(name, kind)
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
     shape = ModelShape.of(quantized)
@@ -302,6 +303,20 @@ def test_experts_in_one_piece_that_are_said_to_be_in_codes_are_refused(written: 
     save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"gate_up_proj holds all experts of a layer, which config.json says are quant"):
         logits(folder, (1,))
+
+
+def test_experts_in_one_piece_that_are_plain_beside_floats_of_8_bits_have_to_be_listed(
+    written: Any, tmp_path: Path
+) -> None:
+    """Stands against scales that are called missing, which would send people to fetch the model again."""
+    quantized, meant = publish(tiny("granite_moe_windows", tmp_path / "plain"), tmp_path, FORMATS[STATIC])
+    with pytest.raises(UserError, match=r"experts.gate_up_proj holds all experts of a layer, which config.json says"):
+        logits(quantized, (1,))
+    path = quantized / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["block_sparse_moe.experts"]
+    path.write_text(json.dumps(config))
+    assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
 def test_a_router_in_codes_is_refused(tmp_path: Path) -> None:

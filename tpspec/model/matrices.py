@@ -107,10 +107,11 @@ class Matrices:
 
     def check_plain(self, name: str) -> None:
         """Raises UserError where a tensor that holds all experts of a layer is said to be in codes, but for FP8."""
-        if (scheme := self._scheme(name)) is not None and scheme.kind != "float8":
+        scheme, has_scales = self._scheme(name), f"{name}_scale_inv" in self.checkpoint
+        if scheme is not None and not (scheme.kind == "float8" and has_scales):
             raise UserError(
                 f"{self.checkpoint.folder}: {name} holds all experts of a layer, which config.json says are quantized; "
-                "should be tensors for each of them"
+                "should be tensors for each of them, or listed there among what is not"
             )
 
     def check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:

@@ -257,13 +257,13 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
         return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
     num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
     at, hidden, gating = f"{at}{MODEL_TYPES[shape.model_type].attention}.", range(shape.hidden), shape.gating
-    num_gates = 0 if gating is None else gating.num_rows(len(shard.heads), shape.head_dim)
-    apart = () if gating is None or gating.own is None else ((at + gating.own, num_gates),)
-    rows = (num_q if apart else num_q + num_gates, num_kv, num_kv)[: shape.num_made]
-    qkv = tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))
-    gate = [Fused(apart, hidden, shape.hidden)] if apart else []
+    rows = (num_q, num_kv, num_kv)[: shape.num_made]
+    made = [tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))]
+    if gating is not None:  # a product of its own, though its rows may be among those of queries
+        own = gating.own or shape.attention_names[0]
+        made.append(((at + own, gating.num_rows(len(shard.heads), shape.head_dim)),))
     o = _o(shape, shard, at, shape.head_dim)
-    return [Fused(qkv, hidden, shape.hidden), *gate, o, *_others(shape, shard, at)]
+    return [*(Fused(parts, hidden, shape.hidden) for parts in made), o, *_others(shape, shard, at)]
 
 
 def _others(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
