@@ -35,9 +35,8 @@ typedef uint8_t bvec __attribute__((vector_size(LANES), aligned(1)));
 /* HALVES: bfloat16 as they are, without scales, in one group of an even number of inputs; for bfloat16 rows. Else a
  * weight is scale * code + zero: of EIGHTS -128 to 127, of FOURS 0 to 15, less 8, and of FLOATS what E4M3 has for a byte,
  * of which those without a sign are the table; or scale * table[code], of 4 bits, in bfloat16 where rows are multiplied in
- * pairs. MIRRORED: half of that table is the
- * other's negative. A scale, and a zero, serve `group` inputs of one output. `before`: inputs of the first group that
- * another shard holds.
+ * pairs. MIRRORED: half of that table is the other's negative. A scale, and a zero, serve `group` inputs of one output.
+ * `before`: inputs of the first group that another shard holds.
  * words: [tile][word][TILE], codes of 2, 4 or 8 consecutive inputs, the first lowest; of 4 bits the even inputs in the
  * lower half. scales, zeros: [tile][group][TILE], of so many scale_bits: bfloat16 or float; zeros may be NULL. With
  * scale_bits of 8 scales are exponents of powers of two, or, where there are gains, floats of 8 bits (E4M3), and a weight

@@ -149,8 +149,9 @@ def _tile(to: Tensor, values_OX: Tensor) -> None:
 
 
 def multiplies_pairs(loaded: ctypes.CDLL) -> bool:
-    """Whether this CPU multiplies pairs of bfloat16 and adds in float32 (AVX-512 BF16): six rows then cost little more
-    than one, where other CPUs are bound by arithmetic."""
+    """Whether this CPU multiplies pairs of bfloat16 and adds in float32 (AVX-512 BF16), and looks bytes up in tables of
+    128 (VBMI), as all but the first such CPUs do: six rows then cost little more than one, where other CPUs are bound
+    by arithmetic."""
     return bool(loaded.multiplies_pairs())
 
 
