@@ -206,17 +206,24 @@ def test_stacked_experts_may_be_floats_of_8_bits(parts: tuple[float, ...], colum
     assert (logits(tmp_path, parts) - due).abs().max() < 1e-4
 
 
-def test_blocks_of_inputs_that_nobody_tells_of_are_refused(tmp_path: Path) -> None:
-    """Stands against the first of them taken for all."""
+@pytest.mark.parametrize(
+    ("scales", "why"),
+    [
+        (torch.ones(7, 1, 2), r"has shape \[7, 1, 2\]; should be \[7, 1, 1\]"),
+        (torch.full((7, 1, 1), 127, dtype=torch.uint8), "is of uint8, not float16 or bfloat16 or"),
+    ],
+)
+def test_scales_that_nobody_tells_of_are_refused(scales: torch.Tensor, why: str, tmp_path: Path) -> None:
+    """Stands against the first of some blocks of inputs taken for all, and bytes that may be exponents for numbers."""
     tiny("step3p5", tmp_path)
     path, name, held = tmp_path / "config.json", "model.layers.1.moe.up_proj.weight", load_file(tmp_path / SINGLE)
     for stack in [stack for stack in held if ".moe." in stack and held[stack].dim() == 3]:
         held[stack] = held[stack].to(torch.float8_e4m3fn)
-        held[f"{stack}_scale_inv"] = torch.ones(7, 1, 2 if stack.endswith(name) else 1)
+        held[f"{stack}_scale_inv"] = scales if stack.endswith(name) else torch.ones(7, 1, 1)
     save_file(held, tmp_path / SINGLE)
     said = {"quant_method": "fp8", "modules_to_not_convert": ["self_attn"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": said}))
-    with pytest.raises(UserError, match=rf"{name}_scale_inv has shape \[7, 1, 2\]; should be \[7, 1, 1\]"):
+    with pytest.raises(UserError, match=f"{name}_scale_inv {why}"):
         logits(tmp_path)
 
 

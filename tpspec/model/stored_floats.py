@@ -68,7 +68,8 @@ class StoredFloats:
         slices = place.as_it_lies(place.rows, place.columns)
         taken = self._parts.checkpoint.read_one(place.name, (count, *sizes), expert, *slices)
         floats = self._parts.typed(place.name, taken, (FLOAT8,))
-        scales = self._parts.checkpoint.read_one(name, found, expert, range(found[1]), range(found[2])).float()
+        scales = self._parts.checkpoint.read_one(name, found, expert, range(found[1]), range(found[2]))
+        scales = self._parts.typed(name, scales, FLOAT_SCALES).float()
         rows, _ = place.as_it_lies(*each)
         return (rows, floats, scales) if place.upright else (rows, floats.T, scales.T)
 
