@@ -54,6 +54,16 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,  # small, so that scaling already changes the first hundred positions
 }
+HUNYUAN_ROPE = {
+    "rope_type": "dynamic",
+    "rope_theta": 10000.0,
+    "alpha": 1000.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
 MISTRAL_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -321,6 +331,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "norm_topk_prob": True,
     },
+    "hunyuan": {
+        "model_type": "hunyuan_v1_dense",
+        "head_dim": 16,
+        "rope_parameters": HUNYUAN_ROPE,
+        # As it was published, and transformers does not read it.
+        "attention_head_dim": 16,
+        "cla_share_factor": 2,
+        "use_cla": False,
+        "use_qk_norm": True,
+    },
     "llama": {"model_type": "llama"},
     "granite": {"model_type": "granite", **GRANITE},
     "granite_hybrid": {
@@ -518,6 +538,19 @@ AKIN: dict[str, dict[str, Any]] = {
         **GRANITE,
         **SLIDING,
         "layer_rope_theta": [100.0, 0, 10000],
+    },
+    "hunyuan_moe": {
+        "model_type": "hunyuan_v1_moe",
+        "head_dim": 16,
+        "rope_parameters": HUNYUAN_ROPE,
+        "num_experts": 7,
+        "moe_topk": [3, 3, 3],
+        # As it was published, and transformers does not read it.
+        "moe_intermediate_size": [88, 88, 88],
+        "moe_layer_num_skipped": 0,
+        "norm_topk_prob": True,
+        "num_shared_expert": [1, 1, 1],
+        "use_mixed_mlp_moe": True,
     },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
     "kolibri1": {
@@ -735,6 +768,13 @@ def _as_llama3(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
 
 
+def _as_hunyuan(config: dict[str, Any]) -> dict[str, Any]:
+    """Likewise as Hunyuan's do, and what kind of scaling it is by another key."""
+    made = _as_llama3(config)
+    made["rope_scaling"]["type"] = made["rope_scaling"].pop("rope_type")
+    return made
+
+
 def as_step(config: dict[str, Any], *, behind: int = 2) -> dict[str, Any]:
     """Says of the text model what Step 3.7 does, as Step 3.5 did of all. behind: layers for multi-token prediction,
     of which lists tell, too."""
@@ -779,7 +819,7 @@ def as_step(config: dict[str, Any], *, behind: int = 2) -> dict[str, Any]:
 
 
 # What says a config as it was published.
-PUBLISHED = {"llama3": _as_llama3, "step3p5": as_step}
+PUBLISHED = {"hunyuan": _as_hunyuan, "hunyuan_moe": _as_hunyuan, "llama3": _as_llama3, "step3p5": as_step}
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:

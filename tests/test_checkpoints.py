@@ -55,6 +55,7 @@ def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: 
         ("granite_hybrid", {"residual_multiplier": 1.0}),
         ("granite_windows", {"layer_rope_theta": [10000] * 3}),
         ("kolibri1", {"norm_topk_prob": True}),
+        ("hunyuan", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
         ("hyperclovax", {"logits_scaling": 8.0, "residual_multiplier": 1.0}),
         ("llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
         ("ministral3", {"rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.0}}),

@@ -198,6 +198,11 @@ REFUSED = {
     "eagle_config": (third, _say(eagle_config="x"), "eagle_config is 'x'; should be a section, or left out"),
     "other norms": (third, _say(model_type="glm4"), "model_type is glm4; heads of such layers are not supported"),
     "norms behind": (third, _say(model_type="exaone4"), "model_type is exaone4; heads of such layers are not"),
+    "norms behind rope": (
+        third,
+        _say(model_type="hunyuan_v1_dense"),
+        "model_type is hunyuan_v1_dense; heads of such layers are not",
+    ),
     "norms of all heads": (third, _say(model_type="olmo2"), "model_type is olmo2; heads of such layers are not"),
     "other speculator": (third, _say(speculators_model_type="dflash"), "'dflash' is not supported"),
     "other width": (first, _say(hidden_size=64), "hidden_size is 64; should be the target's 72"),

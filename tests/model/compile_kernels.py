@@ -50,7 +50,7 @@ from tpspec.verify import card_noise
 
 TABLE = {"table_at": "*i64", "most_rows": "i32"}
 USUAL_DIM = 128
-PLACED_APART = dict.fromkeys(("placing", "normed", "values_normed", "turned", "grown"), False)
+PLACED_APART = dict.fromkeys(("placing", "turned", "grown"), False) | dict.fromkeys(("normed", "values_normed"), "")
 PLACED_APART |= {"num_kv_heads": 0, "num_lines": 0}
 LOOP = re.compile(r"^( *)(?:%\S+ = )?scf\.for .*?^\1}", re.MULTILINE | re.DOTALL)
 ITEM_BYTES = {"*fp32": 4, "*bf16": 2, "*fp16": 2}
@@ -97,7 +97,8 @@ def variants(
         "sin_at": x,
         "gains_at": "*fp32",
     }
-    placed = {"num_kv_heads": 8, "num_lines": 48, "normed": True, "values_normed": True, "turned": True, "grown": True}
+    placed = {"num_kv_heads": 8, "num_lines": 48, "turned": True, "grown": True}
+    placed |= {"normed": "before", "values_normed": "before"}
     sinks = {"sinks_at": "*fp32"}
     attend = (
         {"rows_at": x, "heads_at": "*i32", "window": "i32", "scale": "fp32"} | placing | cache | partial | TABLE | sinks

@@ -212,7 +212,7 @@ def test_more_heads_than_a_tile_has_rows_are_cut_into_folds(kind: str, most: int
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("kind", ["qwen3", "mistral", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "hunyuan", "deepseek_v3"])
 def test_a_cache_of_8_bits_is_read_and_written_as_torch_does(kind: str, tmp_path: Path) -> None:
     """Stands against codes cut off instead of rounded, and a scale of another slot or head. A code on the edge between
     two may fall to either side."""

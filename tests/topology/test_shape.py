@@ -117,6 +117,7 @@ ROUNDED = {
     "baidu/ERNIE-4.5-300B-A47B-PT": 300,
     "rednote-hilab/dots.llm1.inst": 142,
     "LGAI-EXAONE/K-EXAONE-236B-A23B": 236,
+    "tencent/Hunyuan-A13B-Instruct": 80,
     "tencent/Hy3-preview": 295,
     "upstage/Solar-Open-100B": 102.6,
     "Qwen/Qwen2-57B-A14B-Instruct": 57.4,
@@ -137,6 +138,7 @@ ACTIVE = {
     "mistralai/Mixtral-8x22B-Instruct-v0.1": (39.16, 0.005),
     "deepseek-ai/DeepSeek-V2-Lite-Chat": (2.4 + 0.21, 0.06),  # published without one of its tables
     "moonshotai/Moonlight-16B-A3B-Instruct": (2.24 + 2 * 0.3355, 0.005),  # without both
+    "tencent/Hunyuan-A13B-Instruct": (13, 0.5),
     "openai/gpt-oss-20b": (3.61 + 0.579, 0.01),  # published without the table
     "openai/gpt-oss-120b": (5.13 + 0.579, 0.01),
     "Aleph-Alpha/Kolibri-1": (3.45757 + 0.32768, 1e-4),  # likewise
@@ -271,6 +273,8 @@ CALLED = {
     "glm4v_moe_text": "4.5V",
     "glm4v_text": "GLM-4.1V",
     "gpt_oss": "gpt-oss",
+    "hunyuan_v1_dense": "Hunyuan",
+    "hunyuan_v1_moe": "Hunyuan A13B",
     "hy_v3": "Hy3",
     "hyperclovax": "HyperCLOVA X",
     "laguna": "Laguna",
@@ -331,6 +335,8 @@ def test_whatever_runs_is_named_where_people_look() -> None:
         ("minimax_m2", "use_routing_bias", False),
         ("minimax_m2", "shared_intermediate_size", 64),
         ("cohere2", "use_parallel_block", False),
+        ("hunyuan_v1_dense", "use_cla", True),
+        ("hunyuan_v1_dense", "use_qk_norm", False),
         ("nemotron_h", "time_step_limit", [0.0, 0.1]),
         ("nemotron_h", "use_bias", True),
     ],
@@ -421,11 +427,21 @@ def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, ob
         resolve(AutoConfig.for_model(**GEMMA | said), "there")
 
 
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000.0}
+
+
 @pytest.mark.parametrize(
     ("model_type", "said", "why"),
     [
         ("gpt_oss", {"swiglu_limit": 10.0}, "swiglu_limit 10.0 is not supported; only 7.0 is"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0 is not supported; only 1.702 is"),
+        (
+            "hunyuan_v1_dense",
+            {"rope_parameters": ALPHA | {"alpha": -1.0}},
+            "rope_parameters.alpha is -1.0; should be above 0",
+        ),
+        ("hunyuan_v1_dense", {"rope_parameters": ALPHA | {"alpha": None}}, "rope_type 'dynamic' is not supported"),
+        ("llama", {"rope_parameters": ALPHA}, "rope_type 'dynamic' is not supported"),
         ("granite_swa", {"layer_rope_theta": [1e4, 1e5, 1e6]}, "has 3 numbers besides 0; should have 2 at most"),
         (
             "granite_swa",

@@ -28,12 +28,14 @@ THETAS = "layer_rope_theta"  # of each layer's own rope; 0: it has none
 @dataclass(frozen=True, slots=True)
 class NormNames:
     """Of a layer: of what attention and the MLP read, and of what they give before it is added; None where that is not
-    normed, or the MLP reads what attention does."""
+    normed, or the MLP reads what attention does. queries, keys: within attention, where those have some."""
 
     attention: str | None = "input_layernorm"
     attention_out: str | None = None
     mlp: str | None = "post_attention_layernorm"
     mlp_out: str | None = None
+    queries: str = "q_norm"
+    keys: str = "k_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,13 @@ class Architecture:
     """What a family of checkpoints may do.
 
     qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). qk_norm:
-    RMSNorm over each query and key head before rope, or over all of them (joint_norm.py); likewise. v_norm: over each
-    value head, without a weight. partial_rope: whether the config may say that rope turns the first part of a head
-    alone. alternate_rope: it turns a number with the next, not with one half a head away, or the name of the flag that
-    says so. turned: whether rope is at all, or the key that says "rope" or "nope". ropes_by_kind: each kind of layers
-    says of its own. window: "all" layers share config.sliding_window, "layer_types" says which layers do, or None.
-    nope: the config list that says which layers skip rope, such as THETAS, or the type of those that do, or NOPE as
-    above; or None.
+    RMSNorm over each query and key head, or over all of them (joint_norm.py); likewise. v_norm: over each value head,
+    without a weight. partial_rope: whether the config may say that rope turns the first part of a head alone.
+    alternate_rope: it turns a number with the next, not with one half a head away, or the name of the flag that says
+    so. turned: whether rope is at all, or the key that says "rope" or "nope". stretched: whether a dynamic rope may
+    have an alpha (frequencies.py). ropes_by_kind: each kind of layers says of its own. window: "all" layers share
+    config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which layers
+    skip rope, such as THETAS, or the type of those that do, or NOPE as above; or None.
 
     norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
     does. one_more: norms multiply by 1 + weight. centred: the mean of a row is taken off before, as LayerNorm does.
@@ -70,6 +72,7 @@ class Architecture:
     partial_rope: bool = False
     alternate_rope: bool | str = False
     turned: bool | str = True
+    stretched: bool = False
     ropes_by_kind: bool = False
     window: str | None = None
     nope: str | None = None
@@ -148,6 +151,13 @@ GEMMA4 = Architecture(
 )
 LLAMA = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
 GRANITE_MOE = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", multiplied=True)
+HUNYUAN = Architecture(
+    qkv_bias="attention_bias",
+    o_bias="attention_bias",
+    qk_norm=True,
+    stretched=True,
+    norms=NormNames(queries="query_layernorm", keys="key_layernorm"),
+)
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
     "afmoe": Architecture(
@@ -217,6 +227,8 @@ ARCHITECTURES = {
     "granitemoe_swa": replace(GRANITE_MOE, window="layer_types", nope=THETAS),
     "granitemoehybrid": replace(GRANITE_MOE, turned="position_embedding_type"),
     "granitemoeshared": GRANITE_MOE,
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN,
     "hy_v3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
     "hyperclovax": replace(
         LLAMA,

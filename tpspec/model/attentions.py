@@ -13,7 +13,7 @@ from tpspec.model.joint_norm import Columns, Others
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.layers import Heads, Sight
-from tpspec.model.norms import KEYS, QUERIES, Norms
+from tpspec.model.norms import Norms
 from tpspec.model.places import Place, below, numbers_of, rows_of
 from tpspec.topology.latent import LATENT, MADE, REDUCED
 from tpspec.topology.model_types import MODEL_TYPES
@@ -135,8 +135,8 @@ class Attentions:
         """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""
         spec, norms, keeps = self.spec, self.norms, layer.kept_by is None
         has = spec.qk_norm and not spec.joint_norm
-        queries = norms.of_heads(at + QUERIES, layer) if has else None
-        keys = norms.of_heads(at + KEYS, layer) if has and keeps else None
+        queries = norms.of_heads(f"{at}{spec.norms.queries}.weight", layer) if has else None
+        keys = norms.of_heads(f"{at}{spec.norms.keys}.weight", layer) if has and keeps else None
         return queries, keys, norms.without_weight(layer.head_dim) if spec.v_norm and keeps else None
 
     def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
@@ -171,6 +171,7 @@ class Attentions:
             k_norm=k_norm,
             v_norm=v_norm,
             rope=layer.rope,
+            turns_first=spec.turns_first,
         )
 
 

@@ -108,7 +108,7 @@ def attend(
         cos, sin = angles(cos_at, sin_at, positions, real_rows, dim, wide, turned)
         if turned and grown:
             gain = tl.load(gains_at + positions, mask=real_rows, other=0.0)
-        if normed:
+        if normed != "":
             fetch_row(q_weight_at, dim, wide, overlaps)
             fetch_row(k_weight_at, dim, wide, overlaps)
         for at in range(tl.minimum(num_blocks, _FETCHED_BLOCKS)):

@@ -30,10 +30,10 @@ def _normed(
     wide: tl.constexpr,
     normed: tl.constexpr,
 ) -> tl.tensor:
-    """Those columns, [1, W], of the heads that begin at `heads_at`, [R, 1], after their norm if they have one; [R, W],
-    float32."""
+    """Those columns, [1, W], of the heads that begin at `heads_at`, [R, 1], after their norm if they have one "before"
+    rope; [R, W], float32."""
     x = tl.load(heads_at + columns, mask=real & (columns < dim), other=0.0)
-    if normed:
+    if normed == "before":
         all_columns = tl.arange(0, wide)[None, :]
         whole = tl.load(heads_at + all_columns, mask=real & (all_columns < dim), other=0.0).to(tl.float32)
         weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
@@ -73,7 +73,8 @@ def turned_heads(
     normed: tl.constexpr,
     turned: tl.constexpr,
 ) -> tl.tensor:
-    """The heads that begin there, [R], normed and turned by those angles: [R, W], float32."""
+    """The heads that begin there, [R], normed and turned by those angles: [R, W], float32. normed: "before" rope or
+    "behind" it; "" for not at all."""
     columns = tl.arange(0, wide)[None, :]
     heads_at, real = heads_at[:, None], real[:, None]
     x = _normed(heads_at, real, columns, weight_at, eps, dim, wide, normed)
@@ -84,6 +85,10 @@ def turned_heads(
             across = tl.max_contiguous(tl.multiple_of(across, [1, 8]), [1, 8])
         other = _normed(heads_at, real, across, weight_at, eps, dim, wide, normed)
         x = x * cos.to(tl.float32) + other * sin.to(tl.float32)
+    if normed == "behind":
+        x = x.to(heads_at.dtype.element_ty).to(tl.float32)
+        weight = tl.load(weight_at + columns, mask=columns < dim, other=0.0)
+        x = x * tl.rsqrt(tl.sum(x * x, 1) / dim + eps)[:, None] * weight
     return x
 
 
@@ -143,8 +148,8 @@ def place(
     """Norms and turns the heads of qkv [T, N E]; queries go to q [T, H, E], keys and values to their slot.
 
     Programs: T x (H + 2G), or H + G where keys are their own values, or H where none are kept. N: of these, or H + G
-    where keys and values are made of the same. grown: queries that are turned are multiplied by their position's gain,
-    of gains [P]. small: the cache has codes and scales.
+    where keys and values are made of the same. normed, values_normed: see turned_heads. grown: queries that are turned
+    are multiplied by their position's gain, of gains [P]. small: the cache has codes and scales.
     """
     head, row = tl.program_id(1), tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     columns, whole = tl.arange(0, wide)[None, :], tl.full((1,), 1, tl.int1)
@@ -153,7 +158,7 @@ def place(
     cos, sin = angles(cos_at, sin_at, position, whole, dim, wide, turned)
     if turned and grown:
         gain = tl.load(gains_at + position)
-    if normed:
+    if normed != "":
         fetch_row(tl.where(head < num_heads, q_weight_at, k_weight_at), dim, wide, overlaps)
     begin(overlaps)
     if head < num_heads + num_kv_heads:

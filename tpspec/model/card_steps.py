@@ -343,7 +343,7 @@ class CardSteps:
         """What kernels ask for who norm and turn what the layer's qkv made, or do not; x: of what there is none."""
         if layer is None:
             no_tensors = dict.fromkeys(("q_weight_at", "k_weight_at", "v_weight_at", "cos_at", "sin_at", "gains_at"), x)
-            never = dict.fromkeys(("normed", "values_normed", "turned", "grown"), False)
+            never = {"normed": "", "values_normed": "", "turned": False, "grown": False}
             return {**no_tensors, **never, "eps": 0.0, "num_kv_heads": 0, "num_lines": 0}
         norms, heads = (layer.q_norm, layer.k_norm, layer.v_norm), layer.sight.heads
         rope = self._ropes[layer.rope or 0] if self._ropes else None  # of a model without, kernels read nothing
@@ -354,8 +354,9 @@ class CardSteps:
         return {
             "q_weight_at": q_weight, "k_weight_at": k_weight, "v_weight_at": v_weight, "eps": eps,
             "cos_at": cos, "sin_at": sin, "gains_at": cos if gains is None else gains, "num_kv_heads": heads.num_kv,
-            "num_lines": x.shape[1] // heads.dim, "normed": layer.q_norm is not None,
-            "values_normed": layer.v_norm is not None, "turned": layer.rope is not None,
+            "num_lines": x.shape[1] // heads.dim,
+            "normed": "" if layer.q_norm is None else "behind" if layer.turns_first else "before",
+            "values_normed": "" if layer.v_norm is None else "before", "turned": layer.rope is not None,
             "grown": gains is not None,
         }  # fmt: skip
 

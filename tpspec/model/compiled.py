@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 14  # of rows.c
+VERSION = 15  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -121,7 +121,7 @@ class CompiledSteps(WithoutKernels):
             loaded, f"add_norm_{kind}", None,
             [POINTER] * 3 + [FLOAT, POINTER, FLOAT, INT, FLOAT] + [POINTER] * 2 + [INT] * 2,
         )  # fmt: skip
-        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 5 + [FLOAT] + [POINTER] * 7 + [INT] * 2)
+        self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 5 + [FLOAT, INT] + [POINTER] * 7 + [INT] * 2)
         self._attend = _verb(
             loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, FLOAT] + [POINTER] * 2
         )
@@ -218,8 +218,8 @@ class CompiledSteps(WithoutKernels):
             cos, sin = rope.cos_PE.data_ptr(), rope.sin_PE.data_ptr()
             gains = None if rope.gains_P is None else rope.gains_P.data_ptr()
         self._place(
-            heads, qkv_TX.data_ptr(), *weights, eps, cos, sin, gains, round.positions, placed.slots, q, cache,
-            qkv_TX.shape[1], round.num_real,
+            heads, qkv_TX.data_ptr(), *weights, eps, int(layer.turns_first), cos, sin, gains, round.positions,
+            placed.slots, q, cache, qkv_TX.shape[1], round.num_real,
         )  # fmt: skip
 
     def _of(self, num_rows: int) -> Buffers:

@@ -71,6 +71,16 @@ def ropes_by_theta(config: Any, thetas: str, where: str) -> dict[str | None, dic
     return {name: parameters | {"rope_theta": theta} for name, theta in sorted(known.items())}
 
 
+def stretched(config: Any, parameters: dict[str, Any], where: str) -> dict[str, Any]:
+    """Of dynamic scaling with an alpha, which is the same for every text: rope without scaling, of a larger base."""
+    alpha, size = parameters.get("alpha"), head_dim_of(config)
+    if parameters.get("rope_type") != "dynamic" or alpha is None:
+        return parameters
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not alpha > 0 or size < 4:
+        raise UserError(f"{where}: rope_parameters.alpha is {alpha!r}; should be above 0, for heads of 4 or more")
+    return {"rope_type": "default", "rope_theta": parameters["rope_theta"] * alpha ** (size / (size - 2))}
+
+
 def theta_of(theta: float) -> str:
     return f"theta {float(theta)}"
 

@@ -82,7 +82,8 @@ class Layer:
     kept_by: the index of the layer whose keys and values it reads, which may be its own.
 
     attention_norm, mlp_norm: of what attention and the MLP read, or None. joint_norm: of queries and keys, in place of
-    q_norm and k_norm; or None. v_norm: of values; or None. attention_out_norm, mlp_out_norm: of the whole sums that
+    q_norm and k_norm; or None. turns_first: those two are of what rope has turned, not of what it turns. v_norm: of
+    values; or None. attention_out_norm, mlp_out_norm: of the whole sums that
     attention and the MLP give, before they are added; or None. mlp_joined: see AddNorm. rope: which of the model's
     ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None. gate: what attention gives is
     multiplied with it; or None. inputs: what reads a token's numbers for this layer, behind the MLP; or None. parallel:
@@ -103,6 +104,7 @@ class Layer:
     mlp_out_norm: Norm | None
     rope: int | None
     joint_norm: JointNorm | None = None
+    turns_first: bool = False
     v_norm: Norm | None = None
     sinks: Tensor | None = None
     gate: HeadGate | None = None

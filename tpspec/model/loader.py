@@ -233,6 +233,7 @@ class Loader:
             mlp_joined=(norm(f"{names.mlp_out}_1"), norm(f"{names.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
             joint_norm=attentions.joint_norm(inner, layer),
+            turns_first=spec.turns_first,
             v_norm=v_norm,
             sinks=attentions.sinks(inner, layer),
             gate=attentions.gate(inner, layer),

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tpspec.model.spec import ModelSpec
     from tpspec.topology.shards import Shard
 
-QUERIES, KEYS = "q_norm.weight", "k_norm.weight"  # within attention
-
 
 @dataclass(frozen=True, slots=True)
 class Norms:
@@ -53,8 +51,8 @@ class Norms:
         num_heads, group, dim = layer.num_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
         first, end = -(-heads.start // group), -(-heads.stop // group)  # key heads whose first query head is here
         behind = len(heads) - kept.start  # key heads stand behind the queries
-        queries = self._of_some(at + QUERIES, num_heads, heads, layer)
-        keys = self._of_some(at + KEYS, layer.num_kv_heads, kept, layer)
+        queries = self._of_some(f"{at}{spec.norms.queries}.weight", num_heads, heads, layer)
+        keys = self._of_some(f"{at}{spec.norms.keys}.weight", layer.num_kv_heads, kept, layer)
         return JointNorm(
             weight_N=torch.cat([queries, keys]),
             eps=spec.eps,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.errors import UserError
 from tpspec.model.architectures import GATES, THETAS, declared
-from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_by_theta, ropes_of
+from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_by_theta, ropes_of, stretched
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.limits import Limits, limits_of
 from tpspec.model.mlp import GAIN, MOST
@@ -51,7 +51,7 @@ class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
     num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. v_norm, centred, scaled_layers: see
-    Architecture. joint_norm: the norms of queries and keys are of all heads. parallel: see topology/defaults.py. cap,
+    Architecture. joint_norm: the norms of queries and keys are of all heads. turns_first, parallel: see Defaults. cap,
     score_cap: of logits and scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert,
     where there are some. score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale,
     final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each layer; or none.
@@ -73,6 +73,7 @@ class ModelSpec:
     sinks: str | None
     qk_norm: bool
     joint_norm: bool
+    turns_first: bool
     v_norm: bool
     norms: NormNames
     one_more: bool
@@ -198,6 +199,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         sinks=MODEL_TYPES[kind].sinks,
         qk_norm=_flag(config, arch.qk_norm),
         joint_norm=MODEL_TYPES[kind].jointly,
+        turns_first=MODEL_TYPES[kind].turns_first,
         v_norm=arch.v_norm,
         norms=norms,
         one_more=arch.one_more,
@@ -259,7 +261,8 @@ def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str
         return {}
     if arch.nope == THETAS:
         return ropes_by_theta(config, THETAS, where)
-    return ropes_of(config, where, by_kind=arch.ropes_by_kind)
+    ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind)
+    return {kinds: stretched(config, rope, where) for kinds, rope in ropes.items()} if arch.stretched else ropes
 
 
 def _flag(config: Any, flag: bool | str | None) -> bool:

@@ -272,12 +272,10 @@ class TorchSteps(WithoutKernels):
         qk_TXE, v_TGE = qkv_TXE[:, : H + G], qkv_TXE[: round.num_real, -G:]
         if layer.v_norm is not None:
             v_TGE = layer.v_norm(v_TGE)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qk_TXE = torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)
-        elif layer.q_norm is not None:
-            qk_TXE = layer.q_norm(qk_TXE)
+        qk_TXE = qk_TXE if layer.turns_first else _normed_heads(layer, qk_TXE)
         if layer.rope is not None:
             qk_TXE = round.turns[layer.rope].turn(qk_TXE)
+        qk_TXE = _normed_heads(layer, qk_TXE) if layer.turns_first else qk_TXE
         slots = round.recent_slots if layer.sight.is_windowed else round.slots
         if layer.kept_by == layer.index:
             self._store.write(layer.index, slots, qk_TXE[: round.num_real, H:], v_TGE)
@@ -332,3 +330,13 @@ class TorchSteps(WithoutKernels):
         if num_padding := round.num_rows - round.num_real:
             parts.append(parts[0].new_zeros(num_padding, parts[0].shape[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _normed_heads(layer: Layer, qk_TXE: Tensor) -> Tensor:
+    """Of queries, and keys where there are some behind them."""
+    if layer.q_norm is None:
+        return qk_TXE
+    if layer.k_norm is None:
+        return layer.q_norm(qk_TXE)
+    H = layer.sight.heads.num
+    return torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)

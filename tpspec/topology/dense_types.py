@@ -39,6 +39,18 @@ COHERE = Defaults(
     parallel=True,
     layer_norms=1,
     intermediate=("intermediate_size", 22528),
+    always=("use_parallel_block", "use_gated_activation"),
+)
+HUNYUAN = Defaults(
+    hidden=4096,
+    num_layers=32,
+    num_heads=32,
+    vocab=290943,
+    normed=True,
+    turns_first=True,
+    intermediate=("intermediate_size", 11008),
+    always=("use_qk_norm", "use_rotary_pos_emb"),
+    never=("position_embedding_xdrope", "use_cla", "use_mla"),
 )
 OLMO2 = Defaults(
     hidden=4096,
@@ -140,6 +152,7 @@ DENSE_TYPES = {
         float16=False,
         intermediate=("intermediate_size", 8192),
     ),
+    "hunyuan_v1_dense": HUNYUAN,
     "hyperclovax": Defaults(mlp_biased=True, layer_norms=4, out_normed="use_post_norm"),
     "iquestcoder": Defaults(
         hidden=5120,

@@ -83,6 +83,7 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
     if model_type not in MIXTURES or (blocks and MIXTURE not in blocks):
         return None
     usual = MIXTURES[model_type]
+    read = read.alike(usual.by_layer)
     if usual.alone is not None and not _has_some(read, usual):
         return None
     read.one_of("decoder_sparse_step", (1,), 1)
@@ -112,7 +113,11 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
     if usual.apart is not None:
         return replace(experts, shared=read.size("intermediate_size", usual.apart), apart=True)
     if usual.shared is not None:
-        return replace(experts, shared=read.size(*usual.shared, least=0))
+        channels = read.size(*usual.shared, least=0)
+        if usual.by_layer:  # one is as wide as the other
+            read.one_of("num_shared_expert", (1,), 1)
+            read.one_of("moe_intermediate_size", (channels,), channels)
+        return replace(experts, shared=channels)
     if usual.gated is not None:
         return replace(experts, shared=read.size("shared_expert_intermediate_size", usual.gated), shared_gated=True)
     return experts if usual.beside is None else _as_deepseek(experts, read, usual.beside, blocks)

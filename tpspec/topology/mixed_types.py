@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpspec.topology.defaults import Defaults
-from tpspec.topology.dense_types import COHERE
+from tpspec.topology.dense_types import COHERE, HUNYUAN
 
 GRANITE_MOE = Defaults(
     hidden=4096,
@@ -134,6 +134,11 @@ MIXED_TYPES = {
     "granitemoe_swa": replace(GRANITE_MOE, sinks="sinks"),
     "granitemoehybrid": replace(GRANITE_MOE, intermediate=("shared_intermediate_size", 1024)),
     "granitemoeshared": GRANITE_MOE,
+    "hunyuan_v1_moe": replace(
+        HUNYUAN,
+        always=(*HUNYUAN.always, "norm_topk_prob", "use_mixed_mlp_moe"),
+        never=(*HUNYUAN.never, "group_limited_greedy", "moe_layer_num_skipped"),
+    ),
     "hy_v3": Defaults(
         hidden=4096,
         num_layers=80,
@@ -185,6 +190,7 @@ MIXED_TYPES = {
         normed=True,
         jointly=True,
         intermediate=("intermediate_size", 1536),
+        always=("use_qk_norm",),
     ),
     "mistral4": Defaults(
         hidden=4096,

@@ -97,6 +97,7 @@ class Mixing:
     apart: channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their
     own. shared: the key for the channels of an MLP beside the experts that has no gate, and how many there are without
     it; 0: there is none. alone: names of an MLP of models without experts, where a config may say that there are none.
+    by_layer: keys that may list what they say for each layer, which has to be the same for all.
     """
 
     names: MlpNames
@@ -114,6 +115,7 @@ class Mixing:
     shared: tuple[str, int] | None = None
     alone: MlpNames | None = None
     channels: tuple[str, int | None] | None = None
+    by_layer: tuple[str, ...] = ()
 
 
 TOGETHER = ("experts.gate_up_proj", "experts.down_proj")
@@ -261,6 +263,15 @@ MIXTURES = {
         channels=("intermediate_size", 11008),
     ),
     "granitemoeshared": Mixing(GRANITE, count=8, chosen=2, sums_to_one=True, shared=("shared_intermediate_size", 0)),
+    "hunyuan_v1_moe": Mixing(
+        MlpNames("mlp", router="gate.wg", shared="mlp.shared_mlp"),
+        count=1,
+        chosen=1,
+        chosen_key="moe_topk",
+        sums_to_one=True,
+        shared=("intermediate_size", 11008),
+        by_layer=("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"),
+    ),
     "hy_v3": Mixing(
         MlpNames("mlp", router="router.gate", shared="mlp.shared_mlp", correction="mlp.expert_bias"),
         count=192,

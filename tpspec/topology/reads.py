@@ -84,6 +84,16 @@ class Reads:
             raise self.refusal(key, "a list of texts")
         return tuple(value)
 
+    def alike(self, keys: tuple[str, ...]) -> Reads:
+        """The same, but that those keys, where they list what is the same for every layer, say it once."""
+        once = dict(self.config)
+        for key in keys:
+            if isinstance(listed := self.config.get(key), list):
+                if not listed or any(one != listed[0] or type(one) is not type(listed[0]) for one in listed):
+                    raise self.refusal(key, "the same for every layer")
+                once[key] = listed[0]
+        return Reads(once, self.where, self.within)
+
     def section(self, key: str) -> Reads:
         value = self._given(key, {})
         if not isinstance(value, dict):

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-ALWAYS = ("use_qk_norm", "use_parallel_block", "use_gated_activation")  # what types with such layers have
-
-
 def intermediate_key(model_type: str, experts: Experts | None) -> tuple[str, int | None]:
     """As Defaults has it, or for experts a key of their own."""
     return (experts and channels_key(model_type)) or MODEL_TYPES[model_type].intermediate
@@ -105,8 +102,9 @@ class ModelShape:
             known = ", ".join(sorted(MODEL_TYPES))
             raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
         usual = MODEL_TYPES[model_type]
-        for key in ALWAYS[:1] * usual.jointly + ALWAYS[1:] * usual.parallel:
+        for key in usual.always:
             read.one_of(key, (True,), True)
+        read.refuse(*usual.never)
         biased = read.flag(usual.bias_key, usual.biased is not False) or usual.biased == "always"
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
