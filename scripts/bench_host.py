@@ -137,7 +137,7 @@ class Steps(CardSteps):
     def linear_attention(self, layer: Any, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, *_: Any) -> Tensor:
         return gate_TX
 
-    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
+    def gate(self, gate_up_TC: Tensor, *_: Any) -> Tensor:
         return gate_up_TC.chunk(2, -1)[0]
 
     def weighed(self, attended_TX: Tensor, *_: Any) -> Tensor:

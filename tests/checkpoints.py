@@ -341,6 +341,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "use_cla": False,
         "use_qk_norm": True,
     },
+    "apertus": {
+        "model_type": "apertus",
+        "rope_parameters": LLAMA3_ROPE,
+        # As it was published, and transformers does not read it.
+        "mlp_bias": False,
+        "post_norm": False,
+        "qk_norm": True,
+    },
     "llama": {"model_type": "llama"},
     "granite": {"model_type": "granite", **GRANITE},
     "granite_hybrid": {
@@ -731,6 +739,8 @@ def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
+        elif name.endswith("act_fn.beta"):
+            buffer.copy_(0.3 + 0.5 * torch.rand(buffer.shape, generator=noise))
         elif name.endswith("layer_scalar"):
             buffer.copy_(0.5 + torch.rand(buffer.shape, generator=noise))
 
@@ -819,7 +829,13 @@ def as_step(config: dict[str, Any], *, behind: int = 2) -> dict[str, Any]:
 
 
 # What says a config as it was published.
-PUBLISHED = {"hunyuan": _as_hunyuan, "hunyuan_moe": _as_hunyuan, "llama3": _as_llama3, "step3p5": as_step}
+PUBLISHED = {
+    "apertus": _as_llama3,
+    "hunyuan": _as_hunyuan,
+    "hunyuan_moe": _as_hunyuan,
+    "llama3": _as_llama3,
+    "step3p5": as_step,
+}
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -203,6 +203,7 @@ REFUSED = {
         _say(model_type="hunyuan_v1_dense"),
         "model_type is hunyuan_v1_dense; heads of such layers are not",
     ),
+    "bends of their own": (third, _say(model_type="apertus"), "model_type is apertus; heads of such layers are not"),
     "norms of all heads": (third, _say(model_type="olmo2"), "model_type is olmo2; heads of such layers are not"),
     "other speculator": (third, _say(speculators_model_type="dflash"), "'dflash' is not supported"),
     "other width": (first, _say(hidden_size=64), "hidden_size is 64; should be the target's 72"),

@@ -105,7 +105,7 @@ def test_what_is_held_is_what_was_planned(parts: tuple[float, ...], tmp_path: Pa
 def test_limits_are_of_their_layers(tmp_path: Path) -> None:
     """Stands against limits of the MLP beside the experts taken for those of experts, and parity without either."""
     due = expected(tiny("step3p5", tmp_path))
-    assert read_spec(tmp_path).limits == (Limits(), Limits(shared=0.15), Limits(experts=0.3))
+    assert read_spec(tmp_path).limits == (Limits(), Limits(shared=(0.15,)), Limits(experts=(0.3,)))
     for key in LIMITS:
         said = json.loads((tmp_path / "config.json").read_text())["text_config"][key]
         for other in (None, [0.0] * len(said)):

@@ -121,6 +121,7 @@ ROUNDED = {
     "tencent/Hy3-preview": 295,
     "upstage/Solar-Open-100B": 102.6,
     "Qwen/Qwen2-57B-A14B-Instruct": 57.4,
+    "swiss-ai/Apertus-8B-Instruct-2509": 8,
     "IQuestLab/IQuest-Coder-V1-40B-Instruct": 40,
     "mistralai/Mistral-Small-4-119B-2603": 119,
     "stepfun-ai/Step-3.5-Flash": 196.81,
@@ -240,13 +241,14 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are afmoe, arcee, cohere, cohere2, cohere2_moe, cwm",
+        match="architecture 'gpt2' is not supported; supported are afmoe, apertus, arcee, cohere, cohere2",
     ):
         shape_of(str(tmp_path))
 
 
 CALLED = {
     "afmoe": "Trinity",
+    "apertus": "Apertus",
     "arcee": "AFM",
     "cohere": "Command R",
     "cohere2": "Command A",
@@ -335,6 +337,8 @@ def test_whatever_runs_is_named_where_people_look() -> None:
         ("minimax_m2", "use_routing_bias", False),
         ("minimax_m2", "shared_intermediate_size", 64),
         ("cohere2", "use_parallel_block", False),
+        ("apertus", "post_norm", True),
+        ("apertus", "qk_norm", False),
         ("hunyuan_v1_dense", "use_cla", True),
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("nemotron_h", "time_step_limit", [0.0, 0.1]),
@@ -438,10 +442,11 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
         (
             "hunyuan_v1_dense",
             {"rope_parameters": ALPHA | {"alpha": -1.0}},
-            "rope_parameters.alpha is -1.0; should be above 0",
+            "rope_parameters.alpha is -1.0; should be abo",
         ),
         ("hunyuan_v1_dense", {"rope_parameters": ALPHA | {"alpha": None}}, "rope_type 'dynamic' is not supported"),
         ("llama", {"rope_parameters": ALPHA}, "rope_type 'dynamic' is not supported"),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; only 'xielu' is"),
         ("granite_swa", {"layer_rope_theta": [1e4, 1e5, 1e6]}, "has 3 numbers besides 0; should have 2 at most"),
         (
             "granite_swa",

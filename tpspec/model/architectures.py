@@ -171,6 +171,13 @@ ARCHITECTURES = {
         ),
         scaled_embeddings="mup_enabled",
     ),
+    "apertus": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        norms=NormNames("attention_layernorm", mlp="feedforward_layernorm"),
+        gate=("hidden_act", "xielu"),
+    ),
     "arcee": replace(LLAMA, gate=("hidden_act", "relu2")),
     "cohere": COHERE,
     "cohere2": replace(COHERE, window="layer_types", nope=FULL),
@@ -299,7 +306,7 @@ ARCHITECTURES = {
     "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }
-GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2"}
+GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2", "xielu": "xielu"}
 
 
 def declared(model_type: object, where: str) -> Architecture:

@@ -54,7 +54,7 @@ class CardMixture:
         chosen = router.experts.chosen
         self._gate_up = Stack([one.gate_up for one in experts], chosen)
         self._down = Stack([one.down for one in experts], chosen)
-        (self._limit,) = {one.limit for one in experts}
+        (self._limit,) = {one.numbers for one in experts}
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         chosen_TK, weights_TK = routed(self._router, x_TD, steps.slots(len(x_TD)), self._overlap)

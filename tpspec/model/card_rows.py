@@ -1,5 +1,5 @@
-"""The table that tells a card of a round's rows, and the gate of an MLP, in Triton; heads are in card_heads.py and
-card_attention.py.
+"""The table that tells a card of a round's rows, and what an MLP does between its products, in Triton; heads are in
+card_heads.py and card_attention.py.
 
 All that changes from round to round is read from one tensor of integers, the table, so that the same launches serve
 every round. Must not know drafts, spans or ranks. Imported on cards only: needs Triton. Annotations are Triton's, which
@@ -53,21 +53,43 @@ def gate(
     kind: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """act(gate) * up: [T, 2C] -> [T, C]; "relu2" of up alone, [T, C]. limit: of "limited" alone. A program for `wide`
-    channels of a row."""
+    """act(gate) * up: [T, 2C] -> [T, C]. limit: of "limited" alone. A program for `wide` channels of a row."""
     begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < width
-    if kind == "relu2":
-        x = tl.load(gate_up_at + row * width + columns, mask=real, other=0.0).to(tl.float32)
-        y = tl.where(x < 0, 0.0, x * x)
+    x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
+    if kind == "limited":
+        x = x / (1 + tl.exp(-x))
+        y = tl.where(x > limit, limit, x) * tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     else:
-        x = tl.load(gate_up_at + row * 2 * width + columns, mask=real, other=0.0).to(tl.float32)
-        up = tl.load(gate_up_at + row * 2 * width + width + columns, mask=real, other=0.0).to(tl.float32)
-        if kind == "limited":
-            x = x / (1 + tl.exp(-x))
-            y = tl.where(x > limit, limit, x) * tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        else:
-            y = gated(x, up, kind)
+        y = gated(x, up, kind)
     tl.store(out_at + row * width + columns, y.to(out_at.dtype.element_ty), mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def act(
+    up_at: tl.tensor,
+    out_at: tl.tensor,
+    width: int,
+    above: float,
+    below: float,
+    slope: float,
+    wide: tl.constexpr,
+    kind: tl.constexpr,
+    overlaps: tl.constexpr,
+) -> None:
+    """Of an MLP without a gate: act(up), [T, C] -> [T, C]. above, below, slope: of "xielu" alone. Programs as above."""
+    begin(overlaps)
+    at = tl.program_id(0).to(tl.int64) * width
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)
+    real = columns < width
+    x = tl.load(up_at + at + columns, mask=real, other=0.0).to(tl.float32)
+    y = tl.where(x < 0, 0.0, x * x)
+    if kind == "xielu":
+        powers = 1 / 120 + x * (1 / 720 + x * (1 / 5040))
+        powers = x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * powers)))
+        bent = tl.where(x < -0.5, tl.exp(tl.minimum(x, 0.0)) - 1 - x, powers)
+        y = tl.where(x > 0, above * x * x, below * bent) + slope * x
+    tl.store(out_at + at + columns, y.to(out_at.dtype.element_ty), mask=real)

@@ -29,6 +29,7 @@ from tpspec.model.card_states import CardStates
 from tpspec.model.card_sums import sum_add_norm
 from tpspec.model.card_tables import Seen, Table
 from tpspec.model.card_tilings import LEAST_SIDE, Folds, Tiling, splits_of, tilings_of, wanted_programs
+from tpspec.model.layers import ALONE
 from tpspec.topology.rounds import LATE_COLUMNS
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program
 MOST_SPLITS = 32
 JOINED = 256  # columns of a program, at most
+NO_BENDS = (0.0, 0.0, 0.0)  # what a kernel takes of an act that has none
 JOINTLY = 1024  # the same of norms over heads of all ranks
 
 
@@ -265,21 +267,22 @@ class CardSteps:
         )  # fmt: skip
         return out_TD
 
-    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
-        num_rows, channels = gate_up_TC.shape
-        channels //= 1 if self._shape.gate == "relu2" else 2
-        out_TC = gate_up_TC.new_empty(num_rows, channels)
-        kernels.gate[(num_rows, triton.cdiv(channels, GATE_WIDTH))](
-            gate_up_TC, out_TC, channels, limit or 0.0, wide=GATE_WIDTH,
-            kind=self._shape.gate if limit is None else "limited", **self._overlap,
-        )  # fmt: skip
+    def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
+        (num_rows, channels), kind = gate_up_TC.shape, self._shape.gate
+        channels //= 1 if kind in ALONE else 2
+        out_TC, programs = gate_up_TC.new_empty(num_rows, channels), (num_rows, triton.cdiv(channels, GATE_WIDTH))
+        given, how = (gate_up_TC, out_TC, channels), {"wide": GATE_WIDTH, **self._overlap}
+        if kind in ALONE:
+            kernels.act[programs](*given, *(numbers or NO_BENDS), kind=kind, **how)
+        else:
+            kernels.gate[programs](*given, *(numbers or (0.0,)), kind="limited" if numbers else kind, **how)
         return out_TC
 
-    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
+    def gated(self, gate_up: Linear, x_TD: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         """With a limit by a kernel of its own, for few layers have one."""
-        if isinstance(gate_up, TriedProduct) and self._shape.gate != "relu2" and limit is None:
+        if isinstance(gate_up, TriedProduct) and self._shape.gate not in ALONE and not numbers:
             return gate_up.gated(x_TD, self._shape.gate, self.gate)
-        return self.gate(gate_up(x_TD), limit)
+        return self.gate(gate_up(x_TD), numbers)
 
     def slots(self, num_rows: int) -> Tensor:
         table = next(iter(self._tables.values()))

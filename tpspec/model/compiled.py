@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tpspec.model.compiled_states import FLOAT, INT, MOST_SIGHT, POINTER, CompiledStates
+from tpspec.model.layers import ALONE
 from tpspec.model.steps import WithoutKernels
 from tpspec.native import library
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 15  # of rows.c
+VERSION = 16  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -127,7 +128,8 @@ class CompiledSteps(WithoutKernels):
         )
         delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 7)
         self._states = None if states is None else CompiledStates(states, delta)
-        self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2)
+        bends = [FLOAT] * 3 if shape.gate == "xielu" else []
+        self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2 + bends)
         self._limited = _verb(loaded, f"gate_limited_{kind}", None, [POINTER] * 2 + [INT] * 2 + [FLOAT])
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
@@ -193,18 +195,19 @@ class CompiledSteps(WithoutKernels):
         self._states.linear_attention(layer, *products, round.courses, buffers.answered, squares_T)
         return buffers.answered
 
-    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
+    def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         num_rows, channels = gate_up_TC.shape
-        channels //= 1 if self._shape.gate == "relu2" else 2
+        channels //= 1 if self._shape.gate in ALONE else 2
         gated = self._of(num_rows).gated
         if channels not in gated:
             gated[channels] = gate_up_TC.new_empty(num_rows, channels)
         given = gate_up_TC.data_ptr(), gated[channels].data_ptr(), num_rows, channels
-        self._gate(*given) if limit is None else self._limited(*given, limit)
+        act = self._limited if numbers and self._shape.gate == "silu" else self._gate
+        act(*given, *numbers)
         return gated[channels]
 
-    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
-        return self.gate(gate_up(x_TD), limit)
+    def gated(self, gate_up: Linear, x_TD: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
+        return self.gate(gate_up(x_TD), numbers)
 
     def _place_rows(
         self, layer: Layer, qkv_TX: Tensor, round: CompiledRound, placed: Placed, heads: int, q: int, cache: int

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tpspec.model.per_layer import LayerInputs
     from tpspec.model.steps import Steps
 
-Gate = Literal["silu", "gelu", "clamped", "relu2"]  # gelu as tanh approximates it; clamped, relu2: see rows.inc
+Gate = Literal["silu", "gelu", "clamped", "relu2", "xielu"]  # gelu as tanh approximates it; the others: see rows.inc
+ALONE: tuple[Gate, ...] = ("relu2", "xielu")  # of MLPs without a gate: of what comes up
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +177,8 @@ AnyLayer = Layer | LinearLayer | MlpLayer
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the steps must know of a shard. sights: of its layers, each once. score_scale: of the products of queries
-    and keys. gate: what the gate of an MLP goes through. keys_alone: keys are their own values, and cached once.
-    score_cap: see attention.py; or None.
+    and keys. gate: what the gate of an MLP goes through, or what comes up where it has none. keys_alone: keys are their
+    own values, and cached once. score_cap: see attention.py; or None.
     """
 
     sights: frozenset[Sight]

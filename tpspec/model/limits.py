@@ -18,11 +18,11 @@ EXPERTS, SHARED = "swiglu_limits", "swiglu_limits_shared"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one layer: of its experts, and of the MLP beside them. What a gate's act gives is at most that, and what it
-    gates between that and as much below 0; None: there is no limit."""
+    """Of one layer: of its experts, and of the MLP beside them, one or none. What a gate's act gives is at most that,
+    and what it gates between that and as much below 0."""
 
-    experts: float | None = None
-    shared: float | None = None
+    experts: tuple[float, ...] = ()
+    shared: tuple[float, ...] = ()
 
 
 def limits_of(read: Reads, num_layers: int, first_layer: int) -> tuple[Limits, ...]:
@@ -31,14 +31,14 @@ def limits_of(read: Reads, num_layers: int, first_layer: int) -> tuple[Limits, .
     return tuple(Limits(experts, shared) for experts, shared in zip(*each, strict=True))
 
 
-def _listed(read: Reads, key: str, num_layers: int, first_layer: int) -> list[float | None]:
+def _listed(read: Reads, key: str, num_layers: int, first_layer: int) -> list[tuple[float, ...]]:
     said = read.config.get(key) or [None] * num_layers
     right = f"a number above 0, or 0 or null where there is no limit, for each of {num_layers} layers"
     if not isinstance(said, list) or len(said) != num_layers or not all(map(_is_limit, said)):
         raise read.refusal(key, right)
     if any(said[:first_layer]):
         raise read.refusal(key, f"0 or null for the first {first_layer} layers, which have no experts")
-    return [float(one) if one else None for one in said]
+    return [(float(one),) if one else () for one in said]
 
 
 def _is_limit(one: object) -> bool:

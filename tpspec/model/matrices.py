@@ -105,6 +105,10 @@ class Matrices:
         """What is held in float32 whatever the rest is."""
         return self.read(name, shape, rows).to(self.device, torch.float32)
 
+    def number(self, name: str) -> Tensor:
+        """The only one of a tensor, in float32."""
+        return self.checkpoint.checked(name, self.checkpoint.one(name)).view(()).float()
+
     def check_plain(self, name: str) -> None:
         """Raises UserError where a tensor that holds all experts of a layer is said to be in codes, but for FP8."""
         scheme, has_scales = self._scheme(name), f"{name}_scale_inv" in self.checkpoint

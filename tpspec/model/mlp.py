@@ -24,11 +24,12 @@ class Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """gate_up: [D] -> [2C], or [C] of one without a gate; down: [C] -> [D], a partial sum. limit: see limits.py."""
+    """gate_up: [D] -> [2C], or [C] of one without a gate; down: [C] -> [D], a partial sum. numbers: of what stands
+    between them, see `Steps.gate`."""
 
     gate_up: Linear
     down: Linear
-    limit: float | None = None
+    numbers: tuple[float, ...] = ()
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
-        return self.down(steps.gated(self.gate_up, x_TD, self.limit))
+        return self.down(steps.gated(self.gate_up, x_TD, self.numbers))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch.nn.functional as F
+
 from tpspec.errors import UserError
 from tpspec.model.experts import Apart, Around, Multiplied, Router, Shared, mixture_of
 from tpspec.model.limits import Limits
@@ -47,7 +49,7 @@ class Mlps:
         if spec.sharing is not None and index >= spec.sharing.first:
             return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
         if experts is None:
-            return self._mlp(at, names, shard.channels, spec.intermediate)
+            return replace(self._mlp(at, names, shard.channels, spec.intermediate), numbers=self._bends(at, names))
         if index < experts.first_layer or (spec.blocks and spec.blocks[index] == MLP):
             return self._mlp(names.without_experts(layer), names, shard.dense, experts.dense)
         if names.together is None:
@@ -57,12 +59,19 @@ class Mlps:
         if not experts.shared:
             return mixture
         beside = self._mlp(f"{layer}{names.shared}.", names, shard.shared, experts.shared)
-        shared = replace(beside, limit=limits.shared)
+        shared = replace(beside, numbers=limits.shared)
         if experts.apart:
             return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
         gate_1D = self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None
         return Shared(mixture, shared, gate_1D, experts.shared_scale)
+
+    def _bends(self, at: str, names: MlpNames) -> tuple[float, ...]:
+        """Of xielu: how much it bends above 0 and below, and its slope."""
+        if names.bends is None:
+            return ()
+        above, below, slope = (self.matrices.number(at + name) for name in names.bends)
+        return F.softplus(above).item(), (slope + F.softplus(below)).item(), slope.item()
 
     def _plain_norm(self, name: str) -> Tensor:
         """What rows that are normed without a weight are multiplied with."""
@@ -77,12 +86,13 @@ class Mlps:
         behind = whole_place(at + BEHIND, self.spec.hidden, experts.latent)
         return Around(*(self.matrices.column_parallel([place], biased=False) for place in (before, behind)))
 
-    def _mixture(self, layer: str, names: MlpNames, experts: Experts, limit: float | None, *, whole: bool) -> Mlp:
+    def _mixture(self, layer: str, names: MlpNames, experts: Experts, limit: tuple[float, ...], *, whole: bool) -> Mlp:
         router, on_card = self._router(layer, names, experts), self.matrices.device.type == "cuda"
         at = names.within(layer)
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
         stand = self._stand(at, names, experts.count)
-        mlps = [replace(parts._expert(at, names, experts, index, stand), limit=limit) for index in range(experts.count)]
+        each = (parts._expert(at, names, experts, index, stand) for index in range(experts.count))
+        mlps = [replace(one, numbers=limit) for one in each]
         return mixture_of(router, mlps, on_card=on_card, whole=whole, around=self._around(at, experts))
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:

@@ -101,11 +101,11 @@ class Steps(Protocol):
     def normed_late(self, total_TY: Tensor, norm: LateNorm, dim: int) -> Tensor:
         """The norm of that sum, [T, D]."""
 
-    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
-        """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]; of one without a gate act(up), [T, C]. limit: of
-        both, where act is silu (limits.py)."""
+    def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
+        """act(gate) * up, for the act of the shape: [T, 2C] -> [T, C]; of one without a gate act(up), [T, C]. numbers:
+        where act is silu, the limit of both, if there is one (limits.py); where it is xielu, its bends (rows.inc)."""
 
-    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
+    def gated(self, gate_up: Linear, x_TD: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         """The same of what that product makes of rows: [T, D] -> [T, C]."""
 
     def slots(self, num_rows: int) -> Tensor | None:
@@ -294,19 +294,22 @@ class TorchSteps(WithoutKernels):
         assert round.states is not None, "a decoder with such layers has a store for them"
         return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX, squares_T)
 
-    def gate(self, gate_up_TC: Tensor, limit: float | None = None) -> Tensor:
+    def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         if self._shape.gate == "relu2":
             return F.relu(gate_up_TC).square()
+        if self._shape.gate == "xielu":
+            return _xielu(gate_up_TC.float(), *numbers).to(gate_up_TC.dtype)
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
-        if limit is not None:
+        if numbers:
+            (limit,) = numbers
             return F.silu(gate_TC).clamp(max=limit) * up_TC.clamp(-limit, limit)
         if self._shape.gate == "clamped":
             gate_TC = gate_TC.clamp(max=MOST)
             return gate_TC * torch.sigmoid(GAIN * gate_TC) * (up_TC.clamp(-MOST, MOST) + 1)
         return (F.silu(gate_TC) if self._shape.gate == "silu" else F.gelu(gate_TC, approximate="tanh")) * up_TC
 
-    def gated(self, gate_up: Linear, x_TD: Tensor, limit: float | None = None) -> Tensor:
-        return self.gate(gate_up(x_TD), limit)
+    def gated(self, gate_up: Linear, x_TD: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
+        return self.gate(gate_up(x_TD), numbers)
 
     def _state_round(self, store: StateStore, spans: Sequence[Span], num_rows: int) -> StateRound:
         return StateRound.of(spans, store, num_rows, self._shape.device, whole=self._whole)
@@ -340,3 +343,7 @@ def _normed_heads(layer: Layer, qk_TXE: Tensor) -> Tensor:
         return layer.q_norm(qk_TXE)
     H = layer.sight.heads.num
     return torch.cat([layer.q_norm(qk_TXE[:, :H]), layer.k_norm(qk_TXE[:, H:])], 1)
+
+
+def _xielu(x_TC: Tensor, above: float, below: float, slope: float) -> Tensor:
+    return torch.where(x_TC > 0, above * x_TC.square(), below * (torch.expm1(x_TC) - x_TC)) + slope * x_TC

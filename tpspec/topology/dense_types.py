@@ -73,6 +73,16 @@ QWEN2_VL = Defaults(
     intermediate=("intermediate_size", 29568),
 )
 DENSE_TYPES = {
+    "apertus": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        vocab=131072,
+        normed=True,
+        intermediate=("intermediate_size", 14336),
+        always=("qk_norm",),
+        never=("post_norm",),
+    ),
     "arcee": Defaults(
         hidden=2560,
         num_layers=32,

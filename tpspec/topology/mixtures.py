@@ -19,7 +19,7 @@ class MlpNames:
     alternate: the outputs of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other
     way round, or a matrix for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate:
     of what that is multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the
-    layer.
+    layer. bends: of three numbers of xielu, within an MLP, as model/mlps.py takes them; or None.
     """
 
     module: str
@@ -34,6 +34,7 @@ class MlpNames:
     alternate: bool = False
     shared_gate: str = "shared_expert_gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    bends: tuple[str, str, str] | None = None
 
     def within(self, layer: str) -> str:
         """What the names of its parts begin with. layer: the same of its layer."""
@@ -122,6 +123,7 @@ TOGETHER = ("experts.gate_up_proj", "experts.down_proj")
 DENSE = MlpNames("mlp")
 FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
 UNGATED = MlpNames("mlp", gate=None)
+BENT = MlpNames("mlp", gate=None, bends=("act_fn.alpha_p", "act_fn.alpha_n", "act_fn.beta"))
 GRANITE = MlpNames(
     "block_sparse_moe",
     gate="input_linear",
@@ -133,7 +135,7 @@ GRANITE = MlpNames(
     upright=True,
 )
 # Types whose MLPs have other names than DENSE.
-MLPS = {"arcee": UNGATED, **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED)}
+MLPS = {"apertus": BENT, "arcee": UNGATED, **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED)}
 MIXTURES = {
     "afmoe": Mixing(
         MlpNames("mlp", router="router.gate", correction="mlp.expert_bias"),
