@@ -349,6 +349,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "post_norm": False,
         "qk_norm": True,
     },
+    "starcoder2": {
+        "model_type": "starcoder2",
+        "norm_epsilon": 1e-5,
+        "sliding_window": 8,
+        # As it was published, and transformers does not read it.
+        "mlp_type": "default",
+        "norm_type": "layer_norm",
+    },
     "llama": {"model_type": "llama"},
     "granite": {"model_type": "granite", **GRANITE},
     "granite_hybrid": {
@@ -749,7 +757,7 @@ def _vector(name: str, values: torch.Tensor, after: int, one_more: bool) -> torc
     """after: what norms of what a sublayer gives are about, that it is as large as the embedding: else that would be
     every row's answer."""
     if name.endswith("bias"):
-        return 0.3 * values
+        return (0.15 if "norm" in name else 0.3) * values  # more in every norm, and all rows would be alike
     if name.endswith("A_log"):
         return values - 3  # states must remember more than the last token
     mean = after if "post_" in name else 1

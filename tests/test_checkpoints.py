@@ -60,6 +60,7 @@ def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: 
         ("llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
         ("ministral3", {"rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.0}}),
         ("mistral", {"sliding_window": None}),
+        ("starcoder2", {"sliding_window": None}),
         ("smollm3", {"no_rope_layers": [1, 1, 1]}),
     ],
 )
@@ -78,7 +79,8 @@ def test_no_bias_is_zero_and_no_norm_is_one(kind: str, tmp_path: Path) -> None:
     vectors = {n: w for n, w in load_file(tiny(kind, tmp_path) / "model.safetensors").items() if w.dim() == 1}
     assert all(w.std() > 0.1 for w in vectors.values() if w.numel() > 1)
     assert all(w.item() not in (0, 1) for w in vectors.values() if w.numel() == 1)
-    biased = ("arcee", "cohere", "qwen2", "glm", "glm4", "glm4_moe", "gpt_oss", "seed_oss", "qwen2_moe", "solar_open")
+    biased = ("arcee", "cohere", "qwen2", "glm", "glm4", "glm4_moe", "gpt_oss", "seed_oss", "qwen2_moe", "solar_open",
+              "starcoder2")  # fmt: skip
     assert any(n.endswith("q_proj.bias") for n in vectors) == (kind in biased)
 
 

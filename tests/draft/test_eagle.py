@@ -204,6 +204,7 @@ REFUSED = {
         "model_type is hunyuan_v1_dense; heads of such layers are not",
     ),
     "bends of their own": (third, _say(model_type="apertus"), "model_type is apertus; heads of such layers are not"),
+    "norms with biases": (third, _say(model_type="starcoder2"), "model_type is starcoder2; heads of such layers"),
     "norms of all heads": (third, _say(model_type="olmo2"), "model_type is olmo2; heads of such layers are not"),
     "other speculator": (third, _say(speculators_model_type="dflash"), "'dflash' is not supported"),
     "other width": (first, _say(hidden_size=64), "hidden_size is 64; should be the target's 72"),

@@ -508,6 +508,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("step3p5", {"quantize": "int8"}),
         ("gemma4_small", {}),
         ("gpt_oss", {}),
+        ("starcoder2", {"quantize": "int8"}),
         ("apertus", {}),
         ("hunyuan", {"quantize": "int4"}),
         ("olmo3", {}),

@@ -60,7 +60,7 @@ TILES, CODED_TILES, FRAGMENT_TILES, GATED_TILES, GATED_CODED_TILES, GATED_FRAGME
                   card_tiles.GATED_CODED_TILES, card_tiles.GATED_FRAGMENT_TILES)
 )  # fmt: skip
 # Of add_norm and sum_add_norm: whether what is added has a norm, and of which kind the other is.
-NORMS = [(False, "rms"), (True, "rms"), (False, "centred"), (True, "")]
+NORMS = [(False, "rms"), (True, "rms"), (False, "centred"), (False, "biased"), (True, "")]
 # Tiles, biases and gates of products in 16 bits.
 PLAIN = [*product(TILES, (False, True), ("",)), *product(GATED_TILES, (True,), ("gelu",))]
 FEW_BIASED = [(max(TILES), True, ""), (max(GATED_TILES), True, "gelu")]
@@ -112,11 +112,13 @@ def variants(
     plain = [*product(few_tiles, (False,), ("",)), *FEW_BIASED] if few else PLAIN
     return [
         *((card_norms.add_norm, {"x_at": x, "delta_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
-                                "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x},
+                                "weight_at": "*fp32", "eps": "fp32", "bias_at": "*fp32", "scale": "fp32",
+                                "out_at": x},
            {"dim": 4096, "wide": 4096, "adds": True, "norms_delta": own, "scales": own, "norms": norms})
           for own, norms in NORMS),
         *((card_sums.sum_add_norm, {"partial_at": x, "x_at": x, "delta_weight_at": "*fp32", "delta_eps": "fp32",
-                                    "weight_at": "*fp32", "eps": "fp32", "scale": "fp32", "out_at": x,
+                                    "weight_at": "*fp32", "eps": "fp32", "bias_at": "*fp32", "scale": "fp32",
+                                    "out_at": x,
                                     "memories_at": "*i64", "epochs_at": "*i32", "lost_at": "*i32",
                                     "most_looks": "i32"},
            {"rank": 1, "size": 4, "leg": 2 * peer_kernel.leg_bytes(4), "dim": 4096, "wide": 4096,
@@ -133,7 +135,7 @@ def variants(
         *((card_rows.gate, {"gate_up_at": x, "out_at": x, "width": "i32", "limit": "fp32"},
            {"wide": 1024, "kind": kind}) for kind in ("silu", "gelu", "clamped", "limited")),
         *((card_rows.act, {"up_at": x, "out_at": x, "width": "i32", "above": "fp32", "below": "fp32", "slope": "fp32"},
-           {"wide": 1024, "kind": kind}) for kind in ("relu2", "xielu")),
+           {"wide": 1024, "kind": kind}) for kind in ("gelu_alone", "relu2", "xielu")),
         (card_heads.place, {"qkv_at": x, "q_at": x} | placing | cache | TABLE,
          heads | placed | {"wide": whole, "small": small}),
         *((card_attention.attend, attend,

@@ -24,7 +24,8 @@ SHARED = {75: 64 << 10, 86: 99 << 10, 90: 227 << 10}
 MOST_STACK = 64  # bytes of a thread
 # What kernels read while the one in front of them may still write: weights, and the table of the whole round.
 READ_BEFORE = {
-    "add_norm": {"weight_at", "delta_weight_at"}, "sum_add_norm": {"weight_at", "delta_weight_at"},
+    "add_norm": {"weight_at", "bias_at", "delta_weight_at"},
+    "sum_add_norm": {"weight_at", "bias_at", "delta_weight_at"},
     "gated": {"weight_at"}, "jointly_normed": {"weight_at"}, "place": {"table_at", "cos_at", "sin_at", "gains_at"},
     "attend and place": {"table_at", "cos_at", "sin_at", "gains_at", "heads_at"}, "join": {"table_at", "sinks_at"},
     "few_fragments": {"pairs_at", "scales_at", "zeros_at"},
@@ -67,7 +68,7 @@ class Case(NamedTuple):
         """Kernels that are neither attention nor products of rows by a matrix that is no expert's."""
         if self.part == "heads":
             return 6 if self.capability == 86 else 3
-        return 78 if self.has_tensor_cores or not self.part else 3 + 11
+        return 87 if self.has_tensor_cores or not self.part else 3 + 8
 
     @property
     def num_of_many(self) -> int:

@@ -217,7 +217,7 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     """Stands against caches and shards of another size: 4 KV heads of smollm3, heads of 128 in qwen3, tied heads, and
     biases that nobody counts."""
     arch = ARCHITECTURES[model_type]
-    refused = {"attention_bias": arch.qkv_bias not in (True, "attention_bias"), "mlp_bias": arch.mlp_bias is None}
+    refused = {"attention_bias": arch.qkv_bias not in (True, "attention_bias"), "mlp_bias": arch.mlp_bias != "mlp_bias"}
     refused |= {"head_dim": model_type in LATENTS}
     said = {key: value for key, value in said.items() if not refused.get(key)}
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
@@ -315,6 +315,7 @@ CALLED = {
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM2 and 3",
     "solar_open": "Solar Open",
+    "starcoder2": "StarCoder2",
     "step3p5": "Step 3.5 Flash",
     "vaultgemma": "VaultGemma",
     "youtu": "Youtu-LLM",

@@ -294,6 +294,15 @@ ARCHITECTURES = {
         nope="no_rope_layers",
     ),
     "solar_open": Architecture(qkv_bias="attention_bias", partial_rope=True),
+    "starcoder2": Architecture(
+        qkv_bias="use_bias",
+        o_bias="use_bias",
+        mlp_bias="use_bias",
+        window="all",
+        centred=True,
+        eps="norm_epsilon",
+        gate=("hidden_act", "gelu_pytorch_tanh"),
+    ),
     "step3p5": Architecture(
         qk_norm=True,
         partial_rope=True,
@@ -306,7 +315,8 @@ ARCHITECTURES = {
     "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }
-GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "relu2": "relu2", "xielu": "xielu"}
+GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+ACTS: dict[str, Gate] = {"gelu_pytorch_tanh": "gelu_alone", "relu2": "relu2", "xielu": "xielu"}  # of no gate
 
 
 def declared(model_type: object, where: str) -> Architecture:

@@ -27,6 +27,7 @@ def add_norm(
     delta_eps: float,
     weight_at: tl.tensor,
     eps: float,
+    bias_at: tl.tensor,
     scale: float,
     out_at: tl.tensor,
     dim: tl.constexpr,
@@ -39,13 +40,16 @@ def add_norm(
 ) -> None:
     """x [T, D] += delta, or its RMSNorm, then *= scale, and out the norm of what x was rounded to. A program a row.
 
-    norms: "rms", or "centred" as LayerNorm is; "" for none, then nothing is written there.
+    norms: "rms", or "centred" as LayerNorm is, or "biased", which is centred, too; "" for none, then nothing is written
+    there.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, wide)
     real = columns < dim
     if norms != "":
         weight = tl.load(weight_at + columns, mask=real, other=0.0)
+    if norms == "biased":
+        bias = tl.load(bias_at + columns, mask=real, other=0.0)
     if norms_delta:
         delta_weight = tl.load(delta_weight_at + columns, mask=real, other=0.0)
     fetch_row(x_at + row * dim, dim, wide, overlaps)
@@ -59,6 +63,8 @@ def add_norm(
         tl.store(x_at + row * dim + columns, x, mask=real)
     if norms != "":
         normed = rms_normed(centred(x, real, dim, norms), weight, eps, dim)
+        if norms == "biased":
+            normed += bias
         tl.store(out_at + row * dim + columns, normed.to(out_at.dtype.element_ty), mask=real)
 
 
@@ -74,7 +80,7 @@ def sum_of(x: tl.tensor, delta: tl.tensor, scale: float, scales: tl.constexpr) -
 @triton.jit  # type: ignore[untyped-decorator]
 def centred(x: tl.tensor, real: tl.tensor, dim: tl.constexpr, norms: tl.constexpr) -> tl.tensor:
     """What a row differs from its mean, where it is normed so, in float32; else the row."""
-    if norms == "centred":
+    if norms != "rms":
         x = x.to(tl.float32)
         x = tl.where(real, x - tl.sum(x) / dim, 0.0)
     return x

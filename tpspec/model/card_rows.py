@@ -86,8 +86,11 @@ def act(
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
     real = columns < width
     x = tl.load(up_at + at + columns, mask=real, other=0.0).to(tl.float32)
-    y = tl.where(x < 0, 0.0, x * x)
-    if kind == "xielu":
+    if kind == "gelu_alone":
+        y = gated(x, 1.0, "gelu")
+    elif kind == "relu2":
+        y = tl.where(x < 0, 0.0, x * x)
+    else:
         powers = 1 / 120 + x * (1 / 720 + x * (1 / 5040))
         powers = x * x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * powers)))
         bent = tl.where(x < -0.5, tl.exp(tl.minimum(x, 0.0)) - 1 - x, powers)

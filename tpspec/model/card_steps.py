@@ -133,8 +133,8 @@ class CardSteps:
         how = IN_TURN if delta_TD is None else self._overlap
         add_norm[(num_rows,)](
             x_TD, x_TD if delta_TD is None else delta_TD, *_weight(delta_norm or norm, x_TD), *_weight(norm, x_TD),
-            scale, normed_TD, dim=dim, wide=wide, adds=delta_TD is not None, norms_delta=delta_norm is not None,
-            scales=scale != 1, norms=_kind(norm), num_warps=norm_warps(wide), **how,
+            _bias(norm, x_TD), scale, normed_TD, dim=dim, wide=wide, adds=delta_TD is not None,
+            norms_delta=delta_norm is not None, scales=scale != 1, norms=_kind(norm), num_warps=norm_warps(wide), **how,
         )  # fmt: skip
         return x_TD, normed_TD
 
@@ -151,10 +151,10 @@ class CardSteps:
         num_rows, dim = x_TD.shape
         normed_TD, wide = x_TD if norm is None else torch.empty_like(x_TD), triton.next_power_of_2(dim)
         sum_add_norm[(num_rows,)](
-            partial_TD, x_TD, *_weight(delta_norm or norm, x_TD), *_weight(norm, x_TD), scale, normed_TD,
-            meeting.memories, meeting.epochs, meeting.lost, meeting.most_looks, rank=meeting.rank, size=meeting.size,
-            leg=meeting.leg, dim=dim, wide=wide, norms_delta=delta_norm is not None, scales=scale != 1,
-            norms=_kind(norm), on_card=meeting.on_card, num_warps=norm_warps(wide), **self._overlap,
+            partial_TD, x_TD, *_weight(delta_norm or norm, x_TD), *_weight(norm, x_TD), _bias(norm, x_TD), scale,
+            normed_TD, meeting.memories, meeting.epochs, meeting.lost, meeting.most_looks, rank=meeting.rank,
+            size=meeting.size, leg=meeting.leg, dim=dim, wide=wide, norms_delta=delta_norm is not None,
+            scales=scale != 1, norms=_kind(norm), on_card=meeting.on_card, num_warps=norm_warps(wide), **self._overlap,
         )  # fmt: skip
         return x_TD, normed_TD
 
@@ -369,8 +369,15 @@ def _weight(norm: Norm | None, x: Tensor) -> tuple[Tensor, float]:
     return (x, 0.0) if norm is None else (norm.weight, norm.eps)
 
 
+def _bias(norm: Norm | None, x: Tensor) -> Tensor:
+    """Likewise."""
+    return x if norm is None else norm.weight if norm.bias is None else norm.bias
+
+
 def _kind(norm: Norm | None) -> str:
-    return "" if norm is None else "centred" if norm.centred else "rms"
+    if norm is None or not norm.centred:
+        return "" if norm is None else "rms"
+    return "centred" if norm.bias is None else "biased"
 
 
 def card_steps(

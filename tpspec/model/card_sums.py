@@ -27,6 +27,7 @@ def sum_add_norm(
     delta_eps: float,
     weight_at: tl.tensor,
     eps: float,
+    bias_at: tl.tensor,
     scale: float,
     out_at: tl.tensor,
     memories_at: tl.tensor,
@@ -56,6 +57,8 @@ def sum_add_norm(
     at = row * dim + columns
     if norms != "":
         weight = tl.load(weight_at + columns, mask=real, other=0.0)
+    if norms == "biased":
+        bias = tl.load(bias_at + columns, mask=real, other=0.0)
     if norms_delta:
         delta_weight = tl.load(delta_weight_at + columns, mask=real, other=0.0)
     fetch_row(x_at + row * dim, dim, wide, overlaps)
@@ -78,4 +81,6 @@ def sum_add_norm(
     tl.store(x_at + at, x, mask=real)
     if norms != "":
         normed = rms_normed(centred(x, real, dim, norms), weight, eps, dim)
+        if norms == "biased":
+            normed += bias
         tl.store(out_at + at, normed.to(out_at.dtype.element_ty), mask=real)

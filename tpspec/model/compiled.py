@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 16  # of rows.c
+VERSION = 17  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -120,7 +120,7 @@ class CompiledSteps(WithoutKernels):
         kind = SUFFIX[shape.dtype]
         self._add_norm = _verb(
             loaded, f"add_norm_{kind}", None,
-            [POINTER] * 3 + [FLOAT, POINTER, FLOAT, INT, FLOAT] + [POINTER] * 2 + [INT] * 2,
+            [POINTER] * 3 + [FLOAT] + [POINTER] * 2 + [FLOAT, INT, FLOAT] + [POINTER] * 2 + [INT] * 2,
         )  # fmt: skip
         self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 5 + [FLOAT, INT] + [POINTER] * 7 + [INT] * 2)
         self._attend = _verb(
@@ -160,8 +160,11 @@ class CompiledSteps(WithoutKernels):
         at, delta = x_TD.data_ptr(), None if delta_TD is None else delta_TD.data_ptr()
         first = (None, 0.0) if delta_norm is None else (delta_norm.weight.data_ptr(), delta_norm.eps)
         out = buffers.normed.data_ptr()
-        weight, eps, centred = (None, 0.0, 0) if norm is None else (norm.weight.data_ptr(), norm.eps, int(norm.centred))
-        self._add_norm(at, delta, *first, weight, eps, centred, scale, at, out, num_rows, dim)
+        weight = bias = None
+        if norm is not None:
+            weight, bias = norm.weight.data_ptr(), None if norm.bias is None else norm.bias.data_ptr()
+        eps, centred = (0.0, 0) if norm is None else (norm.eps, int(norm.centred))
+        self._add_norm(at, delta, *first, weight, bias, eps, centred, scale, at, out, num_rows, dim)
         return x_TD, x_TD if norm is None else buffers.normed
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:

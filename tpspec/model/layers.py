@@ -26,22 +26,26 @@ if TYPE_CHECKING:
     from tpspec.model.per_layer import LayerInputs
     from tpspec.model.steps import Steps
 
-Gate = Literal["silu", "gelu", "clamped", "relu2", "xielu"]  # gelu as tanh approximates it; the others: see rows.inc
-ALONE: tuple[Gate, ...] = ("relu2", "xielu")  # of MLPs without a gate: of what comes up
+# gelu as tanh approximates it; the others: see rows.inc.
+Gate = Literal["silu", "gelu", "clamped", "gelu_alone", "relu2", "xielu"]
+ALONE: tuple[Gate, ...] = ("gelu_alone", "relu2", "xielu")  # of MLPs without a gate: of what comes up
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm over the last dimension; centred: LayerNorm. weight: float32, for some are 1 + w and would lose most of
-    w."""
+    """RMSNorm over the last dimension; centred: LayerNorm, which alone may have a bias. weight, bias: float32, for some
+    weights are 1 + w and would lose most of w."""
 
     weight: Tensor
     eps: float
     centred: bool = False
+    bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        norm = F.layer_norm if self.centred else F.rms_norm
-        return norm(x.float(), self.weight.shape, self.weight, eps=self.eps).to(x.dtype)
+        shape, numbers = self.weight.shape, x.float()
+        if self.centred:
+            return F.layer_norm(numbers, shape, self.weight, self.bias, self.eps).to(x.dtype)
+        return F.rms_norm(numbers, shape, self.weight, self.eps).to(x.dtype)
 
 
 class Heads(NamedTuple):

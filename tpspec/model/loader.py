@@ -284,7 +284,8 @@ class Loader:
 
     def _final_norm(self) -> Norm:
         norm, scale = self.norms.of_rows("model.norm.weight"), self.spec.final_scale
-        return norm if scale == 1 else replace(norm, weight=norm.weight * scale)
+        bias = None if norm.bias is None else norm.bias * scale
+        return norm if scale == 1 else replace(norm, weight=norm.weight * scale, bias=bias)
 
 
 def _trim() -> None:

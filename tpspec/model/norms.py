@@ -37,7 +37,9 @@ class Norms:
 
     def of_rows(self, name: str) -> Norm:
         """Of the hidden state."""
-        return replace(self.of(name, self.spec.hidden), centred=self.spec.centred)
+        bias, size = f"{name.removesuffix('weight')}bias", self.spec.hidden
+        bias_D = self.matrices.wide(bias, (size,)) if self.spec.norms_biased else None
+        return replace(self.of(name, size), centred=self.spec.centred, bias=bias_D)
 
     def of_heads(self, name: str, layer: LayerSpec) -> Norm:
         """Of each query or key head."""

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import GATES, THETAS, declared
+from tpspec.model.architectures import ACTS, GATES, THETAS, declared
 from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_by_theta, ropes_of, stretched
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.limits import Limits, limits_of
@@ -23,6 +23,7 @@ from tpspec.topology.experts import experts_of
 from tpspec.topology.gating import gating_of
 from tpspec.topology.global_heads import global_heads_of, query_heads
 from tpspec.topology.latent import latent_of
+from tpspec.topology.mixtures import mlp_names
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
@@ -51,11 +52,11 @@ class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
     num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. v_norm, centred, scaled_layers: see
-    Architecture. joint_norm: the norms of queries and keys are of all heads. turns_first, parallel: see Defaults. cap,
-    score_cap: of logits and scores, or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert,
-    where there are some. score_scale: of products of queries and keys. embedding_scale: None is 1. hidden_scale,
-    final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each layer; or none.
-    Source: its config.json.
+    Architecture. joint_norm: the norms of queries and keys are of all heads. turns_first, norms_biased, parallel: see
+    Defaults. cap, score_cap: of logits and scores, or None. latent, alternate_rope: see model/latent.py. intermediate:
+    of each expert, where there are some. score_scale: of products of queries and keys. embedding_scale: None is 1.
+    hidden_scale, final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each
+    layer; or none. Source: its config.json.
     """
 
     model_type: str
@@ -78,6 +79,7 @@ class ModelSpec:
     norms: NormNames
     one_more: bool
     centred: bool
+    norms_biased: bool
     parallel: bool
     gating: Gating | None
     gate: Gate
@@ -204,9 +206,10 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         norms=norms,
         one_more=arch.one_more,
         centred=arch.centred,
+        norms_biased=MODEL_TYPES[kind].norms_biased,
         parallel=MODEL_TYPES[kind].parallel,
         gating=gating_of(said, kind),
-        gate="clamped" if arch.clamped else GATES[arch.gate[1]],
+        gate=_gate(arch, kind),
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=_embedding_scale(config, arch, numbers),
         scaled_layers=arch.scaled_layers,
@@ -251,6 +254,12 @@ def _declaration(config: Any, where: str) -> Architecture:
     if arch.rms_eps is not None and getattr(config, arch.rms_eps) is not None:
         return replace(arch, centred=False, eps=arch.rms_eps)
     return arch
+
+
+def _gate(arch: Architecture, model_type: str) -> Gate:
+    if arch.clamped:
+        return "clamped"
+    return (ACTS if mlp_names(model_type).gate is None else GATES)[arch.gate[1]]
 
 
 def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str | None, dict[str, Any]]:

@@ -297,6 +297,8 @@ class TorchSteps(WithoutKernels):
     def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         if self._shape.gate == "relu2":
             return F.relu(gate_up_TC).square()
+        if self._shape.gate == "gelu_alone":
+            return F.gelu(gate_up_TC, approximate="tanh")
         if self._shape.gate == "xielu":
             return _xielu(gate_up_TC.float(), *numbers).to(gate_up_TC.dtype)
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)

@@ -135,7 +135,12 @@ GRANITE = MlpNames(
     upright=True,
 )
 # Types whose MLPs have other names than DENSE.
-MLPS = {"apertus": BENT, "arcee": UNGATED, **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED)}
+MLPS = {
+    "apertus": BENT,
+    "arcee": UNGATED,
+    **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED),
+    "starcoder2": MlpNames("mlp", gate=None, up="c_fc", down="c_proj"),
+}
 MIXTURES = {
     "afmoe": Mixing(
         MlpNames("mlp", router="router.gate", correction="mlp.expert_bias"),

@@ -133,7 +133,7 @@ class ModelShape:
             qkv_bias=biased,
             model_type=model_type,
             o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
-            mlp_bias=usual.mlp_biased and read.flag("mlp_bias", False),
+            mlp_bias=biased if usual.mlp_biased == "likewise" else usual.mlp_biased and read.flag("mlp_bias", False),
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
             joint_norm=usual.jointly,
@@ -182,6 +182,11 @@ class ModelShape:
     @property
     def mlp_names(self) -> MlpNames:
         return mlp_names(self.model_type, mixed=self.experts is not None)
+
+    @property
+    def norms_biased(self) -> bool:
+        """Those of the hidden state."""
+        return MODEL_TYPES[self.model_type].norms_biased
 
     @property
     def mixing(self) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     shrink again.
     """
     held = Held.of(shape, dtype, quantize)
-    norms = shape.num_layers * shape.layer_norms * shape.hidden + shape.hidden
+    norms = (shape.num_layers * shape.layer_norms + 1) * shape.hidden * (2 if shape.norms_biased else 1)
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
     mlps = _mlp_bytes(shard, held) + _expert_bytes(shard, held) + _per_layer_bytes(held)

@@ -96,6 +96,7 @@ SLIDES = {
     "qwen3": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen3_moe": Sliding(4096, "use_sliding_window"),
     "smollm3": Sliding(has_one=_without_rope),
+    "starcoder2": Sliding(),
     "step3p5": Sliding(has_one=lambda _, __: False),
     "vaultgemma": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
 }
