@@ -568,6 +568,7 @@ AKIN: dict[str, dict[str, Any]] = {
         "num_shared_expert": [1, 1, 1],
         "use_mixed_mlp_moe": True,
     },
+    "nemotron": {"model_type": "nemotron", "head_dim": 16, "norm_eps": 1e-5},
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
     "kolibri1": {
         "model_type": "kolibri1",
@@ -663,6 +664,7 @@ ONE_MORE = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "nemotron",
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",

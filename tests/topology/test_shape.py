@@ -296,6 +296,7 @@ CALLED = {
     "mistral": "Mistral",
     "mistral4": "Mistral Small 4",
     "mixtral": "Mixtral",
+    "nemotron": "Nemotron 4",
     "nemotron_h": "Nemotron 3",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 2 and 3",

@@ -267,6 +267,9 @@ ARCHITECTURES = {
     "mistral": Architecture(window="all"),
     "mistral4": Architecture(partial_rope=True, alternate_rope="rope_interleave"),
     "mixtral": Architecture(window="all"),
+    "nemotron": replace(
+        LLAMA, partial_rope=True, one_more=True, centred=True, eps="norm_eps", gate=("hidden_act", "relu2")
+    ),
     "nemotron_h": Architecture(
         turned=False, norms=NormNames("norm", mlp="norm"), eps="layer_norm_epsilon", gate=("mlp_hidden_act", "relu2")
     ),

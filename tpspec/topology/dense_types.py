@@ -193,6 +193,15 @@ DENSE_TYPES = {
         intermediate=("intermediate_size", 14336),
     ),
     "mistral": Defaults(num_kv_heads=8),
+    "nemotron": Defaults(
+        hidden=6144,
+        num_layers=32,
+        num_heads=48,
+        vocab=256000,
+        mlp_biased=True,
+        norms_biased=True,
+        intermediate=("intermediate_size", 24576),
+    ),
     "olmo2": OLMO2,
     "olmo3": OLMO2,
     "phi3": Defaults(

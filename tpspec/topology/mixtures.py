@@ -137,7 +137,7 @@ GRANITE = MlpNames(
 # Types whose MLPs have other names than DENSE.
 MLPS = {
     "apertus": BENT,
-    "arcee": UNGATED,
+    **dict.fromkeys(("arcee", "nemotron"), UNGATED),
     **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED),
     "starcoder2": MlpNames("mlp", gate=None, up="c_fc", down="c_proj"),
 }
