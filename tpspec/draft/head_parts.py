@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tpspec.topology.gating import Gating
     from tpspec.topology.groups import Bits
     from tpspec.topology.latent import Latent
-    from tpspec.topology.mixtures import MlpNames
+    from tpspec.topology.mlp_names import MlpNames
     from tpspec.topology.shape import ModelShape
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
     from tpspec.topology.experts import Experts
-    from tpspec.topology.mixtures import MlpNames
+    from tpspec.topology.mlp_names import MlpNames
     from tpspec.topology.shards import Shard
 
 EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own

@@ -1,4 +1,5 @@
-"""Mixtures of experts, type by type: what matrices are called, and what is meant by keys that a config.json leaves out.
+"""Mixtures of experts, type by type: what matrices are called (mlp_names.py says how), and what is meant by keys that a
+config.json leaves out.
 
 Data. What is read with it is experts.py's matter.
 """
@@ -7,48 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-
-@dataclass(frozen=True, slots=True)
-class MlpNames:
-    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. dense:
-    of the MLP of a layer without experts, if that has another. router: within a mixture; the others within an MLP or
-    expert. Where gate and up have one name they are one matrix, gate's rows first; None where there is no gate.
-
-    together: within a mixture, of tensors that hold gate and up of all experts of a layer, in one or each alone, and
-    down; None: each expert has matrices of its own. upright: they have a row for each output; else a row is an input's.
-    alternate: the outputs of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other
-    way round, or a matrix for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate:
-    of what that is multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the
-    layer. bends: of three numbers of xielu, within an MLP, as model/mlps.py takes them; or None.
-    """
-
-    module: str
-    gate: str | None = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-    router: str = "gate"
-    shared: str = "mlp.shared_experts"
-    dense: str | None = None
-    together: tuple[str, ...] | None = None
-    upright: bool = False
-    alternate: bool = False
-    shared_gate: str = "shared_expert_gate"
-    correction: str = "mlp.gate.e_score_correction_bias"
-    bends: tuple[str, str, str] | None = None
-
-    def within(self, layer: str) -> str:
-        """What the names of its parts begin with. layer: the same of its layer."""
-        return f"{layer}{self.module}." if self.module else layer
-
-    @property
-    def stacked(self) -> str | None:
-        """The first of `together` as lists of modules have it; None where it is called as no module is."""
-        first = "" if self.together is None else self.together[0]
-        return first.removesuffix(".weight") if first.endswith(".weight") else None
-
-    def without_experts(self, layer: str) -> str:
-        """The same of the MLP of a layer that has none."""
-        return self.within(layer) if self.dense is None else f"{layer}{self.dense}."
+from tpspec.topology.mlp_names import DENSE, GRANITE, MLPS, TOGETHER, MlpNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +79,6 @@ class Mixing:
     by_layer: tuple[str, ...] = ()
 
 
-TOGETHER = ("experts.gate_up_proj", "experts.down_proj")
-DENSE = MlpNames("mlp")
-FUSED = MlpNames("mlp", gate="gate_up_proj", up="gate_up_proj")
-UNGATED = MlpNames("mlp", gate=None)
-BENT = MlpNames("mlp", gate=None, bends=("act_fn.alpha_p", "act_fn.alpha_n", "act_fn.beta"))
-GRANITE = MlpNames(
-    "block_sparse_moe",
-    gate="input_linear",
-    up="input_linear",
-    down="output_linear",
-    router="router.layer",
-    shared="shared_mlp",
-    together=("input_linear.weight", "output_linear.weight"),
-    upright=True,
-)
-# Types whose MLPs have other names than DENSE.
-MLPS = {
-    "apertus": BENT,
-    **dict.fromkeys(("arcee", "nemotron"), UNGATED),
-    **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED),
-    "starcoder2": MlpNames("mlp", gate=None, up="c_fc", down="c_proj"),
-}
 MIXTURES = {
     "afmoe": Mixing(
         MlpNames("mlp", router="router.gate", correction="mlp.expert_bias"),

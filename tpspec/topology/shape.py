@@ -21,7 +21,8 @@ from tpspec.topology.formats import Stored, plain_modules
 from tpspec.topology.gating import Gating, gating_of
 from tpspec.topology.global_heads import GlobalHeads, global_heads_of, query_heads
 from tpspec.topology.latent import Latent, latent_of
-from tpspec.topology.mixtures import MlpNames, channels_key, mlp_names
+from tpspec.topology.mixtures import channels_key, mlp_names
+from tpspec.topology.mlp_names import MlpNames
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.multimodal import text_config
 from tpspec.topology.per_layer import per_layer_of
