@@ -24,8 +24,7 @@ from tests.draft.heads.medusa import drawn, original, original_names
 from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
-from tests.model import published
-from tests.model.published import publish, publish_mxfp4
+from tests.model.published import of_tables, publish, publish_mxfp4
 from tests.worlds import Script, Told, drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm import peer
 from tpspec.comm.communicator import Communicator, OneRank
@@ -558,8 +557,7 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     assert card.replays > 0
 
 
-FORMS = {"nvfp4": published.nvfp4(), "mxfp4": published.packed_mxfp4(), "fp8": published.fp8(None)}
-FORMS |= {"nf4": published.bitsandbytes()}
+FORMS = of_tables()
 
 
 # Rows that are padding are sent to no expert: what a gate finds there is anything.

@@ -82,10 +82,7 @@ def test_a_world_on_a_card_runs_with_small_weights(kind: str, tmp_path: Path) ->
     assert len(text) == 16
 
 
-@pytest.mark.parametrize(
-    "form", [published.nvfp4(), published.packed_mxfp4(), published.fp8(None), published.bitsandbytes()],
-    ids=["nvfp4", "mxfp4", "fp8", "nf4"],
-)  # fmt: skip
+@pytest.mark.parametrize("form", published.of_tables().values(), ids=published.of_tables())
 def test_a_published_checkpoint_writes_on_a_card_what_it_writes_without(form: published.Format, tmp_path: Path) -> None:
     """In float32. Stands against codes that a card reads otherwise than the host has laid them."""
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}

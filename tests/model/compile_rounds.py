@@ -42,8 +42,9 @@ with compiling_card((major, minor)) as names:
     wide = tiny("llama", Path(sys.argv[1], "wide"), hidden_size=128, num_attention_heads=8, head_dim=16)
     for folder in (folders["llama"], wide):  # groups of 32 and of 128
         rounds(folder, "int4")
-    for name, form in (("fp8", published.fp8(None)), ("nvfp4", published.nvfp4()), ("mxfp4", published.packed_mxfp4())):
-        rounds(published.publish(folders["llama"], Path(sys.argv[1], name), form)[0])
+    wider = tiny("llama", Path(sys.argv[1], "wider"), hidden_size=192, head_dim=32, intermediate_size=256)
+    for name, form in published.of_tables().items():
+        rounds(published.publish(wider, Path(sys.argv[1], name), form)[0])
     rounds(folders["llama"], comm=CardOnALink(straight(30.0)))
     CounterNoise().prepare(torch.device("cuda"))
     ready = len(names)

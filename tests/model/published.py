@@ -407,6 +407,11 @@ def bitsandbytes(kind: str = "nf4", *, nested: bool = True) -> Format:
     return Format(config, write)
 
 
+def of_tables() -> dict[str, Format]:
+    """Those whose codes stand for what a table has, not for even steps. The last wants whole blocks of 64 inputs."""
+    return {"nvfp4": nvfp4(), "mxfp4": packed_mxfp4(), "fp8": fp8(None), "nf4": bitsandbytes()}
+
+
 def llm_int8() -> Format:
     """A row's largest weight is 127."""
 

@@ -47,20 +47,20 @@ ADDED = 1024  # numbers of a row that a program adds up
 
 
 class CardMixture:
-    """Of experts whose products are the references, and whose limits are alike."""
+    """Of experts whose products are the references, and whose numbers (mlp.py) are alike."""
 
     def __init__(self, router: Router, experts: Sequence[GatedMlp], around: Around | None = None) -> None:
         self._router, self._around, self._overlap = router, around, overlap(router.weight_ND.device)
         chosen = router.experts.chosen
         self._gate_up = Stack([one.gate_up for one in experts], chosen)
         self._down = Stack([one.down for one in experts], chosen)
-        (self._limit,) = {one.numbers for one in experts}
+        (self._numbers,) = {one.numbers for one in experts}
 
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         chosen_TK, weights_TK = routed(self._router, x_TD, steps.slots(len(x_TD)), self._overlap)
         tiles = sorted_tiles(chosen_TK, self._router.experts.count, self._overlap)
         x_TD = x_TD if self._around is None else self._around.before(x_TD)
-        gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()), self._limit)
+        gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()), self._numbers)
         made_PD = self._down(gated_PC, tiles, chosen_TK.numel())
         sums_TD, dim = torch.empty_like(x_TD), x_TD.shape[1]
         _add[(len(x_TD), triton.cdiv(dim, ADDED))](

@@ -128,8 +128,7 @@ VECTOR_CPU void spread(const Weight *w, const Rows *rows, int64_t start, int64_t
     }
 }
 
-/* What codes stand for, by the lowest four bits of each: three are a place in half the table, as shuffles look at no
- * more, and the fourth says in which. */
+/* Of half a table, by the lowest three bits of each code: shuffles look at no more. */
 INLINE vec in_half(const vec *half, ivec code) {
 #if LANES == 8
     return __builtin_shuffle(half[0], code);
@@ -138,6 +137,7 @@ INLINE vec in_half(const vec *half, ivec code) {
 #endif
 }
 
+/* What codes stand for, by the lowest four bits of each, of which the fourth says in which half. */
 VECTOR_CPU INLINE vec looked_up(const float *table, ivec code, enum codes codes) {
     vec low = in_half((const vec *)table, code);
     if (codes == MIRRORED) return (vec)((ivec)low ^ (code & 8) << 28); /* so that sums of six rows stay in registers */
@@ -244,7 +244,7 @@ INLINE void store(const Weight *w, const Rows *rows, int64_t tile, const vec *va
         else VERB(w, tile, x, sums, R, HALVES, out);                           \
         break;
 #define EACH_CHUNK(CASES)                                                                                          \
-    const enum codes codes = w->codes;                                                                          \
+    const enum codes codes = w->codes;                                                                             \
     for (int64_t tile = first; tile < last; tile++)                                                                \
         for (int64_t row = 0; row < rows->num_rows; row += rows->most) {                                           \
             int64_t R = rows->num_rows - row < rows->most ? rows->num_rows - row : rows->most;                     \
