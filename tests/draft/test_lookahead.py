@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,9 +105,3 @@ def test_match_tells_what_the_target_said_at_every_row() -> None:
     case = Case(0, 0, tree, text, 1, Sampling())
     (verdict,) = Match().judge([case], RowLogits(torch.stack(rows), 11), CounterNoise())
     assert verdict.picks == tuple(int(row.argmax()) for row in rows)
-
-
-@pytest.mark.parametrize("options", [{"window": 0}, {"level": 1}, {"guesses": 0}])
-def test_impossible_options_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="window >= 1"):
-        Lookahead(**options)

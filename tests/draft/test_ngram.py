@@ -125,12 +125,6 @@ def test_a_round_costs_what_is_new_not_what_there_is() -> None:
     assert seconds(100_000) < 10 * seconds(1000)
 
 
-@pytest.mark.parametrize(("low", "floor"), [(0, 10), (9, 10), (1, -1), (1, 101)])
-def test_impossible_options_are_refused(low: int, floor: int) -> None:
-    with pytest.raises(ValueError, match="min_match"):
-        Ngram(min_match=low, floor=floor)
-
-
 @given(kept=FEW, old=st.lists(st.integers(0, 2), max_size=WINDOW), new=FEW)
 def test_the_common_length_of_short_texts_is_the_common_prefix(kept: list[int], old: list[int], new: list[int]) -> None:
     a, b = kept + old, kept + new

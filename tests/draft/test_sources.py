@@ -69,7 +69,8 @@ def test_every_source_keeps_the_protocol(name: str, accept: str, target: Path, t
 def test_every_source_is_in_both_tables_and_has_a_kit() -> None:
     """A source that a topology cannot name, or that the law test does not know, would be found by users."""
     assert list(SOURCES) == list(sources.SOURCES)
-    assert all(made.options == sources.SOURCES[name].options for name, made in SOURCES.items())
+    for name, made in SOURCES.items():
+        assert made.options == {option: known.usual for option, known in sources.SOURCES[name].options.items()}
     assert set(SOURCES) == set(KITS)
 
 
@@ -91,21 +92,43 @@ def test_options_reach_the_source_and_others_are_refused(target: Path) -> None:
     assert len(silent.propose([ask(0, [1, 2, 1, 2])])[0]) == 0
     with pytest.raises(ValueError, match=r"match is none of source ngram; did you mean min_match\?"):
         made({"source": "ngram", "options": {"match": 3}}, target)
-    with pytest.raises(UserError, match="draft source ngram: need 1 <= min_match"):
-        made({"source": "ngram", "options": {"min_match": 0}}, target)
-    with pytest.raises(ValueError, match="floor is 'low'; should be a whole number"):
+    with pytest.raises(ValueError, match="floor is 'low'; should be a whole number, from 0 to 100"):
         made({"source": "ngram", "options": {"floor": "low"}}, target)
     with pytest.raises(ValueError, match="skip is 3; should be a text"):
         made({"source": "layer_skip", "options": {"skip": 3}}, target)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in sources.SOURCES.items() if "support" in kind.options])
-def test_drafts_are_drawn_from_one_token_at_least(name: str, target: Path, tmp_path: Path) -> None:
-    """From none nothing was ever drafted, and nobody said so; from less every draft failed, with a traceback."""
+@pytest.mark.parametrize(
+    ("name", "option", "given", "right"),
+    [
+        ("ngram", "min_match", 0, "from 1 to 8"),
+        ("ngram", "min_match", 9, "from 1 to 8"),
+        ("ngram", "floor", -1, "from 0 to 100"),
+        ("ngram", "floor", 101, "from 0 to 100"),
+        ("suffix", "max_depth", 7, "8 or more"),
+        ("suffix", "min_odds", 101, "from 0 to 100"),
+        ("suffix", "kept_tokens", -1, "0 or more"),
+        ("lookahead", "window", 0, "1 or more"),
+        ("lookahead", "level", 1, "2 or more"),
+        ("lookahead", "guesses", 0, "1 or more"),
+        ("pard", "places", 0, "1 or more"),
+        *((name, "support", 0, "1 or more") for name, kind in sources.SOURCES.items() if "support" in kind.options),
+    ],
+)
+def test_what_an_option_cannot_be_is_refused_before_anything_starts(
+    name: str, option: str, given: int, right: str, target: Path, tmp_path: Path
+) -> None:
+    """A topology was found right, and then no rank started; from a support of 0 nothing was ever drafted."""
     section = draft_section(name, target, tmp_path / "draft")
-    options = {**section.get("options", {}), "support": 0}
-    with pytest.raises(UserError, match=f"draft source {name}: need .*support of 1 or more, got"):
-        made(section | {"options": options}, target, "rejection")
+    options = {**section.get("options", {}), option: given}
+    with pytest.raises(ValueError, match=f"{option} is {given}; should be a whole number, {right}"):
+        made(section | {"options": options}, target)
+
+
+def test_nothing_is_none_among_others(target: Path) -> None:
+    """It was asked first, and never had anything to say."""
+    with pytest.raises(ValueError, match="has none among others; should be none alone, or the others without it"):
+        made({"source": ["none", "ngram"]}, target)
 
 
 def test_of_several_sources_the_next_speaks_where_one_is_silent(target: Path, tmp_path: Path) -> None:

@@ -30,8 +30,6 @@ class Lookahead:
     """
 
     def __init__(self, *, window: int = 7, level: int = 5, guesses: int = 7) -> None:
-        if window < 1 or level < 2 or guesses < 1:
-            raise ValueError(f"need window >= 1, level >= 2 and guesses >= 1, got {window}, {level}, {guesses}")
         self.needs = Needs(whole=(window + guesses) * (level - 1))
         self._window, self._level, self._guesses = window, level, guesses
         self._texts: dict[int, _Text] = {}

@@ -44,8 +44,6 @@ class ModelDrafter:
         ids: Tensor | None = None,
         rows: Callable[[Tensor], RowLogits] | None = None,
     ) -> None:
-        if support < 1:
-            raise ValueError(f"need support of 1 or more, got {support}")
         self.needs = Needs(own_model=True, gives_q=drawing == "sampled", taps=taps)
         self._noise, self._vocab, self._support, self._ids = noise, vocab, support, ids
         self._rows = rows

@@ -39,8 +39,6 @@ class Ngram:
     needs = Needs(gives_odds=True)
 
     def __init__(self, *, min_match: int = 1, floor: int = 10) -> None:
-        if not 1 <= min_match <= GRAMS[-1] or not 0 <= floor <= 100:
-            raise ValueError(f"need 1 <= min_match <= {GRAMS[-1]} and floor from 0 to 100, got {min_match}, {floor}")
         self._grams = (min_match, *(size for size in GRAMS if size > min_match))
         self._floor = floor / 100
         self._texts: dict[int, _Text] = {}

@@ -61,8 +61,6 @@ class Pard:
         shape: Shape | None = None,
         gives_q: bool = False,
     ) -> None:
-        if most < 1 or support < 1:
-            raise ValueError(f"need places and support of 1 or more, got {most}, {support}")
         self.needs = Needs(own_model=True, gives_q=gives_q, gives_odds=True)
         self._run, self._vocab, self._noise, self._mask = run, min(run.vocab, vocab), noise, mask
         self._most, self._support = most, support

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tpspec.draft.model import Drawing
     from tpspec.draft.protocol import Ask, Drafter, Given, Taps
     from tpspec.tokens import Verdict
-    from tpspec.topology.sources import Option, Options
+    from tpspec.topology.sources import Options, Value
     from tpspec.verify.rows import RowLogits
 
 NEEDS_Q = "rejection"  # the one rule that must be told what a draft was drawn from
@@ -68,17 +68,14 @@ class Source:
     maker: Callable[..., Drafter | Modelled]
 
     @property
-    def options(self) -> dict[str, Option]:
+    def options(self) -> dict[str, Value]:
         """The options of this source and their defaults."""
         keywords = signature(self.maker).parameters.values()
         return {option.name: option.default for option in keywords if option.kind is Parameter.KEYWORD_ONLY}
 
-    def make(self, given: Given, **options: Option) -> Drafter | Modelled:
-        """Raises UserError for options that cannot be together; names and types are a rule of topologies."""
-        try:
-            return self.maker(given, **options)
-        except ValueError as error:
-            raise UserError(f"draft source {self.name}: {error}") from error
+    def make(self, given: Given, **options: Value) -> Drafter | Modelled:
+        """What options are called and may be is a rule of topologies."""
+        return self.maker(given, **options)
 
 
 def _silent(given: Given) -> Drafter:

@@ -71,11 +71,6 @@ class Suffix:
         kept_tokens: int = 32_768,
         coupled: bool = True,
     ) -> None:
-        if max_depth < GRAMS[-1] or not 0 <= min_odds <= 100 or kept_tokens < 0:
-            raise ValueError(
-                f"need max_depth of {GRAMS[-1]} or more, min_odds from 0 to 100 and kept_tokens of 0 or more, "
-                f"got {max_depth}, {min_odds}, {kept_tokens}"
-            )
         self._branches, self._max_depth, self._min_odds = branches, max_depth, min_odds / 100
         self._coupled = coupled
         self._texts: dict[int, _Text] = {}

@@ -29,6 +29,12 @@ def _kinds(source: str | tuple[str, ...]) -> dict[str, Kind]:
     return {name: SOURCES[name] for name in ((source,) if isinstance(source, str) else source)}
 
 
+def _a_source_that_drafts(source: str | tuple[str, ...]) -> str | None:
+    if isinstance(source, str) or "none" not in source:
+        return None
+    return "has none among others; should be none alone, or the others without it"
+
+
 def _model_for_source(model: str | None, source: str | tuple[str, ...]) -> str | None:
     loading = [name for name, kind in _kinds(source).items() if kind.loads != "nothing"]
     if len(loading) > 1:
@@ -49,12 +55,12 @@ def _matrices_to_quantize(quantize: str | None, source: str | tuple[str, ...]) -
 def _options_of_the_source(options: dict[str, object], source: str | tuple[str, ...]) -> str | None:
     kinds = _kinds(source)
     own = {name: option for kind in kinds.values() for name, option in kind.options.items()}
-    usual = {**own, **OF_ANY_SOURCE}
-    for name, option in options.items():
-        if name not in usual:
-            return f"{name} is none of source {' or '.join(kinds)}; {suggestion(name, [*usual])}"
-        if type(option) is not type(usual[name]):
-            return f"{name} is {option!r}; should be {'a text' if usual[name] == '' else 'a whole number'}"
+    known = {**own, **OF_ANY_SOURCE}
+    for name, given in options.items():
+        if name not in known:
+            return f"{name} is none of source {' or '.join(kinds)}; {suggestion(name, [*known])}"
+        if not known[name].takes(given):
+            return f"{name} is {given!r}; should be {known[name].right}"
     return None
 
 
@@ -157,6 +163,7 @@ def _known_table(table: str | None) -> str | None:
 _COSTS = ("link.table", "link.latency_us", "link.gbytes_per_s")
 RULES = (
     Rule(("target.weights", "target.ranks"), _one_weight_per_rank),
+    Rule(("draft.source",), _a_source_that_drafts),
     Rule(("draft.model", "draft.source"), _model_for_source),
     Rule(("draft.quantize", "draft.source"), _matrices_to_quantize),
     Rule(("draft.options", "draft.source"), _options_of_the_source),

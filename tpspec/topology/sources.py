@@ -15,8 +15,30 @@ from tpspec.topology.shape import ModelShape
 from tpspec.topology.sharing import Sharing
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
-Option = int | float | str
-Options = Mapping[str, Option]
+Value = int | float | str
+Options = Mapping[str, Value]  # as a topology gives them, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """usual: what it is where nobody says. least, most: a number's bounds, these included; most None: no bound."""
+
+    usual: int | str
+    least: int = 0
+    most: int | None = None
+
+    @property
+    def right(self) -> str:
+        """What one may give."""
+        if isinstance(self.usual, str):
+            return "a text"
+        bounds = f"{self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
+        return f"a whole number, {bounds}"
+
+    def takes(self, given: object) -> bool:
+        if isinstance(self.usual, str):
+            return isinstance(given, str)
+        return type(given) is int and self.least <= given and (self.most is None or given <= self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +50,7 @@ class Kind:
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
     its trees are verified whole or not at all. learns: whether from what the target says at every row, which
-    `rejection` does not tell. options: by name, what each is where nobody says.
+    `rejection` does not tell. options: by name.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
     folder (None: not here) and the number of its layers; ask `left_out`.
     """
@@ -41,7 +63,7 @@ class Kind:
     quantizes: bool = False
     whole: bool = False
     learns: bool = False
-    options: Options = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
 
     def check_model(self, shape: ModelShape, model: object) -> None:
@@ -110,18 +132,24 @@ def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayer
     return skipped(str(options.get("skip", "")), folder, num_layers)
 
 
-_SUPPORT = {"support": 64}
+_SUPPORT = {"support": Option(64, least=1)}
 SOURCES = {
     "none": Kind(),
-    "ngram": Kind(options={"min_match": 1, "floor": 10}),
+    "ngram": Kind(options={"min_match": Option(1, least=1, most=8), "floor": Option(10, most=100)}),
     "model": Kind(loads="model", takes_states=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
-    "layer_skip": Kind(thins=_skipped, options={"skip": "", **_SUPPORT}),
-    "early_exit": Kind(thins=_behind, options={"layer": 0, **_SUPPORT}),
+    "layer_skip": Kind(thins=_skipped, options={"skip": Option(""), **_SUPPORT}),
+    "early_exit": Kind(thins=_behind, options={"layer": Option(0), **_SUPPORT}),
     "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "mtp": Kind(behind=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "medusa": Kind(loads="head", computes=True),
-    "pard": Kind(loads="model", computes=True, quantizes=True, options={"places": 12, **_SUPPORT}),
-    "lookahead": Kind(whole=True, learns=True, options={"window": 7, "level": 5, "guesses": 7}),
-    "suffix": Kind(options={"max_depth": 16, "min_odds": 10, "kept_tokens": 32_768}),
+    "pard": Kind(loads="model", computes=True, quantizes=True, options={"places": Option(12, least=1), **_SUPPORT}),
+    "lookahead": Kind(
+        whole=True,
+        learns=True,
+        options={"window": Option(7, least=1), "level": Option(5, least=2), "guesses": Option(7, least=1)},
+    ),
+    "suffix": Kind(
+        options={"max_depth": Option(16, least=8), "min_odds": Option(10, most=100), "kept_tokens": Option(32_768)}
+    ),
 }
-OF_ANY_SOURCE: Options = {"choices": ""}  # a file with the shape of a static tree
+OF_ANY_SOURCE = {"choices": Option("")}  # a file with the shape of a static tree
