@@ -664,6 +664,8 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "halves of blocks": ("bitsandbytes fp4", _put("weight.absmax", torch.Tensor.half), "of float16, not float32"),
     "bytes of blocks": ("bitsandbytes fp4", _put("weight", lambda w: w.view(torch.int8)), "of int8, not uint8"),
     "tiles": ("llm int8", _put("weight_format", torch.tensor(1).byte()), "weight_format is 1; should be 0"),
+    "scales that are none": ("gptq", _put("scales", lambda s: s * torch.nan), "scales that are no numbers"),
+    "exponents of nothing": ("packed mxfp4", _put("weight_scale", lambda e: e | 255), "scales that are no numbers"),
     "exponents": ("packed mxfp4", _put("weight_scale", lambda e: e.view(torch.int8)), "is of int8, not uint8"),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import tiny
+from tests.checkpoints import tiny, write_tokenizer
 from tests.draft.heads import eagle, mtp
 from tests.draft.heads.assistant import assistant
 from tests.worlds import topology
@@ -132,6 +132,19 @@ def test_an_assistant_of_another_target_is_refused(tmp_path: Path, capsys: pytes
     code, said = checked(capsys, f"target.model={tiny('gemma4', tmp_path / 'wide', sliding_window=9)}", draft)
     assert code == 2
     assert "layers with kv heads, numbers of each and window (3, 16, 8); should be the target's (3, 16, 9)" in said
+
+
+def test_a_draft_model_that_reads_other_ids_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What serving refused checked clean."""
+    target, draft = tiny("llama", tmp_path / "target"), tiny("llama", tmp_path / "draft")
+    changes = f"target.model={target}", f"draft={{source: model, model: {draft}}}"
+    write_tokenizer(target, 280)
+    for ids, code in ((280, 0), (270, 2)):
+        write_tokenizer(draft, ids)
+        found, said = checked(capsys, *changes)
+        assert found == code
+    assert "has a different tokenizer than target" in said
+    assert "in the target and missing in the draft; a draft model must share the target's tokenizer" in said
 
 
 def test_a_head_that_is_not_as_wide_as_its_target_is_refused(

@@ -24,7 +24,6 @@ from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
 from tpspec.roles.door import guarded, positive
-from tpspec.roles.tokenizers import check_same_tokenizer, difference
 from tpspec.text import Text
 from tpspec.topology.checkpoint import find
 from tpspec.topology.fused import DTYPE_BYTES
@@ -32,6 +31,7 @@ from tpspec.topology.report import table
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import weight_bytes
+from tpspec.topology.tokenizers import check_same_tokenizer, difference
 
 if TYPE_CHECKING:
     from tpspec.model.decoder import Decoder

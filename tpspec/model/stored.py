@@ -67,6 +67,12 @@ class StoredMatrices:
             raise self._parts.refusal(place.name, "bias", "is not nothing, and the architecture has no such bias")
 
     def _codes(self, scheme: Scheme, place: Place) -> Codes:
+        codes = self._read(scheme, place)
+        if not scales_of(codes.scales_OG, codes.gains_O).isfinite().all():
+            raise UserError(f"{self._parts.checkpoint.folder}: {place.name} has scales that are no numbers")
+        return codes
+
+    def _read(self, scheme: Scheme, place: Place) -> Codes:
         if scheme.kind == "float8":
             return self._floats.eights(scheme, place)
         self._parts.check_names(scheme, place.name)

@@ -18,11 +18,11 @@ from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
 from tpspec.draft.sources import source
 from tpspec.engine.remote import Way
 from tpspec.roles.fit import draft_pool
-from tpspec.roles.tokenizers import check_same_tokenizer
 from tpspec.topology.caches import draft_slots, num_positions
 from tpspec.topology.checkpoint import find
 from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.shape import ModelShape
+from tpspec.topology.tokenizers import check_same_tokenizer
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:

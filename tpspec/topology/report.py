@@ -19,6 +19,7 @@ from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sources import check_behind
 from tpspec.topology.target_shape import target_shape
+from tpspec.topology.tokenizers import FILE, check_same_tokenizer
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache")
 NO_SLICES = ("-", "-", "-", "-")
@@ -85,7 +86,15 @@ def _drafter_memory(topology: Topology) -> Memory:
         for kind in draft.kinds:
             if kind.loads == "model":
                 kind.check_model(own, draft.own_model)
+        _check_tokenizers(topology.target.model, draft.own_model)
     return drafter_memory(topology, target, own, head)
+
+
+def _check_tokenizers(target: str, draft: str) -> None:
+    """UserError where both are here, and differ."""
+    ours, theirs = local(target), local(draft)
+    if ours is not None and theirs is not None and (ours / FILE).is_file() and (theirs / FILE).is_file():
+        check_same_tokenizer(ours, theirs, target, draft)
 
 
 def _global_heads(topology: Topology, shape: ModelShape) -> Iterator[str]:

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+FILE = "tokenizer.json"
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer.json of a model's folder."""
     from tokenizers import Tokenizer
 
-    path = folder / "tokenizer.json"
+    path = folder / FILE
     if not path.is_file():
-        raise UserError(f"{folder} holds no tokenizer.json; a fast tokenizer is needed")
+        raise UserError(f"{folder} holds no {FILE}; a fast tokenizer is needed")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
