@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.model.batch import Carried, Runs, Span
 from tpspec.tokens import ROOT, Branch, TokenTree
+from tpspec.verify.occurring import Occurring
 from tpspec.verify.rows import Draw
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Growth:
     def __init__(self, ask: Ask) -> None:
         self.seq, self.num_prompt, self.sampling = ask.seq, ask.num_prompt, ask.sampling
         self.text = list(ask.tokens)
+        self._occurring = Occurring.wanted(self.text, self.num_prompt, self.sampling)
         self.root = Node(self.text[-1])
         self.num_read = self.num_taken = 0
         self._num_below = 0  # nodes below the root that have been read
@@ -228,7 +230,8 @@ class Growth:
 
     def draw(self, node: Node) -> Draw:
         """The token after `node`, to be drawn."""
-        return Draw(self.text, self.num_prompt, self.sampling, tuple(above.token for above in node.line()))
+        path = tuple(above.token for above in node.line())
+        return Draw(self.text, self.num_prompt, self.sampling, path, occurring=self._occurring)
 
     def learn(self, node: Node, offer: Offer, odds: Sequence[float]) -> None:
         """`node` has been read. odds: of the tokens on offer, as far as they are to be believed."""

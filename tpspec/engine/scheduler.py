@@ -333,7 +333,8 @@ class Scheduler:
             if stop >= seq.num_tokens:
                 tree = trees.get(seq.id, NO_DRAFT)
                 first = row - 1 - len(tree)  # rows before it read the prompt
-                cases.append(Case(seq.id, first, tree, seq.tokens, seq.num_prompt, seq.sampling, seq.constraint))
+                text = seq.tokens, seq.num_prompt, seq.sampling
+                cases.append(Case(seq.id, first, tree, *text, seq.constraint, seq.occurring))
         return tuple(cases), tuple(owed)
 
     # Verdicts

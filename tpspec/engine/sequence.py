@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpspec.verify.occurring import Occurring
+
 if TYPE_CHECKING:
     from tpspec.request import FinishReason, Request
     from tpspec.verify.allowed import Constraint
@@ -18,7 +20,7 @@ class Sequence:
     Whoever keeps `tokens` beyond the round copies it. num_cached: the first tokens whose keys and values are cached.
     num_scored: positions of the prompt whose rows have told the log-probability of the token that follows. keys, of the
     pages that its text fills, as far as they have been made; num_kept: those under which its own are kept. num_found:
-    tokens of the prompt that were cached when it came; None until it is admitted.
+    tokens of the prompt that were cached when it came; None until it is admitted. occurring: of tokens, for penalties.
     is_doubtful: its last round ended at a corrupt row, which may be the fault of a draft beside it.
     """
 
@@ -33,6 +35,7 @@ class Sequence:
         "num_kept",
         "num_prompt",
         "num_scored",
+        "occurring",
         "request",
         "sampling",
         "tokens",
@@ -43,6 +46,7 @@ class Sequence:
         self.id, self.sampling, self.num_prompt = request.id, request.sampling, len(request.prompt)
         self.max_total = self.num_prompt + request.max_tokens
         self.tokens = [*request.prompt, *request.begun]
+        self.occurring = Occurring.wanted(self.tokens, self.num_prompt, self.sampling)
         self.num_scored = request.num_scored
         self.num_cached = self.num_kept = 0
         self.num_found: int | None = None

@@ -12,21 +12,18 @@ import math
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from tpspec.staged import sent
+from tpspec.verify.occurring import Occurring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from tpspec.request import Sampling
     from tpspec.verify.rows import Draw, RowLogits
-
-MANY = 8  # a part of all ids: where so many tokens are counted, that is quicker by a count for each id than by sorting
 
 
 def process(rows: RowLogits, draws: Sequence[Draw], *, as_they_are: bool = False) -> Tensor:
@@ -87,46 +84,19 @@ def _edit(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> None:
 def _penalize(logits_RV: Tensor, start: int, draws: Sequence[Draw]) -> None:
     """Repetition over prompt and output, then frequency and presence over the output, of which the drafts before a row
     are part; vLLM's order and signs. The C ids that occur are few, and others stay as they are."""
-    wanted, counted = draws[0].sampling, _occurring(draws, start, logits_RV.shape[1])
+    wanted, one = draws[0].sampling, draws[0]
+    occurring = one.occurring or Occurring.wanted(one.context, one.num_prompt, wanted)
+    assert occurring is not None, "it penalizes"
+    counted = occurring.counts(range(start, start + logits_RV.shape[1]), [draw.path for draw in draws])
     columns_C, prompt_C, output_RC = (sent(torch.from_numpy(counts), logits_RV.device) for counts in counted)
     scores_RC = logits_RV[:, columns_C]
     repeated_RC = torch.where(
         scores_RC > 0, scores_RC / wanted.repetition_penalty, scores_RC * wanted.repetition_penalty
     )
-    scores_RC = torch.where(output_RC + prompt_C > 0, repeated_RC, scores_RC)
+    scores_RC = torch.where((output_RC > 0) | prompt_C, repeated_RC, scores_RC)
     scores_RC -= wanted.frequency_penalty * output_RC
     scores_RC -= wanted.presence_penalty * (output_RC > 0)
     logits_RV[:, columns_C] = scores_RC
-
-
-def _occurring(
-    draws: Sequence[Draw], start: int, num_ids: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-    """Ids of the shard that occur, from 0; whether each does in the prompt, where that counts; and for each draw how
-    often in the output and on its path."""
-    context, num_prompt = draws[0].context, draws[0].num_prompt
-    prompt = context[:num_prompt] if draws[0].sampling.repetition_penalty != 1 else ()
-    (prompt_P, _), (output_O, times_O) = (_counted(some, start, num_ids) for some in (prompt, context[num_prompt:]))
-    path = [(row, token - start) for row, draw in enumerate(draws) for token in draw.path]
-    rows, columns = np.array([one for one in path if 0 <= one[1] < num_ids], np.int64).reshape(-1, 2).T
-    columns_C, _ = np.unique(np.concatenate([prompt_P, output_O, columns]), return_counts=True)
-    prompt_C, output_RC = np.zeros(len(columns_C), np.float32), np.zeros((len(draws), len(columns_C)), np.float32)
-    prompt_C[columns_C.searchsorted(prompt_P)] = 1
-    output_RC[:, columns_C.searchsorted(output_O)] = times_O
-    np.add.at(output_RC, (rows, columns_C.searchsorted(columns)), 1)
-    return columns_C, prompt_C, output_RC
-
-
-def _counted(tokens: Sequence[int], start: int, num_ids: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids of the shard, from 0, and how often each occurs. numpy: torch reads a list in three times its time; and with
-    counts, for which it sorts: without, it takes ten times as long."""
-    columns = np.array(tokens, dtype=np.int64) - start
-    columns = columns[(columns >= 0) & (columns < num_ids)]
-    if len(columns) < num_ids // MANY:
-        return np.unique(columns, return_counts=True)
-    counts_V = np.bincount(columns)
-    found = np.flatnonzero(counts_V)
-    return found, counts_V[found]
 
 
 def num_kept(scores_S: Tensor, log_total: float, complete: bool, sampling: Sampling) -> int | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tpspec.tokens import TokenTree, Verdict
     from tpspec.verify.allowed import Constraint, Ids
     from tpspec.verify.noise import Noise
+    from tpspec.verify.occurring import Occurring
 
 
 def whole(x: Tensor) -> Tensor:
@@ -62,7 +63,8 @@ class RowLogits:
 class Draw(msgspec.Struct, frozen=True):
     """One next token to draw, after `context` (prompt and output so far) and then `path` (drafts not yet accepted).
 
-    allowed: by a grammar, of all ids; None where there is none.
+    allowed: by a grammar, of all ids; None where there is none. occurring: of the context, for penalties; None: whoever
+    needs it counts anew.
     """
 
     context: Sequence[int]
@@ -70,6 +72,7 @@ class Draw(msgspec.Struct, frozen=True):
     sampling: Sampling
     path: tuple[int, ...] = ()
     allowed: Ids | None = None
+    occurring: Occurring | None = None
 
     @property
     def position(self) -> int:
@@ -98,7 +101,7 @@ class Case(msgspec.Struct, frozen=True):
     """One sequence of the round. Its root is at row `row`, node i of its tree at row + 1 + i.
 
     context: prompt and output so far, the root last; the token judged at the root stands at position len(context).
-    constraint: of a request with a grammar.
+    constraint: of a request with a grammar. occurring: of the context, see Draw.
     """
 
     seq: int
@@ -108,6 +111,7 @@ class Case(msgspec.Struct, frozen=True):
     num_prompt: int
     sampling: Sampling
     constraint: Constraint | None = None
+    occurring: Occurring | None = None
 
     def rows(self) -> range:
         return range(self.row, self.row + 1 + len(self.tree))
@@ -120,8 +124,10 @@ class Case(msgspec.Struct, frozen=True):
         allowed: Sequence[Ids | None] = [None] * len(paths)
         if self.constraint is not None:
             allowed = self.constraint.allowed(self.context[self.num_prompt :], self.tree)
-        rows = zip(paths, allowed, strict=True)
-        return [Draw(self.context, self.num_prompt, self.sampling, path, ids) for path, ids in rows]
+        return [
+            Draw(self.context, self.num_prompt, self.sampling, path, ids, self.occurring)
+            for path, ids in zip(paths, allowed, strict=True)
+        ]
 
 
 class Listener(Protocol):
