@@ -373,6 +373,17 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "mistral": {"model_type": "mistral", "hidden_size": 48, "head_dim": 16, "sliding_window": 8},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "muse_glimmer": {
+        "model_type": "muse_glimmer_text",
+        "head_dim": 16,
+        **SLIDING,
+        "layer_rope_theta": [10000.0, 0, 10000],
+        "rms_norm_eps": 0.05,
+        "post_norm_eps": 0.5,
+        "qk_scale_factor": 2.5,
+        "output_multiplier": 0.8,
+        "final_logit_softcapping": 4.0,
+    },
     "nemotron_h": {
         "model_type": "nemotron_h",
         **MAMBA,
@@ -664,6 +675,7 @@ ONE_MORE = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "muse_glimmer_text",
     "nemotron",
     "qwen3_5_moe_text",
     "qwen3_5_text",
@@ -671,6 +683,7 @@ ONE_MORE = (
     "step3p5",
     "vaultgemma",
 )  # whose norms multiply by 1 + weight
+PLAIN_LAST = ("muse_glimmer_text",)  # but for the last
 STEPS_KEYS = {
     "moe_num_experts": "n_routed_experts",
     "moe_top_k": "num_experts_per_tok",
@@ -680,6 +693,23 @@ STEPS_EYES = {
     "vision_config": {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0},
     "image_token_id": 262,
 }
+MUSES_EYES = {
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_size": 14,
+        "pos_emb_height": 2,
+        "pos_emb_width": 2,
+    },
+    "out_hidden_size": 64,
+    "projector_hidden_size": 16,
+    "image_token_id": 0,  # which no test's text has: of those it does not take the row of the table
+    "video_token_id": 1,
+}
+# Types of text models that transformers has within models that see alone: those, and what else they are to have.
+SEEING = {"muse_glimmer_text": ("muse_glimmer", MUSES_EYES), "step3p5": ("step3p7", STEPS_EYES)}
 UNNORMED = ("gemma", "vaultgemma")  # where what layers add to an embedding that is multiplied has no norm
 
 
@@ -711,11 +741,11 @@ def tiny(
 
 
 def _made(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    if config.model_type != "step3p5":
+    if config.model_type not in SEEING:
         made: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
         return made
-    tied = config.tie_word_embeddings
-    whole = AutoConfig.for_model("step3p7", text_config=config.to_dict(), tie_word_embeddings=tied, **STEPS_EYES)
+    tied, (seeing, eyes) = config.tie_word_embeddings, SEEING[config.model_type]
+    whole = AutoConfig.for_model(seeing, text_config=config.to_dict(), tie_word_embeddings=tied, **eyes)
     return AutoModelForImageTextToText.from_config(whole, dtype=dtype)
 
 
@@ -738,9 +768,10 @@ def tiny_draft(folder: Path, target: Path) -> Path:
 def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     """Make every parameter random, also those that start as zeros or ones; logits get a std near LOGIT_STD."""
     kind = model.config.get_text_config().model_type
-    one_more, after = kind in ONE_MORE, 3 if kind.startswith(("gemma2", "gemma3", "gemma4")) else 1
+    after = 3 if kind.startswith(("gemma2", "gemma3", "gemma4")) else 1
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
+        one_more = kind in ONE_MORE and not (kind in PLAIN_LAST and name.endswith(".norm.weight"))
         is_matrix = values.dim() > 1 and not name.endswith("bias")
         made = _scaled(name, values) if is_matrix else _vector(name, values, after, one_more)
         is_sharp = kind.startswith("gemma4") and name.endswith("q_norm.weight")  # for nothing divides its scores

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from tests.checkpoints import AKIN, BASE, KINDS, LIKE, WITHIN, randomise, write_tokenizer
+from tests.checkpoints import AKIN, BASE, KINDS, LIKE, MUSES_EYES, WITHIN, randomise, write_tokenizer
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import Communicator
 from tpspec.comm.threads import ThreadWorld
@@ -45,6 +45,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llava", {"image_token_index": 262}),
     "llama3": ("llava_next", {"image_token_index": 262}),
     "qwen2": ("llava_onevision", {"image_token_index": 262}),
+    "muse_glimmer": ("muse_glimmer", {key: MUSES_EYES[key] for key in MUSES_EYES if key != "vision_config"}),
     "step3p5": ("step3p7", {"image_token_id": 262}),
     **{kind: (kind.removesuffix("_text"), {}) for kind in LIKE},
 }
@@ -84,6 +85,8 @@ def seeing(folder: Path, text: str, **keys: Any) -> torch.Tensor:
 
 
 def _eyes(model_type: str) -> dict[str, Any]:
+    if model_type == "muse_glimmer":
+        return MUSES_EYES["vision_config"] | {"model_type": "muse_glimmer_vision"}
     if model_type in SEES:
         return SEES[model_type] | {"model_type": f"{model_type}_vision", "depth": 1, "num_heads": 2}
     if model_type.startswith("qwen3_5"):
@@ -260,7 +263,7 @@ def test_sizes_that_a_section_leaves_out_are_those_of_transformers(
 @pytest.mark.parametrize(
     "kind",
     ["glm4v", "glm4v_moe", "llava", "llava_next", "llava_onevision", "qwen2_5_vl", "qwen2_vl", "qwen3_vl",
-     "qwen3_vl_moe", "internvl", "kimi_k25", "glm46v", "step3p7"],
+     "qwen3_vl_moe", "internvl", "kimi_k25", "glm46v", "muse_glimmer", "step3p7"],
 )  # fmt: skip
 def test_a_head_is_tied_where_transformers_ties_it(kind: str, section: bool | None, whole: bool | None) -> None:
     """Older transformers saved it in the section. Stands against a head that is called missing, or counted twice."""
@@ -268,7 +271,8 @@ def test_a_head_is_tied_where_transformers_ties_it(kind: str, section: bool | No
     config: dict[str, Any] = {} if whole is None else {"tie_word_embeddings": whole}
     theirs = AutoConfig.for_model(kind, text_config=dict(text), **config)
     said = text_config({"model_type": kind, "text_config": {**text, "hidden_size": 64}, **config})
-    assert said["tie_word_embeddings"] is getattr(theirs, "tie_word_embeddings", False)  # which Step's has not
+    # Of which Step's and Muse's have none.
+    assert said["tie_word_embeddings"] is getattr(theirs, "tie_word_embeddings", False)
 
 
 def test_what_a_config_leaves_out_of_its_text_section_is_what_transformers_takes_it_for(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.experts import Mixture, Shared
 from tpspec.model.latent import LatentQkv
-from tpspec.model.layers import Layer, LinearLayer
+from tpspec.model.layers import Layer, LinearLayer, Norm
+from tpspec.model.linear import Capped
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
@@ -145,6 +146,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "flint",
         "granite_hybrid",
         "hunyuan_moe",
+        "muse_glimmer",
         "starcoder2",
         "step3p5",
     ],
@@ -201,11 +203,12 @@ def held(part: Any) -> int:
 
 def parts_of(decoder: Any) -> list[Any]:
     """The norms and products of a decoder, the routers of mixtures, what gates an MLP beside one, and the layers, for
-    their sinks."""
-    parts = [decoder.norm, decoder.head]
+    their sinks. Norms without a weight are not planned."""
+    parts = [decoder.norm, decoder.head._product if isinstance(decoder.head, Capped) else decoder.head]
     for layer in decoder.layers:
         norms = ("attention_norm", "q_norm", "k_norm", "joint_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-        parts += {id(norm): norm for name in norms if (norm := getattr(layer, name, None)) is not None}.values()
+        own = {id(norm): norm for name in norms if (norm := getattr(layer, name, None)) is not None}.values()
+        parts += [norm for norm in own if not (isinstance(norm, Norm) and bool((norm.weight == 1).all()))]
         if isinstance(layer, Layer):
             parts += [layer, *_around(layer.qkv, layer.o)]
             if layer.gate is not None:

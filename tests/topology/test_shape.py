@@ -107,6 +107,7 @@ ROUNDED = {
     "google/gemma-4-E2B-it": 2.3,  # but for its table of numbers for each layer; of these the text models
     "google/gemma-4-26B-A4B-it": 25.2,
     "google/gemma-4-31B-it": 30.7,
+    "meta-models/Muse-Glimmer-30B": 29.6 - 1.9,  # less what sees
     "zai-org/GLM-4.1V-9B-Thinking": 9.4,
     "zai-org/GLM-4.5V": 106.8,
     "zai-org/GLM-4.6V": 106.8,
@@ -296,6 +297,7 @@ CALLED = {
     "mistral": "Mistral",
     "mistral4": "Mistral Small 4",
     "mixtral": "Mixtral",
+    "muse_glimmer_text": "Muse Glimmer",
     "nemotron": "Nemotron 4",
     "nemotron_h": "Nemotron 3",
     "olmo2": "OLMo 2",
@@ -460,6 +462,11 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
             "rope_type 'linear' is not supported beside layer_rope_theta; only 'default' is",
         ),
+        ("muse_glimmer_text", {"layer_rope_theta": [1e4, 1e5]}, "has 100000.0; should have rope_theta, 10000.0, or 0"),
+        ("muse_glimmer_text", {"layer_rope_theta": [0]}, "layer_rope_theta has 1 entries; should have one for each"),
+        ("muse_glimmer_text", {"qk_scale_factor": 0.0}, "qk_scale_factor is 0.0; should be above 0"),
+        ("muse_glimmer_text", {"output_multiplier": 0.0}, "output_multiplier is 0.0; should be a number, and not 0"),
+        ("muse_glimmer_text", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'silu'"),
         (
             "ministral3",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},

@@ -137,7 +137,10 @@ class Attentions:
         has = spec.qk_norm and not spec.joint_norm
         queries = norms.of_heads(f"{at}{spec.norms.queries}.weight", layer) if has else None
         keys = norms.of_heads(f"{at}{spec.norms.keys}.weight", layer) if has and keeps else None
-        return queries, keys, norms.without_weight(layer.head_dim) if spec.v_norm and keeps else None
+        plain = norms.without_weight(layer.head_dim)
+        if spec.plain_norm:
+            queries, keys = plain, plain if keeps else None
+        return queries, keys, plain if spec.v_norm and keeps else None
 
     def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
         if not self.spec.joint_norm:

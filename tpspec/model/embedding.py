@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from tpspec.staged import WORDS
 from tpspec.topology.formats import HEAD, UNUSED
@@ -53,22 +54,28 @@ def head_of(checkpoint: Checkpoint, shape: tuple[int, int], *, tied: bool) -> st
 class Embedding:
     """table_VD: floats on the host, of two bytes or more. dtype: of the model, which rows have.
 
-    scale: what rows are multiplied by, as that dtype holds it.
+    scale: what rows are multiplied by, as that dtype holds it. eps: of the RMSNorm without a weight that they are to
+    have; or None.
     """
 
-    def __init__(self, table_VD: Tensor, dtype: torch.dtype, scale: float | None = None) -> None:
-        self._dtype, self._table_dtype, self._scale = dtype, table_VD.dtype, scale
+    def __init__(
+        self, table_VD: Tensor, dtype: torch.dtype, scale: float | None = None, eps: float | None = None
+    ) -> None:
+        self._dtype, self._table_dtype, self._scale, self._eps = dtype, table_VD.dtype, scale, eps
         self.width = table_VD.shape[1]
         # Taken by numpy: torch needs several times as long for a few rows, and every round comes by here.
         self._words_VD = table_VD.view(WORDS[table_VD.itemsize]).numpy()
         flags = self._words_VD.flags
         # Rows are the table's own, and numpy takes them without copying all of it first.
-        self._is_takeable = scale is None and dtype == self._table_dtype and flags.aligned and flags.c_contiguous
+        is_plain = scale is None and eps is None and dtype == self._table_dtype
+        self._is_takeable = is_plain and flags.aligned and flags.c_contiguous
 
     def rows(self, tokens: Sequence[int]) -> Tensor:
         """[T, D], on the host. IndexError for a token that has none."""
         self._check(tokens)
         rows_TD = torch.from_numpy(self._words_VD[list(tokens)]).view(self._table_dtype).to(self._dtype)
+        if self._eps is not None:
+            rows_TD = F.rms_norm(rows_TD.float(), (self.width,), eps=self._eps).to(self._dtype)
         return rows_TD if self._scale is None else rows_TD * self._scale
 
     def put(self, tokens: Sequence[int], room: NDArray[Any]) -> None:

@@ -71,6 +71,13 @@ def ropes_by_theta(config: Any, thetas: str, where: str) -> dict[str | None, dic
     return {name: parameters | {"rope_theta": theta} for name, theta in sorted(known.items())}
 
 
+def check_one_theta(config: Any, thetas: str, where: str) -> None:
+    """That a list of that name has no theta but that of the only rope, or 0."""
+    usual = config.rope_parameters["rope_theta"]
+    if others := {theta for theta in getattr(config, thetas) if theta} - {usual}:
+        raise UserError(f"{where}: {thetas} has {max(others)}; should have rope_theta, {usual}, or 0 for each layer")
+
+
 def stretched(config: Any, parameters: dict[str, Any], where: str) -> dict[str, Any]:
     """Of dynamic scaling with an alpha, which is the same for every text: rope without scaling, of a larger base."""
     alpha, size = parameters.get("alpha"), head_dim_of(config)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import NOPE_BESIDE, NOPE_WITH_EXPERTS, THETAS
+from tpspec.model.architectures import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
 from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
 from tpspec.topology.windows import FULL, SLIDING
 
@@ -57,14 +57,13 @@ def layers_of(
     if arch.window == "all":
         kinds = [SLIDING if config.sliding_window else FULL] * num_layers
     kinds = kinds or [FULL] * num_layers
-    rope = _turned(config, arch.nope, kinds)
+    nope = THETAS if arch.nope == ONE_THETA else arch.nope
+    rope = _turned(config, nope, kinds)
     unknown = set(kinds) - {FULL, SLIDING}
     if unknown or len(kinds) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
     if len(rope) < num_layers:
-        raise UserError(
-            f"{where}: {arch.nope} has {len(rope)} entries; should have one for each of {num_layers} layers"
-        )
+        raise UserError(f"{where}: {nope} has {len(rope)} entries; should have one for each of {num_layers} layers")
     windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
     if any(window is not None and window < 1 for window in windows):
         raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")

@@ -14,6 +14,7 @@ import torch
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank
+from tpspec.model.architectures import FINAL_NORM
 from tpspec.model.attentions import Attentions
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
@@ -205,7 +206,7 @@ class Loader:
             return self.norms.of_rows(f"{at}{name}.weight")
 
         def out_norm(name: str | None) -> Norm | None:
-            return None if name is None else replace(norm(name), eps=spec.eps * spec.hidden_scale**2)
+            return None if name is None else replace(norm(name), eps=spec.out_eps)
 
         attentions, inner = self.attentions, f"{at}{MODEL_TYPES[spec.model_type].attention}."
         qkv, o = attentions.products(inner, layer)
@@ -244,7 +245,8 @@ class Loader:
 
     def embedding(self) -> Embedding:
         """Of tokens, and nothing besides."""
-        return self._table(TABLE, (self.spec.vocab, self.spec.hidden), self.spec.embedding_scale)
+        spec = self.spec
+        return self._table(TABLE, (spec.vocab, spec.hidden), spec.embedding_scale, spec.embedding_eps)
 
     def _embedding(self) -> Tables:
         spec = self.spec
@@ -255,10 +257,10 @@ class Loader:
         name = f"model.{per_layer.TABLE}"
         return Joined([tokens, self._table(name, (spec.num_per_layer_ids, width), spec.per_layer**0.5)])
 
-    def _table(self, name: str, shape: tuple[int, int], scale: float | None) -> Embedding:
+    def _table(self, name: str, shape: tuple[int, int], scale: float | None, eps: float | None = None) -> Embedding:
         table_VD = self.matrices.checkpoint.mapped(f"{name}.weight", shape)
         held = None if scale is None else torch.tensor(scale, dtype=self.dtype).item()
-        return Embedding(table_VD, self.dtype, held)
+        return Embedding(table_VD, self.dtype, held, eps)
 
     def _context(self) -> TokenInputs:
         """Whole on every rank, as what layers make of it is."""
@@ -283,7 +285,7 @@ class Loader:
         return head if spec.cap is None else Capped(head, spec.cap)
 
     def _final_norm(self) -> Norm:
-        norm, scale = self.norms.of_rows("model.norm.weight"), self.spec.final_scale
+        norm, scale = self.norms.of_rows(FINAL_NORM), self.spec.final_scale
         bias = None if norm.bias is None else norm.bias * scale
         return norm if scale == 1 else replace(norm, weight=norm.weight * scale, bias=bias)
 

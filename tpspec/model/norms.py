@@ -30,7 +30,7 @@ class Norms:
 
     def of(self, name: str, size: int) -> Norm:
         weight = self.matrices.wide(name, (size,))
-        return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
+        return Norm(weight + 1 if self.spec.adds_one(name) else weight, self.spec.eps)
 
     def without_weight(self, size: int) -> Norm:
         return Norm(torch.ones(size, device=self.matrices.device), self.spec.eps)

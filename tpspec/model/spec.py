@@ -8,11 +8,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import ACTS, GATES, THETAS, declared
-from tpspec.model.frequencies import frequencies_of, head_dim_of, num_of_turned, ropes_by_theta, ropes_of, stretched
+from tpspec.model.architectures import ACTS, FINAL_NORM, GATES, ONE_THETA, THETAS, declared
+from tpspec.model.frequencies import (
+    check_one_theta,
+    frequencies_of,
+    head_dim_of,
+    num_of_turned,
+    ropes_by_theta,
+    ropes_of,
+    stretched,
+)
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.limits import Limits, limits_of
 from tpspec.model.mlp import GAIN, MOST
@@ -51,12 +59,13 @@ if TYPE_CHECKING:
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. v_norm, centred, scaled_layers: see
-    Architecture. joint_norm: the norms of queries and keys are of all heads. turns_first, norms_biased, parallel: see
-    Defaults. cap, score_cap: of logits and scores, or None. latent, alternate_rope: see model/latent.py. intermediate:
-    of each expert, where there are some. score_scale: of products of queries and keys. embedding_scale: None is 1.
-    hidden_scale, final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each
-    layer; or none. Source: its config.json.
+    num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. plain_norm, v_norm, one_more, centred,
+    scaled_layers: see Architecture. out_eps: of norms of what layers give. joint_norm: the norms of queries and keys
+    are of all heads. turns_first, norms_biased, parallel: see Defaults. cap, score_cap: of logits and scores, or None.
+    latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some. score_scale: of
+    products of queries and keys. embedding_scale: None is 1. embedding_eps: of their norm, or None. hidden_scale,
+    final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each layer; or none.
+    Source: its config.json.
     """
 
     model_type: str
@@ -67,6 +76,7 @@ class ModelSpec:
     intermediate: int
     vocab: int
     eps: float
+    out_eps: float
     tied: bool
     qkv_bias: bool
     o_bias: bool
@@ -75,9 +85,10 @@ class ModelSpec:
     qk_norm: bool
     joint_norm: bool
     turns_first: bool
+    plain_norm: bool
     v_norm: bool
     norms: NormNames
-    one_more: bool
+    one_more: bool | Literal["layers"]
     centred: bool
     norms_biased: bool
     parallel: bool
@@ -85,6 +96,7 @@ class ModelSpec:
     gate: Gate
     score_scale: float
     embedding_scale: float | None
+    embedding_eps: float | None
     scaled_layers: bool
     cap: float | None
     score_cap: float | None
@@ -103,6 +115,10 @@ class ModelSpec:
     limits: tuple[Limits, ...] = ()
     hidden_scale: float = 1.0
     final_scale: float = 1.0
+
+    def adds_one(self, norm: str) -> bool:
+        """Whether the norm with a weight of that name multiplies by 1 + weight."""
+        return self.one_more is True or (self.one_more == "layers" and norm != FINAL_NORM)
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -194,6 +210,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         intermediate=intermediate,
         vocab=config.vocab_size,
         eps=getattr(config, arch.eps) / numbers.residual**2,
+        out_eps=getattr(config, arch.out_eps or arch.eps),
         tied=getattr(config, "tie_word_embeddings", False),
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
@@ -202,6 +219,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         qk_norm=_flag(config, arch.qk_norm),
         joint_norm=MODEL_TYPES[kind].jointly,
         turns_first=MODEL_TYPES[kind].turns_first,
+        plain_norm=arch.plain_norm,
         v_norm=arch.v_norm,
         norms=norms,
         one_more=arch.one_more,
@@ -212,6 +230,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         gate=_gate(arch, kind),
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=_embedding_scale(config, arch, numbers),
+        embedding_eps=getattr(config, arch.eps) if arch.normed_embeddings else None,
         scaled_layers=arch.scaled_layers,
         cap=_cap(config, "final_logit_softcapping", where) if arch.capped else None,
         score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
@@ -270,6 +289,8 @@ def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str
         return {}
     if arch.nope == THETAS:
         return ropes_by_theta(config, THETAS, where)
+    if arch.nope == ONE_THETA:
+        check_one_theta(config, THETAS, where)
     ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind)
     return {kinds: stretched(config, rope, where) for kinds, rope in ropes.items()} if arch.stretched else ropes
 
@@ -319,12 +340,20 @@ def _score_scale(config: Any, arch: Architecture, where: str) -> float:
     if arch.multiplied:
         return float(config.attention_multiplier)
     if arch.score_scale is None:
-        return float(head_dim_of(config) ** -0.5)
+        return float(head_dim_of(config) ** -0.5) * _sharpness(config, arch, where)
     if isinstance(arch.score_scale, float):
         return arch.score_scale
     if not (number := getattr(config, arch.score_scale)) > 0:
         raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
     return float(number**-0.5)
+
+
+def _sharpness(config: Any, arch: Architecture, where: str) -> float:
+    if arch.sharpened is None:
+        return 1.0
+    if not (number := getattr(config, arch.sharpened)) > 0:
+        raise UserError(f"{where}: {arch.sharpened} is {number}; should be above 0")
+    return float(number)
 
 
 def _cap(config: Any, key: str, where: str) -> float | None:

@@ -193,6 +193,16 @@ DENSE_TYPES = {
         intermediate=("intermediate_size", 14336),
     ),
     "mistral": Defaults(num_kv_heads=8),
+    "muse_glimmer_text": Defaults(
+        hidden=6656,
+        num_layers=52,
+        num_heads=32,
+        num_kv_heads=2,
+        head_dim=128,
+        vocab=202048,
+        layer_norms=4,
+        intermediate=("intermediate_size", 19968),
+    ),
     "nemotron": Defaults(
         hidden=6144,
         num_layers=32,

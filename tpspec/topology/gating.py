@@ -30,6 +30,7 @@ BEHIND_QUERIES = Gating()
 GATINGS = {
     "afmoe": Gating("gate_proj"),
     "laguna": Gating("g_proj", "softplus"),
+    "muse_glimmer_text": Gating("gate_proj"),
     "qwen3_5_moe_text": BEHIND_QUERIES,
     "qwen3_5_text": BEHIND_QUERIES,
     "qwen3_next": BEHIND_QUERIES,

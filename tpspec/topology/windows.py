@@ -50,6 +50,10 @@ def _between_full(read: Reads, layer: int) -> bool:
     return layer > 1 and layer % 4 != 1 and layer != read.size("num_hidden_layers", 49) - 1
 
 
+def _before_last(read: Reads, layer: int) -> bool:
+    return bool((read.size("num_hidden_layers", 52) - 1 - layer) % 4)
+
+
 def _before_layer(read: Reads, layer: int) -> bool:
     return layer % 2 == 0 and layer < read.size("max_window_layers", 28, least=0)
 
@@ -87,6 +91,7 @@ SLIDES = {
     "ministral3": Sliding(),
     "mistral": Sliding(4096),
     "mixtral": Sliding(),
+    "muse_glimmer_text": Sliding(2048, has_one=_before_last),
     "olmo3": Sliding(4096, has_one=lambda _, layer: bool((layer + 1) % 4)),
     "phi3": Sliding(),
     "qwen2": Sliding(4096, "use_sliding_window", _from_layer(28)),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpspec.model.architectures import FINAL_NORM
 from tpspec.model.embedding import TABLE, head_of
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
@@ -71,7 +72,7 @@ def taught(folder: Path) -> Taught:
         cap=spec.cap,
         embedding_VD=embedding_VD,
         head_VD=checkpoint.mapped(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape),
-        norm_D=(checkpoint.read("model.norm.weight", (spec.hidden,)) + (1 if spec.one_more else 0)) * spec.final_scale,
+        norm_D=(checkpoint.read(FINAL_NORM, (spec.hidden,)) + spec.adds_one(FINAL_NORM)) * spec.final_scale,
     )
 
 
