@@ -504,6 +504,7 @@ AKIN: dict[str, dict[str, Any]] = {
         "moe_k": 3,
         "moe_num_shared_experts": 2,
     },
+    "exaone": {"model_type": "exaone", "head_dim": 16, "rope_parameters": LLAMA3_ROPE},
     "exaone4": {"model_type": "exaone4", **SLIDING},
     "exaone4_whole": {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 3},
     "exaone_moe": {
@@ -684,6 +685,11 @@ ONE_MORE = (
     "vaultgemma",
 )  # whose norms multiply by 1 + weight
 PLAIN_LAST = ("muse_glimmer_text",)  # but for the last
+EXAONE_KEYS = {
+    "hidden_act": "activation_function",
+    "num_hidden_layers": "num_layers",
+    "rms_norm_eps": "layer_norm_epsilon",
+}  # transformers', and as it was published
 STEPS_KEYS = {
     "moe_num_experts": "n_routed_experts",
     "moe_top_k": "num_experts_per_tok",
@@ -819,6 +825,11 @@ def _as_llama3(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
 
 
+def _as_exaone(config: dict[str, Any]) -> dict[str, Any]:
+    """Likewise as EXAONE 3's do, and three sizes by other keys."""
+    return {EXAONE_KEYS.get(key, key): value for key, value in _as_llama3(config).items()}
+
+
 def _as_hunyuan(config: dict[str, Any]) -> dict[str, Any]:
     """Likewise as Hunyuan's do, and what kind of scaling it is by another key."""
     made = _as_llama3(config)
@@ -872,6 +883,7 @@ def as_step(config: dict[str, Any], *, behind: int = 2) -> dict[str, Any]:
 # What says a config as it was published.
 PUBLISHED = {
     "apertus": _as_llama3,
+    "exaone": _as_exaone,
     "hunyuan": _as_hunyuan,
     "hunyuan_moe": _as_hunyuan,
     "llama3": _as_llama3,

@@ -289,12 +289,14 @@ def test_what_a_config_leaves_out_of_its_text_section_is_what_transformers_takes
 def test_a_module_is_stored_as_its_publishers_lists_say_in_their_own_names() -> None:
     """Stands against a quantized model whose lists name modules as the whole model does: a head read as codes."""
     scheme = Scheme("packed", 4, 128)
-    lists = ("language_model.lm_head", r"re:model\.language_model\.layers\.0\..*", "language_model.model.layers.1.mlp")
+    lists = ("language_model.lm_head", r"re:model\.language_model\.layers\.0\..*", "language_model.model.layers.1.mlp",
+             r"re:transformer\.h\.2\..*")  # fmt: skip
     stored = Stored("test", ((("Linear",), scheme),), lists)
     assert stored.scheme_of("lm_head") is None
     assert stored.scheme_of("model.layers.0.self_attn.q_proj") is None
     assert stored.scheme_of("model.layers.1.mlp.up_proj") is None
     assert stored.scheme_of("model.layers.1.self_attn.q_proj") == scheme
+    assert stored.scheme_of("model.layers.2.attn.attention.q_proj") is None
 
 
 @pytest.mark.parametrize("name", ["model.layers.3.mlp.up_proj.weight", "lm_head.weight", "model.norm.weight"])

@@ -112,6 +112,7 @@ MIXTURES = (
     "kolibri1",
     "step3p5",
 )
+RENAMED = ("exaone", "starcoder2")  # whose matrices have other names than most
 WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there
 WIDE = {"hidden_size": 192, "head_dim": 32, "intermediate_size": 256}  # of whole blocks of 64
 EVERY, STATIC = pytest.mark.parametrize("name", list(FORMATS)), "fp8 with static scales"
@@ -121,7 +122,7 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", "granite_hybrid", *MIXTURES)
+    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", "granite_hybrid", *RENAMED, *MIXTURES)
     sizes: dict[str, dict[str, int]] = {"llama": WIDER, "wide": WIDE}
     plain = {
         kind: tiny("llama" if kind == "wide" else kind, tmp_path_factory.mktemp(kind), **sizes.get(kind, {}))
@@ -194,6 +195,18 @@ def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, 
     for shard in split(shape, (3, 1, 2)):
         decoder = Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8)
         assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16")
+
+
+@pytest.mark.parametrize("kind", RENAMED)
+@pytest.mark.parametrize("name", ["gptq", "awq", "packed"])
+def test_matrices_of_other_names_are_codes_too(written: Any, name: str, kind: str) -> None:
+    """Stands against those that no list of ours names, and that are looked for as plain weights."""
+    quantized, meant = written(name, kind)
+    assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
+    shape = ModelShape.of(quantized)
+    (whole,) = split(shape, (1,))
+    decoder = Loader.open(quantized, whole, torch.bfloat16, CPU).decoder(OneRank(), 8)
+    assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, whole, "bfloat16")
 
 
 @pytest.mark.parametrize("kind", MIXTURES)

@@ -20,6 +20,7 @@ from tpspec.model.spec import read_spec, resolve
 from tpspec.topology import checkpoint
 from tpspec.topology.latent import LATENTS
 from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.topology.multimodal import text_config
 from tpspec.topology.shape import ModelShape, known_models, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import num_params, weight_bytes
@@ -117,6 +118,9 @@ ROUNDED = {
     "Qwen/Qwen3-Next-80B-A3B-Instruct": 80,
     "baidu/ERNIE-4.5-300B-A47B-PT": 300,
     "rednote-hilab/dots.llm1.inst": 142,
+    "LGAI-EXAONE/EXAONE-3.5-2.4B-Instruct": 2.14 + 0.262,  # published without its table
+    "LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct": 6.98 + 2 * 0.4194,
+    "LGAI-EXAONE/EXAONE-3.5-32B-Instruct": 30.95 + 2 * 0.5243,
     "LGAI-EXAONE/K-EXAONE-236B-A23B": 236,
     "tencent/Hunyuan-A13B-Instruct": 80,
     "tencent/Hy3-preview": 295,
@@ -260,7 +264,8 @@ CALLED = {
     "dots1": "dots.llm1",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5_moe": "ERNIE 4.5",
-    "exaone4": "EXAONE 4",
+    "exaone": "EXAONE 3",
+    "exaone4": "EXAONE 3 to 4",
     "exaone_moe": "K-EXAONE",
     "flex_olmo": "FlexOlmo",
     "flint": "Flint",
@@ -364,6 +369,15 @@ def test_norms_that_a_config_says_are_missing_are_not_looked_for(has: bool) -> N
     norms = resolve(AutoConfig.for_model(**config), "there").norms
     assert [norms.attention_out, norms.mlp_out] == (["post_norm1", "post_norm2"] if has else [None, None])
     assert ModelShape.from_config(config, "here").layer_norms == (4 if has else 2)
+
+
+def test_keys_of_publishers_say_what_transformers_says_by_others() -> None:
+    """Stands against 32 layers of every EXAONE, which is what their number is by default."""
+    config = {key: value for key, value in CONFIG.items() if key != "num_hidden_layers"}
+    config = text_config({**config, "model_type": "exaone", "num_key_value_heads": 4, "num_layers": 2})
+    assert ModelShape.from_config(config, "here").num_layers == 2
+    with pytest.raises(UserError, match="here: num_layers is 3; should be 2, as num_hidden_layers is"):
+        ModelShape.from_config(text_config({**config, "num_layers": 3}), "here")
 
 
 def test_a_bias_that_a_type_always_has_may_be_named() -> None:

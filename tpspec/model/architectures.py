@@ -197,6 +197,7 @@ ARCHITECTURES = {
     "dots1": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
+    "exaone": replace(LLAMA, norms=NormNames("ln_1", mlp="ln_2")),
     "exaone4": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE, norms=OLMO2.norms),
     "exaone_moe": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE),
     "flex_olmo": OLMO2,

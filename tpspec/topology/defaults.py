@@ -20,10 +20,11 @@ class Defaults:
     those of query heads are called (attention.py), or None. normed: queries and keys have norms, always or where the
     flag of that name says so. jointly: those are of all heads together (joint_norm.py). turns_first: of heads that rope
     has turned. parallel: attention and MLP of a layer read the same, and are summed at once. attention: what that is
-    called within a layer. behind: of what layers give alone there are norms. layer_norms: of the hidden state, in each
-    layer; norms_biased: those have biases. out_normed: the flag that may say that two are missing. float16: whether its
-    numbers stay within those. intermediate: the key for an MLP's, or an expert's, channels, and how many there are
-    without it. always: flags that must be true where they are said. never: keys that must be null, false or empty.
+    called within a layer, and out: the matrix behind it, within that. behind: of what layers give alone there are
+    norms. layer_norms: of the hidden state, in each layer; norms_biased: those have biases. out_normed: the flag that
+    may say that two are missing. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or
+    an expert's, channels, and how many there are without it. always: flags that must be true where they are said.
+    never: keys that must be null, false or empty.
     """
 
     hidden: int | None = None
@@ -44,6 +45,7 @@ class Defaults:
     turns_first: bool = False
     parallel: bool = False
     attention: str = "self_attn"
+    out: str = "o_proj"
     behind: bool = False
     layer_norms: int = 2
     norms_biased: bool = False

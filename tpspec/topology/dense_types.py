@@ -112,6 +112,17 @@ DENSE_TYPES = {
         tied=True,
         intermediate=("intermediate_size", 3072),
     ),
+    "exaone": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        vocab=102400,
+        mlp_biased=True,
+        attention="attn.attention",
+        out="out_proj",
+        intermediate=("intermediate_size", 14336),
+    ),
     "exaone4": Defaults(
         hidden=4096,
         num_layers=32,

@@ -136,7 +136,14 @@ def layer_shape(folder: Path) -> ModelShape:
     fields = USUAL | layer_fields(layer_of(read_config(folder), where))
     shape = ModelShape.from_config({key: fields[key] for key in fields if key not in STORAGE}, where)
     usual = MODEL_TYPES[shape.model_type]
-    attends_so = usual.behind or usual.turns_first or shape.joint_norm or shape.parallel or shape.blocks
+    attends_so = (
+        usual.attention != Defaults().attention
+        or usual.behind
+        or usual.turns_first
+        or shape.joint_norm
+        or shape.parallel
+        or shape.blocks
+    )
     acts_so = shape.experts or shape.delta_net or shape.mlp_names.bends or shape.norms_biased
     if attends_so or acts_so or shape.layer_norms != Defaults().layer_norms:
         raise UserError(f"{where}: model_type is {shape.model_type}; heads of such layers are not supported")

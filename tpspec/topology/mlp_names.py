@@ -71,5 +71,6 @@ MLPS = {
     "apertus": BENT,
     **dict.fromkeys(("arcee", "nemotron"), UNGATED),
     **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED),
+    "exaone": MlpNames("mlp", "c_fc_0", "c_fc_1", "c_proj"),
     "starcoder2": MlpNames("mlp", gate=None, up="c_fc", down="c_proj"),
 }

@@ -5,7 +5,7 @@ Knows keys and names; must not know what they mean.
 
 from __future__ import annotations
 
-from tpspec.topology import step
+from tpspec.topology import published_keys, step
 
 TEXT_TYPES = {
     "cohere2_vision": "cohere2",
@@ -63,13 +63,16 @@ TIED = "tie_word_embeddings"  # which the whole model decides, for its head is n
 # Files of older tools that say how weights are stored, where config.json does not, and what method they need not name.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 STORAGE = ("compression_config", "quantization_config", *BESIDE)  # of the whole model, text model included
-# How names of tensors begin otherwise: as Nemotron-H was published, and as transformers has it.
+# How names of tensors begin otherwise: as Nemotron-H was published, and as transformers has it; and as EXAONE was.
 RENAMED = {
     "backbone.embeddings.": "model.embed_tokens.",
     "backbone.norm_f.": "model.norm.",
     "backbone.": "model.",
     "model.embeddings.": "model.embed_tokens.",
     "model.norm_f.": "model.norm.",
+    "transformer.h.": "model.layers.",
+    "transformer.ln_f.": "model.norm.",
+    "transformer.wte.": "model.embed_tokens.",
 }
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
 
@@ -80,8 +83,8 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     alone = _alone(config)
     kind = alone.get("model_type")
     if isinstance(kind, str) and kind in OTHER_NAMES:
-        return alone | {"model_type": OTHER_NAMES[kind]}
-    return step.as_now(alone)
+        alone = alone | {"model_type": OTHER_NAMES[kind]}
+    return step.as_now(published_keys.as_now(alone))
 
 
 def _alone(config: dict[str, object]) -> dict[str, object]:
@@ -120,5 +123,6 @@ def text_name(name: str) -> str:
 def spellings(name: str) -> tuple[str, ...]:
     """A name in a text model, and what it is called where that is part of another."""
     whole, old = PREFIXES
-    inner = tuple(begin + name.removeprefix("model.") for begin in (whole, "backbone.") if name.startswith("model."))
-    return (name, old + name, *inner)
+    inside = (whole + name.removeprefix("model."),) if name.startswith("model.") else ()
+    renamed = (other + name.removeprefix(usual) for other, usual in RENAMED.items() if name.startswith(usual))
+    return (name, old + name, *inside, *renamed)

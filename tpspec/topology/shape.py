@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tpspec.errors import UserError
-from tpspec.topology import checkpoint, step
+from tpspec.topology import checkpoint, published_keys, step
 from tpspec.topology.blocks import MIXTURE, MLP, blocks_of
 from tpspec.topology.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, experts_of
@@ -102,6 +102,7 @@ class ModelShape:
         if model_type not in MODEL_TYPES:
             known = ", ".join(sorted(MODEL_TYPES))
             raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
+        published_keys.check(read, model_type)
         usual = MODEL_TYPES[model_type]
         for key in usual.always:
             read.one_of(key, (True,), True)

@@ -155,8 +155,9 @@ def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
     layers = (f"model.layers.{index}." for index in which)
     gate = (shape.gating.own,) if shape.gating is not None and shape.gating.own is not None else ()
-    at = MODEL_TYPES[shape.model_type].attention
-    return alike(shape.stored, layers, [f"{at}.{name}" for name in (*shape.attention_names, *gate, "o_proj")])
+    usual = MODEL_TYPES[shape.model_type]
+    names = (*shape.attention_names, *gate, usual.out)
+    return alike(shape.stored, layers, [f"{usual.attention}.{name}" for name in names])
 
 
 @cache
@@ -317,7 +318,7 @@ def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) 
 
 def _o(shape: ModelShape, shard: Shard, at: str, head_dim: int) -> Fused:
     columns = range(shard.heads.start * head_dim, shard.heads.stop * head_dim)
-    return Fused(((at + "o_proj", shape.hidden),), columns, shape.num_heads * head_dim)
+    return Fused(((at + MODEL_TYPES[shape.model_type].out, shape.hidden),), columns, shape.num_heads * head_dim)
 
 
 def _num_made(shape: ModelShape, shard: Shard) -> int:

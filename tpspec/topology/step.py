@@ -1,4 +1,5 @@
-"""Step's config.json as it was published: its keys by transformers' names, and what else it says, which is always so.
+"""Step's config.json as it was published: what transformers says by other keys in other ways (published_keys.py has the
+rest), and what else it says, which is always so.
 
 Knows keys. What those of transformers mean is read where those of other models are.
 """
@@ -8,18 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.topology.published_keys import say
 from tpspec.topology.windows import FULL, SLIDING, kinds_of
 
 if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
 
 TYPE = "step3p5"
-RENAMED = {
-    "moe_num_experts": "n_routed_experts",
-    "moe_top_k": "num_experts_per_tok",
-    "num_attention_groups": "num_key_value_heads",
-    "share_expert_dims": "share_expert_dim",
-}
 MIXED, KINDS = "moe_layers_enum", "mlp_layer_types"
 SLIDING_SETTING, SLIDING_HEADS = "attention_other_setting", "num_sliding_attention_heads"
 ROPES = ("rope_theta", "partial_rotary_factors")
@@ -48,30 +44,18 @@ def as_now(config: dict[str, object]) -> dict[str, object]:
     """A config of any type, one of Step by transformers' keys. What cannot be said by those stays, for `check`."""
     if config.get("model_type") != TYPE:
         return config
-    made = {key: value for key, value in config.items() if key not in RENAMED or value is not None}
+    made = dict(config)
     num_layers, behind = made.get("num_hidden_layers") or NUM_LAYERS, made.get("num_nextn_predict_layers") or 0
     if type(num_layers) is not int or type(behind) is not int:
         return made
     for key in LISTS:
         if isinstance(listed := made.get(key), list) and len(listed) == num_layers + behind:
             made[key] = listed[:num_layers]
-    for old, key in RENAMED.items():
-        _say(made, old, key, made.get(old))
     if (mixed := _numbers(made.get(MIXED))) is not None:
-        _say(made, MIXED, KINDS, ["sparse" if layer in mixed else "dense" for layer in range(num_layers)])
+        say(made, MIXED, KINDS, ["sparse" if layer in mixed else "dense" for layer in range(num_layers)])
     if isinstance(other := made.get(SLIDING_SETTING), dict) and _differs_by_heads_alone(other, made):
-        _say(made, SLIDING_SETTING, SLIDING_HEADS, other.get("num_attention_heads"))
+        say(made, SLIDING_SETTING, SLIDING_HEADS, other.get("num_attention_heads"))
     return made
-
-
-def _say(made: dict[str, object], old: str, key: str, value: object) -> None:
-    """By another key, which may say it already; what it then says otherwise stays."""
-    if value is None:
-        return
-    if made.get(key) is None:
-        made[key] = value
-    if made[key] == value:
-        del made[old]
 
 
 def check(read: Reads, model_type: str, num_layers: int) -> None:
@@ -81,9 +65,6 @@ def check(read: Reads, model_type: str, num_layers: int) -> None:
     for key, right in ALWAYS.items():
         read.one_of(key, right, right[0])
     read.refuse(*NEVER)
-    for old, key in RENAMED.items():
-        if read.config.get(old) is not None:
-            raise read.refusal(old, f"{read.config.get(key)}, as {key} is")
     if read.config.get(MIXED) is not None:
         raise read.refusal(MIXED, f"numbers of layers, as [3, 4] or '3,4', and those that {KINDS} says, if it does")
     if read.config.get(SLIDING_SETTING) is not None:
