@@ -581,7 +581,15 @@ AKIN: dict[str, dict[str, Any]] = {
         "use_mixed_mlp_moe": True,
     },
     "nemotron": {"model_type": "nemotron", "head_dim": 16, "norm_eps": 1e-5},
+    "internlm3": {
+        "model_type": "internlm3",
+        "head_dim": 16,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 6.0},
+    },
     "iquestcoder": {"model_type": "iquestcoder", "head_dim": 16},
+    "jais2": {"model_type": "jais2", "head_dim": 16, "layer_norm_eps": 1e-5},
     "kolibri1": {
         "model_type": "kolibri1",
         "head_dim": 16,
@@ -631,6 +639,8 @@ AKIN: dict[str, dict[str, Any]] = {
         "use_conv_bias": False,
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
     },
+    "nanochat": {"model_type": "nanochat", "final_logit_softcapping": 2.0},
+    "olmo": {"model_type": "olmo"},
     "olmo2": {"model_type": "olmo2"},
     "olmoe": {"model_type": "olmoe", "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
     "qwen2_moe": {"model_type": "qwen2_moe", **GATED, "num_experts": 7},
@@ -690,6 +700,7 @@ EXAONE_KEYS = {
     "num_hidden_layers": "num_layers",
     "rms_norm_eps": "layer_norm_epsilon",
 }  # transformers', and as it was published
+INTERNLM_KEYS = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
 STEPS_KEYS = {
     "moe_num_experts": "n_routed_experts",
     "moe_top_k": "num_experts_per_tok",
@@ -826,8 +837,13 @@ def _as_llama3(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_exaone(config: dict[str, Any]) -> dict[str, Any]:
-    """Likewise as EXAONE 3's do, and three sizes by other keys."""
+    """Likewise as EXAONE 3's do, and by keys of its own."""
     return {EXAONE_KEYS.get(key, key): value for key, value in _as_llama3(config).items()}
+
+
+def _as_internlm(config: dict[str, Any]) -> dict[str, Any]:
+    """Likewise as InternLM 3's do."""
+    return {INTERNLM_KEYS.get(key, key): value for key, value in _as_llama3(config).items()}
 
 
 def _as_hunyuan(config: dict[str, Any]) -> dict[str, Any]:
@@ -886,6 +902,7 @@ PUBLISHED = {
     "exaone": _as_exaone,
     "hunyuan": _as_hunyuan,
     "hunyuan_moe": _as_hunyuan,
+    "internlm3": _as_internlm,
     "llama3": _as_llama3,
     "step3p5": as_step,
 }

@@ -346,9 +346,9 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "another architecture": (config_of(json.dumps(GPT2)), ["gpt2", "not supported", "llama"]),
     "an architecture nobody knows": (config_with(model_type="hyena9"), ["hyena9"]),
     "an activation": (config_with(hidden_act="gelu"), ["hidden_act", "gelu"]),
-    "a rope that grows": (
-        config_with(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
-        ["rope_type", "dynamic"],
+    "a rope nobody knows": (
+        config_with(rope_parameters={"rope_type": "xpos", "factor": 2.0, "rope_theta": 1e4}),
+        ["rope_type", "xpos"],
     ),
     "a rope base that is text": (
         config_with(rope_parameters={"rope_type": "default", "rope_theta": "a"}),

@@ -48,25 +48,25 @@ class Architecture:
     RMSNorm over each query and key head, or over all of them (joint_norm.py); likewise. plain_norm: over each query
     and key head, without a weight; v_norm: the same over each value head. partial_rope: whether the config may say that
     rope turns the first part of a head alone. alternate_rope: it turns a number with the next, not with one half a head
-    away, or the name of the flag that says so. turned: whether rope is at all, or the key that says "rope" or "nope".
-    stretched: whether a dynamic rope may have an alpha (frequencies.py). ropes_by_kind: each kind of layers says of its
-    own. window: "all" layers share config.sliding_window, "layer_types" says which layers do, or None. nope: the config
-    list that says which layers skip rope, such as THETAS, or the type of those that do, or NOPE or ONE_THETA as above;
-    or None.
+    away, or the name of the flag that says so. backwards: by the negative of its angle. turned: whether rope is at all,
+    or the key that says "rope" or "nope". stretched: whether a dynamic rope may have an alpha (frequencies.py).
+    ropes_by_kind: each kind of layers says of its own. window: "all" layers share config.sliding_window, "layer_types"
+    says which layers do, or None. nope: the config list that says which layers skip rope, such as THETAS, or the type
+    of those that do, or NOPE or ONE_THETA as above; or None.
 
-    norms: what a layer's are called. out_norms: the flag that says whether there are those of what it gives, if one
-    does. one_more: norms multiply by 1 + weight; of "layers": but the final one by its weight. centred: the mean of a
-    row is taken off before, as LayerNorm does. eps: what a config calls that of norms. rms_eps: what it calls that of
-    norms that are not centred, as all are where it gives one. out_eps: of those of what layers give, where they have
-    one of their own. gate: what its config calls that of an MLP, and must say. clamped: see rows.inc. limited: whether
-    the config may say limits of MLPs (limits.py). scaled_embeddings: by the root of their size, always or where that
-    flag says so. normed_embeddings: by RMSNorm without a weight. scaled_layers: what leaves a layer, by a number of its
-    own. multiplied: embeddings, what is added to them, scores and logits, by numbers of the config (spec.py), which
-    logits are divided by but for "logits". logit_scale: that of the config which logits alone are multiplied by, or
-    None. score_scale: the config's number that scores are divided by the root of, if not head_dim; or what they are
-    multiplied by. sharpened: what it calls the number that they are multiplied by besides, or None. capped,
-    scores_capped: whether the config may say so of logits, and of scores. apart: options that would change what it
-    computes, and are not supported, with values that would not.
+    norms: what a layer's are called. weighed: whether norms have weights. out_norms: the flag that says whether there
+    are those of what it gives, if one does. one_more: norms multiply by 1 + weight; of "layers": but the final one by
+    its weight. centred: the mean of a row is taken off before, as LayerNorm does. eps: what a config calls that of
+    norms, or how much it always is. rms_eps: what it calls that of norms that are not centred, as all are where it
+    gives one. out_eps: of those of what layers give, where they have one of their own. gate: what its config calls that
+    of an MLP, and must say. clamped: see rows.inc. limited: whether the config may say limits of MLPs (limits.py).
+    scaled_embeddings: by the root of their size, always or where that flag says so. normed_embeddings: by RMSNorm
+    without a weight. scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added
+    to them, scores and logits, by numbers of the config (spec.py), which logits are divided by but for "logits".
+    logit_scale: that of the config which logits alone are multiplied by, or None. score_scale: the config's number that
+    scores are divided by the root of, if not head_dim; or what they are multiplied by. sharpened: what it calls the
+    number that they are multiplied by besides, or None. capped, scores_capped: whether the config may say so of logits,
+    and of scores. apart: options that would change what it computes, and are not supported, with values that would not.
     """
 
     qkv_bias: bool | str = False
@@ -77,16 +77,18 @@ class Architecture:
     v_norm: bool = False
     partial_rope: bool = False
     alternate_rope: bool | str = False
+    backwards: bool = False
     turned: bool | str = True
     stretched: bool = False
     ropes_by_kind: bool = False
     window: str | None = None
     nope: str | None = None
     norms: NormNames = NormNames()
+    weighed: bool = True
     out_norms: str | None = None
     one_more: bool | Literal["layers"] = False
     centred: bool = False
-    eps: str = "rms_norm_eps"
+    eps: str | float = "rms_norm_eps"
     rms_eps: str | None = None
     out_eps: str | None = None
     gate: tuple[str, str] = ("hidden_act", "silu")
@@ -253,7 +255,9 @@ ARCHITECTURES = {
         out_norms="use_post_norm",
         multiplied="logits",
     ),
+    "internlm3": LLAMA,
     "iquestcoder": LLAMA,
+    "jais2": replace(LLAMA, centred=True, eps="layer_norm_eps", gate=("hidden_act", "relu2")),
     "kolibri1": Architecture(
         qk_norm=True,
         window="layer_types",
@@ -292,12 +296,23 @@ ARCHITECTURES = {
         sharpened="qk_scale_factor",
         capped=True,
     ),
+    "nanochat": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        backwards=True,
+        weighed=False,
+        gate=("hidden_act", "relu2"),
+        normed_embeddings=True,
+        capped=True,
+    ),
     "nemotron": replace(
         LLAMA, partial_rope=True, one_more=True, centred=True, eps="norm_eps", gate=("hidden_act", "relu2")
     ),
     "nemotron_h": Architecture(
         turned=False, norms=NormNames("norm", mlp="norm"), eps="layer_norm_epsilon", gate=("mlp_hidden_act", "relu2")
     ),
+    "olmo": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", weighed=False, centred=True, eps=1e-5),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, window="layer_types"),
     "olmoe": replace(OLMO2, norms=NormNames()),

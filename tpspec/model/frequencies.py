@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 PROPORTIONAL = "proportional"  # may turn a part of each half of a head
 MOST_THETAS = 2  # whose cosines and sines plans count
-ROPE_TYPES = ("default", "linear", "llama3", "longrope", PROPORTIONAL, "yarn")  # dynamic changes with each token
+# Dynamic scaling begins beyond max_position_embeddings, where no text goes on.
+ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", PROPORTIONAL, "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ def frequencies_of(
     kind = parameters.get("rope_type", "default")
     if kind not in ROPE_TYPES:
         raise UserError(f"{where}: rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
+    if kind == "dynamic" and parameters.get("alpha") is not None:  # `stretched` knows what it is
+        raise UserError(f"{where}: rope_parameters.alpha is not supported for {config.model_type}")
     try:
         inverse, scale = _inverse(config, whole, layers, parameters, head_dim)
         length = int(parameters["original_max_position_embeddings"]) if kind == "longrope" else 0

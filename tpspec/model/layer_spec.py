@@ -99,9 +99,12 @@ def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[flo
 
 def head_order(config: Any, arch: Architecture, rope: dict[str, Any], where: str) -> tuple[int, ...] | None:
     """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
-    those go where our two halves begin, and what it leaves as it is behind them."""
+    those go where our two halves begin, and what it leaves as it is behind them. Backwards is forwards of halves that
+    have changed places."""
     size, part = head_dim_of(config), rope.get("partial_rotary_factor", 1.0)
     is_whole = part == 1.0 or rope.get("rope_type") == PROPORTIONAL
+    if is_whole and arch.backwards:
+        return (*range(size // 2, size), *range(size // 2))
     if is_whole and not arch.alternate_rope:
         return None
     if not (is_whole or arch.partial_rope):

@@ -29,6 +29,8 @@ class Norms:
     matrices: Matrices
 
     def of(self, name: str, size: int) -> Norm:
+        if not self.spec.norms_weighed:
+            return self.without_weight(size)
         weight = self.matrices.wide(name, (size,))
         return Norm(weight + 1 if self.spec.adds_one(name) else weight, self.spec.eps)
 

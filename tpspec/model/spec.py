@@ -59,13 +59,13 @@ if TYPE_CHECKING:
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
 
-    num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. plain_norm, v_norm, one_more, centred,
-    scaled_layers: see Architecture. out_eps: of norms of what layers give. joint_norm: the norms of queries and keys
-    are of all heads. turns_first, norms_biased, parallel: see Defaults. cap, score_cap: of logits and scores, or None.
-    latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some. score_scale: of
-    products of queries and keys. embedding_scale: None is 1. embedding_eps: of their norm, or None. hidden_scale,
-    final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each layer; or none.
-    Source: its config.json.
+    num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. plain_norm, v_norm, norms_weighed, one_more,
+    centred, scaled_layers: see Architecture. out_eps: of norms of what layers give. joint_norm: the norms of queries
+    and keys are of all heads. turns_first, norms_biased, parallel: see Defaults. cap, score_cap: of logits and scores,
+    or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some.
+    score_scale: of products of queries and keys. embedding_scale: None is 1. embedding_eps: of their norm, or None.
+    hidden_scale, final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each
+    layer; or none. Source: its config.json.
     """
 
     model_type: str
@@ -88,6 +88,7 @@ class ModelSpec:
     plain_norm: bool
     v_norm: bool
     norms: NormNames
+    norms_weighed: bool
     one_more: bool | Literal["layers"]
     centred: bool
     norms_biased: bool
@@ -209,8 +210,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         head_dim=head_dim,
         intermediate=intermediate,
         vocab=config.vocab_size,
-        eps=getattr(config, arch.eps) / numbers.residual**2,
-        out_eps=getattr(config, arch.out_eps or arch.eps),
+        eps=_eps(config, arch) / numbers.residual**2,
+        out_eps=_eps(config, arch) if arch.out_eps is None else getattr(config, arch.out_eps),
         tied=getattr(config, "tie_word_embeddings", False),
         qkv_bias=_flag(config, arch.qkv_bias),
         o_bias=_flag(config, arch.o_bias),
@@ -222,6 +223,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         plain_norm=arch.plain_norm,
         v_norm=arch.v_norm,
         norms=norms,
+        norms_weighed=arch.weighed,
         one_more=arch.one_more,
         centred=arch.centred,
         norms_biased=MODEL_TYPES[kind].norms_biased,
@@ -230,7 +232,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         gate=_gate(arch, kind),
         score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
         embedding_scale=_embedding_scale(config, arch, numbers),
-        embedding_eps=getattr(config, arch.eps) if arch.normed_embeddings else None,
+        embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
         scaled_layers=arch.scaled_layers,
         cap=_cap(config, "final_logit_softcapping", where) if arch.capped else None,
         score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
@@ -293,6 +295,10 @@ def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str
         check_one_theta(config, THETAS, where)
     ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind)
     return {kinds: stretched(config, rope, where) for kinds, rope in ropes.items()} if arch.stretched else ropes
+
+
+def _eps(config: Any, arch: Architecture) -> float:
+    return float(getattr(config, arch.eps)) if isinstance(arch.eps, str) else arch.eps
 
 
 def _flag(config: Any, flag: bool | str | None) -> bool:

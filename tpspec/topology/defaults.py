@@ -16,15 +16,15 @@ class Defaults:
 
     qkv: what the matrices of queries, keys and values are called; of one name they are one, their rows in that order.
     biased: whether those have biases, as bias_key says; or "always", whatever the config says. o_biased: what attention
-    gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts, or what bias_key says. sinks: what
-    those of query heads are called (attention.py), or None. normed: queries and keys have norms, always or where the
-    flag of that name says so. jointly: those are of all heads together (joint_norm.py). turns_first: of heads that rope
-    has turned. parallel: attention and MLP of a layer read the same, and are summed at once. attention: what that is
-    called within a layer, and out: the matrix behind it, within that. behind: of what layers give alone there are
-    norms. layer_norms: of the hidden state, in each layer; norms_biased: those have biases. out_normed: the flag that
-    may say that two are missing. float16: whether its numbers stay within those. intermediate: the key for an MLP's, or
-    an expert's, channels, and how many there are without it. always: flags that must be true where they are said.
-    never: keys that must be null, false or empty.
+    gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts (if that is left out, it "usually"
+    has some), or what bias_key says. sinks: what those of query heads are called (attention.py), or None. normed:
+    queries and keys have norms, always or where the flag of that name says so. jointly: those are of all heads together
+    (joint_norm.py). turns_first: of heads that rope has turned. parallel: attention and MLP of a layer read the same,
+    and are summed at once. attention: what that is called within a layer, and out: the matrix behind it, within that.
+    behind: of what layers give alone there are norms. layer_norms: of the hidden state, in each layer; norms_biased:
+    those have biases. out_normed: the flag that may say that two are missing. float16: whether its numbers stay within
+    those. intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it. always:
+    flags that must be true where they are said. never: keys that must be null, false or empty.
     """
 
     hidden: int | None = None
@@ -38,7 +38,7 @@ class Defaults:
     biased: bool | Literal["always"] = False
     bias_key: str = "attention_bias"
     o_biased: bool | str = True
-    mlp_biased: bool | Literal["likewise"] = False
+    mlp_biased: bool | Literal["likewise", "usually"] = False
     sinks: str | None = None
     normed: bool | str = False
     jointly: bool = False

@@ -69,8 +69,9 @@ GRANITE = MlpNames(
 # Types whose MLPs have other names than DENSE.
 MLPS = {
     "apertus": BENT,
-    **dict.fromkeys(("arcee", "nemotron"), UNGATED),
+    **dict.fromkeys(("arcee", "jais2", "nemotron"), UNGATED),
     **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED),
     "exaone": MlpNames("mlp", "c_fc_0", "c_fc_1", "c_proj"),
+    "nanochat": MlpNames("mlp", gate=None, up="fc1", down="fc2"),
     "starcoder2": MlpNames("mlp", gate=None, up="c_fc", down="c_proj"),
 }

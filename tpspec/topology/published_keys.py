@@ -16,6 +16,7 @@ KEYS = {
         "layer_norm_epsilon": "rms_norm_eps",
         "num_layers": "num_hidden_layers",
     },
+    "internlm3": {"bias": "mlp_bias", "qkv_bias": "attention_bias"},
     "step3p5": {
         "moe_num_experts": "n_routed_experts",
         "moe_top_k": "num_experts_per_tok",

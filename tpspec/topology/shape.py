@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from tpspec.topology.defaults import Defaults
+
 
 def intermediate_key(model_type: str, experts: Experts | None) -> tuple[str, int | None]:
     """As Defaults has it, or for experts a key of their own."""
@@ -135,7 +137,7 @@ class ModelShape:
             qkv_bias=biased,
             model_type=model_type,
             o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
-            mlp_bias=biased if usual.mlp_biased == "likewise" else usual.mlp_biased and read.flag("mlp_bias", False),
+            mlp_bias=_mlp_bias(read, usual, biased=biased),
             sinks=usual.sinks,
             qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
             joint_norm=usual.jointly,
@@ -213,6 +215,12 @@ class ModelShape:
     def summed(self) -> int:
         """Numbers of a row in an all-reduce, on average: experts may have a sum of their own beside the MLP's."""
         return self.hidden + (self.hidden // 2 if self.experts and self.experts.apart else 0)
+
+
+def _mlp_bias(read: Reads, usual: Defaults, *, biased: bool) -> bool:
+    if usual.mlp_biased == "likewise":
+        return biased
+    return bool(usual.mlp_biased) and read.flag("mlp_bias", usual.mlp_biased == "usually")
 
 
 @cache

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from tpspec.model.architectures import FINAL_NORM
 from tpspec.model.embedding import TABLE, head_of
 from tpspec.model.spec import read_spec
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from torch import Tensor
+
+    from tpspec.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,13 @@ def taught(folder: Path) -> Taught:
         cap=spec.cap,
         embedding_VD=embedding_VD,
         head_VD=checkpoint.mapped(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape),
-        norm_D=(checkpoint.read(FINAL_NORM, (spec.hidden,)) + spec.adds_one(FINAL_NORM)) * spec.final_scale,
+        norm_D=_final_norm(spec, checkpoint),
     )
+
+
+def _final_norm(spec: ModelSpec, checkpoint: Checkpoint) -> Tensor:
+    weight_D = checkpoint.read(FINAL_NORM, (spec.hidden,)) if spec.norms_weighed else torch.ones(spec.hidden)
+    return (weight_D + spec.adds_one(FINAL_NORM)) * spec.final_scale
 
 
 def _head_counts(hidden: int, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
