@@ -403,6 +403,11 @@ KINDS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     },
+    "olmo_hybrid": {
+        "model_type": "olmo_hybrid",
+        **{key: value for key, value in HYBRID.items() if key.startswith(("layer", "linear"))},
+        "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+    },
     "phi3": {"model_type": "phi3", "partial_rotary_factor": 0.75, "sliding_window": 8},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "hidden_size": 48, "head_dim": 16, "intermediate_size": 72},
@@ -642,6 +647,12 @@ AKIN: dict[str, dict[str, Any]] = {
     "nanochat": {"model_type": "nanochat", "final_logit_softcapping": 2.0},
     "olmo": {"model_type": "olmo"},
     "olmo2": {"model_type": "olmo2"},
+    "olmo_hybrid_turned": {
+        "model_type": "olmo_hybrid",
+        "num_hidden_layers": 4,  # of which the last has full attention
+        "linear_allow_neg_eigval": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     "olmoe": {"model_type": "olmoe", "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
     "qwen2_moe": {"model_type": "qwen2_moe", **GATED, "num_experts": 7},
     "solar_open": {"model_type": "solar_open", "head_dim": 16, **MIXED, "attention_bias": True},

@@ -60,6 +60,8 @@ def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: 
         ("llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
         ("ministral3", {"rope_parameters": KINDS["ministral3"]["rope_parameters"] | {"llama_4_scaling_beta": 0.0}}),
         ("mistral", {"sliding_window": None}),
+        ("olmo_hybrid", {"linear_allow_neg_eigval": False}),
+        ("olmo_hybrid", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
         ("starcoder2", {"sliding_window": None}),
         ("smollm3", {"no_rope_layers": [1, 1, 1]}),
     ],

@@ -518,6 +518,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("muse_glimmer", {}),
         ("nemotron_h", {}),
         ("granite_hybrid", {}),
+        ("olmo_hybrid", {}),
     ],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
@@ -535,6 +536,8 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"mamba_num_heads": 4, "n_groups": 2, "n_routed_experts": 3, "num_experts_per_tok": 2}
     if kind == "granite_hybrid":
         sizes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
+    if kind == "olmo_hybrid":
+        sizes |= {"layer_types": ["linear_attention", "full_attention"]}
     if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna", "step3p5"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     if kind == "muse_glimmer":

@@ -349,7 +349,7 @@ def _linear(x: str, linear: dict[str, Any], dim: int) -> list[tuple[Any, dict[st
              "key_of_at": "*i64", "states_at": "*fp32", "answers_at": x, "num_left": "i32", "length": "i32",
              "scale": "fp32"} | TABLE  # fmt: skip
     constants = [
-        (card_delta.convolve, linear | {"sight": before + 1, "wide": 128, "biased": linear["sums"]}),
+        (card_delta.convolve, linear | {"sight": before + 1, "wide": 128, "biased": linear["sums"], "most_written": 1}),
         (card_delta.take_in, linear | tile | {"wide_left": 64}),
         (card_delta.look_at, linear | tile),
     ]

@@ -34,10 +34,12 @@ UNEVEN = {
     "value_dim": 70,
 }  # values beyond four vectors of any CPU
 MANY = {"num_keys": 4, "key_of": tuple(head // 3 for head in range(12)), "key_dim": 5, "value_dim": 7}
+TWICE = SMALL | {"most_written": 2}
 PUBLISHED = {"num_keys": 1, "key_of": (0, 0), "key_dim": 128, "value_dim": 128}
 LATE = {"num_keys": 1, "key_of": (0, 0, 0), "key_dim": 5, "value_dim": 7, "sums": True, "late": True}
 SUMS = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 5, "value_dim": 7, "sums": True}
 GRANITE = {"num_keys": 1, "key_of": (0,) * 12, "key_dim": 128, "value_dim": 64, "sums": True, "late": True}
+OLMO = {"num_keys": 2, "key_of": (0, 1), "key_dim": 96, "value_dim": 192, "most_written": 2}
 NEMOTRON = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 128, "value_dim": 64, "sums": True}
 
 
@@ -61,6 +63,7 @@ class Case:
             key_of=torch.tensor(key_of).to(device), num_keys=keys, key_dim=K,
             decays_H=(random(H) - 3).exp().to(device), biases_H=random(H).to(device), norm=norm,
             skips_H=random(H).to(device) if sums else None, conv_biases_M=random(M).to(device) if sums else None,
+            most_written=sizes.get("most_written", 1),
         )  # fmt: skip
         self.layer = LinearLayer(0, norm, mixer, norm, nowhere)
         self.products = [random(IDS, width).to(device, dtype) for width in (M, 2 * H, H * V)]
@@ -163,6 +166,8 @@ def test_what_a_card_is_told_of_a_round_is_the_same_behind_a_larger_one() -> Non
         ("card", SMALL, 4),
         ("card", SMALL, 1),
         ("many", SMALL, 4),
+        ("C", TWICE, 4),
+        ("card", TWICE, 4),
         ("torch", SUMS, 4),
         ("C", SUMS, 4),
         ("card", SUMS, 4),
@@ -193,7 +198,7 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes:
     holds()
 
 
-@pytest.mark.parametrize("sizes", [PUBLISHED, NEMOTRON, GRANITE], ids=["qwen", "nemotron", "granite"])
+@pytest.mark.parametrize("sizes", [PUBLISHED, NEMOTRON, GRANITE, OLMO], ids=["qwen", "nemotron", "granite", "olmo"])
 @pytest.mark.parametrize(("way", "dtype"), FEW, ids=str)
 def test_heads_of_a_usual_size_are_what_torch_makes_of_them(
     way: str, dtype: torch.dtype, sizes: dict[str, Any]

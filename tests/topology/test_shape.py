@@ -313,6 +313,7 @@ CALLED = {
     "olmo": "OLMo 1",
     "olmo2": "OLMo 1 to 3",
     "olmo3": "OLMo 1 to 3",
+    "olmo_hybrid": "OLMo Hybrid",
     "olmoe": "OLMoE",
     "phi3": "Phi-3",
     "qwen2": "Qwen2",

@@ -25,6 +25,7 @@ NOPE_WITH_EXPERTS = "full_attention with experts"  # and in those without, unles
 THETAS = "layer_rope_theta"  # of each layer's own rope; 0: it has none
 ONE_THETA = "layer_rope_theta beside rope_theta"  # in models whose ropes are all the same: 0 or not is what counts
 FINAL_NORM = "model.norm.weight"
+THETA = "rope_theta"  # of rope, where a model may have none: null says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class Architecture:
     and key head, without a weight; v_norm: the same over each value head. partial_rope: whether the config may say that
     rope turns the first part of a head alone. alternate_rope: it turns a number with the next, not with one half a head
     away, or the name of the flag that says so. backwards: by the negative of its angle. turned: whether rope is at all,
-    or the key that says "rope" or "nope". stretched: whether a dynamic rope may have an alpha (frequencies.py).
-    ropes_by_kind: each kind of layers says of its own. window: "all" layers share config.sliding_window, "layer_types"
-    says which layers do, or None. nope: the config list that says which layers skip rope, such as THETAS, or the type
-    of those that do, or NOPE or ONE_THETA as above; or None.
+    or the key that says "rope" or "nope", or THETA. stretched: whether a dynamic rope may have an alpha
+    (frequencies.py). ropes_by_kind: each kind of layers says of its own. window: "all" layers share
+    config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which layers
+    skip rope, such as THETAS, or the type of those that do, or NOPE or ONE_THETA as above; or None.
 
-    norms: what a layer's are called. weighed: whether norms have weights. out_norms: the flag that says whether there
-    are those of what it gives, if one does. one_more: norms multiply by 1 + weight; of "layers": but the final one by
+    norms: what a layer's are called; linear_norms: of linear attention, if those have others. weighed: whether norms
+    have weights. out_norms: the flag that says whether there are those of what it gives, if one does. one_more: norms multiply by 1 + weight; of "layers": but the final one by
     its weight. centred: the mean of a row is taken off before, as LayerNorm does. eps: what a config calls that of
     norms, or how much it always is. rms_eps: what it calls that of norms that are not centred, as all are where it
     gives one. out_eps: of those of what layers give, where they have one of their own. gate: what its config calls that
@@ -85,6 +86,7 @@ class Architecture:
     nope: str | None = None
     norms: NormNames = NormNames()
     weighed: bool = True
+    linear_norms: NormNames | None = None
     out_norms: str | None = None
     one_more: bool | Literal["layers"] = False
     centred: bool = False
@@ -315,6 +317,7 @@ ARCHITECTURES = {
     "olmo": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", weighed=False, centred=True, eps=1e-5),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, window="layer_types"),
+    "olmo_hybrid": replace(OLMO2, turned=THETA, linear_norms=NormNames()),
     "olmoe": replace(OLMO2, norms=NormNames()),
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),

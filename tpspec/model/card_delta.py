@@ -84,11 +84,12 @@ def convolve(
     wide: tl.constexpr,
     sums: tl.constexpr,
     biased: tl.constexpr,
+    most_written: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """rows [most_rows + T, X]: queries, keys and values behind the convolution, of length one but for the values, then
-    writes and logarithms of decays. Of mixed [T, M], rates [T, 2 H] and left [num_left, X]. sums: see delta_rule.py;
-    then lengths are left, and both rates one.
+    writes and logarithms of decays. Of mixed [T, M], rates [T, 2 H] and left [num_left, X]. most_written: of a write.
+    sums: see delta_rule.py; then lengths are left, and both rates one.
 
     Programs: T x the heads of a row, and one for rates; what was left is shared among those of the rows.
     """
@@ -113,7 +114,7 @@ def convolve(
             step = tl.where(step > 20, step, tl.log(1 + tl.exp(step)))
             write = step
             if not sums:
-                write = (1 / (1 + tl.exp(-x.to(tl.float32)))).to(x.dtype).to(tl.float32)
+                write = (1 / (1 + tl.exp(-x.to(tl.float32)))).to(x.dtype).to(tl.float32) * most_written
             made = tl.where(is_write, write, -step * tl.load(decays_at + head, mask=real, other=0.0))
         else:
             seen = tl.zeros((wide,), tl.float32)

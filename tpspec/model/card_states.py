@@ -114,7 +114,8 @@ class CardStates:
         conv_biases = rows if mixer.conv_biases_M is None else mixer.conv_biases_M
         kernels.convolve[(T, 2 * G + H + 1)](
             mixed_TM, rates_TH, held.left, table, mixer.kernel, mixer.decays_H, mixer.biases_H, conv_biases, rows,
-            num_left, most_rows, K**-0.5, sight=self._sight, wide=wide, biased=mixer.conv_biases_M is not None, **heads,
+            num_left, most_rows, K**-0.5, sight=self._sight, wide=wide, biased=mixer.conv_biases_M is not None,
+            most_written=mixer.most_written, **heads,
         )  # fmt: skip
         wide_key = triton.next_power_of_2(K)
         piece = min(triton.next_power_of_2(V), max(LEAST_PIECE, TILE // wide_key))

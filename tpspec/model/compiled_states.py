@@ -30,7 +30,7 @@ class _Delta(ctypes.Structure):
     _fields_ = [("num_keys", INT), ("num_values", INT), ("key_dim", INT), ("value_dim", INT), ("num_before", INT),
                 ("length", INT), ("num_left", INT), ("key_of", POINTER), ("kernel", POINTER), ("decays", POINTER),
                 ("biases", POINTER), ("norm", POINTER), ("skips", POINTER), ("conv_biases", POINTER), ("eps", FLOAT),
-                ("states", POINTER), ("left", POINTER)]  # fmt: skip
+                ("most_written", FLOAT), ("states", POINTER), ("left", POINTER)]  # fmt: skip
 
     @classmethod
     def of(cls, mixer: Mixer, store: StateStore, layer: int) -> _Delta:
@@ -40,7 +40,7 @@ class _Delta(ctypes.Structure):
             store.num_rows, mixer.key_of.data_ptr(), mixer.kernel.data_ptr(),
             mixer.decays_H.data_ptr(), mixer.biases_H.data_ptr(), mixer.norm.weight.data_ptr(),
             *(None if x is None else x.data_ptr() for x in (mixer.skips_H, mixer.conv_biases_M)), mixer.norm.eps,
-            held.states.data_ptr(), held.left.data_ptr(),
+            mixer.most_written, held.states.data_ptr(), held.left.data_ptr(),
         )  # fmt: skip
 
 

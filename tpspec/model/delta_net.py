@@ -51,7 +51,7 @@ class Mixer:
     skips: [H], float32, what its value counts in the answer of a row; where there are some, this is Mamba-2: both rates
     are one, queries and keys stay as long as they are, and what has passed the gate has a norm, of [H V], for all
     value heads of a key head together. late: that is made of the sum over ranks, which hold others of its heads; or
-    None. conv_biases: [M], or None.
+    None. conv_biases: [M], or None. most_written: see topology/delta_net.py; where states do not sum.
     """
 
     mixed: Linear
@@ -68,6 +68,7 @@ class Mixer:
     skips_H: Tensor | None = None
     conv_biases_M: Tensor | None = None
     late: LateNorm | None = None
+    most_written: int = 1
 
     @property
     def sums(self) -> bool:
@@ -92,7 +93,7 @@ class Mixer:
             k[:, :, self.key_of].transpose(1, 2),
             v.view(*v.shape[:2], len(self.decays_H), -1).transpose(1, 2),
             (-self.decays_H * passed).masked_fill(absent_BR[..., None], 0).transpose(1, 2),
-            (passed if self.sums else writes.sigmoid().float()).transpose(1, 2),
+            (passed if self.sums else writes.sigmoid().float() * self.most_written).transpose(1, 2),
         )
 
     def answered(self, answers_BHRV: Tensor, rows: Rows) -> Tensor:

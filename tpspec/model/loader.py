@@ -183,7 +183,8 @@ class Loader:
 
     def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> AnyLayer:
         """whole: see Mixture."""
-        mixers, norms, at = self._mixers, self.spec.norms, f"model.layers.{index}."
+        mixers, at = self._mixers, f"model.layers.{index}."
+        norms, linear = self.spec.norms, self.spec.linear_norms
         kind, mlp = self.spec.blocks[index] if self.spec.blocks else None, None
         if kind in (None, MLP, MIXTURE):
             mlp = Mlps(self.spec, self.shard, self.matrices).of_layer(index, at, whole=whole)
@@ -193,9 +194,9 @@ class Loader:
             return self._layer(index, layer, mlp)
         return LinearLayer(
             index=index,
-            attention_norm=self.norms.of_rows(f"{at}{norms.attention}.weight"),
+            attention_norm=self.norms.of_rows(f"{at}{linear.attention}.weight"),
             mixer=mixers.mixer(at),
-            mlp_norm=None if mlp is None else self.norms.of_rows(f"{at}{norms.mlp}.weight"),
+            mlp_norm=None if mlp is None else self.norms.of_rows(f"{at}{linear.mlp}.weight"),
             mlp=mlp,
         )
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.cache.states import StateSizes, StateStore
+from tpspec.errors import UserError
 from tpspec.model.delta_net import Mixer
 from tpspec.model.late_norm import LateNorm
 from tpspec.model.layers import Norm
 from tpspec.model.places import Place, numbers_of, rows_of
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
-from tpspec.topology.delta_net import OUT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tpspec.model.matrices import Matrices
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.shards import Shard
+
+CONVOLUTION = "conv1d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +57,23 @@ class Mixers:
         of_values, num_values = numbers_of(heads, net.value_dim), net.value_heads * net.value_dim
         mixed, gate, rates = self._in_groups(at) if net.is_in_groups else self._in_turn(at)
         convolved, biases_M = self._convolution(at)
-        norm = matrices.wide(at + "norm.weight", (net.num_normed,), of_values if net.sums else None)
+        norm = matrices.wide(f"{at}{net.norm}.weight", (net.num_normed,), of_values if net.sums else None)
         return Mixer(
             mixed=matrices.column_parallel(mixed, biased=False),
             rates=plain.column_parallel(rates, biased=False),
             gate=matrices.column_parallel([gate], biased=False),
-            out=matrices.row_parallel(Place(at + OUT, len(hidden), num_values, hidden, of_values), biased=False),
+            out=matrices.row_parallel(Place(at + net.out, len(hidden), num_values, hidden, of_values), biased=False),
             kernel=convolved,
             key_of=torch.tensor([head // net.group - keys.start for head in heads], device=matrices.device),
             num_keys=len(keys),
             key_dim=net.key_dim,
             decays_H=matrices.wide(at + "A_log", (net.value_heads,), heads).exp(),
             biases_H=matrices.wide(at + "dt_bias", (net.value_heads,), heads),
-            norm=Norm(norm, self.eps),
+            norm=Norm(norm, net.eps or self.eps),
             skips_H=matrices.wide(at + "D", (net.value_heads,), heads) if net.sums else None,
             conv_biases_M=biases_M,
             late=self._late,
+            most_written=net.most_written,
         )
 
     @property
@@ -80,23 +83,50 @@ class Mixers:
         is_whole = len(self.shard.delta_values) == net.value_heads
         return LateNorm(net.num_normed, self.eps) if net.shares_norm and not is_whole else None
 
-    def _seen(self) -> list[range]:
-        """Of the numbers that the convolution sees, those of this shard's queries, keys and values."""
+    def _here(self) -> tuple[range, range, range]:
+        """Numbers of this shard's queries, keys and values, of those of all heads."""
         net, shard = self.net, self.shard
+        keys, values = numbers_of(shard.delta_keys, net.key_dim), numbers_of(shard.delta_values, net.value_dim)
+        return keys, keys, values
+
+    def _seen(self) -> list[range]:
+        """The same, of all that the convolution sees."""
+        net = self.net
         num_keys, num_values = net.key_heads * net.key_dim, net.value_heads * net.value_dim
         firsts = (num_values + num_keys, num_values, 0) if net.sums else (0, num_keys, 2 * num_keys)
-        of_keys, of_values = numbers_of(shard.delta_keys, net.key_dim), numbers_of(shard.delta_values, net.value_dim)
-        parts = zip(firsts, (of_keys, of_keys, of_values), strict=True)
+        parts = zip(firsts, self._here(), strict=True)
         return [range(first + of.start, first + of.stop) for first, of in parts]
 
     def _convolution(self, at: str) -> tuple[Tensor, Tensor | None]:
-        net, matrices, name = self.net, self.matrices, at + "conv1d"
+        net, matrices, name = self.net, self.matrices, at + CONVOLUTION
+        if f"{name}.weight" not in matrices.checkpoint and len(net.mixed) > 1:
+            return self._three_convolutions(at), None
         matrices.check_biases([rows_of(name, range(net.num_mixed), net.num_mixed, self.hidden)], biased=net.biased)
         kernel_X1K = [matrices.wide(f"{name}.weight", (net.num_mixed, 1, net.kernel), part) for part in self._seen()]
         kernel = torch.cat(kernel_X1K).squeeze(1).T.contiguous()
         if not net.biased:
             return kernel, None
         return kernel, torch.cat([matrices.wide(f"{name}.bias", (net.num_mixed,), part) for part in self._seen()])
+
+    def _three_convolutions(self, at: str) -> Tensor:
+        """Where three tensors are one convolution, of queries, keys and values as they were published, or of a third of
+        them each, as transformers writes them."""
+        net, checkpoint = self.net, self.matrices.checkpoint
+        names = [f"{at}{letter}_{CONVOLUTION}" for letter in "qkv"]
+        sizes = [checkpoint.shape(f"{name}.weight")[0] for name in names]
+        if sum(sizes) != net.num_mixed:
+            raise UserError(
+                f"{checkpoint.folder}: {', '.join(names)} have {sum(sizes)} rows; should have {net.num_mixed} together"
+            )
+        self.matrices.check_biases(
+            [rows_of(name, range(size), size, self.hidden) for name, size in zip(names, sizes, strict=True)],
+            biased=False,
+        )
+        kernel_X1K = torch.cat([
+            self.matrices.wide(f"{name}.weight", (size, 1, net.kernel)) for name, size in zip(names, sizes, strict=True)
+        ])  # fmt: skip
+        here = torch.cat([torch.arange(part.start, part.stop) for part in self._seen()])
+        return kernel_X1K[here.to(kernel_X1K.device)].squeeze(1).T.contiguous()
 
     def _in_turn(self, at: str) -> tuple[list[Place], Place, list[Place]]:
         """What the convolution sees, the gate and the rates; where those are one matrix, the gate's rows are the first,
@@ -111,7 +141,12 @@ class Mixers:
                 return rows_of(at + name, rows, alone, self.hidden)
             return rows_of(at + name, range(first + rows.start, first + rows.stop), size, self.hidden)
 
-        mixed = [some(net.mixed, part, num_values, net.num_mixed) for part in self._seen()]
+        if len(net.mixed) > 1:
+            sizes = (num_keys := net.key_heads * net.key_dim), num_keys, num_values
+            each = zip(net.mixed, self._here(), sizes, strict=True)
+            mixed = [some(name, part, 0, size) for name, part, size in each]
+        else:
+            mixed = [some(net.mixed[0], part, num_values, net.num_mixed) for part in self._seen()]
         rates = [some(name, heads, num_values + net.num_mixed, net.value_heads) for name in (net.writes, net.decays)]
         return mixed, some(net.gate, of_values, 0, num_values), rates
 
@@ -133,7 +168,7 @@ class Mixers:
             place = rows_of(at + name, numbers_of(keys, size), net.key_heads * size, self.hidden)
             return replace(place, picked=tuple(rows))
 
-        mixed = picked(net.mixed, size, of_keys(0) + of_keys(K) + of_values(2 * K, size, V))
+        mixed = picked(net.mixed[0], size, of_keys(0) + of_keys(K) + of_values(2 * K, size, V))
         rates = of_values(0, 2 * group, 1) + of_values(group, 2 * group, 1)
         gate = picked(net.gate, size, of_values(2 * K + group * V, size, V))
         return [mixed], gate, [picked(net.writes, 2 * group, rates)]

@@ -43,7 +43,7 @@ typedef struct {
     int64_t num_keys, num_values, key_dim, value_dim, num_before, length, num_left;
     const int64_t *key_of;
     const float *kernel, *decays, *biases, *norm, *skips, *conv_biases;
-    float eps;
+    float eps, most_written;
     float *states; /* [slots, H, K, V] */
     void *left;
 } Delta;
@@ -215,7 +215,7 @@ VECTOR_CPU static void taken_in(const Delta *at, const float *row, int64_t h, co
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 17 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 18 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec

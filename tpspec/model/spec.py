@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import ACTS, FINAL_NORM, GATES, ONE_THETA, THETAS, declared
+from tpspec.model.architectures import ACTS, FINAL_NORM, GATES, ONE_THETA, THETA, THETAS, declared
 from tpspec.model.frequencies import (
     check_one_theta,
     frequencies_of,
@@ -89,6 +89,7 @@ class ModelSpec:
     v_norm: bool
     norms: NormNames
     norms_weighed: bool
+    linear_norms: NormNames
     one_more: bool | Literal["layers"]
     centred: bool
     norms_biased: bool
@@ -224,6 +225,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         v_norm=arch.v_norm,
         norms=norms,
         norms_weighed=arch.weighed,
+        linear_norms=arch.linear_norms or norms,
         one_more=arch.one_more,
         centred=arch.centred,
         norms_biased=MODEL_TYPES[kind].norms_biased,
@@ -285,7 +287,9 @@ def _gate(arch: Architecture, model_type: str) -> Gate:
 
 def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str | None, dict[str, Any]]:
     is_turned = arch.turned
-    if isinstance(is_turned, str):
+    if is_turned == THETA:
+        is_turned = config.rope_parameters.get(THETA) is not None
+    elif isinstance(is_turned, str):
         is_turned = said.one_of(is_turned, ("rope", "nope"), "nope") == "rope"
     if not is_turned:
         return {}

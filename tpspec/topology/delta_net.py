@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 LINEAR, FULL = "linear_attention", "full_attention"  # as layer_types calls layers
 OLDER = {"mamba": LINEAR, "attention": FULL}  # what lists called them
-OUT = "out_proj"
 UNLIMITED = [0.0, math.inf]  # steps of Mamba-2's time
 EVERY = 4  # layers: the last of so many has full attention, where the config does not say
 
@@ -26,9 +25,12 @@ class DeltaNet:
     """key_heads: of queries and of keys, of key_dim numbers; value_heads: of value_dim, which share them evenly.
     kernel: tokens that the convolution before them sees. layers: where a model has this in place of attention.
 
-    module: what checkpoints call it within a layer; mixed, gate, writes, decays: the matrices of what the convolution
-    sees, of the gate, and of the two rates. The first two may be one, and so may the last two: their rows are then
-    those of one key head after another, each with what its value heads have.
+    module: what checkpoints call it within a layer; mixed, gate, writes, decays, out: the matrices of what the
+    convolution sees, which may be three, of the gate, of the two rates, and of what is summed; norm: of what a head
+    answers; eps: of that, where the model's is another. The first two may be one, and so may the rates: their rows are
+    then those of one key head after another, each with what its value heads have. most_written: of what a state does
+    not say of a value yet; above 1, a state may say the opposite of it then. every: the key that may say how far apart
+    layers with full attention are, where layer_types does not say which those are; None: the last is one in any case.
 
     sums: a state takes values as they are, and not what it does not say of their keys already: Mamba-2, whose C, B and
     x are queries, keys and values, its groups key heads, and both rates one. All are rows of one matrix, and value
@@ -43,11 +45,16 @@ class DeltaNet:
     value_dim: int
     kernel: int
     layers: frozenset[int] = frozenset()
-    mixed: str = "in_proj_qkv"
+    mixed: tuple[str, ...] = ("in_proj_qkv",)
     gate: str = "in_proj_z"
     writes: str = "in_proj_b"
     decays: str = "in_proj_a"
+    out: str = "out_proj"
+    norm: str = "norm"
+    eps: float | None = None
     module: str = "linear_attn"
+    most_written: int = 1
+    every: str | None = "full_attention_interval"
     sums: bool = False
     late: bool = False
     biased: bool = False
@@ -60,7 +67,7 @@ class DeltaNet:
     @property
     def is_in_groups(self) -> bool:
         """Whether rows are those of one key head after another."""
-        return self.mixed == self.gate and not self.sums
+        return self.mixed == (self.gate,) and not self.sums
 
     @property
     def group(self) -> int:
@@ -82,7 +89,7 @@ class DeltaNet:
         return 2 * num_keys * self.key_dim + num_values * self.value_dim
 
 
-# What types mean by keys that their config.json leaves out, as transformers does.
+# What types mean by keys that their config.json leaves out, as transformers does; of 0 numbers: see _by_heads.
 USUAL = DeltaNet(key_heads=16, value_heads=32, key_dim=128, value_dim=128, kernel=4)
 MAMBA = DeltaNet(
     key_heads=8,
@@ -90,7 +97,7 @@ MAMBA = DeltaNet(
     key_dim=128,
     value_dim=64,
     kernel=4,
-    mixed="in_proj",
+    mixed=("in_proj",),
     gate="in_proj",
     writes="in_proj",
     decays="in_proj",
@@ -100,9 +107,27 @@ MAMBA = DeltaNet(
 DELTA_NETS = {
     "granitemoehybrid": replace(MAMBA, key_heads=1, key_dim=256, module="mamba", late=True),
     "nemotron_h": MAMBA,
+    "olmo_hybrid": DeltaNet(
+        key_heads=30,
+        value_heads=30,
+        key_dim=0,
+        value_dim=0,
+        kernel=4,
+        mixed=("q_proj", "k_proj", "v_proj"),
+        gate="g_proj",
+        writes="b_proj",
+        decays="a_proj",
+        out="o_proj",
+        norm="o_norm",
+        eps=1e-5,
+        every=None,
+        most_written=2,
+    ),
     "qwen3_5_moe_text": USUAL,
     "qwen3_5_text": USUAL,
-    "qwen3_next": replace(USUAL, mixed="in_proj_qkvz", gate="in_proj_qkvz", writes="in_proj_ba", decays="in_proj_ba"),
+    "qwen3_next": replace(
+        USUAL, mixed=("in_proj_qkvz",), gate="in_proj_qkvz", writes="in_proj_ba", decays="in_proj_ba"
+    ),
 }
 
 
@@ -118,14 +143,15 @@ def delta_net_of(
     layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
     if not layers:
         return None
-    return replace(_mamba_of(read, usual, hidden) if usual.sums else _delta_of(read, usual), layers=layers)
+    return replace(_mamba_of(read, usual, hidden) if usual.sums else _delta_of(read, usual, hidden), layers=layers)
 
 
 def _kinds(read: Reads, usual: DeltaNet, num_layers: int) -> tuple[str, ...]:
     kinds = tuple(OLDER.get(kind, kind) for kind in read.texts("layer_types"))
     if not kinds and not usual.sums:
-        every = read.size("full_attention_interval", EVERY)
+        every = EVERY if usual.every is None else read.size(usual.every, EVERY)
         kinds = tuple(LINEAR if (layer + 1) % every else FULL for layer in range(num_layers))
+        kinds = kinds if usual.every or FULL in kinds else (*kinds[:-1], FULL)
     if len(kinds) != num_layers or set(kinds) - {LINEAR, FULL}:
         raise read.refusal("layer_types", f"{LINEAR} or {FULL} for each of {num_layers} layers")
     if usual.sums and FULL not in kinds:
@@ -133,7 +159,8 @@ def _kinds(read: Reads, usual: DeltaNet, num_layers: int) -> tuple[str, ...]:
     return kinds
 
 
-def _delta_of(read: Reads, usual: DeltaNet) -> DeltaNet:
+def _delta_of(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
+    usual = usual if usual.key_dim else _by_heads(read, usual, hidden)
     key_heads = read.size("linear_num_key_heads", usual.key_heads)
     value_heads = read.size("linear_num_value_heads", usual.value_heads)
     if value_heads % key_heads:
@@ -145,6 +172,17 @@ def _delta_of(read: Reads, usual: DeltaNet) -> DeltaNet:
         key_dim=read.size("linear_key_head_dim", usual.key_dim),
         value_dim=read.size("linear_value_head_dim", usual.value_dim),
         kernel=read.size("linear_conv_kernel_dim", usual.kernel),
+    )
+
+
+def _by_heads(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
+    """OLMo Hybrid's: as many heads as attention has, keys of all together three quarters as wide as a row, and values
+    twice as wide as keys."""
+    heads = read.size("num_attention_heads", usual.key_heads)
+    key_dim = read.size("linear_key_head_dim", 3 * hidden // (4 * read.size("linear_num_key_heads", heads)))
+    written = usual.most_written if read.flag("linear_allow_neg_eigval", True) else 1
+    return replace(
+        usual, key_heads=heads, value_heads=heads, key_dim=key_dim, value_dim=2 * key_dim, most_written=written
     )
 
 

@@ -261,6 +261,7 @@ DENSE_TYPES = {
     ),
     "olmo2": OLMO2,
     "olmo3": OLMO2,
+    "olmo_hybrid": replace(OLMO2, hidden=3840, num_heads=30, vocab=100352),
     "phi3": Defaults(
         hidden=3072,
         num_layers=32,

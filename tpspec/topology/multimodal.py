@@ -74,6 +74,9 @@ RENAMED = {
     "transformer.ln_f.": "model.norm.",
     "transformer.wte.": "model.embed_tokens.",
 }
+# How parts of names are called otherwise, in any model: as OLMo Hybrid's norms before layers of linear attention, and,
+# as transformers writes them, those behind the attention of others.
+PARTS = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm.": ".post_attention_layernorm."}
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
 
 
@@ -112,6 +115,8 @@ def _tied(kind: str, config: dict[str, object], text: dict[str, object]) -> dict
 def text_name(name: str) -> str:
     """What a tensor or module of the text model would be called in that model alone; any other as it is."""
     whole, old = PREFIXES
+    for other, usual in PARTS.items():
+        name = name.replace(other, usual)
     if name.startswith(whole):
         return "model." + name.removeprefix(whole)
     for other, usual in RENAMED.items():

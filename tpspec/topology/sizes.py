@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tpspec.topology import per_layer
 from tpspec.topology.blocks import MIXTURE
-from tpspec.topology.delta_net import OUT
 from tpspec.topology.experts import BEFORE, BEHIND
 from tpspec.topology.formats import HEAD
 from tpspec.topology.fused import DTYPE_BYTES, Fused, Held, alike
@@ -166,7 +165,7 @@ def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     net = shape.delta_net
     if net is None:
         return ()
-    linear, names = sorted(net.layers), (net.mixed, net.gate, OUT, net.writes, net.decays)
+    linear, names = sorted(net.layers), (*net.mixed, net.gate, net.out, net.writes, net.decays)
     return alike(shape.stored, (f"model.layers.{index}.{net.module}." for index in linear), names)
 
 
@@ -286,11 +285,14 @@ def _other_heads(shape: ModelShape, shard: Shard) -> list[tuple[str, int]]:
 def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
     """Of what the convolution sees; of the gate; of what is summed. at: before their names."""
     hidden, values = range(shape.hidden), len(shard.delta_values) * net.value_dim
+    keys = len(shard.delta_keys) * net.key_dim
+    seen = (keys, keys, values) if len(net.mixed) > 1 else (_mixed(net, shard),)
+    mixed = tuple((at + name, rows) for name, rows in zip(net.mixed, seen, strict=True))
     columns = range(shard.delta_values.start * net.value_dim, shard.delta_values.stop * net.value_dim)
     return [
-        Fused(((at + net.mixed, _mixed(net, shard)),), hidden, shape.hidden),
+        Fused(mixed, hidden, shape.hidden),
         Fused(((at + net.gate, values),), hidden, shape.hidden),
-        Fused(((at + OUT, shape.hidden),), columns, net.value_heads * net.value_dim),
+        Fused(((at + net.out, shape.hidden),), columns, net.value_heads * net.value_dim),
     ]
 
 
