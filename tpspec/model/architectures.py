@@ -6,107 +6,15 @@ spec.py does. Must not know shards, ranks or tensors' values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
+from tpspec.model.architecture import Architecture, NOPE_BESIDE, NOPE_WITH_EXPERTS, NormNames, ONE_THETA, THETA, THETAS
 from tpspec.topology.windows import FULL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tpspec.model.layers import Gate
-
-
-# Layers without rope, where their type alone does not say it.
-NOPE_BESIDE = "full_attention beside sliding_attention"  # in models of which some have a window
-NOPE_WITH_EXPERTS = "full_attention with experts"  # and in those without, unless all of these are full
-THETAS = "layer_rope_theta"  # of each layer's own rope; 0: it has none
-ONE_THETA = "layer_rope_theta beside rope_theta"  # in models whose ropes are all the same: 0 or not is what counts
-FINAL_NORM = "model.norm.weight"
-THETA = "rope_theta"  # of rope, where a model may have none: null says so
-
-
-@dataclass(frozen=True, slots=True)
-class NormNames:
-    """Of a layer: of what attention and the MLP read, and of what they give before it is added; None where that is not
-    normed, or the MLP reads what attention does. queries, keys: within attention, where those have some."""
-
-    attention: str | None = "input_layernorm"
-    attention_out: str | None = None
-    mlp: str | None = "post_attention_layernorm"
-    mlp_out: str | None = None
-    queries: str = "q_norm"
-    keys: str = "k_norm"
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What a family of checkpoints may do.
-
-    qkv_bias: always, or the name of the config flag that says so. o_bias, mlp_bias: likewise (None: never). qk_norm:
-    RMSNorm over each query and key head, or over all of them (joint_norm.py); likewise. plain_norm: over each query
-    and key head, without a weight; v_norm: the same over each value head. partial_rope: whether the config may say that
-    rope turns the first part of a head alone. alternate_rope: it turns a number with the next, not with one half a head
-    away, or the name of the flag that says so. backwards: by the negative of its angle. turned: whether rope is at all,
-    or the key that says "rope" or "nope", or THETA. stretched: whether a dynamic rope may have an alpha
-    (frequencies.py). ropes_by_kind: each kind of layers says of its own. window: "all" layers share
-    config.sliding_window, "layer_types" says which layers do, or None. nope: the config list that says which layers
-    skip rope, such as THETAS, or the type of those that do, or NOPE or ONE_THETA as above; or None.
-
-    norms: what a layer's are called; linear_norms: of linear attention, if those have others. weighed: whether norms
-    have weights. out_norms: the flag that says whether there are those of what it gives, if one does. one_more: norms multiply by 1 + weight; of "layers": but the final one by
-    its weight. centred: the mean of a row is taken off before, as LayerNorm does. eps: what a config calls that of
-    norms, or how much it always is. rms_eps: what it calls that of norms that are not centred, as all are where it
-    gives one. out_eps: of those of what layers give, where they have one of their own. gate: what its config calls that
-    of an MLP, and must say. clamped: see rows.inc. limited: whether the config may say limits of MLPs (limits.py).
-    scaled_embeddings: by the root of their size, always or where that flag says so. normed_embeddings: by RMSNorm
-    without a weight. scaled_layers: what leaves a layer, by a number of its own. multiplied: embeddings, what is added
-    to them, scores and logits, by numbers of the config (spec.py), which logits are divided by but for "logits".
-    logit_scale: that of the config which logits alone are multiplied by, or None. score_scale: the config's number that
-    scores are divided by the root of, if not head_dim; or what they are multiplied by. sharpened: what it calls the
-    number that they are multiplied by besides, or None. capped, scores_capped: whether the config may say so of logits,
-    and of scores. apart: options that would change what it computes, and are not supported, with values that would not.
-    """
-
-    qkv_bias: bool | str = False
-    o_bias: str | None = None
-    mlp_bias: str | None = None
-    qk_norm: bool | str = False
-    plain_norm: bool = False
-    v_norm: bool = False
-    partial_rope: bool = False
-    alternate_rope: bool | str = False
-    backwards: bool = False
-    turned: bool | str = True
-    stretched: bool = False
-    ropes_by_kind: bool = False
-    window: str | None = None
-    nope: str | None = None
-    norms: NormNames = NormNames()
-    weighed: bool = True
-    linear_norms: NormNames | None = None
-    out_norms: str | None = None
-    one_more: bool | Literal["layers"] = False
-    centred: bool = False
-    eps: str | float = "rms_norm_eps"
-    rms_eps: str | None = None
-    out_eps: str | None = None
-    gate: tuple[str, str] = ("hidden_act", "silu")
-    clamped: bool = False
-    limited: bool = False
-    scaled_embeddings: bool | str = False
-    normed_embeddings: bool = False
-    scaled_layers: bool = False
-    multiplied: bool | Literal["logits"] = False
-    logit_scale: str | None = None
-    score_scale: str | float | None = None
-    sharpened: str | None = None
-    capped: bool = False
-    scores_capped: bool = False
-    apart: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: MappingProxyType({}))
-
 
 HYBRID = Architecture(  # Qwen's, of linear attention and attention
     qkv_bias="attention_bias",

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
+from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
 from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
 from tpspec.topology.windows import FULL, SLIDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tpspec.model.architectures import Architecture
+    from tpspec.model.architecture import Architecture
     from tpspec.topology.global_heads import GlobalHeads
     from tpspec.topology.sharing import Sharing
 

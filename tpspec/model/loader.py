@@ -14,7 +14,7 @@ import torch
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank
-from tpspec.model.architectures import FINAL_NORM
+from tpspec.model.architecture import FINAL_NORM
 from tpspec.model.attentions import Attentions
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of

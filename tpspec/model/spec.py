@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tpspec.errors import UserError
-from tpspec.model.architectures import ACTS, FINAL_NORM, GATES, ONE_THETA, THETA, THETAS, declared
+from tpspec.model.architecture import FINAL_NORM, ONE_THETA, THETA, THETAS
+from tpspec.model.architectures import ACTS, GATES, declared
 from tpspec.model.frequencies import (
     check_one_theta,
     frequencies_of,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tpspec.model.architectures import Architecture, NormNames
+    from tpspec.model.architecture import Architecture, NormNames
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.layers import Gate
     from tpspec.topology.delta_net import DeltaNet
@@ -58,65 +59,67 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
-
-    num_heads, num_kv_heads, head_dim: of layers that have no GlobalHeads. plain_norm, v_norm, norms_weighed, one_more,
-    centred, scaled_layers: see Architecture. out_eps: of norms of what layers give. joint_norm: the norms of queries
-    and keys are of all heads. turns_first, norms_biased, parallel: see Defaults. cap, score_cap: of logits and scores,
-    or None. latent, alternate_rope: see model/latent.py. intermediate: of each expert, where there are some.
-    score_scale: of products of queries and keys. embedding_scale: None is 1. embedding_eps: of their norm, or None.
-    hidden_scale, final_scale: as Multipliers says. per_layer, blocks: see ModelShape; of so many ids. limits: of each
-    layer; or none. Source: its config.json.
-    """
+    Source: its config.json. What has no comment is as in Architecture."""
 
     model_type: str
+    layers: tuple[LayerSpec, ...]
     hidden: int
-    num_heads: int
+    num_heads: int  # as the next two, of layers that have no GlobalHeads
     num_kv_heads: int
     head_dim: int
-    intermediate: int
+    intermediate: int  # of each expert, where there are some
     vocab: int
-    eps: float
-    out_eps: float
     tied: bool
+
+    # Attention
     qkv_bias: bool
     o_bias: bool
-    mlp_bias: bool
-    sinks: str | None
+    sinks: str | None  # this, parallel, turns_first: see Defaults
+    parallel: bool
     qk_norm: bool
-    joint_norm: bool
-    turns_first: bool
+    joint_norm: bool  # that is of all heads
     plain_norm: bool
     v_norm: bool
+    turns_first: bool
+    gating: Gating | None
+    score_scale: float  # of products of queries and keys
+    score_cap: float | None
+    ropes: tuple[Frequencies, ...]
+
+    # Norms of rows
     norms: NormNames
-    norms_weighed: bool
     linear_norms: NormNames
+    norms_weighed: bool
+    norms_biased: bool  # see Defaults
     one_more: bool | Literal["layers"]
     centred: bool
-    norms_biased: bool
-    parallel: bool
-    gating: Gating | None
+    eps: float
+    out_eps: float  # of what layers give
+
+    # MLPs
+    mlp_bias: bool
     gate: Gate
-    score_scale: float
-    embedding_scale: float | None
-    embedding_eps: float | None
+
+    # Embeddings and logits
+    embedding_scale: float | None  # None: 1
+    embedding_eps: float | None  # of their norm, if they have one
     scaled_layers: bool
-    cap: float | None
-    score_cap: float | None
-    layers: tuple[LayerSpec, ...]
-    ropes: tuple[Frequencies, ...]
+    cap: float | None  # of logits
+    hidden_scale: float = 1.0  # this and the next: see Multipliers
+    final_scale: float = 1.0
+
+    # What few have
     stored: Stored | None = None
     experts: Experts | None = None
     latent: Latent | None = None
-    alternate_rope: bool = False
+    alternate_rope: bool = False  # see model/latent.py
     delta_net: DeltaNet | None = None
-    blocks: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()  # this and per_layer: see ModelShape
     global_heads: GlobalHeads | None = None
     sharing: Sharing | None = None
     per_layer: int = 0
     num_per_layer_ids: int = 0
-    limits: tuple[Limits, ...] = ()
-    hidden_scale: float = 1.0
-    final_scale: float = 1.0
+    limits: tuple[Limits, ...] = ()  # of each layer; or none
 
     def adds_one(self, norm: str) -> bool:
         """Whether the norm with a weight of that name multiplies by 1 + weight."""

@@ -11,46 +11,41 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a type of model means by a key that its config.json leaves out, as transformers does; None: see
-    ModelShape.from_config, which refuses a config that has to say it.
+    """Of one type. None: a config has to say it, see ModelShape.from_config."""
 
-    qkv: what the matrices of queries, keys and values are called; of one name they are one, their rows in that order.
-    biased: whether those have biases, as bias_key says; or "always", whatever the config says. o_biased: what attention
-    gives has one where they do. mlp_biased: what mlp_bias says of an MLP's counts (if that is left out, it "usually"
-    has some), or what bias_key says. sinks: what those of query heads are called (attention.py), or None. normed:
-    queries and keys have norms, always or where the flag of that name says so. jointly: those are of all heads together
-    (joint_norm.py). turns_first: of heads that rope has turned. parallel: attention and MLP of a layer read the same,
-    and are summed at once. attention: what that is called within a layer, and out: the matrix behind it, within that.
-    behind: of what layers give alone there are norms. layer_norms: of the hidden state, in each layer; norms_biased:
-    those have biases. out_normed: the flag that may say that two are missing. float16: whether its numbers stay within
-    those. intermediate: the key for an MLP's, or an expert's, channels, and how many there are without it. always:
-    flags that must be true where they are said. never: keys that must be null, false or empty.
-    """
-
+    # Sizes
     hidden: int | None = None
     num_layers: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
     vocab: int | None = None
+    intermediate: tuple[str, int | None] = ("intermediate_size", None)  # the key for channels of an MLP, or an expert
     tied: bool = False
-    qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
-    biased: bool | Literal["always"] = False
-    bias_key: str = "attention_bias"
-    o_biased: bool | str = True
-    mlp_biased: bool | Literal["likewise", "usually"] = False
-    sinks: str | None = None
-    normed: bool | str = False
-    jointly: bool = False
-    turns_first: bool = False
-    parallel: bool = False
+    float16: bool = True  # whether numbers stay within those
+
+    # Attention: what it is called within a layer, and the matrices of queries, keys and values within that (of one name
+    # they are one, their rows in that order), and the one behind.
     attention: str = "self_attn"
+    qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     out: str = "o_proj"
-    behind: bool = False
+    biased: bool | Literal["always"] = False  # whether qkv are, where bias_key is left out; or whatever it says
+    bias_key: str = "attention_bias"
+    o_biased: bool | str = True  # whether `out` is where those are, or the key that says it
+    sinks: str | None = None  # what those of query heads are called (attention.py)
+    normed: bool | str = False  # queries and keys have norms, always or where that key says so
+    jointly: bool = False  # those are of all heads together (joint_norm.py)
+    turns_first: bool = False  # of heads that rope has turned
+    parallel: bool = False  # attention and MLP of a layer read the same, and are summed at once
+
+    # MLPs: whether mlp_bias counts (where it is left out, "usually" means that they have biases), or bias_key.
+    mlp_biased: bool | Literal["likewise", "usually"] = False
+
+    # Norms of the hidden state, in each layer
     layer_norms: int = 2
     norms_biased: bool = False
-    out_normed: str | None = None
-    float16: bool = True
-    intermediate: tuple[str, int | None] = ("intermediate_size", None)
-    always: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
+    out_normed: str | None = None  # the key that may say that two are missing
+    behind: bool = False  # they are of what layers give, and of nothing else
+
+    always: tuple[str, ...] = ()  # keys that must be true where they are said
+    never: tuple[str, ...] = ()  # keys that must be null, false or empty

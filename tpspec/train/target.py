@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.model.architectures import FINAL_NORM
+from tpspec.model.architecture import FINAL_NORM
 from tpspec.model.embedding import TABLE, head_of
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint

@@ -1,0 +1,92 @@
+"""What a family of checkpoints may do, and what it calls its norms. Knows no family: architectures.py declares them.
+
+Where a field of an Architecture may be a text, that is the key of the config that says it, unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FINAL_NORM = "model.norm.weight"
+# Layers without rope, where their type alone does not say it.
+NOPE_BESIDE = "full_attention beside sliding_attention"  # in models of which some have a window
+NOPE_WITH_EXPERTS = "full_attention with experts"  # and in those without, unless all of these are full
+THETAS = "layer_rope_theta"  # of each layer's own rope; 0: it has none
+ONE_THETA = "layer_rope_theta beside rope_theta"  # in models whose ropes are all the same: 0 or not is what counts
+THETA = "rope_theta"  # of rope, where a model may have none: null says so
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Of a layer: of what attention and the MLP read, and of what they give before it is added; None where that is not
+    normed, or the MLP reads what attention does. queries, keys: within attention, where those have some."""
+
+    attention: str | None = "input_layernorm"
+    attention_out: str | None = None
+    mlp: str | None = "post_attention_layernorm"
+    mlp_out: str | None = None
+    queries: str = "q_norm"
+    keys: str = "k_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """See above. What is None or false is not there, or not supported."""
+
+    # Biases
+    qkv_bias: bool | str = False
+    o_bias: str | None = None
+    mlp_bias: str | None = None
+
+    # Attention: RMSNorm over each query and key head, or over all of them (joint_norm.py); over each, without a weight;
+    # the same over each value head.
+    qk_norm: bool | str = False
+    plain_norm: bool = False
+    v_norm: bool = False
+    window: str | None = None  # "all" layers share config.sliding_window, or "layer_types" says which layers do
+    score_scale: str | float | None = None  # what scores are divided by the root of, if not head_dim; or the factor
+    sharpened: str | None = None  # a number that scores are multiplied by besides
+    scores_capped: bool = False  # whether the config may say so
+
+    # Rope: whether there is any, or the key that says "rope" or "nope", or THETA.
+    turned: bool | str = True
+    nope: str | None = None  # a list that says which layers skip it, such as THETAS; their type; or one of those above
+    partial_rope: bool = False  # whether the config may say that it turns the first part of a head alone
+    alternate_rope: bool | str = False  # it turns a number with the next, not with one half a head away
+    backwards: bool = False  # by the negative of its angle
+    stretched: bool = False  # whether a dynamic one may have an alpha (frequencies.py)
+    ropes_by_kind: bool = False  # each kind of layers says of its own
+
+    # Norms of rows: their names, and those in layers of linear attention, if they are others.
+    norms: NormNames = NormNames()
+    linear_norms: NormNames | None = None
+    out_norms: str | None = None  # whether there are those of what a layer gives
+    weighed: bool = True  # whether they have weights
+    one_more: bool | Literal["layers"] = False  # they multiply by 1 + weight; of "layers": but the final one does not
+    centred: bool = False  # the mean of a row is taken off before, as LayerNorm does
+    eps: str | float = "rms_norm_eps"  # of all, or how much it always is
+    rms_eps: str | None = None  # of those that are not centred, as all are where a config gives one
+    out_eps: str | None = None  # of those of what layers give, where that is another
+
+    # MLPs
+    gate: tuple[str, str] = ("hidden_act", "silu")  # the key, and what it must say
+    clamped: bool = False  # see rows.inc
+    limited: bool = False  # whether the config may say limits (limits.py)
+
+    # Embeddings and logits
+    scaled_embeddings: bool | str = False  # by the root of their size
+    normed_embeddings: bool = False  # by RMSNorm without a weight
+    scaled_layers: bool = False  # what leaves a layer, by a number of its own
+    # Embeddings, what is added to them, scores and logits are multiplied by numbers of the config (spec.py), but that
+    # logits are divided by theirs, unless this is "logits".
+    multiplied: bool | Literal["logits"] = False
+    logit_scale: str | None = None  # what logits alone are multiplied by
+    capped: bool = False  # whether the config may say so of logits
+
+    # Options that would change what is computed, and are not supported; with values that would not.
+    apart: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: MappingProxyType({}))
