@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.model.architecture import Architecture, NOPE_BESIDE, NOPE_WITH_EXPERTS, NormNames, ONE_THETA, THETA, THETAS
+from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETA, THETAS, Architecture, NormNames
 from tpspec.topology.windows import FULL
 
 if TYPE_CHECKING:
