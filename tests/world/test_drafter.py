@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import tiny
+from tests.checkpoints import tiny, tiny_draft
 from tests.worlds import serve, topology
 from tpspec.comm.gap import SWITCH
 from tpspec.errors import OutOfMemory, UserError
@@ -229,3 +229,12 @@ def test_a_drafter_that_cannot_be_and_has_nobody_to_tell_is_silent(target: Path,
     )
     os.close(write)
     assert not ended.stderr, ended.stderr.decode()
+
+
+def test_a_drafter_whose_shard_is_gone_when_it_has_loaded_is_silent(target: Path, tmp_path: Path) -> None:
+    """Stands against a traceback of a file that went with the process whose it was."""
+    draft = {"source": "model", "model": str(tiny_draft(tmp_path / "draft", target)), "placement": {"gaps": 1}}
+    made, link = topology(target, 2, draft=draft), f"ipc://{tmp_path}/drafts"
+    orders = Orders(to_json(made), link, os.getpid(), "cpu", is_filler=False, gap=str(tmp_path / "gone"))
+    ended = subprocess.run(COMMAND, input=msgspec.json.encode(orders), capture_output=True, env=ENV, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

@@ -130,7 +130,10 @@ def draft(orders: Orders, ready: Callable[[], None], is_wanted: Callable[[], boo
     with closing(DrafterDraftLink(orders.endpoint)) as link:
         with memory_suffices():
             ahead = build_ahead(from_json(orders.topology), torch.device(orders.device))
-        gap = GapReader(orders.gap) if orders.gap else None
+        try:
+            gap = GapReader(orders.gap) if orders.gap else None
+        except FileNotFoundError:  # it is the shard's, which is gone, and its world with it
+            return 0
         ready()
         return Drafter(ahead, link, gap).run(is_wanted)
 
