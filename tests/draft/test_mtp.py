@@ -19,7 +19,8 @@ from tests.worlds import topology
 from tpspec.draft.mtp import load_mtp
 from tpspec.errors import UserError
 from tpspec.topology.cards import card
-from tpspec.topology.plan import Wish, plan
+from tpspec.topology.layout import Wish
+from tpspec.topology.plan import plan
 from tpspec.topology.report import describe
 
 LAYOUTS: dict[str, Callable[[Path], Written]] = {

@@ -26,8 +26,9 @@ from tpspec.roles.target import lead_rounds
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import Topology
 from tpspec.topology.cost import RankCost, StepCost, tokens_per_round
+from tpspec.topology.layout import Layout, Wish
 from tpspec.topology.links import Curve, LinkTable, straight
-from tpspec.topology.plan import Layout, Wish, plan
+from tpspec.topology.plan import plan
 
 ROOT = Path(__file__).parents[2]
 # Powers of two, so that sums are exact.

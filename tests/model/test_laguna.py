@@ -17,7 +17,8 @@ from tpspec.topology.caches import num_attended
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.gating import Gating
 from tpspec.topology.global_heads import GlobalHeads
-from tpspec.topology.plan import Wish, plan
+from tpspec.topology.layout import Wish
+from tpspec.topology.plan import plan
 from tpspec.topology.report import describe
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split

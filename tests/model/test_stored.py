@@ -40,7 +40,8 @@ from tpspec.topology.cards import card
 from tpspec.topology.config import load
 from tpspec.topology.formats import Scheme, Table
 from tpspec.topology.groups import Grid
-from tpspec.topology.plan import Wish, plan, widths
+from tpspec.topology.layout import Wish
+from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.quantizers import stored_as
 from tpspec.topology.report import describe

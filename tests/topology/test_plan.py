@@ -15,7 +15,8 @@ from tpspec.topology.__main__ import main
 from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
 from tpspec.topology.cards import card, cards, parse_gpus
 from tpspec.topology.config import Placement, load
-from tpspec.topology.plan import Plan, Ranking, Wish, plan, widths
+from tpspec.topology.layout import Plan, Ranking, Wish
+from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.shape import shape_of
@@ -146,6 +147,21 @@ def test_unlike_cards_carry_in_proportion() -> None:
     assert three.layout.shards == (2, 0, 1)
     drafters = {one.layout.drafter for one in plan(asked).plans if one.layout.placement == "dedicated"}
     assert drafters == {1, 2}  # a 3090, or the 4090
+
+
+@pytest.mark.parametrize("draft", ["ngram", LLAMA1])
+def test_a_card_carries_what_it_has_room_for(draft: str) -> None:
+    """A 5090 reads six times as fast as an L4, and six sevenths of a 70B in 4 bits are more than it holds. Stands
+    against a box that was refused though the two hold it together, as `target.weights: auto` would have it."""
+    asked = wish("1x5090 1xl4", draft=draft)
+    for one in plan(asked).plans:
+        room = [asked.gpus[index].usable_bytes for index in one.layout.cards]
+        assert all(held <= free for held, free in zip(one.memory, room, strict=True))
+        first, second = one.weights
+        assert 1 < first / second < 1792 / 300
+        assert topology_of(asked, one).target.weights == one.weights
+    drafts = {one.layout.placement for one in plan(asked).plans}
+    assert drafts >= ({"none", "inline"} if draft == "ngram" else {"none", "inline", "gaps"})
 
 
 @pytest.mark.parametrize(

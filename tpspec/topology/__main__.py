@@ -18,7 +18,8 @@ from tpspec.output import output_in_words
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import load
 from tpspec.topology.here import box_here
-from tpspec.topology.plan import Wish, boxed, plan
+from tpspec.topology.layout import Wish, boxed
+from tpspec.topology.plan import plan
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.report import describe
 from tpspec.topology.whatif import what_if

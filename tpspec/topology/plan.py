@@ -5,11 +5,12 @@ Everything here is a prediction of `cost.py`. Must not print, write a file (`pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
+from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import (
     States,
     draft_states,
@@ -21,7 +22,6 @@ from tpspec.topology.caches import (
     state_bytes,
     states_of,
 )
-from tpspec.topology.checkpoint import local
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
 from tpspec.topology.cost import (
     Load,
@@ -36,130 +36,25 @@ from tpspec.topology.cost import (
     tokens_per_round,
 )
 from tpspec.topology.fused import DTYPE_BYTES
-from tpspec.topology.links import link_for
+from tpspec.topology.layout import Layout, Plan, Ranking, Refusal, Wish
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
-from tpspec.topology.sources import SOURCES, Kind, check_behind
+from tpspec.topology.sources import SOURCES, check_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tpspec.topology.cards import Card
-    from tpspec.topology.links import LinkTable
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
-    from tpspec.topology.sublayers import Sublayers
 
 QUANTIZED: dict[int, str | None] = {16: None, 8: "int8", 4: "int4"}
 MOST_DRAFTED = 16
 # Rounds whose drafts were ready: 80-90% published for fan-out 3; estimated here.
 HIT_RATE = 0.8
 FAN_OUT = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked: a box, a link by name, a model and what drafts for it (a model, or a source that loads none).
-
-    link: None where there is one card. acceptance: of a draft token, between 0 and 1. context: tokens that are cached,
-    and read in every step.
-    """
-
-    gpus: tuple[Card, ...]
-    link: str | None
-    model: str
-    draft: str
-    acceptance: float = 0.75
-    context: int = 4096
-
-    @property
-    def draft_model(self) -> str | None:
-        return None if self.kind is not None and self.kind.loads == "nothing" else self.draft
-
-    @property
-    def kind(self) -> Kind | None:
-        """Of a source; None of a model."""
-        return SOURCES.get(self.draft)
-
-    @property
-    def behind(self) -> bool:
-        """Whether a layer of the target's own files drafts, behind its last."""
-        return self.kind is not None and self.kind.behind
-
-    def left_out(self, target: ModelShape) -> Sublayers | None:
-        """Of the target, where it drafts itself."""
-        return None if self.kind is None else self.kind.left_out({}, local(self.model), target)
-
-    @property
-    def page_context(self) -> int:
-        """context in whole pages of the cache."""
-        return -(-self.context // 16) * 16
-
-    def link_for(self, num_shards: int) -> LinkTable | None:
-        """Between so many cards; None where nothing is to be linked."""
-        return None if self.link is None or num_shards == 1 else link_for(self.link, num_shards)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Who holds what. shards: indices of the cards that hold one, in rank order; drafter: index of a card, or None.
-    replicates_norm: see ModelShape."""
-
-    shards: tuple[int, ...]
-    bits: int
-    placement: Literal["none", "inline", "dedicated", "gaps"]
-    drafter: int | None = None
-    replicates_norm: bool = False
-
-    @property
-    def rank_of_drafter(self) -> int | None:
-        if self.drafter is None:
-            return None
-        return self.shards.index(self.drafter) if self.placement == "gaps" else len(self.shards)
-
-    @property
-    def drafts_at(self) -> int:
-        """Index of the card that a draft model is on: inline, the first of the target's."""
-        return self.shards[0] if self.drafter is None else self.drafter
-
-    @property
-    def cards(self) -> tuple[int, ...]:
-        """Indices of the cards in rank order."""
-        if self.drafter is None or self.drafter in self.shards:
-            return self.shards
-        return (*self.shards, self.drafter)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A layout that fits, with the draft length that suits it best. memory: bytes of each rank. dtype: of models."""
-
-    layout: Layout
-    num_drafted: int
-    prediction: Prediction
-    step: StepCost
-    draft_s: float
-    memory: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A layout that does not fit: by how many bytes, and on which card."""
-
-    layout: Layout
-    short_bytes: int
-    card: Card
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """plans: the fastest first. refusals: the nearest to fitting first."""
-
-    plans: tuple[Plan, ...]
-    refusals: tuple[Refusal, ...]
+TRIES = 8  # to give each card no more than it has room for
 
 
 def plan(wish: Wish) -> Ranking:
@@ -212,6 +107,7 @@ class _Planner:
         elif wish.draft_model is not None:
             self.draft = shape_of(wish.draft_model)
         self.left_out = wish.left_out(self.target)
+        self._known: dict[Layout, tuple[float, ...]] = {}  # weights of layouts
         self.by_speed = sorted(range(len(wish.gpus)), key=lambda index: -wish.gpus[index].gbytes_per_s)
         wish.link_for(2)  # an unknown name is told before anything is computed
 
@@ -243,7 +139,8 @@ class _Planner:
 
     def _roomiest(self, shards: tuple[int, ...], bits: int) -> int:
         """The card with most memory left for a drafter beside its shard; of equals the last, not the lead."""
-        held = self._shard_memory(Layout(shards, bits, "none"))
+        alone = Layout(shards, bits, "none")
+        held = self._shard_memory(alone, self._weights(alone))
         left = {index: self.wish.gpus[index].usable_bytes - own for index, own in zip(shards, held, strict=True)}
         return max(reversed(shards), key=left.__getitem__)
 
@@ -257,7 +154,8 @@ class _Planner:
         lengths = [0] if layout.placement == "none" else range(1, MOST_DRAFTED + 1)
         predicted = {length: self._predict(layout, step, draft_s, length, thin) for length in lengths}
         best = max(predicted, key=lambda length: predicted[length].tokens_per_s)
-        return Plan(layout, best, predicted[best], step, draft_s, memory, self._dtype(layout))
+        weights = self._weights(layout)
+        return Plan(layout, weights, best, predicted[best], step, draft_s, memory, self._dtype(layout))
 
     def _predict(
         self, layout: Layout, step: StepCost, draft_s: float, num_drafted: int, thin: StepCost | None
@@ -324,30 +222,61 @@ class _Planner:
         return replace(self.target, replicates_norm=layout.replicates_norm)
 
     def _split(self, layout: Layout) -> tuple[Shard, ...]:
-        return split(self.target, weights_of([self.wish.gpus[index] for index in layout.shards]))
+        return split(self.target, self._weights(layout))
+
+    def _weights(self, layout: Layout) -> tuple[float, ...]:
+        """How much each card should hold: in proportion to its bandwidth, for decoding waits for memory, as far as it
+        has room for that. What is split at whole heads, or held by all, is in no proportion to what a card is given:
+        one that holds too much is given less."""
+        if layout in self._known:
+            return self._known[layout]
+        on = [self.wish.gpus[index] for index in layout.shards]
+        rooms = [float(card.usable_bytes) for card in on]
+        if (drafts_on := layout.rank_of_drafter or 0) < len(on):
+            rooms[drafts_on] -= self._drafter_memory(layout)
+        speeds = tuple(card.gbytes_per_s for card in on)
+        weights, (whole,) = speeds, self._shard_memory(layout, (1.0,))
+        for _ in range(TRIES):
+            held = self._shard_memory(layout, weights)
+            over = [max(0.0, size - room) for size, room in zip(held, rooms, strict=True)]
+            if not any(over):
+                break
+            rooms = [room - more for room, more in zip(rooms, over, strict=True)]
+            if sum(rooms) < whole or min(rooms) < 0:
+                weights = speeds
+                break
+            parts = balanced(whole, [Capacity(*each) for each in zip(rooms, speeds, strict=True)])
+            weights = tuple(round(part / max(parts), 3) for part in parts)
+        self._known[layout] = weights
+        return weights
 
     def _memory(self, layout: Layout) -> tuple[int, ...]:
         """Bytes of each rank, the drafter's own model where it runs."""
-        held = list(self._shard_memory(layout))
+        held, own = self._shard_memory(layout, self._weights(layout)), self._drafter_memory(layout)
+        if layout.placement == "dedicated":
+            return (*held, own)
+        return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
+
+    def _drafter_memory(self, layout: Layout) -> int:
+        """Bytes of what drafts with a model of its own."""
         if self.draft is None or layout.placement == "none":
-            return tuple(held)
+            return 0
         (whole,) = split(self.draft, (1.0,))
         states = draft_states(ServeConfig(), self.draft)
         dtype = self._dtype(layout)
         own = self._draft_weights(layout) + self._cached(self.draft, whole, dtype, states)
         if self.wish.behind:
             own += DTYPE_BYTES[dtype] * self.draft.hidden * num_told(ServeConfig(), self.wish.page_context)
-        if layout.placement == "dedicated":
-            return (*held, own)
-        return tuple(size + own * (layout.drafts_at == index) for index, size in zip(layout.shards, held, strict=True))
+        return own
 
-    def _shard_memory(self, layout: Layout) -> tuple[int, ...]:
+    def _shard_memory(self, layout: Layout, weights: Sequence[float]) -> tuple[int, ...]:
+        """Bytes of each part of the target, in these proportions."""
         target, dtype, quantize = self._target(layout), self._dtype(layout), widths(self.target).get(layout.bits)
         sections = CacheConfig(tokens=self.wish.page_context), ServeConfig(), EngineConfig()
         held = states_of(target, *sections), recent_of(target, *sections)
         return tuple(
             weight_bytes(target, shard, dtype, quantize) + self._cached(target, shard, dtype, *held)
-            for shard in self._split(layout)
+            for shard in split(self.target, weights)
         )
 
     def _cached(self, shape: ModelShape, shard: Shard, dtype: str, states: States, num_recent: int = 0) -> int:
@@ -364,14 +293,3 @@ def widths(shape: ModelShape) -> dict[int, str | None]:
         return QUANTIZED
     fewer = {} if shape.stored.widths else {own: name for own, name in QUANTIZED.items() if own < bits}
     return {bits: None} | fewer
-
-
-def weights_of(on: Sequence[Card]) -> tuple[float, ...]:
-    """How much each card should hold: in proportion to its bandwidth, for decoding waits for memory."""
-    return tuple(card.gbytes_per_s for card in on)
-
-
-def boxed(gpus: Sequence[Card]) -> str:
-    """`8x3090`, or `1x4090 + 2x3090`."""
-    names = [card.name for card in gpus]
-    return " + ".join(f"{names.count(name)}x{name}" for name in dict.fromkeys(names))

@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpspec.topology.config import Placement, Topology
-from tpspec.topology.plan import FAN_OUT, boxed, widths
+from tpspec.topology.layout import boxed
+from tpspec.topology.plan import FAN_OUT, widths
 from tpspec.topology.shape import shape_of
 
 if TYPE_CHECKING:
-    from tpspec.topology.plan import Plan, Wish
+    from tpspec.topology.layout import Plan, Wish
 
 
 def topology_of(wish: Wish, best: Plan) -> Topology:
     """The topology file's content for a plan, checked."""
-    layout, on = best.layout, [wish.gpus[index] for index in best.layout.shards]
-    target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(on))), "dtype": best.dtype}
-    if len({card.gbytes_per_s for card in on}) > 1:
-        target["weights"] = [card.gbytes_per_s for card in on]
+    layout = best.layout
+    target: dict[str, object] = {"model": wish.model, "ranks": list(range(len(layout.shards))), "dtype": best.dtype}
+    if len({*best.weights}) > 1:
+        target["weights"] = list(best.weights)
     if quantize := widths(shape_of(wish.model))[layout.bits]:
         target["quantize"] = quantize
     if layout.replicates_norm:

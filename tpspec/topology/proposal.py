@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from tpspec.topology.plan import HIT_RATE, Layout, Plan, Ranking, Refusal, Wish, boxed
+from tpspec.topology.layout import Layout, Plan, Ranking, Refusal, Wish, boxed
+from tpspec.topology.plan import HIT_RATE
 from tpspec.topology.planned import topology_of
 from tpspec.topology.report import table
 
