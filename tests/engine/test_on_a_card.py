@@ -515,6 +515,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("cohere2_moe", {}),
         ("flint", {}),
         ("kolibri1", {}),
+        ("llama4", {"quantize": "int8"}),
         ("muse_glimmer", {}),
         ("nemotron_h", {}),
         ("granite_hybrid", {}),
@@ -540,6 +541,8 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"layer_types": ["linear_attention", "full_attention"]}
     if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna", "step3p5"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
+    if kind == "llama4":
+        sizes |= {"no_rope_layers": [1, 0]}
     if kind == "muse_glimmer":
         sizes |= {"layer_types": ["sliding_attention", "full_attention"], "layer_rope_theta": [10000.0, 0]}
     if kind == "laguna":

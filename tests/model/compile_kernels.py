@@ -108,6 +108,7 @@ def variants(
     ways += [PLACED_APART] if not (small and tiling.places) else []
     attended = {"fold": 4, "cuts": 1, "windowed": True, "sinks": True, "small": small}
     attended |= {"cap": 0.0 if dim == USUAL_DIM else 50.0}  # as Gemma 2's wide heads have it
+    attended |= {"chunked": dim < USUAL_DIM}  # which Llama 4's are not, but would be no other kernel
     few_tiles = TILES if capability == LITTLE_ROOM else FEW_TILES_OF_16_BITS
     plain = [*product(few_tiles, (False,), ("",)), *FEW_BIASED] if few else PLAIN
     return [
@@ -316,8 +317,10 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
           for outputs in card_experts.STAGES
           for bits, group, weights, scales in ((16, card_experts.COLUMNS, x, x), (8, 128, "*i16", "*bf16"),
                                                (4, 32, "*u8", "*fp32"), (4, 128, "*i16", "*i32"))),
-        (card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
+        (card_experts._weigh, {"x_at": x, "weights_at": "*fp32", "y_at": x, "dim": "i32"},
          {"num_chosen": 8, "wide": card_experts.ADDED}),
+        *((card_experts._add, {"made_at": x, "chosen_at": "*i32", "weights_at": "*fp32", "sums_at": x, "dim": "i32"},
+           {"num_chosen": 8, "wide": card_experts.ADDED, "weighed": weighed}) for weighed in (True, False)),
     ]  # fmt: skip
 
 

@@ -55,6 +55,7 @@ def mixture(
     of_parts: bool = False,
     corrected: Literal["sigmoids", "logits"] | None = "sigmoids",
     groups: tuple[int, int] = (1, 1),
+    on_inputs: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Router, list[GatedMlp]]:
     noise = torch.Generator().manual_seed(count)
@@ -71,6 +72,7 @@ def mixture(
     weight_ND = (3 * torch.randn(count, HIDDEN, generator=noise) / HIDDEN**0.5).to(DEVICE)
     scale, (of, best) = 2.5 if sigmoid else 1.0, groups
     experts = Experts(count, chosen, sums_to_one, sigmoid, scale, groups=of, groups_chosen=best, of_parts=of_parts)
+    experts = replace(experts, on_inputs=on_inputs)
     if not sigmoid or corrected is None:
         return Router(weight_ND, experts), [mlp() for _ in range(count)]
     bias_N = torch.randn(count, generator=noise).to(DEVICE)
@@ -120,6 +122,21 @@ def test_parts_of_a_softmax_that_a_bias_puts_in_another_order_are_what_the_refer
     due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS)
     made_TD = CardMixture(router, experts)(x_TD, STEPS)
     assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize(("num_rows", "chosen"), [(1, 1), (50, 1), (50, 3)])
+def test_what_experts_read_is_weighed_as_the_reference_weighs_it(
+    bits: Literal[4, 16], num_rows: int, chosen: int
+) -> None:
+    """As Llama 4's. Stands against rows weighed for another's expert, and against what is weighed twice, or behind."""
+    router, experts = mixture(7, chosen, bits, sigmoid=True, sums_to_one=False, corrected=None, on_inputs=True)
+    x_TD = rows(num_rows)
+    due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS)
+    made_TD = CardMixture(router, experts)(x_TD, STEPS)
+    assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+    behind = Router(router.weight_ND, replace(router.experts, on_inputs=False))
+    assert (Mixture(behind, experts, whole=False)(x_TD, STEPS) - due_TD).abs().max() > 0.01, "weighed alike"
 
 
 @pytest.mark.parametrize("sums_to_one", [True, False])

@@ -126,6 +126,12 @@ def test_a_tree_of_more_rows_than_a_word_has_bits_is_torchs() -> None:
     assert [many.fits([fork], 70), many.fits([line], 70)] == [False, True]
 
 
+HEADS = st.just(Heads((0,), 16))
+SIGHTS = st.builds(Sight, HEADS, st.none() | st.integers(1, 200)) | st.builds(
+    Sight, HEADS, st.integers(1, 200), st.just(True)
+)
+
+
 @st.composite
 def spans(draw: st.DrawFn) -> list[Span]:
     """Of some texts in slots of their own: chains, trees, and trees behind chains, behind cached tokens or none."""
@@ -147,12 +153,12 @@ def spans(draw: st.DrawFn) -> list[Span]:
     return made
 
 
-@given(spans(), st.none() | st.integers(1, 200), st.integers(1, 40))
-def test_a_table_says_what_every_row_sees(some: list[Span], window: int | None, tile_rows: int) -> None:
+@given(spans(), SIGHTS, st.integers(1, 40))
+def test_a_table_says_what_every_row_sees(some: list[Span], sight: Sight, tile_rows: int) -> None:
     """Of the slots, as torch's masks do. Stands against a tile that leaves out a block of its last row or its first,
     and a row of a tree that sees all of the chain, or none."""
     num_rows = sum(len(span.tokens) for span in some)
-    table = card_tables.Table(4000, window, 4000, torch.device("cpu"), 512)
+    table = card_tables.Table(4000, sight, 4000, torch.device("cpu"), 512)
     table.write(some, [card_tables.Seen.by(span) for span in some], tile_rows)
     table.put()
     table.copy()
@@ -163,7 +169,7 @@ def test_a_table_says_what_every_row_sees(some: list[Span], window: int | None, 
     expected, said = [], [set[int]() for _ in range(num_rows)]
     for span in some:
         slots = [first + at for first, count in span.runs for at in range(count)]
-        expected += [{slots[at] for at, sees in enumerate(row) if sees} for row in _visible(span, 0, window).tolist()]
+        expected += [{slots[at] for at, sees in enumerate(row) if sees} for row in _visible(span, 0, sight).tolist()]
     for tile in range(table.num_tiles):
         first, before, rows, tree_at, chained, begin, end = numbers[tiles_at + card_rows.TILE_SIZE * tile :][:7]
         assert (tree_at - chained, first - chained) in begins
@@ -175,7 +181,7 @@ def test_a_table_says_what_every_row_sees(some: list[Span], window: int | None, 
                     own = place + key - tree_at
                     sees = columns[2][row] >> own & 1 if own >= 0 else place + key <= tree_at + row - first
                     stands = columns[0][first + own] if own >= 0 else place + key
-                    if sees and (window is None or stands > columns[0][row] - window):
+                    if sees and stands >= sight.first_seen(columns[0][row]):
                         said[row].add(slot + key)
     assert said == expected
     assert columns[1] == [slot for span in some for slot in span.own_slots()]

@@ -22,6 +22,7 @@ from tpspec.model import compiled, steps
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.gates import HeadGate
+from tpspec.model.layers import Heads, Sight
 from tpspec.model.loader import Loader
 from tpspec.topology.gating import Gating
 from tpspec.topology.shape import ModelShape
@@ -37,6 +38,10 @@ from tpspec.model import card_attention, card_rows, card_steps, card_tables, car
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IDS = tuple(torch.randint(3, 263, (200,), generator=torch.Generator().manual_seed(0)).tolist())
+HEADS = st.just(Heads((0,), 16))
+SIGHTS = st.builds(Sight, HEADS, st.none() | st.integers(1, 300)) | st.builds(
+    Sight, HEADS, st.integers(1, 300), st.just(True)
+)
 LONG = card_rows.MOST_ROWS + 10  # rows that are too many for the kernels, and keys of more than one block
 TREE = (-1, 0, 0, 1, 1, 2)
 NUMBER_BYTES, CAPABILITY = 2, (8, 6)  # that tiles are cut for
@@ -333,11 +338,11 @@ def test_keys_in_single_slots_are_still_read(tmp_path: Path) -> None:
 @given(
     counts=st.lists(st.integers(1, 200), min_size=1, max_size=2 * card_tables.FEW_RUNS),
     num_rows=st.integers(1, 8),
-    window=st.none() | st.integers(1, 300),
+    sight=SIGHTS,
     most_shifts=st.sampled_from([1, card_tables.MOST_SHIFTS]),
 )
 def test_every_key_that_is_seen_is_in_one_block(
-    counts: list[int], num_rows: int, window: int | None, most_shifts: int
+    counts: list[int], num_rows: int, sight: Sight, most_shifts: int
 ) -> None:
     """Stands against keys that are read twice, never or at another place, and blocks that end elsewhere in another
     round: rows would sum other keys together. Also where there are more runs than are remembered."""
@@ -346,13 +351,12 @@ def test_every_key_that_is_seen_is_in_one_block(
     runs = tuple((1000 * run, count) for run, count in enumerate(counts))
     slots = [first + at for first, count in runs for at in range(count)]
     span = Span(0, start, (5,) * num_rows, runs, num_rows)
-    table = card_tables.Table(len(slots), window, len(slots), torch.device("cpu"))
+    table = card_tables.Table(len(slots), sight, len(slots), torch.device("cpu"))
     room = np.zeros(3 * len(slots), np.int64)
     with patch.object(card_tables, "MOST_SHIFTS", most_shifts):
         blocks = room[: 3 * table._put_blocks(span, card_tables.words_of(room))].reshape(-1, 3).tolist()
-    seen_from = 0 if window is None else max(0, start - window + 1)
     read = [(first + key, place + key) for first, count, place in blocks for key in range(count)]
-    assert read == [(slots[place], place) for place in range(seen_from, len(slots))]
+    assert read == [(slots[place], place) for place in range(sight.first_seen(start), len(slots))]
     assert all(place // card_rows.KEYS == (place + count - 1) // card_rows.KEYS for _, count, place in blocks)
     ends = {place + count for _, count, place in blocks[:-1]}
     run_ends = {sum(counts[: run + 1]) for run in range(len(counts))}
@@ -363,16 +367,16 @@ def test_every_key_that_is_seen_is_in_one_block(
     starts=st.lists(st.integers(1, 150), min_size=1, max_size=3),
     rounds=st.lists(st.sampled_from(["row", "row", "rows", "rows", "tree", "run", "fewer"]), min_size=1, max_size=12),
     kept=st.integers(1, 3),
-    window=st.none() | st.integers(1, 100),
+    sight=SIGHTS,
 )
 def test_a_table_that_goes_on_is_what_a_new_one_would_be(
-    starts: list[int], rounds: list[str], kept: int, window: int | None
+    starts: list[int], rounds: list[str], kept: int, sight: Sight
 ) -> None:
     """Rounds of one row a text, and of several of which some are kept, texts that go on in another run of slots, and
     texts that end. Stands against a table that says where a row stood in the round before, or that a block has no more
     keys."""
     device, texts = torch.device("cpu"), [[[1000 * text, start]] for text, start in enumerate(starts)]
-    table, went_on = card_tables.Table(4000, window, 4000, device), []
+    table, went_on = card_tables.Table(4000, sight, 4000, device), []
     for kind in rounds:
         if kind == "fewer" and len(texts) > 1:
             texts.pop()
@@ -385,7 +389,7 @@ def test_a_table_that_goes_on_is_what_a_new_one_would_be(
             start = sum(count for _, count in runs) - num_rows
             spans.append(Span(seq, start, (5,) * num_rows, tuple(map(tuple, runs)), num_rows, parents))
             runs[-1][1] -= max(0, num_rows - kept)
-        fresh, seen = card_tables.Table(4000, window, 4000, device), [card_tables.Seen.by(span) for span in spans]
+        fresh, seen = card_tables.Table(4000, sight, 4000, device), [card_tables.Seen.by(span) for span in spans]
         fresh.write(spans, seen, 4)
         went_on.append(table.goes_on(spans))
         if not went_on[-1]:
@@ -393,7 +397,7 @@ def test_a_table_that_goes_on_is_what_a_new_one_would_be(
         ends = fresh._words[fresh._tiles_at + card_rows.TILE_SIZE - 1 : fresh._blocks_at : card_rows.TILE_SIZE]
         size = fresh._size(max(ends))
         assert table._words[:size] == fresh._words[:size]
-    if window is None and rounds[:2] in (["row", "row"], ["rows", "rows"], ["tree", "tree"]):
+    if not sight.is_windowed and rounds[:2] in (["row", "row"], ["rows", "rows"], ["tree", "tree"]):
         last, on = (0, 1) if rounds[0] == "row" else (2, kept)
         assert went_on[1] is all((at + last) // card_rows.KEYS == (at + last + on) // card_rows.KEYS for at in starts)
 
@@ -402,7 +406,7 @@ def test_what_is_written_of_a_round_leaves_the_one_before_it_where_a_copy_takes_
     """Whether it goes on or is another: it is written while the card may not have fetched that one's. Stands against a
     round that runs by the next one's integers."""
     first, then, other = (Span(0, start, (5,), ((1000, start + 1),), 1) for start in (70, 71, 200))
-    table = card_tables.Table(4000, None, 4000, torch.device("cpu"))
+    table = card_tables.Table(4000, Sight(Heads((0,), 16), None), 4000, torch.device("cpu"))
     table.write([first], [card_tables.Seen.by(first)], 4)
     table.put()
     table.copy()

@@ -89,13 +89,14 @@ def spread(chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
     return torch.zeros(len(chosen_TK), 12).scatter_(1, chosen_TK, weights_TK)
 
 
-def test_a_row_alone_and_among_others_is_the_same_in_whole_mixtures() -> None:
+@pytest.mark.parametrize("on_inputs", [False, True])
+def test_a_row_alone_and_among_others_is_the_same_in_whole_mixtures(on_inputs: bool) -> None:
     """Stands against a row's bits that depend on how many others its expert has (deterministic)."""
     experts = [
         GatedMlp(PlainLinear(noise(2 * CHANNELS, HIDDEN, seed=i)), PlainLinear(noise(HIDDEN, CHANNELS, seed=-i)))
         for i in range(5)
     ]
-    router = Router(noise(5, HIDDEN, seed=9), Experts(5, 2, sums_to_one=True))
+    router = Router(noise(5, HIDDEN, seed=9), Experts(5, 2, sums_to_one=True, on_inputs=on_inputs))
     whole, apart = (Mixture(router, experts, whole=each) for each in (True, False))
     x_TD = noise(16, HIDDEN, seed=10)
     others_TD = torch.cat([x_TD[:1], -x_TD[1:]])

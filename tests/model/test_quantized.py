@@ -146,6 +146,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "flint",
         "granite_hybrid",
         "hunyuan_moe",
+        "llama4",
         "muse_glimmer",
         "olmo_hybrid",
         "starcoder2",

@@ -21,7 +21,7 @@ from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")
 GEMMA4 = ("gemma4", "gemma4_moe", "gemma4_small")  # whose layers keep heads of two sizes, or nothing
-WINDOWED = ("gemma2", "gemma3", *GEMMA4, "gpt_oss", "mistral", "phi3")  # all with a window of 8
+WINDOWED = ("gemma2", "gemma3", *GEMMA4, "gpt_oss", "llama4", "mistral", "phi3")  # with a window of 8, or chunks of 7
 NUM_RECENT = 96
 NUM_LEAST = 176  # tokens that windows need for so few requests and rows: no fewer than all need
 FEW = {"serve": {"max_running": 3}, "engine": {"max_rows": 24}}
@@ -67,7 +67,7 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, seed=5)}
 @pytest.mark.parametrize(
     ("kind", "source"),
     [*(("gemma3", source) for source in ("none", "ngram", "lookahead", "early_exit")), ("gemma4", "early_exit"),
-     ("gemma4_small", "ngram")],
+     ("gemma4_small", "ngram"), ("llama4", "ngram")],
 )  # fmt: skip
 def test_texts_are_those_of_a_whole_cache(kind: str, source: str, sampling: str, folders: dict[str, Path]) -> None:
     """Stands against a prefix whose window is gone, a draft in the target's cache that reads or writes another's keys,

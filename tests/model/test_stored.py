@@ -111,6 +111,7 @@ MIXTURES = (
     "nemotron_h",
     "cohere2_moe",
     "kolibri1",
+    "llama4",
     "step3p5",
 )
 RENAMED = ("exaone", "starcoder2")  # whose matrices have other names than most
@@ -130,6 +131,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for kind in ("wide", *kinds)
     }
     _unstack(plain["step3p5"])
+    _unstack_llama4(plain["llama4"])
 
     @cache
     def write(name: str, kind: str = "") -> tuple[Path, Path]:
@@ -150,6 +152,18 @@ def _unstack(folder: Path) -> None:
             made |= {f"{at}.moe.experts.{index}.{rest}": one.clone() for index, one in enumerate(x)}
         elif not name.startswith("vi"):  # which sees
             made[name] = x
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _unstack_llama4(folder: Path) -> None:
+    """As tools that quantize write Llama 4's experts: the same, and by rows of outputs."""
+    made = {}
+    for name, x in load_file(folder / "model.safetensors").items():
+        at, _, rest = name.partition(".experts.")
+        for index, one in enumerate(x.transpose(1, 2).contiguous() if rest else ()):
+            each = zip(("gate_proj", "up_proj"), one.chunk(2), strict=True) if "gate" in rest else [(rest, one)]
+            made |= {f"{at}.experts.{index}.{kind}.weight": part.clone() for kind, part in each}
+        made |= {} if rest else {name: x}
     save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
 
 

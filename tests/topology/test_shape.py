@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from tpspec.errors import UserError
 from tpspec.model.architectures import ARCHITECTURES
+from tpspec.model.frequencies import QueryGrowth
 from tpspec.model.layer_spec import LayerSpec
 from tpspec.model.spec import read_spec, resolve
 from tpspec.topology import checkpoint
@@ -93,6 +94,8 @@ PUBLISHED = {
     "Qwen/Qwen3.5-2B": 1.881825,
     "Qwen/Qwen3.5-4B": 4.205751,
     "Aleph-Alpha/Kolibri-1": 78.10307,
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": 107.769861,  # of these the text model, as transformers makes it
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 400.711849,
     "openai/gpt-oss-20b": 20.914757,
     "openai/gpt-oss-120b": 116.829157,
 }
@@ -147,6 +150,8 @@ ACTIVE = {
     "deepseek-ai/DeepSeek-V2-Lite-Chat": (2.4 + 0.21, 0.06),  # published without one of its tables
     "moonshotai/Moonlight-16B-A3B-Instruct": (2.24 + 2 * 0.3355, 0.005),  # without both
     "tencent/Hunyuan-A13B-Instruct": (13, 0.5),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": (17, 0.5),
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": (17, 0.5),
     "openai/gpt-oss-20b": (3.61 + 0.579, 0.01),  # published without the table
     "openai/gpt-oss-120b": (5.13 + 0.579, 0.01),
     "Aleph-Alpha/Kolibri-1": (3.45757 + 0.32768, 1e-4),  # likewise
@@ -293,6 +298,7 @@ CALLED = {
     "jais2": "Jais 2",
     "kolibri1": "Kolibri 1",
     "llama": "Llama",
+    "llama4_text": "Llama 4",
     "mellum": "Mellum 2",
     "granite": "Granite 3",
     "granite_swa": "Granite Swash",
@@ -483,6 +489,18 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
             "rope_type 'linear' is not supported beside layer_rope_theta; only 'default' is",
         ),
+        ("llama4_text", {"floor_scale": 0, "no_rope_layers": [1, 0]}, "floor_scale is 0; should be 1 or more"),
+        ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size is 0; should be 1 or more"),
+        (
+            "llama4_text",
+            {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 2},
+            "attention_chunk_size is None; should be 1 or more",
+        ),
+        (
+            "llama4_text",
+            {"layer_types": ["sliding_attention"] * 2},
+            r"layer_types \['sliding_attention'\] not supported",
+        ),
         ("muse_glimmer_text", {"layer_rope_theta": [1e4, 1e5]}, "has 100000.0; should have rope_theta, 10000.0, or 0"),
         ("muse_glimmer_text", {"layer_rope_theta": [0]}, "layer_rope_theta has 1 entries; should have one for each"),
         ("muse_glimmer_text", {"qk_scale_factor": 0.0}, "qk_scale_factor is 0.0; should be above 0"),
@@ -619,6 +637,24 @@ def test_norms_take_the_mean_off_unless_a_config_says_that_they_do_not(
     """Command A+ has such, North Mini Code the others: their weights look alike."""
     spec = resolve(AutoConfig.for_model(**CONFIG | {"model_type": "cohere2_moe"} | said), "there")
     assert (spec.centred, spec.eps) == (centred, eps)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(("tuning", "grows"), [(4, True), (True, True), (0, False), (False, False)])
+def test_queries_without_rope_grow_where_llama_4_says_so(
+    tuning: object, grows: bool, wrapped: bool, tmp_path: Path
+) -> None:
+    """Which the first of its configs say by a number, and lists that are empty mean what none would. Stands against a
+    folder as it was published that is refused, and against norms of queries that are not turned."""
+    said = {"num_hidden_layers": 4, "no_rope_layers": [], "attn_temperature_tuning": tuning, "num_key_value_heads": 2}
+    text = {**CONFIG, "model_type": "llama4_text", **said}
+    config = {"model_type": "llama4", "text_config": text, "vision_config": {}} if wrapped else text
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_spec(tmp_path)
+    assert [layer.chunked for layer in spec.layers] == [True, True, True, False]
+    assert [layer.rope for layer in spec.layers] == [0, 0, 0, 1 if grows else None]
+    growths = [rope.growth for rope in spec.ropes[1:]]
+    assert growths == ([QueryGrowth(0.1, 8192, ahead=1)] if grows else [])
 
 
 @pytest.mark.parametrize("part", [0.0, 0.2, 1.5])

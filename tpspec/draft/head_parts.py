@@ -81,7 +81,7 @@ class Parts:
     def _sight(self) -> Sight:
         layer = self._layer
         heads = Heads.of(range(layer.num_heads), layer.num_heads // layer.num_kv_heads, layer.head_dim)
-        return Sight(heads, layer.window)
+        return Sight(heads, layer.window, layer.chunked)
 
     def _gate(self, gating: Gating, at: str, width: int) -> HeadGate:
         """Whose rows stand behind those of each head's query."""

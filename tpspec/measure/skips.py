@@ -81,7 +81,8 @@ class Price:
             return channel * shape.intermediate
         routed = experts.count * (shape.hidden + experts.share_read(num_rows) * channel * shape.intermediate)
         mixed = routed + channel * experts.shared
-        return mixed + min(1.0, experts.first_layer / shape.num_layers) * (channel * experts.dense - mixed)
+        dense = channel * experts.dense
+        return dense + len(experts.layers(shape.num_layers)) / shape.num_layers * (mixed - dense)
 
 
 def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) -> Iterator[Found]:

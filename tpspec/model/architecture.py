@@ -46,9 +46,10 @@ class Architecture:
     # Attention: RMSNorm over each query and key head, or over all of them (joint_norm.py); over each, without a weight;
     # the same over each value head.
     qk_norm: bool | str = False
-    plain_norm: bool = False
+    plain_norm: bool | str = False
     v_norm: bool = False
-    window: str | None = None  # "all" layers share config.sliding_window, or "layer_types" says which layers do
+    # "all" layers share config.sliding_window, or "layer_types" says which layers do, or have "chunks" instead.
+    window: str | None = None
     score_scale: str | float | None = None  # what scores are divided by the root of, if not head_dim; or the factor
     sharpened: str | None = None  # a number that scores are multiplied by besides
     scores_capped: bool = False  # whether the config may say so
@@ -60,6 +61,7 @@ class Architecture:
     alternate_rope: bool | str = False  # it turns a number with the next, not with one half a head away
     backwards: bool = False  # by the negative of its angle
     stretched: bool = False  # whether a dynamic one may have an alpha (frequencies.py)
+    tuned: bool = False  # whether queries that it does not turn may grow, as attn_temperature_tuning says
     ropes_by_kind: bool = False  # each kind of layers says of its own
 
     # Norms of rows: their names, and those in layers of linear attention, if they are others.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from tpspec.cache.store import Cells, Slots
     from tpspec.model.batch import Runs, Span
+    from tpspec.model.layers import Sight
 
 MORE_NUMBERS = 8  # of a head that has a sink; kernels like multiples of 8
 KEY_BLOCK = 64  # `stable` reads whole blocks of keys, so that sums are split the same way at every length
@@ -160,16 +161,16 @@ class Layout:
     device: torch.device
     fixed_rows: int | None
 
-    def view(self, span: Span, first_row: int, window: int | None, fold_width: int) -> View:
-        """The view of `span`, whose rows start at `first_row` of the round, where rows see the last `window` tokens.
-        fold_width: query heads folded onto each kv head."""
+    def view(self, span: Span, first_row: int, sight: Sight, fold_width: int) -> View:
+        """The view of `span`, whose rows start at `first_row` of the round. fold_width: query heads folded onto each kv
+        head."""
         rows = slice(first_row, first_row + len(span.tokens))
-        first_key = 0 if window is None else max(0, span.start - window + 1)
+        first_key = sight.first_seen(span.start)
         num_keys = span.start + len(span.tokens) - first_key
-        held = span.held(windowed=window is not None)
+        held = span.held(windowed=sight.is_windowed)
         if self.fixed_rows is None and len(span.tokens) == 1:
             return View(rows, self._keys(*held, first_key, 0), None, 0)
-        seen_TS = _visible(span, first_key, window)
+        seen_TS = _visible(span, first_key, sight)
         padding = extra = 0
         if self.fixed_rows is not None:
             padding, extra = self.fixed_rows - len(span.tokens), -num_keys % KEY_BLOCK
@@ -202,14 +203,14 @@ def on_paths(parents: Sequence[int]) -> Tensor:
     return made_NN
 
 
-def _visible(span: Span, first_key: int, window: int | None) -> Tensor:
+def _visible(span: Span, first_key: int, sight: Sight) -> Tensor:
     """[T, S] bool: keys from `first_key` on that each row sees: the cache, its ancestors and itself, in its window."""
     num_rows = len(span.tokens)
     chain_TT = torch.ones(num_rows, num_rows, dtype=torch.bool).tril()
     own_TT = chain_TT if span.parents is None else on_paths(span.parents)
     seen = torch.cat([torch.ones(num_rows, span.start - first_key, dtype=torch.bool), own_TT], 1)
-    if window is None:
+    if not sight.is_windowed:
         return seen
-    positions = torch.tensor(span.positions())
-    key_positions = torch.cat([torch.arange(first_key, span.start), positions])
-    return seen & (key_positions > positions.unsqueeze(1) - window)
+    positions = span.positions()
+    key_positions = torch.tensor([*range(first_key, span.start), *positions])
+    return seen & (key_positions >= torch.tensor([[sight.first_seen(position)] for position in positions]))

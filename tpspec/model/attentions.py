@@ -47,7 +47,7 @@ class Attentions:
 
     def sight(self, layer: LayerSpec) -> Sight:
         group = layer.num_heads // layer.num_kv_heads
-        return Sight(Heads.of(self._heads(layer), group, layer.head_dim), layer.window)
+        return Sight(Heads.of(self._heads(layer), group, layer.head_dim), layer.window, layer.chunked)
 
     def _heads(self, layer: LayerSpec) -> range:
         return self.shard.global_heads if layer.is_global else self.shard.heads
@@ -138,9 +138,12 @@ class Attentions:
         queries = norms.of_heads(f"{at}{spec.norms.queries}.weight", layer) if has else None
         keys = norms.of_heads(f"{at}{spec.norms.keys}.weight", layer) if has and keeps else None
         plain = norms.without_weight(layer.head_dim)
-        if spec.plain_norm:
+        if spec.plain_norm and (not spec.turns_first or self._is_turned(layer)):
             queries, keys = plain, plain if keeps else None
         return queries, keys, plain if spec.v_norm and keeps else None
+
+    def _is_turned(self, layer: LayerSpec) -> bool:
+        return layer.rope is not None and self.spec.ropes[layer.rope].turns
 
     def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
         if not self.spec.joint_norm:

@@ -67,6 +67,7 @@ def attend(
     turned: tl.constexpr,
     grown: tl.constexpr,
     windowed: tl.constexpr,
+    chunked: tl.constexpr,
     sinks: tl.constexpr,
     small: tl.constexpr,
     overlaps: tl.constexpr,
@@ -79,7 +80,7 @@ def attend(
     its round writes. sums [T, H, N, E], tops and masses [T, H, N],
     float32: to be joined by `join`. recorded: there are T tiles, some of padding; where not, and N is 1, sums are what
     `join` would make of them, and tops and masses are none. window: a row sees the keys of so many positions, its own
-    the last.
+    the last; chunked: those of its chunk of so many, up to its own.
 
     rest: columns behind `wide` ones, if those are not all: a tile's sides are powers of two. tile_keys: of a block, how
     many at once, in so many pieces. cap: of scores, as attention.py has it; 0: none.
@@ -170,7 +171,7 @@ def attend(
         skipped = piece % pieces * tile_keys
         is_edge = (num_keys - skipped < tile_keys) | (place + skipped + tile_keys > least)
         if windowed:
-            is_edge |= place + skipped <= last - window
+            is_edge |= place + skipped < _first_seen(last, window, chunked)
         if recorded or is_edge:
             # Rows of the tree, from 0; before them is the chain, and before that the cache.
             own = place + keys - tree_at
@@ -180,7 +181,7 @@ def attend(
             if windowed:
                 at_own = table_at + _POSITIONS * most_rows + first + own
                 stands = tl.where(is_own, tl.load(at_own, mask=is_own, other=0).to(tl.int32), place + keys)
-                seen &= stands[None, :] > positions[:, None] - window
+                seen &= stands[None, :] >= _first_seen(positions, window, chunked)[:, None]
             scores = tl.where(seen & real_keys[None, :], scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # a row may see nothing of a block
@@ -214,6 +215,12 @@ def attend(
     if rest:
         more_sums = more_sums.to(sums_at.dtype.element_ty)
         tl.store(sums_at + at[:, None] * dim + others[None, :], more_sums, mask=real_others)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _first_seen(position: tl.tensor, window: int, chunked: tl.constexpr) -> tl.tensor:
+    """By a row at that position."""
+    return position - (position % window if chunked else window - 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

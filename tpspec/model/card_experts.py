@@ -51,7 +51,7 @@ class CardMixture:
 
     def __init__(self, router: Router, experts: Sequence[GatedMlp], around: Around | None = None) -> None:
         self._router, self._around, self._overlap = router, around, overlap(router.weight_ND.device)
-        chosen = router.experts.chosen
+        chosen, self._on_inputs = router.experts.chosen, router.experts.on_inputs
         self._gate_up = Stack([one.gate_up for one in experts], chosen)
         self._down = Stack([one.down for one in experts], chosen)
         (self._numbers,) = {one.numbers for one in experts}
@@ -60,11 +60,17 @@ class CardMixture:
         chosen_TK, weights_TK = routed(self._router, x_TD, steps.slots(len(x_TD)), self._overlap)
         tiles = sorted_tiles(chosen_TK, self._router.experts.count, self._overlap)
         x_TD = x_TD if self._around is None else self._around.before(x_TD)
-        gated_PC = steps.gate(self._gate_up(x_TD, tiles, chosen_TK.numel()), self._numbers)
+        sums_TD, dim, num_chosen = torch.empty_like(x_TD), x_TD.shape[1], chosen_TK.shape[1]
+        how = {"num_chosen": num_chosen, "wide": ADDED, **self._overlap}
+        if self._on_inputs:
+            x_XD = x_TD.new_empty(weights_TK.numel(), dim)
+            _weigh[(len(x_XD), triton.cdiv(dim, ADDED))](x_TD, weights_TK, x_XD, dim, **how)
+        else:
+            x_XD = x_TD
+        gated_PC = steps.gate(self._gate_up(x_XD, tiles, chosen_TK.numel()), self._numbers)
         made_PD = self._down(gated_PC, tiles, chosen_TK.numel())
-        sums_TD, dim = torch.empty_like(x_TD), x_TD.shape[1]
         _add[(len(x_TD), triton.cdiv(dim, ADDED))](
-            made_PD, chosen_TK, weights_TK, sums_TD, dim, num_chosen=chosen_TK.shape[1], wide=ADDED, **self._overlap
+            made_PD, chosen_TK, weights_TK, sums_TD, dim, weighed=not self._on_inputs, **how
         )
         return behind(self._around, sums_TD)
 
@@ -227,6 +233,26 @@ def _tile_product(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _weigh(
+    x_at: tl.tensor,
+    weights_at: tl.tensor,
+    y_at: tl.tensor,
+    dim: int,
+    num_chosen: tl.constexpr,
+    wide: tl.constexpr,
+    overlaps: tl.constexpr,
+) -> None:
+    """y [T, K, D]: x [T, D] by weights [T, K]. A program for some numbers of a pair."""
+    begin(overlaps)
+    pair = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * wide + tl.arange(0, wide)
+    real = columns < dim
+    x = tl.load(x_at + pair // num_chosen * dim + columns, mask=real, other=0.0).to(tl.float32)
+    y = x * tl.load(weights_at + pair)
+    tl.store(y_at + pair * dim + columns, y.to(y_at.dtype.element_ty), mask=real)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _add(
     made_at: tl.tensor,
     chosen_at: tl.tensor,
@@ -235,10 +261,11 @@ def _add(
     dim: int,
     num_chosen: tl.constexpr,
     wide: tl.constexpr,
+    weighed: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """sums [T, D]: of made [T, K, D] by weights [T, K], in float32, where chosen [T, K] names an expert. A program for
-    some numbers of a row."""
+    """sums [T, D]: of made [T, K, D], weighed: by weights [T, K], in float32, where chosen [T, K] names an expert. A
+    program for some numbers of a row."""
     begin(overlaps)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * wide + tl.arange(0, wide)
@@ -248,5 +275,5 @@ def _add(
         pair = row * num_chosen + place
         sent = tl.load(chosen_at + pair) >= 0
         made = tl.load(made_at + pair * dim + columns, mask=real & sent, other=0.0).to(tl.float32)
-        total += made * tl.load(weights_at + pair)
+        total += made * tl.load(weights_at + pair) if weighed else made
     tl.store(sums_at + row * dim + columns, total.to(sums_at.dtype.element_ty), mask=real)

@@ -1,9 +1,9 @@
 """Attention of many rows by FlashInfer (Ye et al., arXiv 2501.01005), where it is installed and does better than ours.
 
 It attends chains to keys in pages; a page of it is a slot of ours, so that a text may lie in whatever slots. Where it
-has no kernel (trees, sinks, caches in 8 bits, shards of which one kv head is read by fewer query heads than another),
-and where scores are capped, ours serve. Before the first round it is tried beside them on random numbers: it must give
-the same in less time, or is left, and that is told. Must not know what rows mean. Imported on cards only.
+has no kernel (trees, sinks, chunks, caches in 8 bits, shards of which one kv head is read by fewer query heads than
+another), and where scores are capped, ours serve. Before the first round it is tried beside them on random numbers: it
+must give the same in less time, or is left, and that is told. Must not know what rows mean. Imported on cards only.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def has_kernels(shape: Shape) -> bool:
     if switch(SWITCH) == OFF or shape.dtype.itemsize != 2 or shape.score_cap is not None:
         return False
     even = (Heads.of(range(heads.num), heads.num // heads.num_kv, heads.dim) for heads in shape.heads)
+    if any(sight.chunked for sight in shape.sights):
+        return False
     if shape.heads != {*even} or any(heads.dim not in DIMS for heads in shape.heads):
         return False
     try:

@@ -198,7 +198,7 @@ class CardSteps:
         self, sight: Sight, kept_by: int, sinks: Tensor | None, rows_TX: Tensor, placed: Layer | None
     ) -> Tensor:
         """rows: queries, or what the qkv of the layer `placed` made, which the kernel then places."""
-        heads, window = sight
+        heads, window = sight.heads, sight.window
         folds, table = self._folds[heads], self._tables[heads, sight.is_windowed]
         keys, small, cells = self._cells(kept_by, rows_TX)
         num_rows, tiling = len(rows_TX), folds.tiling
@@ -216,9 +216,9 @@ class CardSteps:
             num_slots=keys.num_slots, most_rows=table.most_rows, window=window or 0, scale=self._shape.score_scale,
             num_heads=heads.num, dim=heads.dim, wide=tiling.wide, rest=tiling.rest, fold=folds.most, cuts=folds.cuts,
             tile_rows=folded, tile_keys=tiling.keys, pieces=kernels.KEYS // tiling.keys, splits=splits,
-            cap=self._shape.score_cap or 0.0, recorded=self.is_recorded, windowed=window is not None, small=small,
-            placing=placed is not None, **self._placing(placed, rows_TX), num_stages=tiling.stages,
-            num_warps=tiling.warps, **sunk, **self._overlap,
+            cap=self._shape.score_cap or 0.0, recorded=self.is_recorded, windowed=window is not None,
+            chunked=sight.chunked, small=small, placing=placed is not None, **self._placing(placed, rows_TX),
+            num_stages=tiling.stages, num_warps=tiling.warps, **sunk, **self._overlap,
         )  # fmt: skip
         if are_parts:
             joined = min(triton.next_power_of_2(heads.dim), JOINED)
@@ -311,10 +311,10 @@ class CardSteps:
         """For the integers of rounds of so many rows."""
         self._most_rows, device = most_rows, self._shape.device
         self._tables: dict[tuple[Heads, bool], Table] = {}
-        for heads, window in sorted(self._shape.sights, key=lambda sight: sight.window or 0):  # the longest counts
-            num_slots = (self._store.num_slots if window is None else self._store.num_recent) or self._store.num_slots
-            table = Table(num_slots, window, self._store.num_positions, device, most_rows)
-            self._tables[heads, window is not None] = table
+        for sight in sorted(self._shape.sights, key=lambda sight: sight.window or 0):  # the longest counts
+            num_slots = (self._store.num_recent if sight.is_windowed else 0) or self._store.num_slots
+            table = Table(num_slots, sight, self._store.num_positions, device, most_rows)
+            self._tables[sight.heads, sight.is_windowed] = table
         states = self._text_states
         self._states = None if states is None else CardStates(states, device, self._overlap, most_rows)
         self._staged: list[Table | CardStates] = [*self._tables.values()]

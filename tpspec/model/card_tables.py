@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.batch import Runs, Span
+    from tpspec.model.layers import Sight
 
 MOST_ROWS = kernels.MOST_ROWS
 USUAL_BLOCKS = 512  # whose part of the table always goes to the card: 12 KB, of 32,000 keys in few runs
@@ -51,14 +52,14 @@ class Seen(NamedTuple):
 class Table:
     """A round's integers for layers without a window, or with one: in the card's memory, always at the same place.
 
-    window: the longest of those layers', or None. num_slots: of their cache. most_positions: of a sequence. most_rows:
-    of a round. num_tiles: of the last.
+    sight: that of those layers which sees the most. num_slots: of their cache. most_positions: of a sequence.
+    most_rows: of a round. num_tiles: of the last.
     """
 
     def __init__(
-        self, num_slots: int, window: int | None, most_positions: int, device: torch.device, most_rows: int = MOST_ROWS
+        self, num_slots: int, sight: Sight, most_positions: int, device: torch.device, most_rows: int = MOST_ROWS
     ) -> None:
-        self._window, self.most_rows, self.num_tiles = window, most_rows, 0
+        self._sight, self.most_rows, self.num_tiles = sight, most_rows, 0
         self._tiles_at = kernels.ROW_SIZE * most_rows
         self._blocks_at = self._tiles_at + kernels.TILE_SIZE * most_rows
         self._most_blocks = most_blocks(num_slots)
@@ -118,7 +119,7 @@ class Table:
         """Rows behind the spans' are padding. seen: by each span."""
         self._num_written += 1
         self._last = []
-        words, windowed = self._words, self._window is not None
+        words, windowed = self._words, self._sight.is_windowed
         parts: tuple[list[int], ...] = [], [], [], [], []
         (rows, slots, bits, lengths, tiles), num_blocks = parts, 0
         ends: list[int] = []
@@ -141,7 +142,7 @@ class Table:
             words[at : at + len(ints)] = array("q", ints)
         self.num_tiles = len(tiles) // kernels.TILE_SIZE
         self._end = self._size(num_blocks)
-        if self._window is None and self._end <= self._usual_size and self.num_tiles == len(spans):
+        if not windowed and self._end <= self._usual_size and self.num_tiles == len(spans):
             self._last = [(span, self._size(end - 1) + 1) for span, end in zip(spans, ends, strict=True)]
 
     def put(self) -> None:
@@ -162,7 +163,7 @@ class Table:
 
     def _num_blocks(self, spans: Sequence[Span]) -> int:
         """That their keys take, at most."""
-        num_blocks, windowed = 0, self._window is not None
+        num_blocks, windowed = 0, self._sight.is_windowed
         for span in spans:
             for _, count in span.held(windowed=windowed)[1]:
                 num_blocks += count // kernels.KEYS + 2
@@ -174,8 +175,7 @@ class Table:
     def _needed(self, blocks: tuple[int, int], least: int, end: int) -> tuple[int, int]:
         """Of a span's blocks those with keys that a tile sees, whose first position and end of places these are."""
         places = np.asarray(self._words)[self._blocks_at + 2 :: kernels.BLOCK_SIZE][slice(*blocks)]
-        seen_from = 0 if self._window is None else max(0, least - self._window + 1)
-        begin = max(0, int(places.searchsorted(seen_from, side="right")) - 1)
+        begin = max(0, int(places.searchsorted(self._sight.first_seen(least), side="right")) - 1)
         return blocks[0] + begin, blocks[0] + int(places.searchsorted(end))
 
     def _put_blocks(self, span: Span, room: memoryview) -> int:
@@ -183,8 +183,8 @@ class Table:
 
         They end where positions are multiples of KEYS, so that rows sum the same keys together in every round.
         """
-        begin, runs = span.held(windowed=self._window is not None)
-        seen_from = begin if self._window is None else max(begin, span.start - self._window + 1)
+        begin, runs = span.held(windowed=self._sight.is_windowed)
+        seen_from = max(begin, self._sight.first_seen(span.start))
         if len(runs) > FEW_RUNS:
             return _put_scattered(begin, runs, seen_from, room)
         num_blocks = 0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 18  # of rows.c
+VERSION = 19  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -124,7 +124,7 @@ class CompiledSteps(WithoutKernels):
         )  # fmt: skip
         self._place = _verb(loaded, f"place_{kind}", None, [POINTER] * 5 + [FLOAT, INT] + [POINTER] * 7 + [INT] * 2)
         self._attend = _verb(
-            loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, FLOAT, FLOAT] + [POINTER] * 2
+            loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, INT, FLOAT, FLOAT] + [POINTER] * 2
         )
         delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 7)
         self._states = None if states is None else CompiledStates(states, delta)
@@ -177,7 +177,7 @@ class CompiledSteps(WithoutKernels):
         self._place_rows(layer, qkv_TX, round, placed, heads, q, cache)
         scale, cap = self._shape.score_scale, self._shape.score_cap or 0.0
         for span in placed.spans:
-            if self._attend(heads, span, q, cache, sight.window or 0, scale, cap, sinks, out):
+            if self._attend(heads, span, q, cache, sight.window or 0, sight.chunked, scale, cap, sinks, out):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return attended
 

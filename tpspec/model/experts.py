@@ -121,10 +121,18 @@ class Mixture:
         x_TD = x_TD if self._around is None else self._around.before(x_TD)
         weights_P, sums_TD = weights_TK.flatten(), x_TD.new_zeros(x_TD.shape, dtype=torch.float32)
         for expert, pairs in _by_expert(chosen_TK):
-            rows, mlp = pairs // chosen_TK.shape[1], self.experts[expert]
-            made_RD = mlp(x_TD, steps)[rows] if self._whole else mlp(x_TD[rows], steps)
-            sums_TD.index_add_(0, rows, made_RD.float() * weights_P[pairs, None])
+            rows, weights_R1 = pairs // chosen_TK.shape[1], weights_P[pairs, None]
+            sums_TD.index_add_(0, rows, self._weighed(self.experts[expert], x_TD, rows, weights_R1, steps))
         return behind(self._around, sums_TD.to(x_TD.dtype))
+
+    def _weighed(self, mlp: Mlp, x_TD: Tensor, rows: Tensor, weights_R1: Tensor, steps: Steps) -> Tensor:
+        """What an expert makes of some rows, or of what these come to by their weights; [R, D] in float32."""
+        if not self.router.experts.on_inputs:
+            made_RD = mlp(x_TD, steps)[rows] if self._whole else mlp(x_TD[rows], steps)
+            return made_RD.float() * weights_R1
+        read_RD = (x_TD[rows] * weights_R1).to(x_TD.dtype)
+        made_RD = mlp(x_TD.index_copy(0, rows, read_RD), steps)[rows] if self._whole else mlp(read_RD, steps)
+        return made_RD.float()
 
 
 def behind(around: Around | None, sums_TD: Tensor) -> Tensor:

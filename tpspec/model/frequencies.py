@@ -22,11 +22,12 @@ ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", PROPORTIONAL
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Of queries with their position p, so that attention stays as sharp in long texts: by 1 + rate log(1 + p //
-    length). As Llama 4 has it."""
+    """Of queries with their position p, so that attention stays as sharp in long texts: by 1 + rate log(1 + (p + ahead)
+    // length). As Llama 4 has it (ahead: 1), and Ministral 3."""
 
     rate: float
     length: int
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class Frequencies:
     growth: QueryGrowth | None
     longer: Tensor | None = None
     length: int = 0
+
+    @property
+    def turns(self) -> bool:
+        """Whether anything, or queries grow alone."""
+        return bool(self.inverse.any())
 
     def of_texts(self, longest: int) -> Tensor:
         """longest: number of tokens. Keys are cached as they were turned: a text that grows cannot change over."""
@@ -105,6 +111,22 @@ def _growth(parameters: dict[str, Any]) -> QueryGrowth | None:
     if (length := int(parameters["original_max_position_embeddings"])) < 1:
         raise ValueError("original_max_position_embeddings is no length")
     return QueryGrowth(float(rate), length)
+
+
+def growth_alone(config: Any, where: str) -> QueryGrowth | None:
+    """Of queries in layers without rope, as Llama 4's."""
+    if not config.attn_temperature_tuning or all(config.no_rope_layers):
+        return None
+    if (length := config.floor_scale) < 1:
+        raise UserError(f"{where}: floor_scale is {length}; should be 1 or more")
+    return QueryGrowth(float(config.attn_scale), length, ahead=1)
+
+
+def still(head_dim: int, growth: QueryGrowth) -> Frequencies:
+    """Of layers whose queries grow, and nothing is turned."""
+    import torch
+
+    return Frequencies(torch.zeros(head_dim // 2), 1.0, growth)
 
 
 def frequencies_of(

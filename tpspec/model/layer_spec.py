@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
 from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
-from tpspec.topology.windows import FULL, SLIDING
+from tpspec.topology.windows import CHUNKED, FULL, KEYS, SLIDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
-    sees, or None. num_heads: of queries. num_kv_heads, head_dim: as they are cached, see ModelShape. head_order: of the
-    numbers of queries' and keys' heads, such that rope turns a number with the one half a head away; None: as they are
-    stored. is_global: whether its heads are GlobalHeads. reuses_keys: see there. kept_by: the layer whose keys and
-    values it reads, if not its own."""
+    sees, or None. chunked: those of its chunk of so many, up to it. num_heads: of queries. num_kv_heads, head_dim: as
+    they are cached, see ModelShape. head_order: of the numbers of queries' and keys' heads, such that rope turns a
+    number with the one half a head away; None: as they are stored. is_global: whether its heads are GlobalHeads.
+    reuses_keys: see there. kept_by: the layer whose keys and values it reads, if not its own."""
 
     rope: int | None
     window: int | None
@@ -38,6 +38,7 @@ class LayerSpec:
     is_global: bool = False
     reuses_keys: bool = False
     kept_by: int | None = None
+    chunked: bool = False
 
 
 def layers_of(
@@ -50,24 +51,22 @@ def layers_of(
     where: str,
 ) -> tuple[LayerSpec, ...]:
     """orders: of heads, for each of the ropes, by the types of layers that it is for, or its theta; of None alone: of
-    all. usual: a layer without rope or window. wide: heads of layers that have others. sharing: of layers that keep
-    nothing."""
-    num_layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) if arch.window == "layer_types" else None
+    all. usual: a layer without window, and its rope where it is not turned. wide: heads of layers that have others.
+    sharing: of layers that keep nothing."""
+    num_layers, windowed = config.num_hidden_layers, CHUNKED if arch.window == "chunks" else SLIDING
+    kinds = getattr(config, "layer_types", None) if arch.window in ("layer_types", "chunks") else None
     if arch.window == "all":
         kinds = [SLIDING if config.sliding_window else FULL] * num_layers
     kinds = kinds or [FULL] * num_layers
     nope = THETAS if arch.nope == ONE_THETA else arch.nope
     rope = _turned(config, nope, kinds)
-    unknown = set(kinds) - {FULL, SLIDING}
+    unknown = set(kinds) - {FULL, windowed}
     if unknown or len(kinds) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
     if len(rope) < num_layers:
         raise UserError(f"{where}: {nope} has {len(rope)} entries; should have one for each of {num_layers} layers")
-    windows = [config.sliding_window if kind == SLIDING else None for kind in kinds]
-    if any(window is not None and window < 1 for window in windows):
-        raise UserError(f"{where}: sliding_window is {config.sliding_window}; should be 1 or more, or null")
-    layers = [replace(usual, window=window) for window in windows]
+    size = _window(config, windowed, where) if windowed in kinds else None
+    layers = [replace(usual, window=size if kind == windowed else None, chunked=kind == CHUNKED) for kind in kinds]
     for i, kind in enumerate(kinds):
         if rope[i] and orders:
             name = theta_of(rope[i]) if arch.nope == THETAS else kind
@@ -82,6 +81,14 @@ def layers_of(
     for i, kept_by in () if sharing is None else enumerate(sharing.kept_by, sharing.first):
         layers[i] = replace(layers[i], kept_by=kept_by)
     return tuple(layers)
+
+
+def _window(config: Any, kind: str, where: str) -> int | None:
+    """Of layers of that kind."""
+    size: int | None = getattr(config, KEYS[kind])
+    if (kind == CHUNKED) if size is None else size < 1:
+        raise UserError(f"{where}: {KEYS[kind]} is {size}; should be 1 or more" + ", or null" * (kind == SLIDING))
+    return size
 
 
 def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[float]:

@@ -69,14 +69,22 @@ class Heads(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """How rows of a layer see each other. window: how many last positions a row sees, or None."""
+    """How rows of a layer see each other. window: how many last positions a row sees, or None. chunked: those of its
+    chunk of so many, up to it."""
 
     heads: Heads
     window: int | None
+    chunked: bool = False
 
     @property
     def is_windowed(self) -> bool:
         return self.window is not None
+
+    def first_seen(self, position: int) -> int:
+        """By a row at that position."""
+        if self.window is None:
+            return 0
+        return position - position % self.window if self.chunked else max(0, position - self.window + 1)
 
 
 @dataclass(frozen=True, slots=True)

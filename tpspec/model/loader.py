@@ -140,7 +140,7 @@ class Loader:
         spec, mixers = self.spec, self._mixers
         attending = [layer for layer in layers if isinstance(layer, Layer)]
         sights = {layer.kept_by: layer.sight for layer in attending}
-        kept = {index: Kept(heads.num_kv, heads.dim, window is not None) for index, (heads, window) in sights.items()}
+        kept = {index: Kept(sight.heads.num_kv, sight.heads.dim, sight.is_windowed) for index, sight in sights.items()}
         store = KVStore(
             kept, num_slots, self.dtype, self.device, small=small_cache, num_recent=num_recent,
             keys_alone=spec.latent is not None, num_positions=num_positions,

@@ -50,7 +50,7 @@ class Mlps:
             return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
         if experts is None:
             return replace(self._mlp(at, names, shard.channels, spec.intermediate), numbers=self._bends(at, names))
-        if index < experts.first_layer or (spec.blocks and spec.blocks[index] == MLP):
+        if index not in experts.layers(len(spec.layers)) or (spec.blocks and spec.blocks[index] == MLP):
             return self._mlp(names.without_experts(layer), names, shard.dense, experts.dense)
         if names.together is None:
             self._check_apart(layer)

@@ -32,8 +32,9 @@ class Rope:
         self.sin_PE = torch.cat([-sin, sin], -1).to(device, dtype)
         self.gains_P: Tensor | None = None
         if frequencies.growth is not None:
-            whole = torch.arange(num_positions) // frequencies.growth.length
-            self.gains_P = (1 + frequencies.growth.rate * whole.float().log1p()).to(device)
+            growth = frequencies.growth
+            whole = (torch.arange(num_positions) + growth.ahead) // growth.length
+            self.gains_P = (1 + growth.rate * whole.float().log1p()).to(device)
 
     def one_later(self) -> Rope:
         """Which turns what stands at a position as this one what stands at the next; the last has none."""

@@ -16,10 +16,12 @@ from tpspec.model.architectures import ACTS, GATES, declared
 from tpspec.model.frequencies import (
     check_one_theta,
     frequencies_of,
+    growth_alone,
     head_dim_of,
     num_of_turned,
     ropes_by_theta,
     ropes_of,
+    still,
     stretched,
 )
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
@@ -190,7 +192,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     head_dim, num_layers = head_dim_of(config) if latent is None else latent.cached, config.num_hidden_layers
     num_heads = query_heads(said, kind, num_layers, config.num_attention_heads)
     num_kv_heads = 1 if latent is not None else config.num_key_value_heads or num_heads
-    usual = LayerSpec(None, None, num_heads, num_kv_heads, head_dim)
+    growth = growth_alone(config, where) if arch.tuned else None
+    usual = LayerSpec(None if growth is None else len(ropes), None, num_heads, num_kv_heads, head_dim)
     wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads, head_dim)
     blocks = blocks_of(said, kind)
     experts = experts_of(said, kind, blocks)
@@ -224,7 +227,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         qk_norm=_flag(config, arch.qk_norm),
         joint_norm=MODEL_TYPES[kind].jointly,
         turns_first=MODEL_TYPES[kind].turns_first,
-        plain_norm=arch.plain_norm,
+        plain_norm=_flag(config, arch.plain_norm),
         v_norm=arch.v_norm,
         norms=norms,
         norms_weighed=arch.weighed,
@@ -242,9 +245,12 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         cap=_cap(config, "final_logit_softcapping", where) if arch.capped else None,
         score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
         layers=layers_of(config, arch, orders, usual, wide, sharing, where),
-        ropes=tuple(
-            frequencies_of(config, whole, layers, rope, dims.get(layers, head_dim), where)
-            for layers, rope in ropes.items()
+        ropes=(
+            *(
+                frequencies_of(config, whole, layers, rope, dims.get(layers, head_dim), where)
+                for layers, rope in ropes.items()
+            ),
+            *([] if growth is None else [still(head_dim, growth)]),
         ),
         stored=stored,
         experts=experts,

@@ -323,7 +323,7 @@ class TorchSteps(WithoutKernels):
     def _views(self, sight: Sight, spans: Sequence[Span], firsts: Sequence[int]) -> list[View]:
         """firsts: of each span, its first row."""
         width = self._foldings[sight.heads].width
-        return [self._layout.view(span, first, sight.window, width) for span, first in zip(spans, firsts, strict=False)]
+        return [self._layout.view(span, first, sight, width) for span, first in zip(spans, firsts, strict=False)]
 
     def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
         keys, values = self._store.keys[layer.kept_by], self._store.values[layer.kept_by]

@@ -30,12 +30,13 @@ class Experts:
     another (Ernie 4.5). cap: what the router says stays below, by cap * tanh(x / cap); or None. scale: of all weights,
     after that. groups: into which experts are divided; each token is sent to experts of the `groups_chosen` that are
     best for it.
-    first_layer: those before it have an MLP of `dense` channels instead. shared: channels of an MLP beside the experts,
-    through which every row goes; 0: there is none. shared_scale: of what that gives. shared_gated: whether that has a
-    gate. apart: whether it and the experts have norms of their own, before and behind; then ranks sum them side by
-    side, and an expert's weight is multiplied with a number of its own. biased: the matrices of experts, and the
-    router. latent: numbers of a row that experts read, and give, by a matrix before and one behind them that all share;
-    0: those of the row.
+    first_layer: from there on each `every`-th layer has some; the others have an MLP of `dense` channels instead.
+    on_inputs: what an expert reads is multiplied by its weight, not what it gives. shared: channels of an MLP beside
+    the experts, through which every row goes; 0: there is none. shared_scale: of what that gives. shared_gated: whether
+    that has a gate. apart: whether it and the experts have norms of their own, before and behind; then ranks sum them
+    side by side, and an expert's weight is multiplied with a number of its own. biased: the matrices of experts, and
+    the router. latent: numbers of a row that experts read, and give, by a matrix before and one behind them that all
+    share; 0: those of the row.
     """
 
     count: int
@@ -44,6 +45,7 @@ class Experts:
     sigmoid: bool = False
     scale: float = 1.0
     first_layer: int = 0
+    every: int = 1
     dense: int = 0
     shared: int = 0
     shared_gated: bool = False
@@ -56,6 +58,11 @@ class Experts:
     latent: int = 0
     corrected: Literal["sigmoids", "logits"] | None = None
     shared_scale: float = 1.0
+    on_inputs: bool = False
+
+    def layers(self, num_layers: int) -> range:
+        """Those with experts, of so many."""
+        return range(self.first_layer, num_layers, self.every)
 
     @property
     def is_divided(self) -> bool:
@@ -72,6 +79,7 @@ SPARSE = "sparse"  # as mlp_layer_types calls a layer with experts
 # Of parts of a softmax: with less, transformers does not make them sum to one. Those chosen have more.
 LEAST_SUM = 1e-12
 GROUP_SCORES = 2  # of the best experts, which are summed to compare groups, where experts have sigmoids
+NUM_LAYERS = "num_hidden_layers"
 CAP = "moe_router_logit_softcapping"  # 0: there is none
 DENSE_LAYERS = (0, 1)  # without experts, where mlp_only_layers may say which, and does not
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # all are in use for the same
@@ -182,7 +190,8 @@ def _by_logits(experts: Experts, read: Reads, usual: ByLogits) -> Experts:
     means = ("average", "sum")
     averaged = usual.varied and read.one_of("shared_expert_combination_strategy", means, means[0]) == means[0]
     each = 1 if usual.each is None else read.size(*usual.each)
-    shared, first = each * read.size(*usual.shared, least=0), _first_listed(read, usual.listed)
+    shared = each * read.size(*usual.shared, least=0)
+    first, every = _spaced(read) if usual.spaced else (_first_listed(read, usual.listed), 1)
     part = 0.5 if averaged and shared else 1.0
     return replace(
         experts,
@@ -191,9 +200,11 @@ def _by_logits(experts: Experts, read: Reads, usual: ByLogits) -> Experts:
         corrected="logits" if usual.corrected else None,
         scale=part,
         first_layer=first,
-        dense=read.size(usual.dense, usual.usual_dense or each) if first else 0,
+        every=every,
+        dense=read.size(usual.dense, usual.usual_dense or each) if first or every > 1 else 0,
         shared=shared,
         shared_scale=part,
+        on_inputs=usual.on_inputs,
     )
 
 
@@ -209,6 +220,20 @@ def _first_listed(read: Reads, listed: str | None) -> int:
     return _first_sparse(read, read.size("first_k_dense_replace", 0, least=0))
 
 
+def _spaced(read: Reads) -> tuple[int, int]:
+    """The first layer with experts, and how many there are from one to the next."""
+    every, listed = read.size("interleave_moe_layer_step", 1), read.config.get("moe_layers")
+    if listed is None:
+        return every - 1, every
+    right, num_layers = "the layers with experts, each as far behind the one before it", read.size_if_given(NUM_LAYERS)
+    if not isinstance(listed, list) or not listed or not all(type(one) is int and one >= 0 for one in listed):
+        raise read.refusal("moe_layers", right)
+    first, every = listed[0], listed[1] - listed[0] if len(listed) > 1 else every
+    if every < 1 or listed != [*range(first, num_layers or listed[-1] + 1, every)]:
+        raise read.refusal("moe_layers", right)
+    return first, every
+
+
 def _first_mixed(read: Reads, usual: Beside) -> int:
     """The first layer with experts; all after it have some."""
     key, *_ = usual.keys
@@ -217,7 +242,7 @@ def _first_mixed(read: Reads, usual: Beside) -> int:
     if not usual.listed:
         return read.size(key, usual.first_layer, least=0)
     read.one_of(key, (usual.first_layer,), usual.first_layer)
-    first = _first_sparse(read, min(usual.first_layer, read.size_if_given("num_hidden_layers") or usual.first_layer))
+    first = _first_sparse(read, min(usual.first_layer, read.size_if_given(NUM_LAYERS) or usual.first_layer))
     if read.config.get("mlp_only_layers") not in (None, [], [*range(first)]):  # which Laguna says besides
         raise read.refusal("mlp_only_layers", f"{[*range(first)]}, as mlp_layer_types is, or null")
     return first
@@ -234,5 +259,5 @@ def _first_sparse(read: Reads, usual: int) -> int:
 
 def _last_layer(read: Reads) -> tuple[int, ...]:
     """Where a config says how many there are."""
-    count = read.size_if_given("num_hidden_layers")
+    count = read.size_if_given(NUM_LAYERS)
     return () if count is None else (count - 1,)

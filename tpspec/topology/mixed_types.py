@@ -170,6 +170,16 @@ MIXED_TYPES = {
         normed=True,
         intermediate=("moe_intermediate_size", 512),
     ),
+    "llama4_text": Defaults(
+        hidden=5120,
+        num_layers=48,
+        num_heads=40,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab=202048,
+        turns_first=True,
+        intermediate=("intermediate_size", 8192),
+    ),
     "mellum": Defaults(
         hidden=2304,
         num_layers=28,

@@ -38,6 +38,7 @@ class ByLogits:
     the channels of the MLP beside the experts, and how many there are without it; each: likewise of one of several such
     MLPs, whose number `shared` is then. corrected: a bias is added to those logits. listed: the list that says which
     layers have no experts, and dense: the channels of the MLP there, by default usual_dense, or as many as `each`.
+    spaced: interleave_moe_layer_step or moe_layers says which layers have some. on_inputs: see Experts.
     varied: expert_selection_fn says whether parts of a softmax over the chosen experts are weights instead, and
     shared_expert_combination_strategy whether what experts and that MLP give is summed, or its mean taken."""
 
@@ -48,6 +49,8 @@ class ByLogits:
     dense: str = "intermediate_size"
     usual_dense: int | None = None
     varied: bool = False
+    spaced: bool = False
+    on_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +254,18 @@ MIXTURES = {
             listed=True,
             own="shared_expert_intermediate_size",
             keys=("first_k_dense_replace", "n_shared_experts", "moe_routed_scaling_factor"),
+        ),
+    ),
+    "llama4_text": Mixing(
+        MlpNames("feed_forward", router="router", shared="feed_forward.shared_expert", together=TOGETHER),
+        count=16,
+        chosen=1,
+        by_logits=ByLogits(
+            shared=("intermediate_size", 8192),
+            dense="intermediate_size_mlp",
+            usual_dense=16384,
+            spaced=True,
+            on_inputs=True,
         ),
     ),
     "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),

@@ -19,6 +19,7 @@ TEXT_TYPES = {
     "internvl": "qwen2",
     "kimi_k25": "deepseek_v3",
     "kimi_vl": "deepseek_v3",
+    "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",
@@ -43,6 +44,7 @@ SIZES: dict[str, dict[str, object]] = {
     "qwen2": {"intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151936},
     "qwen3": {"intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128, "vocab_size": 151936},
 }
+TUNING = "attn_temperature_tuning"  # of Llama 4, which transformers first wrote as a number
 COMMON = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 # Whether a head is tied where a whole model does not say so; of the others where either does, as they once were saved.
 WHOLE_TIED = {
@@ -56,10 +58,11 @@ WHOLE_TIED = {
     "qwen3_vl_moe": False,
     "step3p7": False,
 }
+SECTION_TIED = ("llama4",)  # of these the text model has a head of its own, whatever the whole says
 EITHER_TIED = ("glm4v", "glm4v_moe", "llava", "llava_onevision", "qwen2_5_vl", "qwen2_vl")
 FLAT = ("qwen2_5_vl", "qwen2_vl")  # as these were published: what a text model says stands beside its eyes
 SECTION = "text_config"
-TIED = "tie_word_embeddings"  # which the whole model decides, for its head is not the text model's; see _tied
+TIED = "tie_word_embeddings"  # which the whole model decides, where its head is not the text model's; see _tied
 # Files of older tools that say how weights are stored, where config.json does not, and what method they need not name.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 STORAGE = ("compression_config", "quantization_config", *BESIDE)  # of the whole model, text model included
@@ -87,6 +90,8 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     kind = alone.get("model_type")
     if isinstance(kind, str) and kind in OTHER_NAMES:
         alone = alone | {"model_type": OTHER_NAMES[kind]}
+    if alone.get("model_type") == "llama4_text" and type(tuning := alone.get(TUNING)) is int:
+        alone = alone | {TUNING: bool(tuning)}
     return step.as_now(published_keys.as_now(alone))
 
 
@@ -104,6 +109,8 @@ def _alone(config: dict[str, object]) -> dict[str, object]:
 
 def _tied(kind: str, config: dict[str, object], text: dict[str, object]) -> dict[str, object]:
     """What a model says of its head, as transformers takes it; empty where that is the text model's default."""
+    if kind in SECTION_TIED:
+        return {TIED: text.get(TIED, False)}
     if kind in EITHER_TIED:
         said = [one[TIED] for one in (config, text) if TIED in one]
         return {TIED: True if True in said else said[0] if said else False}

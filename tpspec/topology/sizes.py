@@ -47,7 +47,7 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
 
 def last_layer(shape: ModelShape) -> ModelShape:
     """Of one more layer like a model's last, that drafts for it: a model of that layer."""
-    experts = None if shape.experts is None else replace(shape.experts, first_layer=0)
+    experts = None if shape.experts is None else replace(shape.experts, first_layer=0, every=1)
     return replace(shape, num_layers=1, num_windowed=min(1, shape.num_windowed), experts=experts, delta_net=None,
                    global_heads=None, sharing=None, per_layer=0, stored=None, blocks=())  # fmt: skip
 
@@ -226,7 +226,7 @@ def _with_experts(shape: ModelShape) -> tuple[int, ...]:
         return ()
     if shape.blocks:
         return tuple(layer for layer, kind in enumerate(shape.blocks) if kind == MIXTURE)
-    return tuple(range(shape.experts.first_layer, shape.num_layers))
+    return tuple(shape.experts.layers(shape.num_layers))
 
 
 def _without_experts(shape: ModelShape, layers: Iterable[int]) -> tuple[tuple[str, int], ...]:

@@ -1,4 +1,5 @@
-"""Which layers of a model see the last tokens only, and how many: from a config.json, as transformers reads it.
+"""Which layers of a model see the last tokens only, or those of a chunk, and how many: from a config.json, as
+transformers reads it.
 
 Knows keys. What such layers keep of a text is the cache's matter.
 """
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 
     from tpspec.topology.reads import Reads
 
-SLIDING, FULL = "sliding_attention", "full_attention"  # as layer_types calls a layer that sees so
+# As layer_types calls a layer that sees so.
+SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
+KEYS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}  # of how many tokens it sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +25,15 @@ class Sliding:
 
     usual: the window, where the key is left out; null there is none. switch: the flag that has to be set, or None.
     has_one: whether a layer has it, where no layer_types say so; None: all have, whatever those say. last_sees_all: as
-    the last layer does, whatever those say.
+    the last layer does, whatever those say. kind: of layers that have it: a chunk begins at a multiple of its size, and
+    what is in it sees no more than that.
     """
 
     usual: int | None = None
     switch: str | None = None
     has_one: Callable[[Reads, int], bool] | None = None
     last_sees_all: bool = False
+    kind: str = SLIDING
 
 
 def _all_but_every(number: int, key: str = "sliding_window_pattern") -> Callable[[Reads, int], bool]:
@@ -58,12 +63,11 @@ def _before_layer(read: Reads, layer: int) -> bool:
     return layer % 2 == 0 and layer < read.size("max_window_layers", 28, least=0)
 
 
-def _without_rope(read: Reads, layer: int) -> bool:
+def _has_rope(read: Reads, layer: int) -> bool:
     ropes = read.config.get("no_rope_layers")
-    is_without = (layer + 1) % read.size("no_rope_layer_interval", 4) == 0
     if isinstance(ropes, list) and layer < len(ropes):
-        is_without = not ropes[layer]
-    return is_without and read.flag("use_sliding_window", False)
+        return bool(ropes[layer])
+    return bool((layer + 1) % read.size("no_rope_layer_interval", 4))
 
 
 GEMMA4 = Sliding(512, has_one=lambda _, layer: bool((layer + 1) % 6), last_sees_all=True)
@@ -86,6 +90,7 @@ SLIDES = {
     "granitemoe_swa": GRANITE,
     "kolibri1": Sliding(513, has_one=lambda _, layer: bool((layer + 1) % 5)),
     "laguna": Sliding(512, has_one=lambda _, __: False),
+    "llama4_text": Sliding(8192, has_one=_has_rope, kind=CHUNKED),
     "mellum": Sliding(1024, has_one=lambda _, __: False),
     "ministral": Sliding(4096, has_one=lambda _, __: True),
     "ministral3": Sliding(),
@@ -100,7 +105,9 @@ SLIDES = {
     "qwen2_vl_text": Sliding(4096, "use_sliding_window", _from_layer(80)),
     "qwen3": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen3_moe": Sliding(4096, "use_sliding_window"),
-    "smollm3": Sliding(has_one=_without_rope),
+    "smollm3": Sliding(
+        has_one=lambda read, layer: not _has_rope(read, layer) and read.flag("use_sliding_window", False)
+    ),
     "starcoder2": Sliding(),
     "step3p5": Sliding(has_one=lambda _, __: False),
     "vaultgemma": Sliding(4096, has_one=lambda _, layer: layer % 2 == 0),
@@ -112,23 +119,24 @@ def windows_of(read: Reads, model_type: str, num_layers: int) -> tuple[int | Non
     slides = SLIDES.get(model_type)
     if slides is None or (slides.switch is not None and not read.flag(slides.switch, False)):
         return (None,) * num_layers
-    if "sliding_window" in read.config and read.config["sliding_window"] is None:
+    if (key := KEYS[slides.kind]) in read.config and read.config[key] is None:
         return (None,) * num_layers
-    kinds = (SLIDING,) * num_layers if slides.has_one is None else kinds_of(read, model_type, num_layers)
+    kinds = (slides.kind,) * num_layers if slides.has_one is None else kinds_of(read, model_type, num_layers)
     # Not read where no layer has one: it may be 0 there, as Laguna M.1 has it.
-    window = read.size_if_given("sliding_window") or slides.usual if SLIDING in kinds else None
-    return tuple(window if kind == SLIDING else None for kind in kinds)
+    window = read.size_if_given(key) or slides.usual if slides.kind in kinds else None
+    return tuple(window if kind == slides.kind else None for kind in kinds)
 
 
 def kinds_of(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
     """Of each layer, as layer_types calls it, or would."""
     kinds, slides = read.texts("layer_types"), SLIDES.get(model_type)
-    if len(kinds) not in (0, num_layers) or set(kinds) - {SLIDING, FULL}:
-        raise read.refusal("layer_types", f"{SLIDING} or {FULL} for each of {num_layers} layers, not for {len(kinds)}")
+    own = SLIDING if slides is None else slides.kind
+    if len(kinds) not in (0, num_layers) or set(kinds) - {own, FULL}:
+        raise read.refusal("layer_types", f"{own} or {FULL} for each of {num_layers} layers, not for {len(kinds)}")
     if not kinds:
         has_one = None if slides is None else slides.has_one
         has = [has_one is not None and has_one(read, layer) for layer in range(num_layers)]
-        kinds = tuple(SLIDING if one else FULL for one in has)
+        kinds = tuple(own if one else FULL for one in has)
     if slides is not None and slides.last_sees_all:
         return *kinds[:-1], FULL
     return kinds
