@@ -15,6 +15,7 @@ from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantiz
 from tpspec.model.places import Place
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import StoredMatrices
+from tpspec.model.stored_floats import scales_of_all
 from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
 from tpspec.topology.mixtures import has_narrow_columns
 
@@ -111,7 +112,7 @@ class Matrices:
 
     def check_plain(self, name: str) -> None:
         """Raises UserError where a tensor that holds all experts of a layer is said to be in codes, but for FP8."""
-        scheme, has_scales = self._scheme(name), f"{name}_scale_inv" in self.checkpoint
+        scheme, has_scales = self._scheme(name), scales_of_all(name, self.checkpoint) in self.checkpoint
         if scheme is not None and not (scheme.kind == "float8" and has_scales):
             raise UserError(
                 f"{self.checkpoint.folder}: {name} holds all experts of a layer, which config.json says are quantized; "

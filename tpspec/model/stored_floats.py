@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 
     from tpspec.model.places import Place
     from tpspec.model.stored_parts import Parts
+    from tpspec.model.weights import Checkpoint
     from tpspec.topology.formats import Scheme
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two
+USUAL, FBGEMM = "_scale_inv", "_scale"  # how names of scales end that are of all experts of a layer
 NO_NUMBER = 0x7F  # in E4M3, whatever the sign
+
+
+def scales_of_all(name: str, checkpoint: Checkpoint) -> str:
+    """What the tensor of scales beside one of that name, of all experts of a layer, is called, or would be."""
+    return name + (FBGEMM if name + FBGEMM in checkpoint else USUAL)
 
 
 class StoredFloats:
@@ -54,8 +61,11 @@ class StoredFloats:
         """Of an expert, as transformers has them: rows of a block, the floats, and a scale for each block; where no
         blocks are said, one for the matrix or for each of its halves."""
         assert place.expert is not None, "see above"
-        (expert, count), name = place.expert, f"{place.name}_scale_inv"
-        sizes, found = place.as_it_lies(place.num_outputs, place.num_inputs), self._parts.checkpoint.shape(name)
+        (expert, count), name = place.expert, scales_of_all(place.name, self._parts.checkpoint)
+        sizes, there = place.as_it_lies(place.num_outputs, place.num_inputs), self._parts.checkpoint.shape(name)
+        # FBGEMM's of what is down stand as of a matrix that has a row for each output.
+        stands = name.endswith(FBGEMM) and not place.upright and there == (count, place.num_outputs, 1)
+        found = (count, 1, place.num_outputs) if stands else there
         blocks = found[1:] if len(found) == 1 + len(sizes) else (1, 1)
         blocks = place.as_it_lies(place.as_it_lies(*blocks)[0], 1)  # of what is not said inputs share one
         said = place.as_it_lies(scheme.rows, scheme.group)
@@ -68,8 +78,8 @@ class StoredFloats:
         slices = place.as_it_lies(place.rows, place.columns)
         taken = self._parts.checkpoint.read_one(place.name, (count, *sizes), expert, *slices)
         floats = self._parts.typed(place.name, taken, (FLOAT8,))
-        scales = self._parts.checkpoint.read_one(name, found, expert, range(found[1]), range(found[2]))
-        scales = self._parts.typed(name, scales, FLOAT_SCALES).float()
+        scales = self._parts.checkpoint.read_one(name, there, expert, range(there[1]), range(there[2]))
+        scales = self._parts.typed(name, scales.T if stands else scales, FLOAT_SCALES).float()
         rows, _ = place.as_it_lies(*each)
         return (rows, floats, scales) if place.upright else (rows, floats.T, scales.T)
 
