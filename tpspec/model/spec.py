@@ -5,10 +5,9 @@ Must not know shards, ranks or tensors' values.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from tpspec.errors import UserError
 from tpspec.model.architecture import FINAL_NORM, ONE_THETA, THETA, THETAS
@@ -27,6 +26,16 @@ from tpspec.model.frequencies import (
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.limits import Limits, limits_of
 from tpspec.model.mlp import GAIN, MOST
+from tpspec.model.scales import (
+    Multipliers,
+    cap,
+    embedding_scale,
+    flag,
+    latent_scale,
+    logit_scale,
+    multipliers_of,
+    score_scale,
+)
 from tpspec.topology.blocks import blocks_of
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.delta_net import delta_net_of
@@ -205,9 +214,9 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     orders = {kinds: None if latent else head_order(config, arch, rope, where) for kinds, rope in ropes.items()}
     if latent is not None:
         _check_turned(config, arch, latent, list(ropes.values()), where)
-    numbers = _multipliers(config, arch, where) if arch.multiplied else Multipliers()
+    numbers = multipliers_of(config, arch, where) if arch.multiplied else Multipliers()
     norms = arch.norms
-    if arch.out_norms is not None and not _flag(config, arch.out_norms):
+    if arch.out_norms is not None and not flag(config, arch.out_norms):
         norms = replace(norms, attention_out=None, mlp_out=None)
     return ModelSpec(
         model_type=kind,
@@ -220,14 +229,14 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         eps=_eps(config, arch) / numbers.residual**2,
         out_eps=_eps(config, arch) if arch.out_eps is None else getattr(config, arch.out_eps),
         tied=getattr(config, "tie_word_embeddings", False),
-        qkv_bias=_flag(config, arch.qkv_bias),
-        o_bias=_flag(config, arch.o_bias),
-        mlp_bias=_flag(config, arch.mlp_bias),
+        qkv_bias=flag(config, arch.qkv_bias),
+        o_bias=flag(config, arch.o_bias),
+        mlp_bias=flag(config, arch.mlp_bias),
         sinks=MODEL_TYPES[kind].sinks,
-        qk_norm=_flag(config, arch.qk_norm),
+        qk_norm=flag(config, arch.qk_norm),
         joint_norm=MODEL_TYPES[kind].jointly,
         turns_first=MODEL_TYPES[kind].turns_first,
-        plain_norm=_flag(config, arch.plain_norm),
+        plain_norm=flag(config, arch.plain_norm),
         v_norm=arch.v_norm,
         norms=norms,
         norms_weighed=arch.weighed,
@@ -238,12 +247,12 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         parallel=MODEL_TYPES[kind].parallel,
         gating=gating_of(said, kind),
         gate=_gate(arch, kind),
-        score_scale=_score_scale(config, arch, where) if latent is None else _latent_scale(config, latent),
-        embedding_scale=_embedding_scale(config, arch, numbers),
+        score_scale=score_scale(config, arch, where) if latent is None else latent_scale(config, latent),
+        embedding_scale=embedding_scale(config, arch, numbers),
         embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
         scaled_layers=arch.scaled_layers,
-        cap=_cap(config, "final_logit_softcapping", where) if arch.capped else None,
-        score_cap=_cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
+        cap=cap(config, "final_logit_softcapping", where) if arch.capped else None,
+        score_cap=cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
         layers=layers_of(config, arch, orders, usual, wide, sharing, where),
         ropes=(
             *(
@@ -255,7 +264,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         stored=stored,
         experts=experts,
         latent=latent,
-        alternate_rope=_flag(config, arch.alternate_rope),
+        alternate_rope=flag(config, arch.alternate_rope),
         delta_net=delta_net_of(said, kind, num_layers, config.hidden_size, blocks),
         blocks=blocks,
         global_heads=wide,
@@ -264,7 +273,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         num_per_layer_ids=num_ids_of(said) if per_layer else 0,
         limits=limits_of(said, num_layers, experts.first_layer) if arch.limited and experts else (),
         hidden_scale=numbers.residual,
-        final_scale=_logit_scale(config, arch, numbers, where),
+        final_scale=logit_scale(config, arch, numbers, where),
     )
 
 
@@ -312,81 +321,6 @@ def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str
 
 def _eps(config: Any, arch: Architecture) -> float:
     return float(getattr(config, arch.eps)) if isinstance(arch.eps, str) else arch.eps
-
-
-def _flag(config: Any, flag: bool | str | None) -> bool:
-    return bool(getattr(config, flag)) if isinstance(flag, str) else bool(flag)
-
-
-class Multipliers(NamedTuple):
-    """Numbers of a config: of embeddings, of what layers add to them, and what logits are divided by.
-
-    Granite adds r times what a layer gives. Here r is divided out of the hidden state, x / r, to which layers then add
-    what they give: embeddings are multiplied by 1 / r more, and norms of it, which do not see it otherwise, divide by
-    the root of the mean square and eps / r^2. What is told of it (taps) is multiplied by r, `hidden_scale`; what the
-    final norm gives, and the head reads, by `final_scale`.
-    """
-
-    embedding: float = 1.0
-    residual: float = 1.0
-    logits: float = 1.0
-
-
-def _multipliers(config: Any, arch: Architecture, where: str) -> Multipliers:
-    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
-    for key in keys:
-        if not (number := getattr(config, key)) > 0:
-            raise UserError(f"{where}: {key} is {number}; should be above 0")
-    embedding, residual, logits = (float(getattr(config, key)) for key in keys[:3])
-    return Multipliers(embedding, residual, 1 / logits if arch.multiplied == "logits" else logits)
-
-
-def _logit_scale(config: Any, arch: Architecture, numbers: Multipliers, where: str) -> float:
-    if arch.logit_scale is None:
-        return 1 / numbers.logits
-    if not (number := getattr(config, arch.logit_scale)):
-        raise UserError(f"{where}: {arch.logit_scale} is {number}; should be a number, and not 0")
-    return float(number)
-
-
-def _embedding_scale(config: Any, arch: Architecture, numbers: Multipliers) -> float | None:
-    if arch.multiplied:
-        return numbers.embedding / numbers.residual
-    return float(config.hidden_size**0.5) if _flag(config, arch.scaled_embeddings) else None
-
-
-def _score_scale(config: Any, arch: Architecture, where: str) -> float:
-    if arch.multiplied:
-        return float(config.attention_multiplier)
-    if arch.score_scale is None:
-        return float(head_dim_of(config) ** -0.5) * _sharpness(config, arch, where)
-    if isinstance(arch.score_scale, float):
-        return arch.score_scale
-    if not (number := getattr(config, arch.score_scale)) > 0:
-        raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
-    return float(number**-0.5)
-
-
-def _sharpness(config: Any, arch: Architecture, where: str) -> float:
-    if arch.sharpened is None:
-        return 1.0
-    if not (number := getattr(config, arch.sharpened)) > 0:
-        raise UserError(f"{where}: {arch.sharpened} is {number}; should be above 0")
-    return float(number)
-
-
-def _cap(config: Any, key: str, where: str) -> float | None:
-    if (cap := getattr(config, key)) is not None and not cap > 0:
-        raise UserError(f"{where}: {key} is {cap}; should be above 0, or null")
-    return None if cap is None else float(cap)
-
-
-def _latent_scale(config: Any, latent: Latent) -> float:
-    """DeepSeek's yarn scales products of queries and keys, not their cosines and sines."""
-    rope, sharper = config.rope_parameters, 1.0
-    if rope.get("rope_type", "default") != "default" and (more := rope.get("mscale_all_dim")):
-        sharper = 1 + 0.1 * more * max(0.0, math.log(rope["factor"]))
-    return float(latent.head_dim**-0.5 * sharper**2)
 
 
 def _check_turned(config: Any, arch: Architecture, latent: Latent, ropes: list[dict[str, Any]], where: str) -> None:
