@@ -357,6 +357,22 @@ KINDS: dict[str, dict[str, Any]] = {
         "mlp_type": "default",
         "norm_type": "layer_norm",
     },
+    "lfm2": {
+        "model_type": "lfm2",
+        "head_dim": 16,
+        "intermediate_size": 100,
+        "block_multiple_of": 24,
+        "block_ffn_dim_multiplier": 1.3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_bias": True,
+        "norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": True,
+        # As it was published, and transformers does not read it.
+        "block_use_swiglu": True,
+        "conv_dim": 96,
+        "use_pos_enc": True,
+    },
     "llama": {"model_type": "llama"},
     "granite": {"model_type": "granite", **GRANITE},
     "granite_hybrid": {

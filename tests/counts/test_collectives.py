@@ -147,6 +147,7 @@ def measure(
         ("cohere2_moe", {}, {Purpose.mlp: LAYERS}),
         ("nemotron_h", {}, {Purpose.attention: 3, Purpose.mlp: 2}),
         ("granite_hybrid", {}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS}),
+        ("lfm2", {}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS}),
     ],
 )
 def test_what_else_a_layer_may_cost_is_what_plans_say(

@@ -34,7 +34,7 @@ from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
 
 CPU = torch.device("cpu")
-KINDS = ("qwen3_5", "qwen3_next", "nemotron_h", "granite_hybrid", "olmo_hybrid")
+KINDS = ("qwen3_5", "qwen3_next", "nemotron_h", "granite_hybrid", "olmo_hybrid", "lfm2")
 WARM = Sampling(temperature=0.8, seed=5)
 ASKS = [
     Request(0, (5, 6, 7, 8) * 3, 40),
@@ -171,7 +171,7 @@ def test_what_a_model_that_keeps_states_drafts_is_what_it_says_of_the_text_alone
 @pytest.mark.parametrize(
     ("draft", "fault"),
     [
-        ({"source": "early_exit"}, "qwen3_5_text keeps states in layers of linear attention.*such as mtp or ngram"),
+        ({"source": "early_exit"}, "qwen3_5_text keeps states of texts.*such as mtp or ngram"),
         ({"source": "pard", "model": "itself"}, r"draft.model .*qwen3_5_text keeps states.* or source model"),
         ({"source": "mtp"}, r"has no layer for multi-token prediction"),
     ],

@@ -23,6 +23,7 @@ from tpspec.comm import peer_kernel
 from tpspec.model import (
     card_attention,
     card_coded,
+    card_conv,
     card_delta,
     card_experts,
     card_fragments,
@@ -331,6 +332,7 @@ def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
     nemotron = qwen | {"num_keys": 2, "num_values": 16, "value_dim": 64, "sums": True}
     late, tiled = {"sums": True, "late": True}, {"dim": 4096, "size": 4, "wide": card_steps.JOINTLY}
     return [
+        *_convolutions(x),
         *_linear(x, qwen, 128),
         *_linear(x, nemotron, 512),
         (card_delta.gated, _gated(x), late | {"dim": 2048, "wide": 2048}),
@@ -340,6 +342,17 @@ def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
             {"total_at": x, "out_at": x, "numbers": "i32", "eps": "fp32"},
             tiled | {"wide_told": 8},
         ),
+    ]
+
+
+def _convolutions(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """Of as many channels as LFM2 1.2B has on one card, and LFM3 on each of three."""
+    types = {"made_at": x, "left_at": x, "kernel_at": "*fp32", "biases_at": "*fp32", "out_at": x, "num_rows": "i32",
+             "num_left": "i32", "length": "i32"} | TABLE  # fmt: skip
+    tile = {"tile": card_states.CONV_ROWS, "wide": card_states.CONV_CHANNELS}
+    return [
+        (card_conv.convolved, types, tile | {"num_channels": channels, "sight": sight, "biased": biased})
+        for channels, sight, biased in ((2048, 3, False), (683, 7, True))
     ]
 
 

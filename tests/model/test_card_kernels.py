@@ -68,7 +68,7 @@ class Case(NamedTuple):
         """Kernels that are neither attention nor products of rows by a matrix that is no expert's."""
         if self.part == "heads":
             return 6 if self.capability == 86 else 3
-        return 89 if self.has_tensor_cores or not self.part else 3 + 8
+        return 91 if self.has_tensor_cores or not self.part else 3 + 8
 
     @property
     def num_of_many(self) -> int:
@@ -217,6 +217,6 @@ def test_what_rounds_of_every_kind_of_model_ask_for_compiles(tmp_path: Path) -> 
     kernels = set(without_interpreter("compile_rounds.py", str(tmp_path), "9.0"))
     few = {"add_norm", "place", "attend", "join", "gate", "act", "squares", "jointly_normed", "weighed", "_few_rows"}
     few |= {"few_coded", "few_fragments", "coded", "linger"}  # with codes; and what bench_gpu.py measures gaps with
-    states = {"convolve", "take_in", "look_at", "gated", "beside", "normed_late"}
+    states = {"convolve", "take_in", "look_at", "gated", "beside", "normed_late", "convolved"}
     others = states | {"_choose", "_sort", "_tile_product", "_weigh", "_add"}
     assert kernels == few | others | {"_best_of_blocks", "_best_of_programs"}

@@ -1,4 +1,5 @@
-"""Layers of linear attention: what they keep of a text, and that it goes back to any row that was left behind."""
+"""Layers of linear attention, or with a short convolution: what they keep of a text, and that
+it goes back to any row that was left behind."""
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ KINDS = (
     "granite_hybrid",
     "granite_hybrid_dense",
     "olmo_hybrid",
+    "lfm2",
 )
 
 
@@ -48,7 +50,7 @@ def logits_of(decoder: Decoder, ids: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (0, 1), (0, 1, 4), (0, 1, 4, 6), (0, 2, 5), (0, 1, 3)], ids=str)
-@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h", "granite_hybrid", "olmo_hybrid"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h", "granite_hybrid", "olmo_hybrid", "lfm2"])
 def test_a_text_goes_on_behind_any_path_of_a_tree(kind: str, kept: tuple[int, ...], tmp_path: Path) -> None:
     """`kept` rows of a tree, or none of them, when the root itself has to run again. Stands against a convolution that
     sees a row's neighbour and not its parent, and rows before the state that are another forward's."""
@@ -82,7 +84,8 @@ def test_what_is_held_is_what_was_planned(kind: str, parts: tuple[float, ...], t
         decoder = loaded(folder, shard)
         held = tensors([decoder.layers, decoder.norm, decoder.head])
         indices = [x for x in held if not x.is_floating_point()]
-        assert len(indices) == (1 if kind == "nemotron_h_dense" else 2)  # which key head each value head reads
+        # Which key head each value head reads.
+        assert len(indices) == {"nemotron_h_dense": 1, "lfm2": 0}.get(kind, 2)
         assert sum(x.nbytes for x in held if x.is_floating_point()) == weight_bytes(shape, shard, "float32")
         assert decoder.states is not None
         kept = [*decoder.states._of.values(), *decoder.states._kept.values()]

@@ -22,7 +22,7 @@ from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.experts import Mixture, Shared
 from tpspec.model.latent import LatentQkv
-from tpspec.model.layers import Layer, LinearLayer, Norm
+from tpspec.model.layers import ConvLayer, Layer, LinearLayer, Norm
 from tpspec.model.linear import Capped
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
@@ -147,6 +147,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "granite_hybrid",
         "hunyuan_moe",
         "llama4",
+        "lfm2",
         "muse_glimmer",
         "olmo_hybrid",
         "starcoder2",
@@ -219,6 +220,9 @@ def parts_of(decoder: Any) -> list[Any]:
                 parts.append(layer.joint_norm.others.product)
         if isinstance(layer, LinearLayer):
             parts += _mixing(layer.mixer)
+        if isinstance(layer, ConvLayer):
+            conv = layer.mixer
+            parts += [SimpleNamespace(kernel=conv.kernel, biases=conv.biases_M), conv.made, conv.out]
         mlps = [layer.mlp.mixture, layer.mlp.shared] if isinstance(layer.mlp, Shared) else [layer.mlp]
         parts += [layer.mlp] if isinstance(layer.mlp, Shared) else []
         mixtures = [mlp for mlp in mlps if isinstance(mlp, Mixture)]

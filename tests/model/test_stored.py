@@ -124,7 +124,7 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", "granite_hybrid", *RENAMED, *MIXTURES)
+    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", "granite_hybrid", "lfm2", *RENAMED, *MIXTURES)
     sizes: dict[str, dict[str, int]] = {"llama": WIDER, "wide": WIDE}
     plain = {
         kind: tiny("llama" if kind == "wide" else kind, tmp_path_factory.mktemp(kind), **sizes.get(kind, {}))
@@ -198,7 +198,7 @@ def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) ->
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid", "lfm2", "qwen3_5_moe"])
 @pytest.mark.parametrize("name", ["gptq", "gptq of 3 bits", "awq", "fp8 with static scales"])
 def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, name: str, kind: str) -> None:
     """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order; gates of

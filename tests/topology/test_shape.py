@@ -96,6 +96,10 @@ PUBLISHED = {
     "Aleph-Alpha/Kolibri-1": 78.10307,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": 107.769861,  # of these the text model, as transformers makes it
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 400.711849,
+    "LiquidAI/LFM2-350M": 0.354484,
+    "LiquidAI/LFM2-700M": 0.742489,
+    "LiquidAI/LFM2-1.2B": 1.170341,
+    "LiquidAI/LFM2-2.6B": 2.569272,
     "openai/gpt-oss-20b": 20.914757,
     "openai/gpt-oss-120b": 116.829157,
 }
@@ -297,6 +301,7 @@ CALLED = {
     "iquestcoder": "IQuest-Coder",
     "jais2": "Jais 2",
     "kolibri1": "Kolibri 1",
+    "lfm2": "LFM2",
     "llama": "Llama",
     "llama4_text": "Llama 4",
     "mellum": "Mellum 2",

@@ -20,6 +20,7 @@ from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
+from tpspec.topology.short_conv import KERNELS
 from tpspec.topology.windows import SLIDES, Sliding, windows_of
 
 LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
@@ -51,7 +52,7 @@ def test_windows_are_those_of_transformers(model_type: str, options: dict[str, A
     if model_type == "llama4_text":  # which has chunks instead
         said = json.dumps(fields).replace("sliding_window", "attention_chunk_size")
         fields = json.loads(said.replace("sliding_attention", "chunked_attention"))
-    if model_type in DELTA_NETS:
+    if model_type in DELTA_NETS or model_type in KERNELS:
         fields.pop("layer_types", None)  # which say no window there
     if model_type == "granitemoehybrid":  # and have to be said
         fields["layer_types"] = ["linear_attention", "full_attention"] * 2

@@ -1,5 +1,5 @@
-"""What layers of linear attention keep of each text: a state of fixed size, and the rows behind it. Whose is where, is
-seats.py's matter.
+"""What layers of linear attention keep of each text: a state of fixed size, and the rows behind it; and those with a
+short convolution, whose state is but the rows before. Whose is where, is seats.py's matter.
 
 A state cannot give a token up again, so it never takes one in that may have to go. It stands before the last token that
 was certain when its text was last computed; the inputs of that token and of all drafts behind it are left beside it,
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """Of one layer. num_before: rows before those that are left, which the first of them sees."""
+    """Of one layer. num_heads: none where rows are all that is kept. num_before: rows before those that are left, which
+    the first of them sees."""
 
     num_heads: int
     key_dim: int

@@ -76,7 +76,7 @@ class Architecture:
     out_eps: str | None = None  # of those of what layers give, where that is another
 
     # MLPs
-    gate: tuple[str, str] = ("hidden_act", "silu")  # the key, and what it must say
+    gate: tuple[str | None, str] = ("hidden_act", "silu")  # the key, if there is one, and what it must say
     clamped: bool = False  # see rows.inc
     limited: bool = False  # whether the config may say limits (limits.py)
 

@@ -183,6 +183,12 @@ ARCHITECTURES = {
         window="layer_types",
         apart={"moe_apply_router_weight_on_input": (), "swa_attention_sink_enabled": (), "swa_rope_parameters": ()},
     ),
+    "lfm2": Architecture(
+        qk_norm=True,
+        norms=NormNames("operator_norm", mlp="ffn_norm", queries="q_layernorm", keys="k_layernorm"),
+        eps="norm_eps",
+        gate=(None, "silu"),
+    ),
     "llama": LLAMA,
     "llama4_text": Architecture(
         qkv_bias="attention_bias",

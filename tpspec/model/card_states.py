@@ -1,4 +1,5 @@
-"""Linear attention of a round's rows on a card, by the kernels of card_delta.py; this is their host side.
+"""Linear attention and short convolutions of a round's rows on a card, by the kernels of card_delta.py and of
+card_conv.py; this is their host side.
 
 A round's integers go into a table in the card's memory, as those of card_steps.py do. Must not know what rows mean.
 Imported on cards only.
@@ -15,6 +16,7 @@ import triton
 
 from tpspec.model import card_delta as kernels
 from tpspec.model.batch import paths
+from tpspec.model.card_conv import convolved
 from tpspec.model.card_norms import norm_warps
 from tpspec.model.card_rows import MOST_ROWS
 from tpspec.model.card_tables import words_of
@@ -29,10 +31,11 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.model.batch import Span
     from tpspec.model.card_overlap import Overlap
-    from tpspec.model.layers import LinearLayer
+    from tpspec.model.layers import ConvLayer, LinearLayer
 
 TILE = 4096  # numbers of a state that a program holds in registers: 32 a thread
 LEAST_PIECE = 8  # values of a head in a program
+CONV_ROWS, CONV_CHANNELS = 8, 64  # of a convolution, that a program takes at a time
 
 
 class CardStates:
@@ -141,3 +144,15 @@ class CardStates:
             **self._overlap,
         )  # fmt: skip
         return out_TX
+
+    def convolved(self, layer: ConvLayer, made_TX: Tensor, num_spans: int) -> Tensor:
+        """See `Steps`. num_spans: at most."""
+        conv, store, num_rows = layer.mixer, self._store, len(made_TX)
+        out_TM = made_TX.new_empty(num_rows, store.sizes.row)
+        convolved[(num_spans, triton.cdiv(store.sizes.row, CONV_CHANNELS))](
+            made_TX, store.of(layer.index).left, self._table.there, conv.kernel,
+            conv.kernel if conv.biases_M is None else conv.biases_M, out_TM, num_rows, store.num_rows,
+            self._most_rows, store.length, num_channels=store.sizes.row, sight=self._sight, tile=CONV_ROWS,
+            wide=CONV_CHANNELS, biased=conv.biases_M is not None, **self._overlap,
+        )  # fmt: skip
+        return out_TM

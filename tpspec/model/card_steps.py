@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
-    from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape, Sight
+    from tpspec.model.layers import ConvLayer, Heads, Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
 
@@ -57,7 +57,7 @@ JOINTLY = 1024  # the same of norms over heads of all ranks
 
 
 class CardSteps:
-    """Of one model and cache. tilings: of its layers' attention. states: of layers with linear attention.
+    """Of one model and cache. tilings: of its layers' attention. states: of layers that keep some.
 
     What a round is stands in tables, one for each sort of heads, in layers with a window or not.
     """
@@ -240,6 +240,10 @@ class CardSteps:
         assert self._states is not None, "a decoder with such layers has a store for them"
         num_spans = self._num_spans(len(mixed_TM))
         return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, num_spans, squares_T)
+
+    def convolved(self, layer: ConvLayer, made_TX: Tensor, round: Any) -> Tensor:
+        assert self._states is not None, "as above"
+        return self._states.convolved(layer, made_TX, self._num_spans(len(made_TX)))
 
     def weighed(self, attended_TX: Tensor, gate: HeadGate, x_TD: Tensor) -> Tensor:
         (num_rows, width), gating = attended_TX.shape, gate.gating

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
-    from tpspec.model.layers import Heads, Layer, LinearLayer, Norm, Shape
+    from tpspec.model.layers import ConvLayer, Heads, Layer, LinearLayer, Norm, Shape
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 19  # of rows.c
+VERSION = 20  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
@@ -80,7 +80,7 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class CompiledRound:
     """Addresses of the rows' integers; `kept` keeps what they point at alive. recent: in layers with a window. courses:
-    of the spans, in layers with linear attention."""
+    of the spans, in layers that keep states."""
 
     whole: Placed
     recent: Placed
@@ -100,7 +100,7 @@ class Buffers:
             {width: torch.zeros(num_rows, width, dtype=shape.dtype) for width in widths} for _ in range(2)
         )
         self.normed: Tensor | None = None
-        self.answered: Tensor | None = None  # of linear attention
+        self.answered: Tensor | None = None  # of linear attention, or a convolution
         self.gated: dict[int, Tensor] = {}  # by channels: not all MLPs of a model have as many
 
 
@@ -127,7 +127,8 @@ class CompiledSteps(WithoutKernels):
             loaded, f"attend_{kind}", ctypes.c_int, [POINTER] * 4 + [INT, INT, FLOAT, FLOAT] + [POINTER] * 2
         )
         delta = _verb(loaded, f"delta_{kind}", ctypes.c_int, [POINTER] * 7)
-        self._states = None if states is None else CompiledStates(states, delta)
+        convolved = _verb(loaded, f"convolved_{kind}", None, [POINTER] * 4)
+        self._states = None if states is None else CompiledStates(states, delta, convolved)
         bends = [FLOAT] * 3 if shape.gate == "xielu" else []
         self._gate = _verb(loaded, f"gate_{shape.gate}_{kind}", None, [POINTER] * 2 + [INT] * 2 + bends)
         self._limited = _verb(loaded, f"gate_limited_{kind}", None, [POINTER] * 2 + [INT] * 2 + [FLOAT])
@@ -196,6 +197,14 @@ class CompiledSteps(WithoutKernels):
             buffers.answered = torch.zeros_like(gate_TX)
         products = mixed_TM, rates_TH, gate_TX
         self._states.linear_attention(layer, *products, round.courses, buffers.answered, squares_T)
+        return buffers.answered
+
+    def convolved(self, layer: ConvLayer, made_TX: Tensor, round: CompiledRound) -> Tensor:
+        assert self._states is not None, "a decoder with such layers has a store for them"
+        buffers = self._of(round.num_rows)
+        if buffers.answered is None:
+            buffers.answered = made_TX.new_zeros(round.num_rows, layer.mixer.kernel.shape[1])
+        self._states.convolved(layer, made_TX, round.courses, buffers.answered)
         return buffers.answered
 
     def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:

@@ -1,4 +1,5 @@
-"""Linear attention of few rows on a CPU, by `delta` of rows.c; this is its other side. Must not know what rows mean."""
+"""Linear attention and short convolutions of few rows on a CPU, by `delta` and `convolved` of rows.c; this is their
+other side. Must not know what rows mean."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.courses import Course
     from tpspec.model.delta_net import Mixer
-    from tpspec.model.layers import LinearLayer
+    from tpspec.model.layers import ConvLayer, LinearLayer
+    from tpspec.model.short_conv import GatedConv
 
 MOST_SIGHT = 8  # rows that a convolution sees
 INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -44,6 +46,19 @@ class _Delta(ctypes.Structure):
         )  # fmt: skip
 
 
+class _Conv(ctypes.Structure):
+    """`Conv` of rows.c: of one layer."""
+
+    _fields_ = [("width", INT), ("num_before", INT), ("length", INT), ("num_left", INT), ("kernel", POINTER),
+                ("biases", POINTER), ("left", POINTER)]  # fmt: skip
+
+    @classmethod
+    def of(cls, conv: GatedConv, store: StateStore, layer: int) -> _Conv:
+        biases = None if conv.biases_M is None else conv.biases_M.data_ptr()
+        return cls(store.sizes.row, store.sizes.num_before, store.length, store.num_rows, conv.kernel.data_ptr(),
+                   biases, store.of(layer).left.data_ptr())  # fmt: skip
+
+
 class _Course(ctypes.Structure):
     """`Course` of rows.c."""
 
@@ -60,11 +75,11 @@ class _Course(ctypes.Structure):
 
 
 class CompiledStates:
-    """Of one model. delta: the verb of rows.c, for the dtype of its rows."""
+    """Of one model. delta, convolved: the verbs of rows.c, for the dtype of its rows."""
 
-    def __init__(self, store: StateStore, delta: Callable[..., Any]) -> None:
-        self._store, self._delta = store, delta
-        self._layers: dict[int, _Delta] = {}
+    def __init__(self, store: StateStore, delta: Callable[..., Any], convolved: Callable[..., Any]) -> None:
+        self._store, self._delta, self._convolved = store, delta, convolved
+        self._layers: dict[int, _Delta | _Conv] = {}
 
     def courses(self, spans: Sequence[Span], kept: list[object]) -> list[int]:
         """Addresses of the spans' courses, which point at what goes into `kept`."""
@@ -89,3 +104,11 @@ class CompiledStates:
         for course in courses:
             if self._delta(at, course, *products, squares):
                 raise MemoryError("linear attention found no memory for its rows")
+
+    def convolved(self, layer: ConvLayer, made_TX: Tensor, courses: list[int], out_TM: Tensor) -> None:
+        """See `Steps`; into out [T, M], but for padding."""
+        if layer.index not in self._layers:
+            self._layers[layer.index] = _Conv.of(layer.mixer, self._store, layer.index)
+        at = ctypes.addressof(self._layers[layer.index])
+        for course in courses:
+            self._convolved(at, course, made_TX.data_ptr(), out_TM.data_ptr())

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Graphs, Recorder, Taps
-    from tpspec.model.layers import AnyLayer, Layer, LinearLayer, Norm, Shape
+    from tpspec.model.layers import AnyLayer, MixingLayer, Norm, Shape
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.per_layer import TokenInputs
@@ -48,7 +48,7 @@ class Decoder:
 
     Every rank of `comm` runs the same spans. fixed_rows: every forward runs exactly that many rows (deterministic).
     compiled: whether rows may take steps made for them (where there are some). ledger: where `comm` is counted.
-    states: of layers with linear attention, where there are some. inputs: of rows of the embedding, where they hold
+    states: of layers that keep some, where there are such. inputs: of rows of the embedding, where they hold
     numbers for each layer. most_verified: see Runner. hidden_scale: of what is tapped between layers.
     """
 
@@ -202,7 +202,7 @@ class Decoder:
     def _tapped(self, x_TD: Tensor) -> Tensor:
         return copied(x_TD) if self._hidden_scale == 1 else x_TD * self._hidden_scale
 
-    def _kept(self, layer: AnyLayer) -> tuple[Layer | LinearLayer | None, Mlp | None]:
+    def _kept(self, layer: AnyLayer) -> tuple[MixingLayer | None, Mlp | None]:
         """The layer where its attention, and its MLP where that, is there and not left out."""
         mixing = None if isinstance(layer, MlpLayer) or layer.index in self.left_out.attention else layer
         return mixing, None if layer.index in self.left_out.mlp else layer.mlp

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.per_layer import LayerInputs
+    from tpspec.model.short_conv import GatedConv
     from tpspec.model.steps import Steps
 
 # gelu as tanh approximates it; the others: see rows.inc.
@@ -170,6 +171,28 @@ class LinearLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvLayer:
+    """A layer with a short convolution in place of attention."""
+
+    index: int
+    attention_norm: Norm
+    mixer: GatedConv
+    mlp_norm: Norm | None
+    mlp: Mlp | None
+    attention_out_norm: Norm | None = None
+    mlp_out_norm: Norm | None = None
+    mlp_joined: None = None
+    inputs: None = None
+    parallel: bool = False
+    scale: float = 1.0
+    late_norm: None = None
+
+    def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
+        """As of `Layer`."""
+        return self.mixer.out(steps.convolved(self, self.mixer.made(x_TD), round))
+
+
+@dataclass(frozen=True, slots=True)
 class MlpLayer:
     """A layer that is an MLP alone."""
 
@@ -183,7 +206,8 @@ class MlpLayer:
     scale: float = 1.0
 
 
-AnyLayer = Layer | LinearLayer | MlpLayer
+MixingLayer = Layer | LinearLayer | ConvLayer
+AnyLayer = MixingLayer | MlpLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.architecture import FINAL_NORM
 from tpspec.model.attentions import Attentions
+from tpspec.model.convolutions import Convolutions
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
-from tpspec.model.layers import Layer, LinearLayer, MlpLayer, Shape
+from tpspec.model.layers import ConvLayer, Layer, LinearLayer, MlpLayer, Shape
 from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
@@ -127,7 +128,7 @@ class Loader:
         """The shard's decoder with an empty cache of num_slots tokens. progress: called with (layers done, layers).
 
         small_cache: of 8 bits. num_recent: slots of layers with a window, if they have their own. num_states, num_kept:
-        texts, and beginnings, that are kept in layers of linear attention. num_positions: of a text at most, if they
+        texts, and beginnings, that are kept in layers that have states. num_positions: of a text at most, if they
         are fewer than slots. fixed_rows, compiled, ledger, most_verified: see Decoder.
         """
         head = self._head()  # first, while little else is resident: no slice of a layer is nearly as large
@@ -164,8 +165,10 @@ class Loader:
         )
 
     @property
-    def _mixers(self) -> Mixers | None:
+    def _mixers(self) -> Mixers | Convolutions | None:
         spec = self.spec
+        if spec.short_conv is not None:
+            return Convolutions(spec.short_conv, self.shard.conv_channels, self.matrices, spec.hidden)
         if spec.delta_net is None:
             return None
         return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, spec.eps * spec.hidden_scale**2)
@@ -192,13 +195,11 @@ class Loader:
             return MlpLayer(index, self.norms.of_rows(f"{at}{norms.mlp}.weight"), mlp)
         if mixers is None or index not in mixers.net.layers:
             return self._layer(index, layer, mlp)
-        return LinearLayer(
-            index=index,
-            attention_norm=self.norms.of_rows(f"{at}{linear.attention}.weight"),
-            mixer=mixers.mixer(at),
-            mlp_norm=None if mlp is None else self.norms.of_rows(f"{at}{linear.mlp}.weight"),
-            mlp=mlp,
-        )
+        attention_norm = self.norms.of_rows(f"{at}{linear.attention}.weight")
+        mlp_norm = None if mlp is None else self.norms.of_rows(f"{at}{linear.mlp}.weight")
+        if isinstance(mixers, Convolutions):
+            return ConvLayer(index, attention_norm, mixers.mixer(at), mlp_norm, mlp)
+        return LinearLayer(index, attention_norm, mixers.mixer(at), mlp_norm, mlp)
 
     def _layer(self, index: int, layer: LayerSpec, mlp: Mlp | None) -> Layer:
         spec, names, at = self.spec, self.spec.norms, f"model.layers.{index}."

@@ -1,4 +1,5 @@
-/* What a few rows do between two matrix products, on a CPU: norm, rope and cache write, attention, linear attention, gate.
+/* What a few rows do between two matrix products, on a CPU: norm, rope and cache write, attention, linear attention, short
+ * convolution, gate.
  *
  * The same mathematics as steps.py in torch, which is the reference; here each row is computed alone and in one order,
  * so its bits never depend on the rows beside it, and nothing is dispatched a dozen times for a few thousand numbers.
@@ -47,6 +48,14 @@ typedef struct {
     float *states; /* [slots, H, K, V] */
     void *left;
 } Delta;
+
+/* A layer with a short convolution, as model/short_conv.py's GatedConv says; biases may be NULL. left: [num_left, width]
+ * elements, `length` rows a slot. */
+typedef struct {
+    int64_t width, num_before, length, num_left;
+    const float *kernel, *biases;
+    void *left;
+} Conv;
 
 /* How a span goes on from its state, as model/courses.py's Course says. */
 typedef struct {
@@ -215,7 +224,7 @@ VECTOR_CPU static void taken_in(const Delta *at, const float *row, int64_t h, co
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the
  * instructions that it is made of. */
-int64_t rows_version(void) { return RUNS_HERE ? 19 : 0; }
+int64_t rows_version(void) { return RUNS_HERE ? 20 : 0; }
 
 #define ELEMENT uint16_t
 #define VECTOR hvec
@@ -224,6 +233,7 @@ int64_t rows_version(void) { return RUNS_HERE ? 19 : 0; }
 #define NARROW narrow
 #include "rows.inc"
 #include "delta.inc"
+#include "conv.inc"
 #undef ELEMENT
 #undef VECTOR
 #undef NAME
@@ -237,3 +247,4 @@ int64_t rows_version(void) { return RUNS_HERE ? 19 : 0; }
 #define NARROW same
 #include "rows.inc"
 #include "delta.inc"
+#include "conv.inc"

@@ -40,7 +40,7 @@ class Runner:
 
     fixed_rows: every forward runs exactly that many, which on a card torch's steps do. compiled: whether there may be
     steps for few rows, and attention of ours for many. recorded: whether a card may record them. ledger: see `Graphs`.
-    states: of layers with linear attention, where there are some. most_verified: rows of a round, beside chunks of
+    states: of layers that keep some, where there are such. most_verified: rows of a round, beside chunks of
     prompts; as far as they are more than few, such rounds are recorded, too.
     """
 

@@ -49,6 +49,7 @@ from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import ModelShape, intermediate_key
 from tpspec.topology.sharing import sharing_of
+from tpspec.topology.short_conv import adjusted, short_conv_of
 from tpspec.topology.windows import FULL
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from tpspec.topology.global_heads import GlobalHeads
     from tpspec.topology.latent import Latent
     from tpspec.topology.sharing import Sharing
+    from tpspec.topology.short_conv import ShortConv
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class ModelSpec:
     latent: Latent | None = None
     alternate_rope: bool = False  # see model/latent.py
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     blocks: tuple[str, ...] = ()  # this and per_layer: see ModelShape
     global_heads: GlobalHeads | None = None
     sharing: Sharing | None = None
@@ -148,7 +151,7 @@ def read_spec(folder: Path) -> ModelSpec:
             f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
             "transformers reads it; should be tried with another version"
         )
-    for kind in ("experts", "latent", "delta_net", "blocks", "global_heads", "sharing"):
+    for kind in ("experts", "latent", "delta_net", "short_conv", "blocks", "global_heads", "sharing"):
         own, its = getattr(shape, kind), getattr(spec, kind)
         if own != its:
             raise UserError(
@@ -207,7 +210,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     blocks = blocks_of(said, kind)
     experts = experts_of(said, kind, blocks)
     key, _ = intermediate_key(kind, experts)
-    intermediate = getattr(config, key)
+    intermediate = adjusted(said, kind, getattr(config, key))
     sharing = sharing_of(said, kind, num_layers, intermediate)
     per_layer = per_layer_of(said, kind, config.vocab_size)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
@@ -266,6 +269,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         latent=latent,
         alternate_rope=flag(config, arch.alternate_rope),
         delta_net=delta_net_of(said, kind, num_layers, config.hidden_size, blocks),
+        short_conv=short_conv_of(said, kind, num_layers, config.hidden_size),
         blocks=blocks,
         global_heads=wide,
         sharing=sharing,
@@ -280,7 +284,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
 def _declaration(config: Any, where: str) -> Architecture:
     arch = declared(config.model_type, where)
     key, act = arch.gate
-    if getattr(config, key) != act:
+    if key is not None and getattr(config, key) != act:
         raise UserError(f"{where}: {key} {getattr(config, key)!r} is not supported; only {act!r} is")
     for option, number in (("swiglu_alpha", GAIN), ("swiglu_limit", MOST)) if arch.clamped else ():
         if getattr(config, option, number) != number:

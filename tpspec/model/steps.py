@@ -20,6 +20,7 @@ from tpspec.model.attention import Folding, Layout, View, fused, stable
 from tpspec.model.delta_net import Round as StateRound
 from tpspec.model.late_norm import beside
 from tpspec.model.mlp import GAIN, MOST
+from tpspec.model.short_conv import Round as ConvRound
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
-    from tpspec.model.layers import Layer, LinearLayer, Norm, Shape, Sight
+    from tpspec.model.layers import ConvLayer, Layer, LinearLayer, Norm, Shape, Sight
     from tpspec.model.linear import Linear
     from tpspec.model.rope import Rope, Turns
 
@@ -94,6 +95,9 @@ class Steps(Protocol):
     ) -> Tensor:
         """What the mixer's `out` reads, [T, H V], of its other products; texts' states go on. squares: of a late norm,
         which is then not made; sums of those of each row's numbers come there, in float32."""
+
+    def convolved(self, layer: ConvLayer, made_TX: Tensor, round: Any) -> Tensor:
+        """What the `out` of a short convolution reads, [T, M], of what its `made` gives; what is left goes on."""
 
     def beside(self, made_TD: Tensor, squares_T: Tensor, rank: int, size: int) -> Tensor:
         """What ranks sum of what is to have a late norm: [T, Y], see late_norm.py."""
@@ -207,14 +211,15 @@ class TorchRound:
     slots: Slots
     recent_slots: Slots
     views: dict[Sight, list[View]]
-    states: StateRound | None
+    states: StateRound | ConvRound | None
     num_real: int
     num_rows: int
 
 
 class TorchSteps(WithoutKernels):
     """ropes: of the model. fixed_rows: every forward has so many rows, and a row's bits may not depend on the others
-    (deterministic). attend: in place of torch's fused kernel. states: of layers with linear attention.
+    (deterministic). attend: in place of torch's fused kernel. states: of layers that
+    keep some.
     """
 
     def __init__(
@@ -291,8 +296,12 @@ class TorchSteps(WithoutKernels):
         round: TorchRound,
         squares_T: Tensor | None = None,
     ) -> Tensor:
-        assert round.states is not None, "a decoder with such layers has a store for them"
+        assert isinstance(round.states, StateRound), "a decoder with such layers has a store for them"
         return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX, squares_T)
+
+    def convolved(self, layer: ConvLayer, made_TX: Tensor, round: TorchRound) -> Tensor:
+        assert isinstance(round.states, ConvRound), "a decoder with such layers has a store for them"
+        return round.states.convolved(layer.mixer, layer.index, made_TX)
 
     def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         if self._shape.gate == "relu2":
@@ -313,7 +322,9 @@ class TorchSteps(WithoutKernels):
     def gated(self, gate_up: Linear, x_TD: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         return self.gate(gate_up(x_TD), numbers)
 
-    def _state_round(self, store: StateStore, spans: Sequence[Span], num_rows: int) -> StateRound:
+    def _state_round(self, store: StateStore, spans: Sequence[Span], num_rows: int) -> StateRound | ConvRound:
+        if not store.sizes.num_heads:
+            return ConvRound.of(spans, store, num_rows, self._shape.device)
         return StateRound.of(spans, store, num_rows, self._shape.device, whole=self._whole)
 
     def _slots(self, spans: Sequence[Span], *, windowed: bool) -> Slots:

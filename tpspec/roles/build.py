@@ -142,7 +142,7 @@ def build_engine(
 
 
 def _text_states(topology: Topology, shape: ModelShape, pool: PagePool) -> Stateless:
-    if shape.delta_net is None:
+    if not shape.stateful:
         return Stateless()
     running, kept = num_states(topology, shape)
     return TextStates(Seats(running, NUM_LEFT), KeptStates(kept_slots(running, kept), KEPT_LEFT), pool)

@@ -62,14 +62,14 @@ def num_states(topology: Topology, shape: ModelShape) -> States:
 
 def states_of(shape: ModelShape, cache: CacheConfig, serve: ServeConfig, engine: EngineConfig) -> States:
     """`num_states` of such sections."""
-    if shape.delta_net is None:
+    if not shape.stateful:
         return States(0)
     return States(min(serve.max_running, engine.max_rows), cache.states if cache.prefix else 0)
 
 
 def draft_states(serve: ServeConfig, shape: ModelShape) -> States:
     """Of a draft model."""
-    return States(serve.max_running if shape.delta_net else 0)
+    return States(serve.max_running if shape.stateful else 0)
 
 
 def draft_slots(topology: Topology) -> int:
@@ -150,18 +150,19 @@ def _kv_bytes(layers: Layers, dtype: str, num_tokens: int, num_recent: int) -> i
 
 
 def state_bytes(shape: ModelShape, shard: Shard, dtype: str, states: States) -> int:
-    """Bytes that a rank keeps of texts in layers of linear attention; dtype: of rows. One more text than may run."""
+    """Bytes that a rank keeps of texts in layers that have a state; dtype: of rows. One more text than may run."""
     each = each_state(shape, shard, dtype)
     return (states.running + 1) * each.running + states.kept * each.kept
 
 
 def each_state(shape: ModelShape, shard: Shard, dtype: str) -> States:
     """Bytes that a rank keeps of one text, and of one beginning."""
-    net = shape.delta_net
+    net, values, width = shape.delta_net or shape.short_conv, len(shard.delta_values), len(shard.conv_channels)
     if net is None:
         return States(0)
-    values, numbers = len(shard.delta_values), WIDE_BYTES * _states(shape, shard)
-    row = len(net.layers) * DTYPE_BYTES[dtype] * (net.mixed_of(len(shard.delta_keys), values) + 2 * values)
+    if shape.delta_net is not None:
+        width = shape.delta_net.mixed_of(len(shard.delta_keys), values) + 2 * values
+    numbers, row = WIDE_BYTES * _states(shape, shard), len(net.layers) * DTYPE_BYTES[dtype] * width
     return States(*(numbers + (net.kernel - 1 + num_left) * row for num_left in (NUM_LEFT, KEPT_LEFT)))
 
 

@@ -205,6 +205,18 @@ DENSE_TYPES = {
         norms_biased=True,
         intermediate=("intermediate_size", 26624),
     ),
+    "lfm2": Defaults(
+        hidden=2560,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        vocab=65536,
+        tied=True,
+        out="out_proj",
+        normed=True,
+        intermediate=("intermediate_size", 12288),
+        always=("block_use_swiglu", "use_pos_enc"),
+    ),
     "llama": Defaults(mlp_biased=True),
     "ministral": Defaults(
         hidden=4096,

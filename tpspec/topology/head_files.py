@@ -137,14 +137,14 @@ def layer_shape(folder: Path) -> ModelShape:
     shape = ModelShape.from_config({key: fields[key] for key in fields if key not in STORAGE}, where)
     usual = MODEL_TYPES[shape.model_type]
     attends_so = (
-        usual.attention != Defaults().attention
+        (usual.attention, usual.out) != (Defaults().attention, Defaults().out)
         or usual.behind
         or usual.turns_first
         or shape.joint_norm
         or shape.parallel
         or shape.blocks
     )
-    acts_so = shape.experts or shape.delta_net or shape.mlp_names.bends or shape.norms_biased
+    acts_so = shape.experts or shape.stateful or shape.mlp_names.bends or shape.norms_biased
     if attends_so or acts_so or shape.layer_norms != Defaults().layer_norms:
         raise UserError(f"{where}: model_type is {shape.model_type}; heads of such layers are not supported")
     return shape

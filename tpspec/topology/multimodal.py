@@ -66,11 +66,13 @@ TIED = "tie_word_embeddings"  # which the whole model decides, where its head is
 # Files of older tools that say how weights are stored, where config.json does not, and what method they need not name.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 STORAGE = ("compression_config", "quantization_config", *BESIDE)  # of the whole model, text model included
-# How names of tensors begin otherwise: as Nemotron-H was published, and as transformers has it; and as EXAONE was.
+# How names of tensors begin otherwise: as Nemotron-H was published, and as transformers has it and LFM2; and as EXAONE
+# was.
 RENAMED = {
     "backbone.embeddings.": "model.embed_tokens.",
     "backbone.norm_f.": "model.norm.",
     "backbone.": "model.",
+    "model.embedding_norm.": "model.norm.",
     "model.embeddings.": "model.embed_tokens.",
     "model.norm_f.": "model.norm.",
     "transformer.h.": "model.layers.",
@@ -125,7 +127,7 @@ def text_name(name: str) -> str:
     for other, usual in PARTS.items():
         name = name.replace(other, usual)
     if name.startswith(whole):
-        return "model." + name.removeprefix(whole)
+        name = "model." + name.removeprefix(whole)
     for other, usual in RENAMED.items():
         if name.startswith(other):
             return usual + name.removeprefix(other)

@@ -107,13 +107,13 @@ def _global_heads(topology: Topology, shape: ModelShape) -> Iterator[str]:
 def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
     """What of the caches is of no token."""
     target, draft = topology.target, topology.draft
-    if shape.delta_net is not None:
+    if shape.stateful:
         count = num_states(topology, shape)
         each = [each_state(shape, shard, target.dtype) for shard in _shards(topology, shape)]
         text, beginning = (_size(sum(sizes)) for sizes in zip(*each, strict=True))
         texts = f"{count.running} texts that run, {text} each, and of {count.kept} beginnings, {beginning} each"
         yield f"kv caches hold states, too: of {texts}"
-    if draft.own_model is not None and (own := shape_of(draft.own_model)).delta_net is not None:
+    if draft.own_model is not None and (own := shape_of(draft.own_model)).stateful:
         (whole,) = split(own, (1.0,))
         running = draft_states(topology.serve, own).running
         size = _size(each_state(own, whole, draft.dtype or target.dtype).running)

@@ -29,6 +29,7 @@ from tpspec.topology.per_layer import per_layer_of
 from tpspec.topology.quantizers import stored_as
 from tpspec.topology.reads import Reads
 from tpspec.topology.sharing import Sharing, sharing_of
+from tpspec.topology.short_conv import ShortConv, adjusted, short_conv_of
 from tpspec.topology.windows import windows_of
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ModelShape:
     gating: Gating | None = None
     parallel: bool = False
     delta_net: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     global_heads: GlobalHeads | None = None
     sharing: Sharing | None = None
     per_layer: int = 0
@@ -120,7 +122,7 @@ class ModelShape:
         heads = query_heads(read, model_type, num_layers, heads)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         experts = experts_of(read, model_type, blocks)
-        intermediate = read.size(*intermediate_key(model_type, experts))
+        intermediate = adjusted(read, model_type, read.size(*intermediate_key(model_type, experts)))
         vocab = read.size("vocab_size", usual.vocab)
         per_layer = per_layer_of(read, model_type, vocab)
         norms = usual.layer_norms - (0 if usual.out_normed is None or read.flag(usual.out_normed, True) else 2)
@@ -151,6 +153,7 @@ class ModelShape:
             gating=gating_of(read, model_type),
             parallel=usual.parallel,
             delta_net=delta_net_of(read, model_type, num_layers, hidden, blocks),
+            short_conv=short_conv_of(read, model_type, num_layers, hidden),
             global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads, head_dim),
             sharing=sharing_of(read, model_type, num_layers, intermediate),
             per_layer=per_layer,
@@ -193,8 +196,14 @@ class ModelShape:
         return MODEL_TYPES[self.model_type].norms_biased
 
     @property
+    def stateful(self) -> frozenset[int]:
+        """Layers that keep a state of each text, in place of keys and values of each token."""
+        own = self.delta_net or self.short_conv
+        return frozenset() if own is None else own.layers
+
+    @property
     def mixing(self) -> tuple[int, ...]:
-        """Layers with attention, linear or not."""
+        """Layers with attention, linear or not, or a convolution."""
         return tuple(self._of_kinds(LINEAR, FULL))
 
     @property

@@ -25,7 +25,8 @@ class Shard:
     """One target rank's part: query heads, the KV heads these read, MLP channels, and rows of the head.
 
     dense, shared: channels of MLPs that are no experts in a model with experts, whose `channels` are an expert's.
-    delta_values, delta_keys: value heads of layers of linear attention, and the key heads these read.
+    delta_values, delta_keys: value heads of layers of linear attention, and the key heads these read. conv_channels: of
+    short convolutions.
     global_heads, global_kv_heads: of layers that have others, in place of heads and kv_heads. sharing_channels: of
     layers that keep nothing, in place of channels.
     """
@@ -42,6 +43,7 @@ class Shard:
     global_heads: range = range(0)
     global_kv_heads: range = range(0)
     sharing_channels: range = range(0)
+    conv_channels: range = range(0)
 
 
 def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
@@ -62,8 +64,9 @@ def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
     global_heads = none if wide is None else _ranges(wide.num, weights, "query heads")
     read_wide = none if wide is None else _read(global_heads, wide.num // wide.num_kv)
     sharing = none if shape.sharing is None else _aligned_ranges(shape.sharing.channels, weights, "MLP channels")
+    conv = none if shape.short_conv is None else _aligned_ranges(shape.short_conv.channels, weights, "channels")
     parts = zip(
-        heads, read, channels, vocab, dense, shared, values, keys, global_heads, read_wide, sharing, strict=True
+        heads, read, channels, vocab, dense, shared, values, keys, global_heads, read_wide, sharing, conv, strict=True
     )
     return tuple(Shard(index, *part) for index, part in enumerate(parts))
 
@@ -83,16 +86,17 @@ class Layers(NamedTuple):
 
 def by_heads(shape: ModelShape, shard: Shard) -> tuple[Layers, ...]:
     """The layers with attention, in as many parts as there are sizes of their heads, and of what these are made of."""
-    linear, wide = shape.delta_net.layers if shape.delta_net else (), shape.global_heads
+    wide = shape.global_heads
     sorts: dict[tuple[bool, bool], list[int]] = {}  # by whether heads are others, and whether some are kept
     for layer in shape.mixing:
-        if layer not in linear:
+        if layer not in shape.stateful:
             sorts.setdefault((wide is not None and layer in wide.layers, layer < shape.num_keeping), []).append(layer)
     return tuple(_of_one_sort(shape, shard, tuple(which), *sort) for sort, which in sorts.items())
 
 
 def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wide: bool, keeps: bool) -> Layers:
-    one = replace(shape, num_layers=len(which), delta_net=None, global_heads=None, sharing=None, blocks=())
+    one = replace(shape, num_layers=len(which), delta_net=None, short_conv=None, global_heads=None, sharing=None,
+                  blocks=())  # fmt: skip
     if shape.global_heads is not None:  # which all have that see everything
         one = replace(one, num_windowed=0 if is_wide or shape.window is None else len(which))
     if shape.global_heads is not None and is_wide:

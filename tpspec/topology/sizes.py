@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tpspec.topology import per_layer
+from tpspec.topology import per_layer, short_conv
 from tpspec.topology.blocks import MIXTURE
 from tpspec.topology.experts import BEFORE, BEHIND
 from tpspec.topology.formats import HEAD
@@ -42,14 +42,15 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
     mlps = _mlp_bytes(shard, held) + _expert_bytes(shard, held) + _per_layer_bytes(held)
-    return (norms + _routers(shape)) * WIDE_BYTES + attention + _linear_bytes(shard, held) + mlps + head
+    states = _linear_bytes(shard, held) + _conv_bytes(shard, held)
+    return (norms + _routers(shape)) * WIDE_BYTES + attention + states + mlps + head
 
 
 def last_layer(shape: ModelShape) -> ModelShape:
     """Of one more layer like a model's last, that drafts for it: a model of that layer."""
     experts = None if shape.experts is None else replace(shape.experts, first_layer=0, every=1)
     return replace(shape, num_layers=1, num_windowed=min(1, shape.num_windowed), experts=experts, delta_net=None,
-                   global_heads=None, sharing=None, per_layer=0, stored=None, blocks=())  # fmt: skip
+                   short_conv=None, global_heads=None, sharing=None, per_layer=0, stored=None, blocks=())  # fmt: skip
 
 
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
@@ -100,6 +101,24 @@ def _linear_bytes(shard: Shard, held: Held) -> int:
     wide = (net.kernel + net.biased) * _mixed(net, shard) + (3 if net.sums else 2) * heads
     wide += net.num_normed * heads // net.value_heads if net.sums else net.num_normed
     return matrices + len(net.layers) * wide * WIDE_BYTES
+
+
+def _conv_bytes(shard: Shard, held: Held) -> int:
+    """Of layers with a short convolution."""
+    shape, net, own = held.shape, held.shape.short_conv, len(shard.conv_channels)
+    if net is None:
+        return 0
+    names, hidden = (short_conv.IN, short_conv.OUT), range(shape.hidden)
+    layers = alike(shape.stored, (f"model.layers.{index}.{short_conv.CONV}." for index in sorted(net.layers)), names)
+    matrices = sum(
+        times * held.bytes_of([
+            Fused(((at + short_conv.IN, short_conv.PARTS * own),), hidden, shape.hidden),
+            Fused(((at + short_conv.OUT, shape.hidden),), shard.conv_channels, net.channels),
+        ])
+        for at, times in layers
+    )  # fmt: skip
+    biases = net.biased * (short_conv.PARTS * own + shape.hidden * _adds_biases(shard)) * DTYPE_BYTES[held.dtype]
+    return matrices + len(net.layers) * (biases + (net.kernel + net.biased) * own * WIDE_BYTES)
 
 
 def _per_layer_bytes(held: Held) -> int:

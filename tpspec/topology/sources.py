@@ -68,11 +68,11 @@ class Kind:
 
     def check_model(self, shape: ModelShape, model: object) -> None:
         """UserError where this model, as it is called, cannot draft so."""
-        if shape.delta_net is not None and not self.takes_states:
+        if shape.stateful and not self.takes_states:
             others = " or ".join(name for name, kind in SOURCES.items() if kind.takes_states)
             raise UserError(
-                f"draft.model {model}: {shape.model_type} keeps states in layers of linear attention, which drafts "
-                f"cannot be taken back out of; should be a model without, or source {others}"
+                f"draft.model {model}: {shape.model_type} keeps states of texts, which drafts cannot be taken back out "
+                f"of; should be a model without, or source {others}"
             )
 
     def left_out(self, options: Options, folder: Path | None, shape: ModelShape) -> Sublayers | None:
@@ -88,15 +88,15 @@ class Kind:
 
 def check_thins(shape: ModelShape) -> None:
     """UserError where a model cannot draft for itself with a part of its layers."""
-    if shape.blocks and shape.delta_net is None:
+    if shape.blocks and not shape.stateful:
         raise UserError(
             f"layers of {shape.model_type} are one sublayer each, and none can be left out; should be another source, "
             "such as ngram"
         )
-    if shape.delta_net is not None:
+    if shape.stateful:
         raise UserError(
-            f"{shape.model_type} keeps states in layers of linear attention, which its own drafts could not be taken "
-            "back out of; should be another source, such as mtp or ngram"
+            f"{shape.model_type} keeps states of texts, which its own drafts could not be taken back out of; "
+            "should be another source, such as mtp or ngram"
         )
 
 

@@ -69,7 +69,7 @@ def taught(folder: Path) -> Taught:
         head_dim=spec.head_dim if spec.latent is None else spec.latent.values,
         num_layers=len(spec.layers),
         has_experts=spec.experts is not None,
-        has_states=spec.delta_net is not None,
+        has_states=(spec.delta_net or spec.short_conv) is not None,
         vocab=spec.vocab,
         eps=spec.eps,
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
