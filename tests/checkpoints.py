@@ -373,6 +373,19 @@ KINDS: dict[str, dict[str, Any]] = {
         "conv_dim": 96,
         "use_pos_enc": True,
     },
+    "lfm2_moe": {
+        "model_type": "lfm2_moe",
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_dense_layers": 1,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 2.5,
+        "layer_types": ["conv", "conv", "full_attention"],
+        "conv_L_cache": 4,
+        "norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     "llama": {"model_type": "llama"},
     "granite": {"model_type": "granite", **GRANITE},
     "granite_hybrid": {
@@ -642,6 +655,18 @@ AKIN: dict[str, dict[str, Any]] = {
         "gating": "per-element",
         "sliding_window": 0,
     },
+    "lfm2_moe_plain": {
+        "model_type": "lfm2_moe",
+        "moe_intermediate_size": 40,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "num_dense_layers": 0,
+        "norm_topk_prob": False,
+        "use_expert_bias": False,
+        "layer_types": ["full_attention", "conv", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": True,
+    },
     "mellum": {
         "model_type": "mellum",
         "head_dim": 16,
@@ -836,7 +861,7 @@ def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
         is_added = kind in UNNORMED and name.endswith(("o_proj.weight", "down_proj.weight"))
         parameter.copy_(made - 0.6 if is_sharp else 7 * made if is_added else made)
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "feed_forward.expert_bias")):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=noise))
         elif name.endswith("act_fn.beta"):
             buffer.copy_(0.3 + 0.5 * torch.rand(buffer.shape, generator=noise))

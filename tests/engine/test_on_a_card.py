@@ -521,6 +521,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("granite_hybrid", {}),
         ("olmo_hybrid", {}),
         ("lfm2", {"quantize": "int8"}),
+        ("lfm2_moe", {}),
     ],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
@@ -540,7 +541,7 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
     if kind == "olmo_hybrid":
         sizes |= {"layer_types": ["linear_attention", "full_attention"]}
-    if kind == "lfm2":
+    if kind.startswith("lfm2"):
         sizes |= {"layer_types": ["conv", "full_attention"], "conv_dim": 32}
     if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna", "step3p5"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}

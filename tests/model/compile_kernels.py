@@ -303,7 +303,7 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         *((card_router._choose, {"logits_at": "*fp32", "bias_at": "*fp32", "scales_at": "*fp32",
                                    "closed_at": "*fp32",
                                    "slots_at": "*i64", "chosen_at": "*i32",
-                                   "weights_at": "*fp32", "count": "i32", "scale": "fp32"},
+                                   "weights_at": "*fp32", "count": "i32", "scale": "fp32", "added": "fp32"},
            {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sigmoid": sigmoid, "corrected": corrected,
             "sums_to_one": not sigmoid, "divided": sigmoid, "scaled": not sigmoid, "padded": True})
           for sigmoid, corrected in ((False, ""), (True, "sigmoids"), (True, "logits"))),

@@ -156,6 +156,17 @@ def test_experts_that_logits_choose_are_what_the_reference_makes_of_them(
         assert (Mixture(to_sigmoids, experts, whole=False)(x_TD, STEPS) - due_TD).abs().max() > 0.01, "chosen alike"
 
 
+def test_weights_that_are_all_small_sum_to_less_than_one_where_much_is_added_to_their_sum() -> None:
+    """As LFM2's. Stands against a sum that is left as it is."""
+    router, experts = mixture(7, 3, 16, sigmoid=True, corrected=None)
+    low = Router(router.weight_ND, replace(router.experts, added=1e-6), torch.full((7,), -14.0, device=DEVICE))
+    x_TD = rows(6)
+    _, weights_TK = low(x_TD)
+    assert (weights_TK.sum(1) < 0.95 * router.experts.scale).any()
+    due_TD, made_TD = Mixture(low, experts, whole=False)(x_TD, STEPS), CardMixture(low, experts)(x_TD, STEPS)
+    assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+
+
 @pytest.mark.parametrize("num_processors", [2, 20, 1000])
 @pytest.mark.parametrize("bits", [8, 4, "floats"])
 @pytest.mark.parametrize("num_rows", [1, 6, 50])

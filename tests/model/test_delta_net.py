@@ -35,6 +35,7 @@ KINDS = (
     "granite_hybrid_dense",
     "olmo_hybrid",
     "lfm2",
+    "lfm2_moe",
 )
 
 
@@ -85,7 +86,7 @@ def test_what_is_held_is_what_was_planned(kind: str, parts: tuple[float, ...], t
         held = tensors([decoder.layers, decoder.norm, decoder.head])
         indices = [x for x in held if not x.is_floating_point()]
         # Which key head each value head reads.
-        assert len(indices) == {"nemotron_h_dense": 1, "lfm2": 0}.get(kind, 2)
+        assert len(indices) == {"nemotron_h_dense": 1, "lfm2": 0, "lfm2_moe": 0}.get(kind, 2)
         assert sum(x.nbytes for x in held if x.is_floating_point()) == weight_bytes(shape, shard, "float32")
         assert decoder.states is not None
         kept = [*decoder.states._of.values(), *decoder.states._kept.values()]

@@ -148,6 +148,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "hunyuan_moe",
         "llama4",
         "lfm2",
+        "lfm2_moe",
         "muse_glimmer",
         "olmo_hybrid",
         "starcoder2",

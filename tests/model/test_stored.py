@@ -113,6 +113,7 @@ MIXTURES = (
     "kolibri1",
     "llama4",
     "step3p5",
+    "lfm2_moe",
 )
 RENAMED = ("exaone", "starcoder2")  # whose matrices have other names than most
 WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there

@@ -100,6 +100,7 @@ PUBLISHED = {
     "LiquidAI/LFM2-700M": 0.742489,
     "LiquidAI/LFM2-1.2B": 1.170341,
     "LiquidAI/LFM2-2.6B": 2.569272,
+    "LiquidAI/LFM2-8B-A1B": 8.33993,
     "openai/gpt-oss-20b": 20.914757,
     "openai/gpt-oss-120b": 116.829157,
 }
@@ -138,11 +139,14 @@ ROUNDED = {
     "IQuestLab/IQuest-Coder-V1-40B-Instruct": 40,
     "internlm/internlm3-8b-instruct": 8.8,
     "mistralai/Mistral-Small-4-119B-2603": 119,
+    "LiquidAI/LFM2-24B-A2B": 24,
     "stepfun-ai/Step-3.5-Flash": 196.81,
     "stepfun-ai/Step-3.7-Flash": 196.81,  # of this the text model
 }
 # Of mixtures: for one token, the embedding table included, as exactly as it is published.
 ACTIVE = {
+    "LiquidAI/LFM2-8B-A1B": (1.5, 0.06),
+    "LiquidAI/LFM2-24B-A2B": (2.3, 0.05),
     "ibm-granite/granite-4.0-h-small": (9, 0.5),
     "ibm-granite/granite-3.1-3b-a800m-instruct": (0.8 + 0.0755, 0.01),  # published without the table
     "CohereLabs/command-a-plus-05-2026-bf16": (25, 0.1),
@@ -302,6 +306,7 @@ CALLED = {
     "jais2": "Jais 2",
     "kolibri1": "Kolibri 1",
     "lfm2": "LFM2",
+    "lfm2_moe": "LFM2-MoE",
     "llama": "Llama",
     "llama4_text": "Llama 4",
     "mellum": "Mellum 2",

@@ -79,6 +79,12 @@ HUNYUAN = Architecture(
     stretched=True,
     norms=NormNames(queries="query_layernorm", keys="key_layernorm"),
 )
+LFM2 = Architecture(
+    qk_norm=True,
+    norms=NormNames("operator_norm", mlp="ffn_norm", queries="q_layernorm", keys="k_layernorm"),
+    eps="norm_eps",
+    gate=(None, "silu"),
+)
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
     "afmoe": Architecture(
@@ -183,12 +189,8 @@ ARCHITECTURES = {
         window="layer_types",
         apart={"moe_apply_router_weight_on_input": (), "swa_attention_sink_enabled": (), "swa_rope_parameters": ()},
     ),
-    "lfm2": Architecture(
-        qk_norm=True,
-        norms=NormNames("operator_norm", mlp="ffn_norm", queries="q_layernorm", keys="k_layernorm"),
-        eps="norm_eps",
-        gate=(None, "silu"),
-    ),
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2,
     "llama": LLAMA,
     "llama4_text": Architecture(
         qkv_bias="attention_bias",

@@ -18,7 +18,6 @@ import triton.language as tl
 
 from tpspec.model.card_overlap import begin
 from tpspec.model.card_tiles import TILE_ROWS
-from tpspec.model.experts import LEAST
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from tpspec.model.experts import Router
 
 MOST_SORTED, AT_ONCE = 1024, 32  # pairs that one program puts into tiles; that it looks at at a time
-_LEAST = tl.constexpr(LEAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,8 @@ def routed(router: Router, x_TD: Tensor, slots_T: Tensor | None, how: Overlap) -
     weights_TK = logits_TN.new_empty(len(x_TD), K)
     _choose[(len(x_TD),)](
         logits_TN, logits_TN if bias_N is None else bias_N, logits_TN if scales_N is None else scales_N, closed_TN,
-        chosen_TK if slots_T is None else slots_T, chosen_TK, weights_TK, experts.count, experts.scale, num_chosen=K,
+        chosen_TK if slots_T is None else slots_T, chosen_TK, weights_TK, experts.count, experts.scale, experts.added,
+        num_chosen=K,
         wide=triton.next_power_of_2(experts.count), wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid,
         corrected=experts.corrected or "", sums_to_one=experts.sums_to_one, divided=experts.is_divided,
         scaled=scales_N is not None, padded=slots_T is not None, **how,
@@ -106,6 +105,7 @@ def _choose(
     weights_at: tl.tensor,
     count: int,
     scale: float,
+    added: float,
     num_chosen: tl.constexpr,
     wide: tl.constexpr,
     wide_chosen: tl.constexpr,
@@ -144,7 +144,7 @@ def _choose(
             scales = tl.where(places == place, scale * tl.load(scales_at + expert), scales)
         ranked = tl.where(experts == expert, float("-inf"), ranked)
     if sums_to_one:
-        total = tl.sum(tops, 0) + (_LEAST if sigmoid else 0.0)
+        total = tl.sum(tops, 0) + (added if sigmoid else 0.0)
     elif sigmoid:
         total = 1.0
     tl.store(weights_at + row * num_chosen + places, tops / total * scales, mask=places < num_chosen)

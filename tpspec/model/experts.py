@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from tpspec.topology.experts import Experts
 
 
-LEAST = 1e-20  # as transformers: what no sum of sigmoids is below
-
-
 class Router:
     """weight_ND, bias_N: float32. The second is added to the logits; where `experts` are corrected, to what they are
     chosen by, and only to choose. scales_N: float32, of the weight of each; or None."""
@@ -57,7 +54,7 @@ class Router:
         if experts.sigmoid:
             weights_TK = logits_TN.sigmoid().gather(1, chosen.indices)
             if experts.sums_to_one:
-                weights_TK /= weights_TK.sum(1, keepdim=True) + LEAST
+                weights_TK /= weights_TK.sum(1, keepdim=True) + experts.added
             return chosen.indices, weights_TK * experts.scale
         total_T1 = (chosen.values if experts.sums_to_one else logits_TN).logsumexp(1, keepdim=True)
         weights_TK = (chosen.values - total_T1).exp() * experts.scale

@@ -53,7 +53,8 @@ class Mlps:
         if index not in experts.layers(len(spec.layers)) or (spec.blocks and spec.blocks[index] == MLP):
             return self._mlp(names.without_experts(layer), names, shard.dense, experts.dense)
         if names.together is None:
-            self._check_apart(layer)
+            for module in {"mlp", names.module}:
+                self._check_apart(layer, module)
         limits = spec.limits[index] if spec.limits else Limits()
         mixture = self._mixture(layer, names, experts, limits.experts, whole=whole)
         if not experts.shared:
@@ -129,9 +130,9 @@ class Mlps:
         found, standing, lying = checkpoint.shape(down), (count, hidden, size), (count, size, hidden)
         return found == standing or (names.upright and found != lying)
 
-    def _check_apart(self, layer: str) -> None:
-        """transformers 5 computes with the experts of a layer in one piece, by the same name for every type."""
-        name, checkpoint = f"{layer}mlp.experts.gate_up_proj", self.matrices.checkpoint
+    def _check_apart(self, layer: str, module: str) -> None:
+        """transformers 5 computes with the experts of a layer in one piece, whatever they are called apart."""
+        name, checkpoint = f"{layer}{module}.experts.gate_up_proj", self.matrices.checkpoint
         if name in checkpoint:
             raise UserError(
                 f"{checkpoint.folder}: {name} holds all experts of a layer; should be a tensor for each, as "

@@ -24,7 +24,8 @@ class Experts:
     """count: in each layer. chosen: how many of them a token is sent to. sums_to_one: whether the weights of those are
     scaled to, or stay parts of a softmax over all.
 
-    sigmoid: the weight of an expert is no part of a softmax but its own sigmoid. corrected: what a bias is added to,
+    sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; added: to the sum of those that are to
+    sum to one, as transformers does. corrected: what a bias is added to,
     only to choose experts: those sigmoids (DeepSeek-V3, arXiv 2412.19437), or the logits; None: there is none, and the
     largest logits are chosen. of_parts: that sigmoid is a part of a softmax after all, and only the bias makes it
     another (Ernie 4.5). cap: what the router says stays below, by cap * tanh(x / cap); or None. scale: of all weights,
@@ -59,6 +60,7 @@ class Experts:
     corrected: Literal["sigmoids", "logits"] | None = None
     shared_scale: float = 1.0
     on_inputs: bool = False
+    added: float = 1e-20
 
     def layers(self, num_layers: int) -> range:
         """Those with experts, of so many."""
@@ -154,8 +156,12 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str
     _, shared, scale = usual.keys
     groups, groups_chosen = _groups(read, usual, experts)
     own = read.size(shared, usual.shared, least=0) * read.size("moe_intermediate_size", usual.channels)
+    corrected = usual.switch is None or read.flag(usual.switch, True)
+    made = _weighed(experts, by_sigmoids=usual.sigmoid)
     return replace(
-        _weighed(experts, by_sigmoids=usual.sigmoid),
+        made,
+        corrected=made.corrected if corrected else None,
+        added=usual.added,
         of_parts=usual.of_parts,
         cap=read.number(CAP, 1.0) if read.config.get(CAP) else None,
         scale=read.number(scale, usual.scale),

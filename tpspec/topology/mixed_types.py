@@ -170,6 +170,18 @@ MIXED_TYPES = {
         normed=True,
         intermediate=("moe_intermediate_size", 512),
     ),
+    "lfm2_moe": Defaults(
+        hidden=2048,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        vocab=65536,
+        tied=True,
+        out="out_proj",
+        normed=True,
+        intermediate=("moe_intermediate_size", 1792),
+        always=("use_pos_enc",),
+    ),
     "llama4_text": Defaults(
         hidden=5120,
         num_layers=48,

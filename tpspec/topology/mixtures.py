@@ -13,10 +13,11 @@ from tpspec.topology.mlp_names import DENSE, GRANITE, MLPS, TOGETHER, MlpNames
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Of types that mix as DeepSeek's do, what is beside the experts. dense, first_layer, scale, sigmoid, of_parts: see
-    Experts. shared: MLPs beside the experts, as wide as `channels` each. groups: of experts, and how many are chosen;
-    None: they are in one. own: what a config.json calls the channels of the MLP beside them, if not so many experts'.
-    listed: mlp_layer_types says which layers have experts; if not, the key for the first does.
+    """Of types that mix as DeepSeek's do, what is beside the experts. dense, first_layer, scale, sigmoid, of_parts,
+    added: see Experts. shared: MLPs beside the experts, as wide as `channels` each. groups: of experts, and how many
+    are chosen; None: they are in one. own: what a config.json calls the channels of the MLP beside them, if not so many
+    experts'. listed: mlp_layer_types says which layers have experts; if not, the key for the first does. switch: the
+    flag that may say that no bias corrects.
     keys: what a config.json calls the first layer, the MLPs beside the experts, and the scale."""
 
     dense: int
@@ -29,6 +30,8 @@ class Beside:
     of_parts: bool = False
     listed: bool = False
     own: str | None = None
+    switch: str | None = None
+    added: float = 1e-20
     keys: tuple[str, str, str] = ("first_k_dense_replace", "n_shared_experts", "routed_scaling_factor")
 
 
@@ -254,6 +257,22 @@ MIXTURES = {
             listed=True,
             own="shared_expert_intermediate_size",
             keys=("first_k_dense_replace", "n_shared_experts", "moe_routed_scaling_factor"),
+        ),
+    ),
+    "lfm2_moe": Mixing(
+        replace(MLPS["lfm2"], correction="feed_forward.expert_bias"),
+        count=32,
+        chosen=4,
+        norms=True,
+        beside=Beside(
+            dense=7168,
+            shared=0,
+            channels=1792,
+            first_layer=2,
+            groups=None,
+            switch="use_expert_bias",
+            added=1e-6,
+            keys=("num_dense_layers", "num_shared_experts", "routed_scaling_factor"),
         ),
     ),
     "llama4_text": Mixing(

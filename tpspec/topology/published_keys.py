@@ -18,6 +18,7 @@ KEYS = {
     },
     "internlm3": {"bias": "mlp_bias", "qkv_bias": "attention_bias"},
     "lfm2": {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
+    "lfm2_moe": {"tie_embedding": "tie_word_embeddings"},
     "step3p5": {
         "moe_num_experts": "n_routed_experts",
         "moe_top_k": "num_experts_per_tok",

@@ -31,7 +31,7 @@ class ShortConv:
     biased: bool = False
 
 
-KERNELS = {"lfm2": 3}  # of types that have some: how many tokens are seen where a config does not say
+KERNELS = {"lfm2": 3, "lfm2_moe": 3}  # of types that have some: how many tokens are seen where a config does not say
 SIZES = ("block_dim", "conv_dim", "conv_dim_out")  # as LFM2 was published; those of a row, all of them
 
 
