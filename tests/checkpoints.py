@@ -370,7 +370,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         # As it was published, and transformers does not read it.
         "block_use_swiglu": True,
-        "conv_dim": 96,
+        "conv_dim": 1024,
         "use_pos_enc": True,
     },
     "lfm2_moe": {
@@ -385,6 +385,18 @@ KINDS: dict[str, dict[str, Any]] = {
         "conv_L_cache": 4,
         "norm_eps": 1e-3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "lfm3": {
+        "model_type": "lfm3",
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+        "sliding_window": 8,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "tie_word_embeddings": True,
     },
     "llama": {"model_type": "llama"},
     "granite": {"model_type": "granite", **GRANITE},
@@ -666,6 +678,20 @@ AKIN: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "conv", "full_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "tie_word_embeddings": True,
+    },
+    "lfm3_plain": {
+        "model_type": "lfm3",
+        "head_dim": 16,
+        "attention_bias": True,
+        "conv_bias": True,
+        "layer_types": ["sliding_attention", "conv", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "sliding_window": 8,
+        "use_attention_gate": False,
+        "use_sandwich_norm": False,
     },
     "mellum": {
         "model_type": "mellum",

@@ -522,6 +522,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("olmo_hybrid", {}),
         ("lfm2", {"quantize": "int8"}),
         ("lfm2_moe", {}),
+        ("lfm3", {"quantize": "int4"}),
     ],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
@@ -542,7 +543,9 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
     if kind == "olmo_hybrid":
         sizes |= {"layer_types": ["linear_attention", "full_attention"]}
     if kind.startswith("lfm2"):
-        sizes |= {"layer_types": ["conv", "full_attention"], "conv_dim": 32}
+        sizes |= {"layer_types": ["conv", "full_attention"]}
+    if kind == "lfm3":
+        sizes |= {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "conv", "full_attention"]}
     if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna", "step3p5"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     if kind == "llama4":

@@ -36,6 +36,7 @@ KINDS = (
     "olmo_hybrid",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
 )
 
 
@@ -86,7 +87,7 @@ def test_what_is_held_is_what_was_planned(kind: str, parts: tuple[float, ...], t
         held = tensors([decoder.layers, decoder.norm, decoder.head])
         indices = [x for x in held if not x.is_floating_point()]
         # Which key head each value head reads.
-        assert len(indices) == {"nemotron_h_dense": 1, "lfm2": 0, "lfm2_moe": 0}.get(kind, 2)
+        assert len(indices) == 0 if kind.startswith("lfm") else 1 if kind == "nemotron_h_dense" else 2
         assert sum(x.nbytes for x in held if x.is_floating_point()) == weight_bytes(shape, shard, "float32")
         assert decoder.states is not None
         kept = [*decoder.states._of.values(), *decoder.states._kept.values()]

@@ -149,6 +149,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "llama4",
         "lfm2",
         "lfm2_moe",
+        "lfm3",
         "muse_glimmer",
         "olmo_hybrid",
         "starcoder2",

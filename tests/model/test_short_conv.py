@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from transformers import AutoConfig
 
 from tests.checkpoints import tiny
 from tests.model.test_linear_attention import CARD, CPU, FEW, IDS, TEXTS, WAYS, Case, Text, plans
@@ -20,9 +21,11 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Carried, Span
 from tpspec.model.layers import ConvLayer, Heads, Norm, Shape, Sight
 from tpspec.model.short_conv import GatedConv
-from tpspec.model.spec import read_spec
+from tpspec.model.spec import read_spec, resolve
+from tpspec.topology.reads import Reads
 from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
+from tpspec.topology.windows import windows_of
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
@@ -155,6 +158,17 @@ def test_channels_go_to_ranks_at_any_index(tmp_path: Path) -> None:
     assert [shard.conv_channels for shard in shards] == [range(48), range(48, 64), range(64, 96)]
 
 
+def test_layers_are_those_of_transformers_where_a_config_does_not_say() -> None:
+    """Of LFM3, whose others have a window or none."""
+    config = {"model_type": "lfm3", "num_hidden_layers": 11}
+    shape, spec = ModelShape.from_config(config, "here"), resolve(AutoConfig.for_model(**config), "there")
+    assert shape.short_conv == spec.short_conv
+    windows = [layer.window for layer in spec.layers]
+    assert windows_of(Reads(config, "here"), "lfm3", 11) == (*windows,)
+    assert [layer for layer, window in enumerate(windows) if window] == [4, 8]
+    assert shape.stateful == {0, 1, 3, 5, 7, 9}
+
+
 def test_lfm2s_config_as_it_was_published_is_the_same_model(tmp_path: Path) -> None:
     """Whose MLPs, layers and head have older names."""
     folder = tiny("lfm2", tmp_path)
@@ -167,10 +181,19 @@ def test_lfm2s_config_as_it_was_published_is_the_same_model(tmp_path: Path) -> N
     assert changed(folder, {"block_auto_adjust_ff_dim": False}).intermediate == read_spec(folder).intermediate == 100
 
 
+def test_lfm3s_rope_as_it_was_published_turns_a_part_of_each_head(tmp_path: Path) -> None:
+    """Which it calls default; stands against all of a head that is turned, as transformers does by that name."""
+    folder = tiny("lfm3", tmp_path)
+    due, ropes = read_spec(folder).ropes, json.loads((folder / "config.json").read_text())["rope_parameters"]
+    assert [int((rope.inverse > 0).sum()) for rope in due] == [4, 8]
+    ropes["full_attention"]["rope_type"] = "default"
+    changed(folder, {"rope_parameters": ropes})
+    assert all(torch.equal(ours.inverse, rope.inverse) for ours, rope in zip(read_spec(folder).ropes, due, strict=True))
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"conv_dim": 90}, "conv_dim is 90; should be 96"),
         ({"conv_L_cache": 0}, "conv_L_cache is 0; should be a whole number above 0"),
         ({"layer_types": ["conv"] * 3}, "layer_types is .*; should be full_attention for one layer"),
         ({"layer_types": ["conv", "full_attention"]}, "should be conv or full_attention for each of 3 layers"),

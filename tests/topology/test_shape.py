@@ -244,6 +244,7 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     config |= {"num_experts_per_tok": 2} if model_type in LATENTS else {}
     config |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1} if model_type == "dots1" else {}
     config |= {"layer_types": ["mamba", "attention"]} if model_type == "granitemoehybrid" else {}
+    config |= {"layer_types": ["conv", "full_attention"]} if model_type == "lfm3" else {}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
@@ -307,6 +308,7 @@ CALLED = {
     "kolibri1": "Kolibri 1",
     "lfm2": "LFM2",
     "lfm2_moe": "LFM2-MoE",
+    "lfm3": "LFM3",
     "llama": "Llama",
     "llama4_text": "Llama 4",
     "mellum": "Mellum 2",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETA, THETAS, Architecture, NormNames
-from tpspec.topology.windows import FULL
+from tpspec.topology.windows import CONV, FULL
 
 if TYPE_CHECKING:
     from tpspec.model.layers import Gate
@@ -191,6 +191,18 @@ ARCHITECTURES = {
     ),
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
+    "lfm3": Architecture(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        qk_norm=True,
+        ropes_by_kind=True,
+        window="layer_types",
+        nope=CONV,
+        norms=NormNames("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+        out_norms="use_sandwich_norm",
+        eps="norm_eps",
+        gate=(None, "silu"),
+    ),
     "llama": LLAMA,
     "llama4_text": Architecture(
         qkv_bias="attention_bias",

@@ -12,7 +12,7 @@ from tpspec.cache.states import StateSizes, StateStore
 from tpspec.model.places import Place, rows_of
 from tpspec.model.short_conv import GatedConv
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
-from tpspec.topology.short_conv import CONV, IN, OUT, PARTS
+from tpspec.topology.short_conv import IN, MODULE, OUT, PARTS
 
 if TYPE_CHECKING:
     from tpspec.model.matrices import Matrices
@@ -38,7 +38,7 @@ class Convolutions:
 
     def mixer(self, layer: str) -> GatedConv:
         """layer: what the names of its modules begin with."""
-        net, matrices, own, at = self.net, self.matrices, self.channels, f"{layer}{CONV}."
+        net, matrices, own, at = self.net, self.matrices, self.channels, f"{layer}{MODULE}."
         size, hidden, name = net.channels, range(self.hidden), f"{at}conv"
         parts = [range(part * size + own.start, part * size + own.stop) for part in range(PARTS)]
         matrices.check_biases([rows_of(name, own, size, self.hidden)], biased=net.biased)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
+from tpspec.topology.windows import CONV
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +61,7 @@ def ropes_of(config: Any, where: str, *, by_kind: bool = False) -> dict[str | No
     """Rope's parameters, for each type of layers that has its own; of None where all have the same. by_kind: they
     cannot be the same."""
     parameters = config.rope_parameters
-    types = sorted(set(getattr(config, "layer_types", None) or ()))
+    types = sorted(set(getattr(config, "layer_types", None) or ()) - {CONV})
     if not by_kind and not set(types) & set(parameters):
         return {None: parameters}
     if missing := [kind for kind in types if kind not in parameters]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
 from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
-from tpspec.topology.windows import CHUNKED, FULL, KEYS, SLIDING
+from tpspec.topology.windows import CHUNKED, CONV, FULL, KEYS, SLIDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def layers_of(
     kinds = kinds or [FULL] * num_layers
     nope = THETAS if arch.nope == ONE_THETA else arch.nope
     rope = _turned(config, nope, kinds)
-    unknown = set(kinds) - {FULL, windowed}
+    unknown = set(kinds) - {FULL, windowed, nope}
     if unknown or len(kinds) < num_layers:
         raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
     if len(rope) < num_layers:
@@ -98,7 +98,7 @@ def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[flo
     if nope == NOPE_WITH_EXPERTS:
         all_full = config.prefix_dense_sliding_window_pattern == 1
         return [kind != FULL or (all_full and config.mlp_layer_types[i] == "dense") for i, kind in enumerate(kinds)]
-    if nope in (FULL, None):
+    if nope in (FULL, CONV, None):
         return [kind != nope for kind in kinds]
     listed: Sequence[float] = getattr(config, nope)
     return listed

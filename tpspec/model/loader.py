@@ -198,7 +198,8 @@ class Loader:
         attention_norm = self.norms.of_rows(f"{at}{linear.attention}.weight")
         mlp_norm = None if mlp is None else self.norms.of_rows(f"{at}{linear.mlp}.weight")
         if isinstance(mixers, Convolutions):
-            return ConvLayer(index, attention_norm, mixers.mixer(at), mlp_norm, mlp)
+            out_norms = self._out_norm(at, norms.attention_out), self._out_norm(at, norms.mlp_out)
+            return ConvLayer(index, attention_norm, mixers.mixer(at), mlp_norm, mlp, *out_norms)
         return LinearLayer(index, attention_norm, mixers.mixer(at), mlp_norm, mlp)
 
     def _layer(self, index: int, layer: LayerSpec, mlp: Mlp | None) -> Layer:
@@ -206,9 +207,6 @@ class Loader:
 
         def norm(name: str) -> Norm:
             return self.norms.of_rows(f"{at}{name}.weight")
-
-        def out_norm(name: str | None) -> Norm | None:
-            return None if name is None else replace(norm(name), eps=spec.out_eps)
 
         attentions, inner = self.attentions, f"{at}{MODEL_TYPES[spec.model_type].attention}."
         qkv, o = attentions.products(inner, layer)
@@ -229,10 +227,10 @@ class Loader:
             q_norm=q_norm,
             k_norm=k_norm,
             o=o,
-            attention_out_norm=out_norm(names.attention_out),
+            attention_out_norm=self._out_norm(at, names.attention_out),
             mlp_norm=mlp_norm,
             mlp=mlp,
-            mlp_out_norm=out_norm(names.mlp_out),
+            mlp_out_norm=self._out_norm(at, names.mlp_out),
             mlp_joined=(norm(f"{names.mlp_out}_1"), norm(f"{names.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
             joint_norm=attentions.joint_norm(inner, layer),
@@ -244,6 +242,10 @@ class Loader:
             parallel=spec.parallel,
             scale=self.matrices.wide(at + "layer_scalar", (1,)).item() if spec.scaled_layers else 1.0,
         )
+
+    def _out_norm(self, at: str, name: str | None) -> Norm | None:
+        """Of what a sublayer gives, where there is one."""
+        return None if name is None else replace(self.norms.of_rows(f"{at}{name}.weight"), eps=self.spec.out_eps)
 
     def embedding(self) -> Embedding:
         """Of tokens, and nothing besides."""

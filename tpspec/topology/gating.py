@@ -30,19 +30,23 @@ BEHIND_QUERIES = Gating()
 GATINGS = {
     "afmoe": Gating("gate_proj"),
     "laguna": Gating("g_proj", "softplus"),
+    "lfm3": Gating("gate_proj", by_head=True),
     "muse_glimmer_text": Gating("gate_proj"),
     "qwen3_5_moe_text": BEHIND_QUERIES,
     "qwen3_5_text": BEHIND_QUERIES,
     "qwen3_next": BEHIND_QUERIES,
     "step3p5": Gating("g_proj", by_head=True),
 }
+SWITCHES = {"lfm3": "use_attention_gate"}  # that may say that there is none
 SAYING = ("laguna",)  # whose config says for what it is
 BY_HEAD, BY_ELEMENT = (True, "per-head"), ("per-element",)  # as it does
 
 
 def gating_of(read: Reads, model_type: str) -> Gating | None:
-    """None for a type without one."""
-    usual = GATINGS.get(model_type)
+    """None for a model without one."""
+    usual, switch = GATINGS.get(model_type), SWITCHES.get(model_type)
+    if switch is not None and not read.flag(switch, True):
+        return None
     if usual is None or model_type not in SAYING:
         return usual
     said = read.one_of("gating", (*BY_HEAD, *BY_ELEMENT), BY_HEAD[0])

@@ -5,7 +5,7 @@ Knows keys and names; must not know what they mean.
 
 from __future__ import annotations
 
-from tpspec.topology import published_keys, step
+from tpspec.topology import published_keys, short_conv, step
 
 TEXT_TYPES = {
     "cohere2_vision": "cohere2",
@@ -19,6 +19,8 @@ TEXT_TYPES = {
     "internvl": "qwen2",
     "kimi_k25": "deepseek_v3",
     "kimi_vl": "deepseek_v3",
+    "lfm2_vl": "lfm2",
+    "lfm3_vl": "lfm3",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
@@ -52,6 +54,8 @@ WHOLE_TIED = {
     "glm46v": False,
     "internvl": True,
     "kimi_k25": True,
+    "lfm2_vl": True,
+    "lfm3_vl": True,
     "llava_next": False,
     "muse_glimmer": False,
     "qwen3_vl": False,
@@ -94,7 +98,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
         alone = alone | {"model_type": OTHER_NAMES[kind]}
     if alone.get("model_type") == "llama4_text" and type(tuning := alone.get(TUNING)) is int:
         alone = alone | {TUNING: bool(tuning)}
-    return step.as_now(published_keys.as_now(alone))
+    return short_conv.as_now(step.as_now(published_keys.as_now(alone)))
 
 
 def _alone(config: dict[str, object]) -> dict[str, object]:
@@ -126,12 +130,11 @@ def text_name(name: str) -> str:
     whole, old = PREFIXES
     for other, usual in PARTS.items():
         name = name.replace(other, usual)
-    if name.startswith(whole):
-        name = "model." + name.removeprefix(whole)
+    name = "model." + name.removeprefix(whole) if name.startswith(whole) else name.removeprefix(old)
     for other, usual in RENAMED.items():
         if name.startswith(other):
             return usual + name.removeprefix(other)
-    return name.removeprefix(old)
+    return name
 
 
 def spellings(name: str) -> tuple[str, ...]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpspec.topology.windows import FULL
+from tpspec.topology.windows import CONV, FULL, SLIDING
 
 if TYPE_CHECKING:
     from tpspec.topology.reads import Reads
 
-CONV = "conv"  # as layer_types calls such a layer, and checkpoints its module
-IN, OUT = "in_proj", "out_proj"
+MODULE, IN, OUT = CONV, "in_proj", "out_proj"  # as checkpoints call it within a layer, and matrices within it
 PARTS = 3  # what in_proj makes of each channel: B, by which x is multiplied before the convolution, C behind it, and x
 
 
@@ -31,35 +30,57 @@ class ShortConv:
     biased: bool = False
 
 
-KERNELS = {"lfm2": 3, "lfm2_moe": 3}  # of types that have some: how many tokens are seen where a config does not say
-SIZES = ("block_dim", "conv_dim", "conv_dim_out")  # as LFM2 was published; those of a row, all of them
+KERNELS = {"lfm2": 3, "lfm2_moe": 3, "lfm3": 7}  # of types that have some: without conv_L_cache
+WINDOWED = ("lfm3",)  # of those, types whose other layers may have a window
+
+
+def as_now(config: dict[str, object]) -> dict[str, object]:
+    """A config of any type, one of LFM3 with its ropes by the names that transformers has for them."""
+    ropes = config.get("rope_parameters")
+    if config.get("model_type") not in WINDOWED or not isinstance(ropes, dict):
+        return config
+    return config | {"rope_parameters": {kind: _rope_as_now(rope) for kind, rope in ropes.items()}}
+
+
+def _rope_as_now(rope: object) -> object:
+    """Of one type of layers: as LFM3 was published, what turns a part of a head is called default, by which name
+    transformers turns all of it."""
+    is_part = isinstance(rope, dict) and rope.get("partial_rotary_factor") not in (None, 1)
+    if not isinstance(rope, dict) or not is_part or rope.get("rope_type", "default") != "default":
+        return rope
+    return rope | {"rope_type": "proportional"}
 
 
 def short_conv_of(read: Reads, model_type: str, num_layers: int, hidden: int) -> ShortConv | None:
     """None for a model without such layers. hidden: numbers of a row. UserError for what is not supported."""
     if model_type not in KERNELS:
         return None
-    layers = frozenset(layer for layer, kind in enumerate(_kinds(read, num_layers)) if kind == CONV)
+    layers = frozenset(layer for layer, kind in enumerate(_kinds(read, model_type, num_layers)) if kind == CONV)
     if not layers:
         return None
-    for key in SIZES:
-        read.one_of(key, (hidden,), hidden)
     return ShortConv(hidden, read.size("conv_L_cache", KERNELS[model_type]), layers, read.flag("conv_bias", False))
 
 
-def _kinds(read: Reads, num_layers: int) -> tuple[str, ...]:
-    kinds = read.texts("layer_types")
-    if not kinds:
-        full = read.config.get("full_attn_idxs")
-        full = list(range(num_layers)) if full is None else full
-        if not isinstance(full, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in full):
-            raise read.refusal("full_attn_idxs", f"numbers of layers, from 0 to {num_layers - 1}")
-        kinds = tuple(FULL if layer in full else CONV for layer in range(num_layers))
-    if len(kinds) != num_layers or set(kinds) - {CONV, FULL}:
-        raise read.refusal("layer_types", f"{CONV} or {FULL} for each of {num_layers} layers")
-    if FULL not in kinds:
-        raise read.refusal("layer_types", f"{FULL} for one layer")
+def _kinds(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
+    attention = (FULL, SLIDING) if model_type in WINDOWED else (FULL,)
+    kinds = read.texts("layer_types") or _usual(read, model_type, num_layers)
+    if len(kinds) != num_layers or set(kinds) - {CONV, *attention}:
+        raise read.refusal("layer_types", f"{' or '.join((CONV, *attention))} for each of {num_layers} layers")
+    if set(kinds) == {CONV}:
+        raise read.refusal("layer_types", f"{' or '.join(attention)} for one layer")
     return kinds
+
+
+def _usual(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
+    """Where no layer_types say."""
+    if model_type in WINDOWED:
+        return tuple(CONV if layer % 2 or layer == 0 else FULL if layer % 4 else SLIDING for layer in range(num_layers))
+    full = read.config.get("full_attn_idxs")
+    if full is None:
+        return (FULL,) * num_layers
+    if not isinstance(full, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in full):
+        raise read.refusal("full_attn_idxs", f"numbers of layers, from 0 to {num_layers - 1}")
+    return tuple(FULL if layer in full else CONV for layer in range(num_layers))
 
 
 def adjusted(read: Reads, model_type: str, channels: int) -> int:

@@ -109,7 +109,7 @@ def _conv_bytes(shard: Shard, held: Held) -> int:
     if net is None:
         return 0
     names, hidden = (short_conv.IN, short_conv.OUT), range(shape.hidden)
-    layers = alike(shape.stored, (f"model.layers.{index}.{short_conv.CONV}." for index in sorted(net.layers)), names)
+    layers = alike(shape.stored, (f"model.layers.{index}.{short_conv.MODULE}." for index in sorted(net.layers)), names)
     matrices = sum(
         times * held.bytes_of([
             Fused(((at + short_conv.IN, short_conv.PARTS * own),), hidden, shape.hidden),

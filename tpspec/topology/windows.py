@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from tpspec.topology.reads import Reads
 
-# As layer_types calls a layer that sees so.
+# As layer_types calls a layer that sees so, and one that has a short convolution instead.
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
+CONV = "conv"
 KEYS = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}  # of how many tokens it sees
 
 
@@ -26,7 +27,7 @@ class Sliding:
     usual: the window, where the key is left out; null there is none. switch: the flag that has to be set, or None.
     has_one: whether a layer has it, where no layer_types say so; None: all have, whatever those say. last_sees_all: as
     the last layer does, whatever those say. kind: of layers that have it: a chunk begins at a multiple of its size, and
-    what is in it sees no more than that.
+    what is in it sees no more than that. others: what else layer_types may call a layer, which then has none.
     """
 
     usual: int | None = None
@@ -34,6 +35,7 @@ class Sliding:
     has_one: Callable[[Reads, int], bool] | None = None
     last_sees_all: bool = False
     kind: str = SLIDING
+    others: tuple[str, ...] = ()
 
 
 def _all_but_every(number: int, key: str = "sliding_window_pattern") -> Callable[[Reads, int], bool]:
@@ -90,6 +92,7 @@ SLIDES = {
     "granitemoe_swa": GRANITE,
     "kolibri1": Sliding(513, has_one=lambda _, layer: bool((layer + 1) % 5)),
     "laguna": Sliding(512, has_one=lambda _, __: False),
+    "lfm3": Sliding(256, has_one=lambda _, layer: layer > 0 and layer % 4 == 0, others=(CONV,)),
     "llama4_text": Sliding(8192, has_one=_has_rope, kind=CHUNKED),
     "mellum": Sliding(1024, has_one=lambda _, __: False),
     "ministral": Sliding(4096, has_one=lambda _, __: True),
@@ -130,9 +133,11 @@ def windows_of(read: Reads, model_type: str, num_layers: int) -> tuple[int | Non
 def kinds_of(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
     """Of each layer, as layer_types calls it, or would."""
     kinds, slides = read.texts("layer_types"), SLIDES.get(model_type)
-    own = SLIDING if slides is None else slides.kind
-    if len(kinds) not in (0, num_layers) or set(kinds) - {own, FULL}:
-        raise read.refusal("layer_types", f"{own} or {FULL} for each of {num_layers} layers, not for {len(kinds)}")
+    own, others = (SLIDING, ()) if slides is None else (slides.kind, slides.others)
+    known = (own, FULL, *others)
+    if len(kinds) not in (0, num_layers) or set(kinds) - {*known}:
+        right = f"{' or '.join(known)} for each of {num_layers} layers, not for {len(kinds)}"
+        raise read.refusal("layer_types", right)
     if not kinds:
         has_one = None if slides is None else slides.has_one
         has = [has_one is not None and has_one(read, layer) for layer in range(num_layers)]
