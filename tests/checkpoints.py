@@ -306,6 +306,29 @@ KINDS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
     },
+    "kimi_linear": {
+        "model_type": "kimi_linear",
+        **{key: value for key, value in DEEPSEEK.items() if key not in ("n_routed_experts", "first_k_dense_replace")},
+        "num_local_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        # As it was published.
+        "first_k_dense_replace": 1,
+        "head_dim": 72,
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "head_dim": 10,
+            "kda_layers": [1, 3],
+            "num_heads": 6,
+            "short_conv_kernel_size": 3,
+        },
+        "mla_use_nope": True,
+        "moe_layer_freq": 1,
+        "moe_router_activation_func": "sigmoid",
+        "num_nextn_predict_layers": 0,
+        "rope_theta": 10000.0,
+        "use_grouped_topk": True,
+    },
     "laguna": {
         "model_type": "laguna",
         "head_dim": 16,
@@ -881,7 +904,7 @@ def randomise(model: PreTrainedModel, noise: torch.Generator) -> None:
     for name, parameter in sorted(model.named_parameters()):
         values = torch.randn(parameter.shape, generator=noise)
         one_more = kind in ONE_MORE and not (kind in PLAIN_LAST and name.endswith(".norm.weight"))
-        is_matrix = values.dim() > 1 and not name.endswith("bias")
+        is_matrix = values.dim() > 1 and not name.endswith(("bias", "A_log"))
         made = _scaled(name, values) if is_matrix else _vector(name, values, after, one_more)
         is_sharp = kind.startswith("gemma4") and name.endswith("q_norm.weight")  # for nothing divides its scores
         is_added = kind in UNNORMED and name.endswith(("o_proj.weight", "down_proj.weight"))

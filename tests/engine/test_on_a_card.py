@@ -519,6 +519,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("muse_glimmer", {}),
         ("nemotron_h", {}),
         ("granite_hybrid", {}),
+        ("kimi_linear", {}),
         ("olmo_hybrid", {}),
         ("lfm2", {"quantize": "int8"}),
         ("lfm2_moe", {}),
@@ -540,6 +541,8 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"mamba_num_heads": 4, "n_groups": 2, "n_routed_experts": 3, "num_experts_per_tok": 2}
     if kind == "granite_hybrid":
         sizes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
+    if kind == "kimi_linear":
+        sizes |= {"layer_types": ["linear_attention", "full_attention"], "num_key_value_heads": 2}
     if kind == "olmo_hybrid":
         sizes |= {"layer_types": ["linear_attention", "full_attention"]}
     if kind.startswith("lfm2"):

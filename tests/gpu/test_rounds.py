@@ -116,7 +116,7 @@ def test_an_assistant_leaves_the_text_as_it_is(tmp_path: Path) -> None:
 # experts make of rows in fewer bits.
 MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite",
             "qwen3_5_moe", "qwen3_next", "gemma4_moe", "nemotron_h", "cohere2_moe", "flint",
-            "granite_hybrid", "lfm2_moe", "llama4", "step3p5")  # fmt: skip
+            "granite_hybrid", "kimi_linear", "lfm2_moe", "llama4", "step3p5")  # fmt: skip
 IN_HALVES = [kind for kind in KINDS if kind not in MIXTURES]
 CASES = [(kind, torch.float32) for kind in KINDS] + [(kind, torch.bfloat16) for kind in IN_HALVES]
 TOO_LARGE = ("gemma", "granite")  # their hidden states, for float16

@@ -34,7 +34,9 @@ from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
 
 CPU = torch.device("cpu")
-KINDS = ("qwen3_5", "qwen3_next", "nemotron_h", "granite_hybrid", "olmo_hybrid", "lfm2", "lfm2_moe", "lfm3")
+KINDS = (
+    "qwen3_5", "qwen3_next", "nemotron_h", "granite_hybrid", "olmo_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "lfm3"
+)  # fmt: skip
 WARM = Sampling(temperature=0.8, seed=5)
 ASKS = [
     Request(0, (5, 6, 7, 8) * 3, 40),

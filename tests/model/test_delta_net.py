@@ -33,6 +33,7 @@ KINDS = (
     "nemotron_h_dense",
     "granite_hybrid",
     "granite_hybrid_dense",
+    "kimi_linear",
     "olmo_hybrid",
     "lfm2",
     "lfm2_moe",
@@ -52,7 +53,7 @@ def logits_of(decoder: Decoder, ids: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (0, 1), (0, 1, 4), (0, 1, 4, 6), (0, 2, 5), (0, 1, 3)], ids=str)
-@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h", "granite_hybrid", "olmo_hybrid", "lfm2"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h", "granite_hybrid", "olmo_hybrid", "kimi_linear", "lfm2"])
 def test_a_text_goes_on_behind_any_path_of_a_tree(kind: str, kept: tuple[int, ...], tmp_path: Path) -> None:
     """`kept` rows of a tree, or none of them, when the root itself has to run again. Stands against a convolution that
     sees a row's neighbour and not its parent, and rows before the state that are another forward's."""

@@ -13,14 +13,16 @@ from tpspec.model.delta_rule import CHUNK, Rows, looked_at, one_by_one, taken_in
 B, H, K, V = 2, 3, 5, 4
 
 
-def drawn(seed: int, num_rows: int) -> tuple[Tensor, Rows]:
+def drawn(seed: int, num_rows: int, num_decays: int = 1) -> tuple[Tensor, Rows]:
+    """num_decays: of a row, or each number of its key."""
     random = torch.Generator().manual_seed(seed)
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(B, H, *shape, generator=random)
 
     q, k = F.normalize(numbers(num_rows, K), dim=3), F.normalize(numbers(num_rows, K), dim=3)
-    return numbers(K, V), Rows(q, k, numbers(num_rows, V), -numbers(num_rows).exp(), numbers(num_rows).sigmoid())
+    decays = -numbers(num_rows, num_decays).exp()
+    return numbers(K, V), Rows(q, k, numbers(num_rows, V), decays, numbers(num_rows).sigmoid())
 
 
 def recurrent(state: Tensor, rows: Rows, path: list[int]) -> tuple[Tensor, Tensor]:
@@ -28,7 +30,7 @@ def recurrent(state: Tensor, rows: Rows, path: list[int]) -> tuple[Tensor, Tenso
     state, answer = state.double(), torch.zeros(B, H, V, dtype=torch.float64)
     q, k, v, decays, writes = (x.double() for x in rows)
     for row in path:
-        state = state * decays[:, :, row, None, None].exp()
+        state = state * decays[:, :, row, :, None].exp()
         u = (v[:, :, row] - torch.einsum("bhkv,bhk->bhv", state, k[:, :, row])) * writes[:, :, row, None]
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, row], u)
         answer = torch.einsum("bhkv,bhk->bhv", state, q[:, :, row])
@@ -36,10 +38,12 @@ def recurrent(state: Tensor, rows: Rows, path: list[int]) -> tuple[Tensor, Tenso
 
 
 @settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 2**16), num_rows=st.integers(0, 2 * CHUNK + 9))
-def test_rows_that_follow_each_other_are_taken_in_as_one_after_the_other(seed: int, num_rows: int) -> None:
-    """Stands against a chunk that forgets the one before it, or fades it once too often."""
-    state, rows = drawn(seed, num_rows)
+@given(seed=st.integers(0, 2**16), num_rows=st.integers(0, 2 * CHUNK + 9), num_decays=st.sampled_from([1, K]))
+def test_rows_that_follow_each_other_are_taken_in_as_one_after_the_other(
+    seed: int, num_rows: int, num_decays: int
+) -> None:
+    """Stands against a chunk that forgets the one before it, or fades it once too often, or another number of it."""
+    state, rows = drawn(seed, num_rows, num_decays)
     taken, answers = taken_in(state, rows)
     assert answers.shape == (B, H, num_rows, V)
     expected, last = recurrent(state, rows, list(range(num_rows)))
@@ -48,11 +52,11 @@ def test_rows_that_follow_each_other_are_taken_in_as_one_after_the_other(seed: i
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 2**16), tree=st.lists(st.integers(0, 99), max_size=20))
-def test_a_row_of_a_tree_sees_its_path_and_no_other_row(seed: int, tree: list[int]) -> None:
+@given(seed=st.integers(0, 2**16), tree=st.lists(st.integers(0, 99), max_size=20), num_decays=st.sampled_from([1, K]))
+def test_a_row_of_a_tree_sees_its_path_and_no_other_row(seed: int, tree: list[int], num_decays: int) -> None:
     """By either way; each text has a tree of its own. Stands against a sibling's write, and its fading."""
     parents = [[-1, *(each % (row + 1) for row, each in enumerate(tree))], [*range(-1, len(tree))]]
-    state, rows = drawn(seed, len(tree) + 1)
+    state, rows = drawn(seed, len(tree) + 1, num_decays)
     paths = torch.zeros(B, len(tree) + 1, len(tree) + 1, dtype=torch.bool)
     for text in range(B):
         for row, parent in enumerate(parents[text]):

@@ -40,6 +40,8 @@ LATE = {"num_keys": 1, "key_of": (0, 0, 0), "key_dim": 5, "value_dim": 7, "sums"
 SUMS = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 5, "value_dim": 7, "sums": True}
 GRANITE = {"num_keys": 1, "key_of": (0,) * 12, "key_dim": 128, "value_dim": 64, "sums": True, "late": True}
 OLMO = {"num_keys": 2, "key_of": (0, 1), "key_dim": 96, "value_dim": 192, "most_written": 2}
+CHANNELS = SMALL | {"by_channel": True}
+KIMI = {"num_keys": 2, "key_of": (0, 1), "key_dim": 128, "value_dim": 128, "by_channel": True}
 NEMOTRON = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 128, "value_dim": 64, "sums": True}
 
 
@@ -50,6 +52,7 @@ class Case:
         self.way, noise = way, torch.Generator().manual_seed(0)
         keys, key_of, K, V = sizes["num_keys"], sizes["key_of"], sizes["key_dim"], sizes["value_dim"]
         H, M = len(key_of), 2 * keys * K + len(key_of) * V
+        F = H * K if sizes.get("by_channel") else H
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=noise)
@@ -61,15 +64,15 @@ class Case:
         mixer = Mixer(
             mixed=nowhere, rates=nowhere, gate=nowhere, out=nowhere, kernel=random(kernel, M).to(device) / 2,
             key_of=torch.tensor(key_of).to(device), num_keys=keys, key_dim=K,
-            decays_H=(random(H) - 3).exp().to(device), biases_H=random(H).to(device), norm=norm,
+            decays_H=(random(H) - 3).exp().to(device), biases_F=random(F).to(device), norm=norm,
             skips_H=random(H).to(device) if sums else None, conv_biases_M=random(M).to(device) if sums else None,
             most_written=sizes.get("most_written", 1),
         )  # fmt: skip
         self.layer = LinearLayer(0, norm, mixer, norm, nowhere)
-        self.products = [random(IDS, width).to(device, dtype) for width in (M, 2 * H, H * V)]
+        self.products = [random(IDS, width).to(device, dtype) for width in (M, H + F, H * V)]
         if sums:  # whose rates are one
             self.products[1][:, H:] = self.products[1][:, :H]
-        self.states = StateStore([0], StateSizes(H, K, V, M + 2 * H, kernel - 1), TEXTS, 12, dtype, device)
+        self.states = StateStore([0], StateSizes(H, K, V, M + H + F, kernel - 1), TEXTS, 12, dtype, device)
         self.steps = self._steps(way, Shape(frozenset({Sight(Heads((0,), 16), None)}), dtype, device, 1.0, "silu"))
 
     def _steps(self, way: str, shape: Shape) -> Steps:
@@ -166,6 +169,11 @@ def test_what_a_card_is_told_of_a_round_is_the_same_behind_a_larger_one() -> Non
         ("card", SMALL, 4),
         ("card", SMALL, 1),
         ("many", SMALL, 4),
+        ("torch", CHANNELS, 4),
+        ("C", CHANNELS, 4),
+        ("C", UNEVEN | {"by_channel": True}, 2),
+        ("card", CHANNELS, 4),
+        ("many", CHANNELS, 4),
         ("C", TWICE, 4),
         ("card", TWICE, 4),
         ("torch", SUMS, 4),
@@ -198,7 +206,9 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes:
     holds()
 
 
-@pytest.mark.parametrize("sizes", [PUBLISHED, NEMOTRON, GRANITE, OLMO], ids=["qwen", "nemotron", "granite", "olmo"])
+@pytest.mark.parametrize(
+    "sizes", [PUBLISHED, NEMOTRON, GRANITE, OLMO, KIMI], ids=["qwen", "nemotron", "granite", "olmo", "kimi"]
+)
 @pytest.mark.parametrize(("way", "dtype"), FEW, ids=str)
 def test_heads_of_a_usual_size_are_what_torch_makes_of_them(
     way: str, dtype: torch.dtype, sizes: dict[str, Any]
@@ -216,13 +226,13 @@ def test_heads_of_a_usual_size_are_what_torch_makes_of_them(
 @pytest.mark.parametrize(
     ("way", "dtype"), [*FEW, ("deterministic", torch.float32), ("deterministic", torch.bfloat16)], ids=str
 )
-@pytest.mark.parametrize("kind", [SMALL, SUMS, LATE], ids=["delta", "sums", "late"])
+@pytest.mark.parametrize("kind", [SMALL, SUMS, LATE, CHANNELS], ids=["delta", "sums", "late", "channels"])
 def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dtype, kind: dict[str, Any]) -> None:
     """Alone, behind drafts that were kept, in a chain or on a path of a tree, between other texts. Stands against sums
     in another order, which turn near ties: a text with drafts would be another."""
     sizes = kind
     if way == "deterministic" and kind is not LATE:
-        sizes = MANY | {"sums": kind is SUMS}
+        sizes = MANY | {"sums": kind is SUMS, "by_channel": kind is CHANNELS}
     case, ids = Case(way, sizes, dtype), tuple(range(40, 50))
 
     def said(start: int, count: int, kept: tuple[int, ...] = (0,), certain: int = 1) -> torch.Tensor:
@@ -246,7 +256,7 @@ def test_a_row_has_the_same_bits_however_it_came_about(way: str, dtype: torch.dt
     assert torch.equal(case.answers([others[0], chain, others[1]])[2:6], alone)
 
 
-@pytest.mark.parametrize("sizes", [SMALL, SUMS], ids=["delta", "sums"])
+@pytest.mark.parametrize("sizes", [SMALL, SUMS, CHANNELS], ids=["delta", "sums", "channels"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_no_number_stays_in_its_text(way: str, sizes: dict[str, Any]) -> None:
     """And in its branch: a draft whose row is broken leaves the others, and is forgotten. Stands against a state that

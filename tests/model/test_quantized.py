@@ -23,7 +23,7 @@ from tpspec.model.batch import Span
 from tpspec.model.experts import Mixture, Shared
 from tpspec.model.latent import LatentQkv
 from tpspec.model.layers import ConvLayer, Layer, LinearLayer, Norm
-from tpspec.model.linear import Capped
+from tpspec.model.linear import Capped, Chained, Stacked
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
@@ -146,6 +146,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "flint",
         "granite_hybrid",
         "hunyuan_moe",
+        "kimi_linear",
         "llama4",
         "lfm2",
         "lfm2_moe",
@@ -236,7 +237,15 @@ def parts_of(decoder: Any) -> list[Any]:
 
 def _mixing(mixer: Any) -> list[Any]:
     tensors = {field.name: getattr(mixer, field.name) for field in fields(mixer) if field.name != "key_of"}
-    return [SimpleNamespace(**tensors), mixer.mixed, mixer.rates, mixer.gate, mixer.out, mixer.norm]
+    products = [one for part in (mixer.mixed, mixer.rates, mixer.gate) for one in _single(part)]
+    return [SimpleNamespace(**tensors), *products, mixer.out, mixer.norm]
+
+
+def _single(product: Any) -> list[Any]:
+    """Those that a product is made of."""
+    if isinstance(product, Stacked):
+        return [one for each in product._products for one in _single(each)]
+    return [product._first, product._second] if isinstance(product, Chained) else [product]
 
 
 def _around(qkv: Any, o: Any) -> list[Any]:

@@ -245,6 +245,7 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     config |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1} if model_type == "dots1" else {}
     config |= {"layer_types": ["mamba", "attention"]} if model_type == "granitemoehybrid" else {}
     config |= {"layer_types": ["conv", "full_attention"]} if model_type == "lfm3" else {}
+    config |= {"layer_types": ["linear_attention", "full_attention"]} if model_type == "kimi_linear" else {}
     try:
         spec = resolve(AutoConfig.for_model(**config), "there")
     except StrictDataclassError:
@@ -305,6 +306,7 @@ CALLED = {
     "internlm3": "InternLM 3",
     "iquestcoder": "IQuest-Coder",
     "jais2": "Jais 2",
+    "kimi_linear": "Kimi Linear",
     "kolibri1": "Kolibri 1",
     "lfm2": "LFM2",
     "lfm2_moe": "LFM2-MoE",

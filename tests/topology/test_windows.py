@@ -40,8 +40,9 @@ BEHIND_DENSE: list[dict[str, Any]] = [
 CASES = [*product(sorted(MODEL_TYPES), OPTIONS), *product(["cohere2_moe"], BEHIND_DENSE)]
 OF_TYPE = {fields["model_type"]: BASE | fields for fields in (KINDS | AKIN | WITHIN).values()}
 OF_TYPE |= {kind: BASE | KINDS[like] | {"model_type": kind} for kind, like in LIKE.items()}
-LEFT_OUT = ("attention_chunk_size", "layer_rope_theta", "layer_types", "mlp_layer_types", "num_kv_shared_layers",
-            "sliding_window", "sliding_window_pattern", "swiglu_limits", "swiglu_limits_shared")  # fmt: skip
+LEFT_OUT = ("attention_chunk_size", "layer_rope_theta", "layer_types", "linear_attn_config", "mlp_layer_types",
+            "num_kv_shared_layers", "sliding_window", "sliding_window_pattern", "swiglu_limits",
+            "swiglu_limits_shared")  # fmt: skip
 
 
 @pytest.mark.parametrize(("model_type", "options"), CASES, ids=str)
@@ -54,7 +55,7 @@ def test_windows_are_those_of_transformers(model_type: str, options: dict[str, A
         fields = json.loads(said.replace("sliding_attention", "chunked_attention"))
     if model_type in DELTA_NETS or model_type in KERNELS:
         fields.pop("layer_types", None)  # which say no window there
-    if model_type == "granitemoehybrid":  # and have to be said
+    if model_type in ("granitemoehybrid", "kimi_linear"):  # and have to be said
         fields["layer_types"] = ["linear_attention", "full_attention"] * 2
     (tmp_path / "config.json").write_text(json.dumps(fields))
     windows = windows_of(Reads(fields, "here"), model_type, 4)

@@ -137,7 +137,7 @@ class Parts:
         if not experts.shared:
             return mixture
         gate = self._wide(f"{at}{names.shared_gate}.weight", 1, spec.hidden) if experts.shared_gated else None
-        shared = self._mlp(f"{layer}{names.shared}.", names, experts.shared)
+        shared = self._mlp(f"{layer}{names.shared}.", names.plain, experts.shared)
         return Shared(mixture, shared, gate, experts.shared_scale)
 
     def _mlp(self, at: str, names: MlpNames, channels: int) -> GatedMlp:

@@ -174,6 +174,7 @@ ARCHITECTURES = {
     "internlm3": LLAMA,
     "iquestcoder": LLAMA,
     "jais2": replace(LLAMA, centred=True, eps="layer_norm_eps", gate=("hidden_act", "relu2")),
+    "kimi_linear": Architecture(turned=False),
     "kolibri1": Architecture(
         qk_norm=True,
         window="layer_types",

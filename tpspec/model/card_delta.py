@@ -6,7 +6,8 @@ whatever stands beside it, and however the rows before it were taken in. Must no
 on cards only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
 
 Shapes: T rows, H value heads, G key heads, K and V of a key and a value, M = 2 G K + H V numbers of a row that the
-convolution sees, X = M + 2 H. Rows that are computed with: up to `most_rows` that were left, then the round's.
+convolution sees, F decays of all heads, X = M + H + F. Rows that are computed with: up to `most_rows` that were left,
+then the round's.
 """
 
 from __future__ import annotations
@@ -83,23 +84,29 @@ def convolve(
     sight: tl.constexpr,
     wide: tl.constexpr,
     sums: tl.constexpr,
+    by_channel: tl.constexpr,
     biased: tl.constexpr,
     most_written: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """rows [most_rows + T, X]: queries, keys and values behind the convolution, of length one but for the values, then
-    writes and logarithms of decays. Of mixed [T, M], rates [T, 2 H] and left [num_left, X]. most_written: of a write.
-    sums: see delta_rule.py; then lengths are left, and both rates one.
+    writes and logarithms of decays. Of mixed [T, M], rates [T, H + F] and left [num_left, X]. most_written: of a
+    write. sums: see delta_rule.py; then lengths are left, and both rates one. by_channel: F is H K, and not H.
 
-    Programs: T x the heads of a row, and one for rates; what was left is shared among those of the rows.
+    Programs: T x the heads of a row, one for rates, and by_channel one for each head's decays; what was left is shared
+    among those of the rows.
     """
     begin(overlaps)
     line, num_rows = tl.program_id(1), tl.num_programs(0)
     num_mixed: tl.constexpr = 2 * num_keys * key_dim + num_values * value_dim
-    num_rates: tl.constexpr = 2 * num_values
-    is_key, is_rate = line < 2 * num_keys, line == 2 * num_keys + num_values
-    size = tl.where(is_key, key_dim, tl.where(is_rate, num_rates, value_dim))
+    num_rates: tl.constexpr = num_values * (1 + key_dim) if by_channel else 2 * num_values
+    is_key, is_rate = line < 2 * num_keys, line >= 2 * num_keys + num_values
+    of_head = line - 2 * num_keys - num_values - 1  # whose decays; below 0: none, or all heads' rates
+    size = tl.where(is_key, key_dim, tl.where(is_rate, num_values if by_channel else num_rates, value_dim))
     first = tl.where(is_key, line * key_dim, 2 * num_keys * key_dim + (line - 2 * num_keys) * value_dim)
+    if by_channel:
+        size = tl.where(of_head >= 0, key_dim, size)
+        first = tl.where(of_head >= 0, num_mixed + num_values + of_head * key_dim, first)
     real, columns = tl.arange(0, wide) < size, first + tl.arange(0, wide)
     sights_at = table_at + _ROWS_AT + (_ROW_SIZE + _SPAN_SIZE + sight - 1) * most_rows
     for work in range(tl.program_id(0), num_rows + tl.load(table_at).to(tl.int32), num_rows):
@@ -109,8 +116,11 @@ def convolve(
             name = tl.load(sight_at + sight - 1)
             x = _input(name, columns, real, mixed_at, rates_at, left_at, num_left, num_mixed, num_rates)
             is_write = columns < num_mixed + num_values
-            head = tl.where(is_write, columns - num_mixed, columns - num_mixed - num_values)
-            step = x.to(tl.float32) + tl.load(biases_at + head, mask=real, other=0.0)
+            rate = tl.where(is_write, columns - num_mixed, columns - num_mixed - num_values)
+            head = rate
+            if by_channel:
+                head = tl.where(is_write, rate, of_head)
+            step = x.to(tl.float32) + tl.load(biases_at + rate, mask=real, other=0.0)
             step = tl.where(step > 20, step, tl.log(1 + tl.exp(step)))
             write = step
             if not sums:
@@ -146,13 +156,19 @@ def _taken_in(
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
     sums: tl.constexpr,
+    by_channel: tl.constexpr,
 ) -> tl.tensor:
     """The state behind a row."""
     k = tl.load(row_at + (num_keys + key) * key_dim + keys, mask=keys < key_dim, other=0.0)
     values_at = row_at + 2 * num_keys * key_dim
     v = tl.load(values_at + head * value_dim + values, mask=values < value_dim, other=0.0)
-    write = tl.load(values_at + num_values * value_dim + head)
-    state *= tl.exp(tl.load(values_at + num_values * value_dim + num_values + head))
+    write_at = values_at + num_values * value_dim + head
+    write, decays_at = tl.load(write_at), write_at + num_values
+    if by_channel:
+        decays_at += head * (key_dim - 1) + keys
+        state *= tl.exp(tl.load(decays_at, mask=keys < key_dim, other=0.0))[:, None]
+    else:
+        state *= tl.exp(tl.load(decays_at))
     if not sums:
         v -= tl.sum(state * k[:, None], 0)
     return state + k[:, None] * (v * write)[None, :]
@@ -204,6 +220,7 @@ def take_in(
     piece: tl.constexpr,
     wide_left: tl.constexpr,
     sums: tl.constexpr,
+    by_channel: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """States [slots, H, K, V] behind the spans' chains, whose rows in the round are answered: answers [T, H, V]. And
@@ -226,7 +243,8 @@ def take_in(
     head = tl.program_id(1)
     key = tl.load(key_of_at + head)
     num_mixed: tl.constexpr = 2 * num_keys * key_dim + num_values * value_dim
-    num_inputs: tl.constexpr = num_mixed + 2 * num_values
+    num_rates: tl.constexpr = num_values * (1 + key_dim) if by_channel else 2 * num_values
+    num_inputs: tl.constexpr = num_mixed + num_rates
     keys, values = tl.arange(0, wide_key), tl.program_id(2) * piece + tl.arange(0, piece)
     real = (keys < key_dim)[:, None] & (values < value_dim)[None, :]
     state_at = states_at + (slot * num_values + head) * key_dim * value_dim
@@ -235,7 +253,9 @@ def take_in(
     for i in tl.range(0, num_kept + num_chained, num_stages=3):  # the next rows come while one is taken in
         row = tl.where(i < num_kept, first_kept + i, most_rows + first + i - num_kept)
         row_at = rows_at + row * num_inputs
-        state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim, sums)
+        state = _taken_in(
+            state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim, sums, by_channel
+        )  # fmt: skip
         if i >= num_kept:
             answer = _answer(
                 state, row_at, key, head, keys, values, skips_at, num_keys, key_dim, value_dim, sums
@@ -249,11 +269,11 @@ def take_in(
     real_left = columns < num_inputs
     for i in tl.static_range(before):  # what comes from the same slot stands behind where it goes, or there
         name = tl.load(span_at + _SPAN_SIZE + i)
-        x = _input(name, columns, real_left, mixed_at, rates_at, left_at, num_left, num_mixed, 2 * num_values)
+        x = _input(name, columns, real_left, mixed_at, rates_at, left_at, num_left, num_mixed, num_rates)
         tl.store(to + i * num_inputs, x, mask=real_left)
     for i in range(num_rows - num_chained):
         name = first + num_chained + i
-        x = _input(name, columns, real_left, mixed_at, rates_at, left_at, num_left, num_mixed, 2 * num_values)
+        x = _input(name, columns, real_left, mixed_at, rates_at, left_at, num_left, num_mixed, num_rates)
         tl.store(to + (before + i) * num_inputs, x, mask=real_left)
 
 
@@ -274,6 +294,7 @@ def look_at(
     wide_key: tl.constexpr,
     piece: tl.constexpr,
     sums: tl.constexpr,
+    by_channel: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """Answers of the trees' rows, each from the state behind its span's chain down its path; 0 for padding. Programs:
@@ -294,11 +315,14 @@ def look_at(
     real = (keys < key_dim)[:, None] & (values < value_dim)[None, :]
     state_at = states_at + (slot * num_values + head) * key_dim * value_dim
     state = tl.load(state_at + keys[:, None] * value_dim + values[None, :], mask=real, other=0.0)
-    num_inputs: tl.constexpr = 2 * num_keys * key_dim + num_values * value_dim + 2 * num_values
+    num_mixed: tl.constexpr = 2 * num_keys * key_dim + num_values * value_dim
+    num_inputs: tl.constexpr = num_mixed + (num_values * (1 + key_dim) if by_channel else 2 * num_values)
     for i in range(this - root + 1):
         if (path >> i) & 1 != 0:
             row_at = rows_at + (most_rows + root + i) * num_inputs
-            state = _taken_in(state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim, sums)
+            state = _taken_in(
+                state, row_at, key, head, keys, values, num_keys, num_values, key_dim, value_dim, sums, by_channel
+            )  # fmt: skip
     own_at = rows_at + (most_rows + this.to(tl.int64)) * num_inputs
     answer = _answer(state, own_at, key, head, keys, values, skips_at, num_keys, key_dim, value_dim, sums)
     tl.store(to, answer.to(answers_at.dtype.element_ty), mask=values < value_dim)
@@ -316,11 +340,12 @@ def gated(
     wide: tl.constexpr,
     sums: tl.constexpr,
     late: tl.constexpr,
+    by_channel: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
-    """RMSNorm of each head's answer times silu of its gate; all [T, H, V]. Where states sum, RMSNorm of that, for heads
-    with `dim` numbers together, each of which has a weight. late: those of other ranks are among them, and what would
-    be divided by is told: squares [T]. Programs: T x H, or as many as have one norm."""
+    """RMSNorm of each head's answer times silu of its gate, by_channel its sigmoid; all [T, H, V]. Where states sum,
+    RMSNorm of that, for heads with `dim` numbers together, each of which has a weight. late: those of other ranks are
+    among them, and what would be divided by is told: squares [T]. Programs: T x H, or as many as have one norm."""
     columns, part = tl.arange(0, wide), tl.program_id(1)
     own = part * dim if sums else 0
     weight = tl.load(weight_at + own + columns, mask=columns < dim, other=0.0)
@@ -329,7 +354,9 @@ def gated(
     x = tl.load(answers_at + at, mask=columns < dim, other=0.0)
     gate = tl.load(gate_at + at, mask=columns < dim, other=0.0).to(tl.float32)
     passes = gate / (1 + tl.exp(-gate))
-    if late:
+    if by_channel:
+        made = rms_normed(x, weight, eps, dim) / (1 + tl.exp(-gate))
+    elif late:
         passed = x.to(tl.float32) * passes
         tl.store(squares_at + tl.program_id(0), tl.sum(passed * passed))
         made = passed * weight

@@ -8,7 +8,7 @@ Imported on cards only.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -110,13 +110,14 @@ class CardStates:
         mixer, held, sizes, table = layer.mixer, self._store.of(layer.index), self._store.sizes, self._table.there
         T, H, G, K, V = len(mixed_TM), sizes.num_heads, mixer.num_keys, sizes.key_dim, sizes.value_dim
         num_left, before, X, most_rows = self._store.num_rows, sizes.num_before, sizes.row, self._most_rows
-        heads = {"num_keys": G, "num_values": H, "key_dim": K, "value_dim": V, "sums": mixer.sums} | self._overlap
+        heads: dict[str, Any] = {"num_keys": G, "num_values": H, "key_dim": K, "value_dim": V, "sums": mixer.sums}
+        heads |= {"by_channel": mixer.by_channel} | self._overlap
         rows = torch.empty(most_rows + T, X, device=mixed_TM.device)
-        wide = triton.next_power_of_2(max(K, V, 2 * H))
+        wide = triton.next_power_of_2(max(K, V, H if mixer.by_channel else 2 * H))
         skips = rows if mixer.skips_H is None else mixer.skips_H
         conv_biases = rows if mixer.conv_biases_M is None else mixer.conv_biases_M
-        kernels.convolve[(T, 2 * G + H + 1)](
-            mixed_TM, rates_TH, held.left, table, mixer.kernel, mixer.decays_H, mixer.biases_H, conv_biases, rows,
+        kernels.convolve[(T, 2 * G + H + 1 + H * mixer.by_channel)](
+            mixed_TM, rates_TH, held.left, table, mixer.kernel, mixer.decays_H, mixer.biases_F, conv_biases, rows,
             num_left, most_rows, K**-0.5, sight=self._sight, wide=wide, biased=mixer.conv_biases_M is not None,
             most_written=mixer.most_written, **heads,
         )  # fmt: skip
@@ -140,8 +141,8 @@ class CardStates:
         wide = triton.next_power_of_2(dim := H * V // num_norms)
         kernels.gated[(T, num_norms)](
             answers_THV, mixer.norm.weight, mixer.norm.eps, gate_TX, out_TX, rows if squares_T is None else squares_T,
-            dim=dim, wide=wide, sums=mixer.sums, late=squares_T is not None, num_warps=norm_warps(wide),
-            **self._overlap,
+            dim=dim, wide=wide, sums=mixer.sums, late=squares_T is not None, by_channel=mixer.by_channel,
+            num_warps=norm_warps(wide), **self._overlap,
         )  # fmt: skip
         return out_TX
 

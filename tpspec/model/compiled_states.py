@@ -29,18 +29,19 @@ INT, POINTER, FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 class _Delta(ctypes.Structure):
     """`Delta` of rows.c: of one layer."""
 
-    _fields_ = [("num_keys", INT), ("num_values", INT), ("key_dim", INT), ("value_dim", INT), ("num_before", INT),
-                ("length", INT), ("num_left", INT), ("key_of", POINTER), ("kernel", POINTER), ("decays", POINTER),
-                ("biases", POINTER), ("norm", POINTER), ("skips", POINTER), ("conv_biases", POINTER), ("eps", FLOAT),
-                ("most_written", FLOAT), ("states", POINTER), ("left", POINTER)]  # fmt: skip
+    _fields_ = [("num_keys", INT), ("num_values", INT), ("key_dim", INT), ("value_dim", INT), ("num_decays", INT),
+                ("num_before", INT), ("length", INT), ("num_left", INT), ("key_of", POINTER), ("kernel", POINTER),
+                ("decays", POINTER), ("biases", POINTER), ("norm", POINTER), ("skips", POINTER),
+                ("conv_biases", POINTER), ("eps", FLOAT), ("most_written", FLOAT), ("states", POINTER),
+                ("left", POINTER)]  # fmt: skip
 
     @classmethod
     def of(cls, mixer: Mixer, store: StateStore, layer: int) -> _Delta:
         sizes, held = store.sizes, store.of(layer)
         return cls(
-            mixer.num_keys, sizes.num_heads, sizes.key_dim, sizes.value_dim, sizes.num_before, store.length,
-            store.num_rows, mixer.key_of.data_ptr(), mixer.kernel.data_ptr(),
-            mixer.decays_H.data_ptr(), mixer.biases_H.data_ptr(), mixer.norm.weight.data_ptr(),
+            mixer.num_keys, sizes.num_heads, sizes.key_dim, sizes.value_dim, len(mixer.biases_F) // sizes.num_heads,
+            sizes.num_before, store.length, store.num_rows, mixer.key_of.data_ptr(), mixer.kernel.data_ptr(),
+            mixer.decays_H.data_ptr(), mixer.biases_F.data_ptr(), mixer.norm.weight.data_ptr(),
             *(None if x is None else x.data_ptr() for x in (mixer.skips_H, mixer.conv_biases_M)), mixer.norm.eps,
             mixer.most_written, held.states.data_ptr(), held.left.data_ptr(),
         )  # fmt: skip

@@ -1,12 +1,12 @@
-"""A layer's linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464) or Mamba-2 (Dao, Gu, arXiv 2405.21060), of
-one shard: value heads, and the key heads that these read. What is between its products is here in torch: the reference,
-and, on a CPU, what runs for many rows.
+"""A layer's linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692)
+or Mamba-2 (Dao, Gu, arXiv 2405.21060), of one shard: value heads, and the key heads that these read. What is between
+its products is here in torch: the reference, and, on a CPU, what runs for many rows.
 
 Knows rows and slots; must not know drafts, ranks, the rule (that is delta_rule.py) or whose a row is (courses.py).
 
 Shapes: T rows of the round; B spans, C rows of each that follow each other and are taken in, and N that may be a tree
 and are looked at, filled up; M numbers of a row that the convolution sees, H value heads, G key heads, K and V of a key
-and a value, X = M + 2 H.
+and a value, F decays of all heads, X = M + H + F.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Mixer:
     """What is between a layer's norm and its all-reduce. mixed: [D] -> [M], queries and keys [G K], values [H V].
-    rates: [D] -> [2 H], of writes and of decays. gate: [D] -> [H V]. out: [H V] -> [D], a partial sum.
+    rates: [D] -> [H + F], of writes and of decays. gate: [D] -> [H V]. out: [H V] -> [D], a partial sum.
 
     kernel: [kernel, M], the newest row last. key_of: the local key head, of num_keys, that each local value head reads.
-    decays, biases: [H] of this shard, float32, and norm: [V].
+    decays: [H] and biases: [F] of this shard, float32, and norm: [V]. F is H, or H K where each number of a key is
+    forgotten in its own way: Kimi Delta Attention, whose gates are sigmoids.
 
     skips: [H], float32, what its value counts in the answer of a row; where there are some, this is Mamba-2: both rates
     are one, queries and keys stay as long as they are, and what has passed the gate has a norm, of [H V], for all
@@ -63,12 +64,17 @@ class Mixer:
     num_keys: int
     key_dim: int
     decays_H: Tensor
-    biases_H: Tensor
+    biases_F: Tensor
     norm: Norm
     skips_H: Tensor | None = None
     conv_biases_M: Tensor | None = None
     late: LateNorm | None = None
     most_written: int = 1
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether each number of a key has a decay."""
+        return len(self.biases_F) > len(self.decays_H)
 
     @property
     def sums(self) -> bool:
@@ -86,13 +92,14 @@ class Mixer:
         q, k = (x.view(*x.shape[:2], G, -1) for x in (q, k))
         if not self.sums:
             q, k = _of_one(q) * self.key_dim**-0.5, _of_one(k)
-        writes, steps = inputs_BRKX[:, :, -1, M:].chunk(2, 2)
-        passed = F.softplus(steps.float() + self.biases_H)
+        writes, steps = torch.split(inputs_BRKX[:, :, -1, M:], [len(self.decays_H), len(self.biases_F)], 2)
+        passed = F.softplus(steps.float() + self.biases_F)
+        decays = -self.decays_H[:, None] * passed.view(*passed.shape[:2], len(self.decays_H), -1)
         return Rows(
             q[:, :, self.key_of].transpose(1, 2),
             k[:, :, self.key_of].transpose(1, 2),
             v.view(*v.shape[:2], len(self.decays_H), -1).transpose(1, 2),
-            (-self.decays_H * passed).masked_fill(absent_BR[..., None], 0).transpose(1, 2),
+            decays.masked_fill(absent_BR[..., None, None], 0).transpose(1, 2),
             (passed if self.sums else writes.sigmoid().float() * self.most_written).transpose(1, 2),
         )
 
@@ -107,7 +114,11 @@ class Mixer:
 
     def gated(self, answers_THV: Tensor, gate_TX: Tensor, squares_T: Tensor | None = None) -> Tensor:
         """What `out` reads, [T, H V]. squares: as of Steps."""
-        gate_THV = F.silu(gate_TX.view(answers_THV.shape).float())
+        gate_THV = gate_TX.view(answers_THV.shape).float()
+        if self.by_channel:
+            normed_THV = F.rms_norm(answers_THV.float(), self.norm.weight.shape, self.norm.weight, self.norm.eps)
+            return (normed_THV * gate_THV.sigmoid()).to(gate_TX.dtype).flatten(1)
+        gate_THV = F.silu(gate_THV)
         if not self.sums:
             return (self.norm(answers_THV) * gate_THV).to(gate_TX.dtype).flatten(1)
         passed_TGX = (answers_THV.float() * gate_THV).view(len(gate_TX), self.num_keys, -1)

@@ -95,6 +95,16 @@ class Stacked:
         return torch.cat([product(x_TI) for product in self._products], 1)
 
 
+class Chained:
+    """A product of what another gives."""
+
+    def __init__(self, first: Linear, second: Linear) -> None:
+        self._first, self._second = first, second
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self._second(self._first(x_TI))
+
+
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this torch, CPU and dtype have the packed product; tried once on a small matrix, not assumed."""

@@ -15,12 +15,14 @@ from tpspec.errors import UserError
 from tpspec.model.delta_net import Mixer
 from tpspec.model.late_norm import LateNorm
 from tpspec.model.layers import Norm
-from tpspec.model.places import Place, numbers_of, rows_of
+from tpspec.model.linear import Chained, Stacked
+from tpspec.model.places import Place, numbers_of, rows_of, whole_place
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tpspec.model.linear import Linear
     from tpspec.model.matrices import Matrices
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.shards import Shard
@@ -41,7 +43,7 @@ class Mixers:
     def store(self, num_states: int, num_kept: int = 0) -> StateStore:
         """For so many texts and beginnings, empty."""
         net, heads, matrices = self.net, len(self.shard.delta_values), self.matrices
-        row = net.mixed_of(len(self.shard.delta_keys), heads) + 2 * heads
+        row = net.row_of(len(self.shard.delta_keys), heads)
         sizes = StateSizes(heads, net.key_dim, net.value_dim, row, net.kernel - 1)
         return StateStore(
             net.layers, sizes, num_states, NUM_LEFT, matrices.dtype, matrices.device,
@@ -49,32 +51,60 @@ class Mixers:
         )  # fmt: skip
 
     def mixer(self, layer: str) -> Mixer:
-        """layer: what the names of its modules begin with. Rates are a few rows, and what is held in codes forgets too
-        much through them."""
+        """layer: what the names of its modules begin with."""
         net, matrices = self.net, self.matrices
         at, hidden = f"{layer}{net.module}.", range(self.hidden)
-        heads, keys, plain = self.shard.delta_values, self.shard.delta_keys, replace(self.matrices, quantize=None)
+        heads, keys = self.shard.delta_values, self.shard.delta_keys
         of_values, num_values = numbers_of(heads, net.value_dim), net.value_heads * net.value_dim
         mixed, gate, rates = self._in_groups(at) if net.is_in_groups else self._in_turn(at)
         convolved, biases_M = self._convolution(at)
         norm = matrices.wide(f"{at}{net.norm}.weight", (net.num_normed,), of_values if net.sums else None)
         return Mixer(
             mixed=matrices.column_parallel(mixed, biased=False),
-            rates=plain.column_parallel(rates, biased=False),
-            gate=matrices.column_parallel([gate], biased=False),
+            rates=self._rates(at, rates),
+            gate=self._made(matrices, [gate], at, net.reduced and net.reduced[1]),
             out=matrices.row_parallel(Place(at + net.out, len(hidden), num_values, hidden, of_values), biased=False),
             kernel=convolved,
             key_of=torch.tensor([head // net.group - keys.start for head in heads], device=matrices.device),
             num_keys=len(keys),
             key_dim=net.key_dim,
-            decays_H=matrices.wide(at + "A_log", (net.value_heads,), heads).exp(),
-            biases_H=matrices.wide(at + "dt_bias", (net.value_heads,), heads),
+            decays_H=self._decays(at + "A_log"),
+            biases_F=matrices.wide(at + "dt_bias", (net.value_heads * net.num_decays,), self._of_decays),
             norm=Norm(norm, net.eps or self.eps),
             skips_H=matrices.wide(at + "D", (net.value_heads,), heads) if net.sums else None,
             conv_biases_M=biases_M,
             late=self._late,
             most_written=net.most_written,
         )
+
+    def _rates(self, at: str, rates: list[Place]) -> Linear:
+        """They are a few rows, and what is held in codes forgets too much through them."""
+        plain, reduced = replace(self.matrices, quantize=None), self.net.reduced
+        if reduced is None:
+            return plain.column_parallel(rates, biased=False)
+        writes, decays = rates
+        return Stacked([plain.column_parallel([writes], biased=False), self._made(plain, [decays], at, reduced[0])])
+
+    def _made(self, matrices: Matrices, places: list[Place], at: str, reduced: str | None) -> Linear:
+        """reduced: what makes, on every rank, the numbers that they are made of; None: of the hidden state."""
+        if reduced is None:
+            return matrices.column_parallel(places, biased=False)
+        size = self.net.key_dim
+        first = matrices.column_parallel([whole_place(at + reduced, size, self.hidden)], biased=False)
+        places = [replace(place, num_inputs=size, columns=range(size)) for place in places]
+        return Chained(first, matrices.column_parallel(places, biased=False))
+
+    def _decays(self, name: str) -> Tensor:
+        """How fast each head forgets."""
+        heads, size, matrices = self.shard.delta_values, self.net.value_heads, self.matrices
+        lying = (1, 1, size, 1)  # as Kimi Linear has it
+        stored = lying if matrices.checkpoint.has(name, lying) else (size,)
+        return matrices.wide(name, stored).flatten()[heads.start : heads.stop].exp()
+
+    @property
+    def _of_decays(self) -> range:
+        """Of all heads' decays, those of this shard's."""
+        return numbers_of(self.shard.delta_values, self.net.num_decays)
 
     @property
     def _late(self) -> LateNorm | None:
@@ -147,7 +177,9 @@ class Mixers:
             mixed = [some(name, part, 0, size) for name, part, size in each]
         else:
             mixed = [some(net.mixed[0], part, num_values, net.num_mixed) for part in self._seen()]
-        rates = [some(name, heads, num_values + net.num_mixed, net.value_heads) for name in (net.writes, net.decays)]
+        first = num_values + net.num_mixed
+        decays = some(net.decays, self._of_decays, first, net.value_heads * net.num_decays)
+        rates = [some(net.writes, heads, first, net.value_heads), decays]
         return mixed, some(net.gate, of_values, 0, num_values), rates
 
     def _in_groups(self, at: str) -> tuple[list[Place], Place, list[Place]]:

@@ -51,7 +51,7 @@ class Mlps:
         if experts is None:
             return replace(self._mlp(at, names, shard.channels, spec.intermediate), numbers=self._bends(at, names))
         if index not in experts.layers(len(spec.layers)) or (spec.blocks and spec.blocks[index] == MLP):
-            return self._mlp(names.without_experts(layer), names, shard.dense, experts.dense)
+            return self._mlp(names.without_experts(layer), names.plain, shard.dense, experts.dense)
         if names.together is None:
             for module in {"mlp", names.module}:
                 self._check_apart(layer, module)
@@ -59,7 +59,7 @@ class Mlps:
         mixture = self._mixture(layer, names, experts, limits.experts, whole=whole)
         if not experts.shared:
             return mixture
-        beside = self._mlp(f"{layer}{names.shared}.", names, shard.shared, experts.shared)
+        beside = self._mlp(f"{layer}{names.shared}.", names.plain, shard.shared, experts.shared)
         shared = replace(beside, numbers=limits.shared)
         if experts.apart:
             return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))

@@ -39,9 +39,9 @@ typedef struct {
 } Cache;
 
 /* A layer with linear attention, as model/delta_net.py's Mixer says: Mamba-2 where there are skips, and conv_biases only
- * there, or NULL. left: [num_left, X] elements, `length` rows a slot. */
+ * there, or NULL. num_decays: of a head, 1 or key_dim. left: [num_left, X] elements, `length` rows a slot. */
 typedef struct {
-    int64_t num_keys, num_values, key_dim, value_dim, num_before, length, num_left;
+    int64_t num_keys, num_values, key_dim, value_dim, num_decays, num_before, length, num_left;
     const int64_t *key_of;
     const float *kernel, *decays, *biases, *norm, *skips, *conv_biases;
     float eps, most_written;
@@ -166,6 +166,8 @@ INLINE int64_t mixed_width(const Delta *at) {
     return 2 * at->num_keys * at->key_dim + at->num_values * at->value_dim;
 }
 
+INLINE int64_t num_rates(const Delta *at) { return at->num_values * (1 + at->num_decays); }
+
 /* A row of a tree, in the order in which states go from one to the next. */
 typedef struct {
     int64_t row, depth;
@@ -192,16 +194,20 @@ INLINE int64_t depth_first(const int64_t *parents, int64_t count, Step *steps) {
 
 /* The gated delta rule (Yang et al., arXiv 2412.06464, equation 10) for `num` vectors of a head's values, and the last
  * of them of `count` numbers: the state behind a row, from that before it, and what the row is answered. to: may be
- * `from`, or NULL. skip: NULL, or what a value counts in its row's answer, of a state that takes values as they are. */
-INLINE void rule(const float *from, float *to, const float *q, const float *k, const float *v, float write, float decay,
-                 const float *skip, int64_t K, int64_t V, int num, int64_t count, float *answer) {
+ * `from`, or NULL. decays: `next` apart for each number of a key; 0: one for all. skip: NULL, or what a value counts in
+ * its row's answer, of a state that takes values as they are. */
+INLINE void rule(const float *from, float *to, const float *q, const float *k, const float *v, float write,
+                 const float *decays, int64_t next, const float *skip, int64_t K, int64_t V, int num, int64_t count,
+                 float *answer) {
     vec sums[4] = {{0}}, answers[4] = {{0}};
-    for (int64_t key = 0; key < K && !skip; key++)
-        for (int n = 0; n < num; n++) sums[n] += k[key] * floats(from + key * V + n * LANES, count);
-    for (int n = 0; n < num; n++) sums[n] = (floats(v + n * LANES, count) - decay * sums[n]) * write;
+    for (int64_t key = 0; key < K && !skip; key++) {
+        float faded = decays[key * next] * k[key];
+        for (int n = 0; n < num; n++) sums[n] += faded * floats(from + key * V + n * LANES, count);
+    }
+    for (int n = 0; n < num; n++) sums[n] = (floats(v + n * LANES, count) - sums[n]) * write;
     for (int64_t key = 0; key < K; key++)
         for (int n = 0; n < num; n++) {
-            vec now = decay * floats(from + key * V + n * LANES, count) + k[key] * sums[n];
+            vec now = decays[key * next] * floats(from + key * V + n * LANES, count) + k[key] * sums[n];
             if (to) put_floats(to + key * V + n * LANES, now, count);
             answers[n] += q[key] * now;
         }
@@ -215,11 +221,13 @@ INLINE void rule(const float *from, float *to, const float *q, const float *k, c
 VECTOR_CPU static void taken_in(const Delta *at, const float *row, int64_t h, const float *from, float *to, float *answer) {
     int64_t G = at->num_keys, K = at->key_dim, V = at->value_dim, M = mixed_width(at), i = 0;
     const float *q = row + at->key_of[h] * K, *k = q + G * K, *v = row + 2 * G * K + h * V;
-    const float write = row[M + h], decay = row[M + at->num_values + h], *skip = at->skips ? at->skips + h : NULL;
+    const float write = row[M + h], *decays = row + M + at->num_values + h * at->num_decays;
+    const float *skip = at->skips ? at->skips + h : NULL;
+    int64_t next = at->num_decays > 1;
     for (; i + 4 * LANES <= V; i += 4 * LANES)
-        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, skip, K, V, 4, LANES, answer + i);
+        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decays, next, skip, K, V, 4, LANES, answer + i);
     for (; i < V; i += LANES)
-        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decay, skip, K, V, 1, V - i, answer + i);
+        rule(from + i, to ? to + i : NULL, q, k, v + i, write, decays, next, skip, K, V, 1, V - i, answer + i);
 }
 
 /* What compiled.py must find, so that a library left over from other sources is not called, nor one on a CPU without the

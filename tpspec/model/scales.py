@@ -85,7 +85,7 @@ def cap(config: Any, key: str, where: str) -> float | None:
 
 def latent_scale(config: Any, latent: Latent) -> float:
     """DeepSeek's yarn scales products of queries and keys, not their cosines and sines."""
-    rope, sharper = config.rope_parameters, 1.0
+    rope, sharper = getattr(config, "rope_parameters", None) or {}, 1.0
     if rope.get("rope_type", "default") != "default" and (more := rope.get("mscale_all_dim")):
         sharper = 1 + 0.1 * more * max(0.0, math.log(rope["factor"]))
     return float(latent.head_dim**-0.5 * sharper**2)

@@ -45,6 +45,7 @@ from tpspec.topology.global_heads import global_heads_of, query_heads
 from tpspec.topology.latent import latent_of
 from tpspec.topology.mixtures import mlp_names
 from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.topology.multimodal import text_config
 from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
 from tpspec.topology.shape import ModelShape, intermediate_key
@@ -195,7 +196,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     """
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
-    said, whole = Reads(config.to_dict(), where), config
+    said, whole = Reads(text_config(config.to_dict()), where), config
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
     arch, kind = _declaration(config, where), config.model_type
@@ -215,7 +216,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     per_layer = per_layer_of(said, kind, config.vocab_size)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
     orders = {kinds: None if latent else head_order(config, arch, rope, where) for kinds, rope in ropes.items()}
-    if latent is not None:
+    if latent is not None and ropes:
         _check_turned(config, arch, latent, list(ropes.values()), where)
     numbers = multipliers_of(config, arch, where) if arch.multiplied else Multipliers()
     norms = arch.norms

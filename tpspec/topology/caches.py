@@ -161,7 +161,7 @@ def each_state(shape: ModelShape, shard: Shard, dtype: str) -> States:
     if net is None:
         return States(0)
     if shape.delta_net is not None:
-        width = shape.delta_net.mixed_of(len(shard.delta_keys), values) + 2 * values
+        width = shape.delta_net.row_of(len(shard.delta_keys), values)
     numbers, row = WIDE_BYTES * _states(shape, shard), len(net.layers) * DTYPE_BYTES[dtype] * width
     return States(*(numbers + (net.kernel - 1 + num_left) * row for num_left in (NUM_LEFT, KEPT_LEFT)))
 

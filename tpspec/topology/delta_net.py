@@ -1,5 +1,5 @@
-"""Layers of linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464) or Mamba-2 (Dao, Gu, arXiv 2405.21060):
-which of a model's those are, and their sizes, from a config.json.
+"""Layers of linear attention, Gated DeltaNet (Yang et al., arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692)
+or Mamba-2 (Dao, Gu, arXiv 2405.21060): which of a model's those are, and their sizes, from a config.json.
 
 In place of keys and values of every token such a layer keeps one matrix for each of its value heads, however long a
 text is. Knows keys; must not know tensors or shards.
@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tpspec.topology.reads import Reads
 
 LINEAR, FULL = "linear_attention", "full_attention"  # as layer_types calls layers
 OLDER = {"mamba": LINEAR, "attention": FULL}  # what lists called them
 UNLIMITED = [0.0, math.inf]  # steps of Mamba-2's time
-EVERY = 4  # layers: the last of so many has full attention, where the config does not say
+EVERY = 4  # layers: one of so many has full attention, where the config does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,9 @@ class DeltaNet:
     convolution sees, which may be three, of the gate, of the two rates, and of what is summed; norm: of what a head
     answers; eps: of that, where the model's is another. The first two may be one, and so may the rates: their rows are
     then those of one key head after another, each with what its value heads have. most_written: of what a state does
-    not say of a value yet; above 1, a state may say the opposite of it then. every: the key that may say how far apart
-    layers with full attention are, where layer_types does not say which those are; None: the last is one in any case.
+    not say of a value yet; above 1, a state may say the opposite of it then. by_channel: each number of a key is
+    forgotten in its own way, and gates are sigmoids: Kimi Delta Attention (arXiv 2510.26692). reduced: matrices that
+    make fewer numbers of a row, as many as a key has, which decays and the gate are then made of; or None.
 
     sums: a state takes values as they are, and not what it does not say of their keys already: Mamba-2, whose C, B and
     x are queries, keys and values, its groups key heads, and both rates one. All are rows of one matrix, and value
@@ -54,7 +57,8 @@ class DeltaNet:
     eps: float | None = None
     module: str = "linear_attn"
     most_written: int = 1
-    every: str | None = "full_attention_interval"
+    by_channel: bool = False
+    reduced: tuple[str, str] | None = None
     sums: bool = False
     late: bool = False
     biased: bool = False
@@ -75,6 +79,11 @@ class DeltaNet:
         return self.value_heads // self.key_heads
 
     @property
+    def num_decays(self) -> int:
+        """Of a value head."""
+        return self.key_dim if self.by_channel else 1
+
+    @property
     def num_normed(self) -> int:
         """Numbers of a norm's weight."""
         return self.value_dim * (self.value_heads if self.sums else 1)
@@ -87,6 +96,10 @@ class DeltaNet:
     def mixed_of(self, num_keys: int, num_values: int) -> int:
         """The same of some heads: queries, keys and values."""
         return 2 * num_keys * self.key_dim + num_values * self.value_dim
+
+    def row_of(self, num_keys: int, num_values: int) -> int:
+        """Numbers of a token that such heads read: those, writes and decays."""
+        return self.mixed_of(num_keys, num_values) + num_values * (1 + self.num_decays)
 
 
 # What types mean by keys that their config.json leaves out, as transformers does; of 0 numbers: see _by_heads.
@@ -106,6 +119,22 @@ MAMBA = DeltaNet(
 )
 DELTA_NETS = {
     "granitemoehybrid": replace(MAMBA, key_heads=1, key_dim=256, module="mamba", late=True),
+    "kimi_linear": DeltaNet(
+        key_heads=32,
+        value_heads=32,
+        key_dim=128,
+        value_dim=128,
+        kernel=4,
+        mixed=("q_proj", "k_proj", "v_proj"),
+        gate="g_b_proj",
+        writes="b_proj",
+        decays="f_b_proj",
+        out="o_proj",
+        norm="o_norm",
+        module="self_attn",
+        by_channel=True,
+        reduced=("f_a_proj", "g_a_proj"),
+    ),
     "nemotron_h": MAMBA,
     "olmo_hybrid": DeltaNet(
         key_heads=30,
@@ -120,7 +149,6 @@ DELTA_NETS = {
         out="o_proj",
         norm="o_norm",
         eps=1e-5,
-        every=None,
         most_written=2,
     ),
     "qwen3_5_moe_text": USUAL,
@@ -128,6 +156,18 @@ DELTA_NETS = {
     "qwen3_next": replace(
         USUAL, mixed=("in_proj_qkvz",), gate="in_proj_qkvz", writes="in_proj_ba", decays="in_proj_ba"
     ),
+}
+
+
+def _by_interval(read: Reads, layer: int, _: int) -> bool:
+    return (layer + 1) % read.size("full_attention_interval", EVERY) == 0
+
+
+# Whether a layer has full attention, of so many, where layer_types does not say which have.
+ATTENDS: dict[str, Callable[[Reads, int, int], bool]] = {
+    "kimi_linear": lambda _, layer, __: layer > 0 and layer % EVERY == 0,
+    "olmo_hybrid": lambda _, layer, count: layer % EVERY == EVERY - 1 or layer == count - 1 < EVERY - 1,
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _by_interval),
 }
 
 
@@ -139,22 +179,21 @@ def delta_net_of(
     usual = DELTA_NETS.get(model_type)
     if usual is None:
         return None
-    kinds = blocks or _kinds(read, usual, num_layers)
+    kinds = blocks or _kinds(read, model_type, num_layers)
     layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
     if not layers:
         return None
-    return replace(_mamba_of(read, usual, hidden) if usual.sums else _delta_of(read, usual, hidden), layers=layers)
+    sizes_of = _mamba_of if usual.sums else _kimi_of if usual.by_channel else _delta_of
+    return replace(sizes_of(read, usual, hidden), layers=layers)
 
 
-def _kinds(read: Reads, usual: DeltaNet, num_layers: int) -> tuple[str, ...]:
-    kinds = tuple(OLDER.get(kind, kind) for kind in read.texts("layer_types"))
-    if not kinds and not usual.sums:
-        every = EVERY if usual.every is None else read.size(usual.every, EVERY)
-        kinds = tuple(LINEAR if (layer + 1) % every else FULL for layer in range(num_layers))
-        kinds = kinds if usual.every or FULL in kinds else (*kinds[:-1], FULL)
+def _kinds(read: Reads, model_type: str, num_layers: int) -> tuple[str, ...]:
+    kinds, attends = tuple(OLDER.get(kind, kind) for kind in read.texts("layer_types")), ATTENDS.get(model_type)
+    if not kinds and attends is not None:
+        kinds = tuple(FULL if attends(read, layer, num_layers) else LINEAR for layer in range(num_layers))
     if len(kinds) != num_layers or set(kinds) - {LINEAR, FULL}:
         raise read.refusal("layer_types", f"{LINEAR} or {FULL} for each of {num_layers} layers")
-    if usual.sums and FULL not in kinds:
+    if not (attends == _by_interval or FULL in kinds):
         raise read.refusal("layer_types", f"{FULL} for one layer")
     return kinds
 
@@ -173,6 +212,12 @@ def _delta_of(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
         value_dim=read.size("linear_value_head_dim", usual.value_dim),
         kernel=read.size("linear_conv_kernel_dim", usual.kernel),
     )
+
+
+def _kimi_of(read: Reads, usual: DeltaNet, _: int) -> DeltaNet:
+    heads, dim = read.size("linear_num_heads", usual.key_heads), read.size("linear_head_dim", usual.key_dim, least=2)
+    kernel = read.size("linear_conv_kernel_dim", usual.kernel)
+    return replace(usual, key_heads=heads, value_heads=heads, key_dim=dim, value_dim=dim, kernel=kernel)
 
 
 def _by_heads(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:

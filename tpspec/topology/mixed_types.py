@@ -160,6 +160,15 @@ MIXED_TYPES = {
         layer_norms=4,
         intermediate=("moe_intermediate_size", 512),
     ),
+    "kimi_linear": Defaults(
+        hidden=2304,
+        num_layers=27,
+        num_heads=32,
+        num_kv_heads=32,
+        vocab=163840,
+        float16=False,
+        intermediate=("moe_intermediate_size", 1024),
+    ),
     "laguna": Defaults(
         hidden=2048,
         num_layers=40,

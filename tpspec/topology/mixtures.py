@@ -238,6 +238,22 @@ MIXTURES = {
             keys=("first_k_dense_replace", "num_shared_experts", "router_scaling_factor"),
         ),
     ),
+    "kimi_linear": Mixing(
+        MlpNames(
+            "block_sparse_moe",
+            "w1",
+            "w3",
+            "w2",
+            shared="block_sparse_moe.shared_experts",
+            dense="mlp",
+            apart=("gate_proj", "up_proj", "down_proj"),
+            correction="block_sparse_moe.gate.e_score_correction_bias",
+        ),
+        count=256,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=9216, shared=1, channels=1024, scale=2.446, listed=True),
+    ),
     "kolibri1": Mixing(
         MlpNames("mlp", correction="moe.router.expert_bias"),
         count=384,

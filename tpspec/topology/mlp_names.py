@@ -5,7 +5,7 @@ Data. Which types of models have which mixture is mixtures.py's matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class MlpNames:
     alternate: the outputs of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other
     way round, or a matrix for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate:
     of what that is multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the
-    layer. bends: of three numbers of xielu, within an MLP, as model/mlps.py takes them; or None.
+    layer. bends: of three numbers of xielu, within an MLP, as model/mlps.py takes them; or None. apart: gate, up and
+    down of MLPs that are no experts, if those have other names.
     """
 
     module: str
@@ -35,10 +36,19 @@ class MlpNames:
     shared_gate: str = "shared_expert_gate"
     correction: str = "mlp.gate.e_score_correction_bias"
     bends: tuple[str, str, str] | None = None
+    apart: tuple[str, str, str] | None = None
 
     def within(self, layer: str) -> str:
         """What the names of its parts begin with. layer: the same of its layer."""
         return f"{layer}{self.module}." if self.module else layer
+
+    @property
+    def plain(self) -> MlpNames:
+        """Of MLPs that are no experts."""
+        if self.apart is None:
+            return self
+        gate, up, down = self.apart
+        return replace(self, gate=gate, up=up, down=down, apart=None)
 
     @property
     def stacked(self) -> str | None:

@@ -5,7 +5,7 @@ Knows keys and names; must not know what they mean.
 
 from __future__ import annotations
 
-from tpspec.topology import published_keys, short_conv, step
+from tpspec.topology import kimi_linear, published_keys, short_conv, step
 
 TEXT_TYPES = {
     "cohere2_vision": "cohere2",
@@ -83,9 +83,13 @@ RENAMED = {
     "transformer.ln_f.": "model.norm.",
     "transformer.wte.": "model.embed_tokens.",
 }
-# How parts of names are called otherwise, in any model: as OLMo Hybrid's norms before layers of linear attention, and,
-# as transformers writes them, those behind the attention of others.
-PARTS = {".attention_layer_norm.": ".input_layernorm.", ".feedforward_layer_norm.": ".post_attention_layernorm."}
+# How parts of names are called otherwise, in any model: OLMo Hybrid's norms before layers of linear attention, and, as
+# transformers writes them, those behind the attention of others, and Kimi Linear's MLPs in place of experts.
+PARTS = {
+    ".attention_layer_norm.": ".input_layernorm.",
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
+    **{f".block_sparse_moe.{name}_proj.": f".mlp.{name}_proj." for name in ("gate", "up", "down")},
+}
 PREFIXES = ("model.language_model.", "language_model.")  # transformers' own since 4.52, and what was published before
 
 
@@ -98,7 +102,9 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
         alone = alone | {"model_type": OTHER_NAMES[kind]}
     if alone.get("model_type") == "llama4_text" and type(tuning := alone.get(TUNING)) is int:
         alone = alone | {TUNING: bool(tuning)}
-    return short_conv.as_now(step.as_now(published_keys.as_now(alone)))
+    for one in (published_keys, step, short_conv, kimi_linear):
+        alone = one.as_now(alone)
+    return alone
 
 
 def _alone(config: dict[str, object]) -> dict[str, object]:

@@ -17,6 +17,13 @@ KEYS = {
         "num_layers": "num_hidden_layers",
     },
     "internlm3": {"bias": "mlp_bias", "qkv_bias": "attention_bias"},
+    "kimi_linear": {
+        "model_max_length": "max_position_embeddings",
+        "moe_renormalize": "norm_topk_prob",
+        "num_expert_group": "n_group",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+    },
     "lfm2": {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     "lfm2_moe": {"tie_embedding": "tie_word_embeddings"},
     "step3p5": {

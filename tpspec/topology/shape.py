@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tpspec.errors import UserError
-from tpspec.topology import checkpoint, published_keys, step
+from tpspec.topology import checkpoint, kimi_linear, published_keys, step
 from tpspec.topology.blocks import MIXTURE, MLP, blocks_of
 from tpspec.topology.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, experts_of
@@ -119,6 +119,7 @@ class ModelShape:
         head_dim = latent.cached if latent else read.size("head_dim", head_dim)
         num_layers = len(blocks) or read.size("num_hidden_layers", usual.num_layers)
         step.check(read, model_type, num_layers)
+        kimi_linear.check(read, model_type)
         heads = query_heads(read, model_type, num_layers, heads)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         experts = experts_of(read, model_type, blocks)

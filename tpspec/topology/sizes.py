@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.latent import Latent
+    from tpspec.topology.mlp_names import MlpNames
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
 
@@ -96,9 +97,9 @@ def _linear_bytes(shard: Shard, held: Held) -> int:
         return 0
     own = held.as_published  # of rates
     matrices = sum(times * held.bytes_of(_mixer(shape, net, shard, at)) for at, times in _linear_layers(shape))
-    matrices += sum(times * own.bytes_of([_rates(shape, net, shard, at)]) for at, times in _linear_layers(own.shape))
+    matrices += sum(times * own.bytes_of(_rates(shape, net, shard, at)) for at, times in _linear_layers(own.shape))
     heads = len(shard.delta_values)
-    wide = (net.kernel + net.biased) * _mixed(net, shard) + (3 if net.sums else 2) * heads
+    wide = (net.kernel + net.biased) * _mixed(net, shard) + (1 + net.num_decays + net.sums) * heads
     wide += net.num_normed * heads // net.value_heads if net.sums else net.num_normed
     return matrices + len(net.layers) * wide * WIDE_BYTES
 
@@ -154,18 +155,26 @@ def _mlp_bytes(shard: Shard, held: Held) -> int:
 
 def _expert_bytes(shard: Shard, held: Held) -> int:
     shape, experts = held.shape, held.shape.experts
-    matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held, experts.latent if experts else 0)
+    latent = experts.latent if experts else 0
+    matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held, latent, shape.mlp_names)
     if experts is None or not experts.biased:
         return matrices
     biases = len(_with_experts(shape)) * experts.count * _mlp_biases(shape, shard)
     return matrices + biases * DTYPE_BYTES[held.dtype]
 
 
-def _bytes_of(mlps: Sequence[tuple[str, int]], channels: range, size: int, held: Held, latent: int = 0) -> int:
+def _bytes_of(
+    mlps: Sequence[tuple[str, int]],
+    channels: range,
+    size: int,
+    held: Held,
+    latent: int = 0,
+    names: MlpNames | None = None,
+) -> int:
     """mlps: what the names in one begin with, and how many are stored as it is. latent: of what they read, if not a
-    row."""
-    hidden = latent or held.shape.hidden
-    return sum(times * held.bytes_of(_mlp(held.shape, at, channels, size, hidden)) for at, times in mlps)
+    row. names: of their matrices, if they are experts."""
+    hidden, names = latent or held.shape.hidden, names or held.shape.mlp_names.plain
+    return sum(times * held.bytes_of(_mlp(names, at, channels, size, hidden)) for at, times in mlps)
 
 
 @cache
@@ -184,7 +193,7 @@ def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     net = shape.delta_net
     if net is None:
         return ()
-    linear, names = sorted(net.layers), (*net.mixed, net.gate, net.out, net.writes, net.decays)
+    linear, names = sorted(net.layers), (*net.mixed, net.gate, net.out, net.writes, net.decays, *(net.reduced or ()))
     return alike(shape.stored, (f"model.layers.{index}.{net.module}." for index in linear), names)
 
 
@@ -221,7 +230,8 @@ def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
     def is_plain(at: str) -> bool:
         return together is not None and shape.stored is not None and shape.stored.scheme_of(at + together) is None
 
-    return _alike(shape, [at if is_plain(at) else f"{at}experts.{index}." for at in mixtures for index in range(count)])
+    each = [at if is_plain(at) else f"{at}experts.{index}." for at in mixtures for index in range(count)]
+    return _alike(shape, each, shape.mlp_names)
 
 
 @cache
@@ -252,9 +262,9 @@ def _without_experts(shape: ModelShape, layers: Iterable[int]) -> tuple[tuple[st
     return _alike(shape, [shape.mlp_names.without_experts(f"model.layers.{layer}.") for layer in layers])
 
 
-def _alike(shape: ModelShape, mlps: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """mlps: what the names of matrices in one begin with."""
-    names = shape.mlp_names
+def _alike(shape: ModelShape, mlps: Iterable[str], names: MlpNames | None = None) -> tuple[tuple[str, int], ...]:
+    """mlps: what the names of matrices in one begin with. names: of those, if they are experts."""
+    names = names or shape.mlp_names.plain
     return alike(shape.stored, mlps, [name for name in (names.gate, names.up, names.down) if name is not None])
 
 
@@ -310,16 +320,28 @@ def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fuse
     columns = range(shard.delta_values.start * net.value_dim, shard.delta_values.stop * net.value_dim)
     return [
         Fused(mixed, hidden, shape.hidden),
-        Fused(((at + net.gate, values),), hidden, shape.hidden),
+        *_made(shape, net, ((at + net.gate, values),), net.reduced and at + net.reduced[1]),
         Fused(((at + net.out, shape.hidden),), columns, net.value_heads * net.value_dim),
     ]
 
 
-def _rates(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> Fused:
+def _rates(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
     """Of what is written to a state, and what it forgets. at: before their names."""
     heads = len(shard.delta_values)
-    each = ((net.writes, 2 * heads),) if net.writes == net.decays else ((net.writes, heads), (net.decays, heads))
-    return Fused(tuple((at + name, rows) for name, rows in each), range(shape.hidden), shape.hidden)
+    if net.writes == net.decays:
+        return _made(shape, net, ((at + net.writes, 2 * heads),), None)
+    writes, decays = (at + net.writes, heads), (at + net.decays, heads * net.num_decays)
+    if net.reduced is None:
+        return _made(shape, net, (writes, decays), None)
+    return [*_made(shape, net, (writes,), None), *_made(shape, net, (decays,), at + net.reduced[0])]
+
+
+def _made(shape: ModelShape, net: DeltaNet, parts: tuple[tuple[str, int], ...], reduced: str | None) -> list[Fused]:
+    """reduced: what makes, on every rank, the numbers that they are made of; None: of the hidden state."""
+    hidden, size = shape.hidden, net.key_dim
+    if reduced is None:
+        return [Fused(parts, range(hidden), hidden)]
+    return [Fused(((reduced, size),), range(hidden), hidden), Fused(parts, range(size), size)]
 
 
 def _mixed(net: DeltaNet, shard: Shard) -> int:
@@ -356,10 +378,9 @@ def _inner_norms(shape: ModelShape, shard: Shard) -> int:
     return min(2, shape.num_made) * shape.head_dim * shape.qk_norm
 
 
-def _mlp(shape: ModelShape, at: str, channels: range, size: int, hidden: int) -> list[Fused]:
+def _mlp(names: MlpNames, at: str, channels: range, size: int, hidden: int) -> list[Fused]:
     """Of gate and up; of down. at: before their names. channels: of so many, those of a shard. hidden: of what they
     read."""
-    names = shape.mlp_names
     gate_up = tuple((at + name, len(channels)) for name in (names.gate, names.up) if name is not None)
     return [Fused(gate_up, range(hidden), hidden), Fused(((at + names.down, hidden),), channels, size)]
 

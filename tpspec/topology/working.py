@@ -95,5 +95,5 @@ def _row_bytes(shape: ModelShape, shard: Shard, dtype: str) -> int:
     queries = max(len(one.shard.heads) * one.shape.head_dim for one in by_heads(shape, shard))
     wide = (SPLITS + 2) * queries
     if net is not None:
-        wide += 2 * net.mixed_of(len(shard.delta_keys), len(shard.delta_values))
+        wide += 2 * net.row_of(len(shard.delta_keys), len(shard.delta_values))
     return number * (4 * shape.hidden + gated + 4 * queries) + WIDE_BYTES * wide
