@@ -142,6 +142,7 @@ def measure(
     [
         ("olmo3", {}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS, Purpose.norm: LAYERS}),
         ("olmo3", {"qk_norm": "replicate"}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS}),
+        ("falcon_h1", {}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS}),
         ("olmo_hybrid", {}, {Purpose.attention: LAYERS, Purpose.mlp: LAYERS, Purpose.norm: 1}),
         ("cohere2", {}, {Purpose.mlp: LAYERS}),
         ("cohere2_moe", {}, {Purpose.mlp: LAYERS}),

@@ -519,6 +519,7 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("muse_glimmer", {}),
         ("nemotron_h", {}),
         ("granite_hybrid", {}),
+        ("falcon_h1", {"quantize": "int8"}),
         ("kimi_linear", {}),
         ("olmo_hybrid", {}),
         ("lfm2", {"quantize": "int8"}),
@@ -541,6 +542,8 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"mamba_num_heads": 4, "n_groups": 2, "n_routed_experts": 3, "num_experts_per_tok": 2}
     if kind == "granite_hybrid":
         sizes |= {"layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4}
+    if kind == "falcon_h1":
+        sizes |= {"mamba_d_ssm": 28, "mamba_n_heads": 4}
     if kind == "kimi_linear":
         sizes |= {"layer_types": ["linear_attention", "full_attention"], "num_key_value_heads": 2}
     if kind == "olmo_hybrid":

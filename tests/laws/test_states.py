@@ -35,7 +35,8 @@ from tpspec.verify.noise import CounterNoise
 
 CPU = torch.device("cpu")
 KINDS = (
-    "qwen3_5", "qwen3_next", "nemotron_h", "granite_hybrid", "olmo_hybrid", "kimi_linear", "lfm2", "lfm2_moe", "lfm3"
+    "qwen3_5", "qwen3_next", "nemotron_h", "granite_hybrid", "olmo_hybrid", "kimi_linear", "falcon_h1", "lfm2",
+    "lfm2_moe", "lfm3",
 )  # fmt: skip
 WARM = Sampling(temperature=0.8, seed=5)
 ASKS = [

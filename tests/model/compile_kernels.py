@@ -327,19 +327,18 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 
 def linear_attention(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Of as many heads as Qwen3.5-27B, Kimi Linear, and Nemotron 3 Nano, has on each of four cards; and what Granite
-    4.0 H Small has of its own."""
+    4.0 H Small, and Falcon-H1, have of their own."""
     qwen = {"num_keys": 4, "num_values": 12, "key_dim": 128, "value_dim": 128, "sums": False, "by_channel": False}
     nemotron = qwen | {"num_keys": 2, "num_values": 16, "value_dim": 64, "sums": True}
     kimi = qwen | {"num_keys": 8, "num_values": 8, "by_channel": True}
-    late, tiled = (
-        {"sums": True, "late": True, "by_channel": False},
-        {"dim": 4096, "size": 4, "wide": card_steps.JOINTLY},
-    )
+    late = {"sums": True, "normed": True, "late": True, "by_channel": False}
+    tiled = {"dim": 4096, "size": 4, "wide": card_steps.JOINTLY}
     return [
         *_convolutions(x),
         *_linear(x, qwen, 128),
         *_linear(x, kimi, 128),
         *_linear(x, nemotron, 512),
+        (card_delta.gated, _gated(x), late | {"late": False, "normed": False, "dim": 64, "wide": 64}),
         (card_delta.gated, _gated(x), late | {"dim": 2048, "wide": 2048}),
         (card_late.beside, {"made_at": x, "squares_at": "*fp32", "out_at": x}, tiled | {"rank": 1}),
         (
@@ -364,7 +363,7 @@ def _convolutions(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 def _linear(x: str, linear: dict[str, Any], dim: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """dim: of a norm."""
     before = 3
-    sums = {"sums": linear["sums"], "late": False, "by_channel": linear["by_channel"]}
+    sums = {"sums": linear["sums"], "normed": True, "late": False, "by_channel": linear["by_channel"]}
     tile = {"before": before, "wide_key": 128, "piece": card_states.TILE // 128}
     types = {"mixed_at": x, "rates_at": x, "left_at": x, "kernel_at": "*fp32", "decays_at": "*fp32",
              "biases_at": "*fp32", "conv_biases_at": "*fp32", "skips_at": "*fp32", "rows_at": "*fp32",

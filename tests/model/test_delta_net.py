@@ -33,6 +33,8 @@ KINDS = (
     "nemotron_h_dense",
     "granite_hybrid",
     "granite_hybrid_dense",
+    "falcon_h1",
+    "falcon_h1_normed",
     "kimi_linear",
     "olmo_hybrid",
     "lfm2",
@@ -53,7 +55,9 @@ def logits_of(decoder: Decoder, ids: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (0, 1), (0, 1, 4), (0, 1, 4, 6), (0, 2, 5), (0, 1, 3)], ids=str)
-@pytest.mark.parametrize("kind", ["qwen3_5", "nemotron_h", "granite_hybrid", "olmo_hybrid", "kimi_linear", "lfm2"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_5", "nemotron_h", "granite_hybrid", "olmo_hybrid", "kimi_linear", "falcon_h1", "lfm2"]
+)
 def test_a_text_goes_on_behind_any_path_of_a_tree(kind: str, kept: tuple[int, ...], tmp_path: Path) -> None:
     """`kept` rows of a tree, or none of them, when the root itself has to run again. Stands against a convolution that
     sees a row's neighbour and not its parent, and rows before the state that are another forward's."""
@@ -88,7 +92,7 @@ def test_what_is_held_is_what_was_planned(kind: str, parts: tuple[float, ...], t
         held = tensors([decoder.layers, decoder.norm, decoder.head])
         indices = [x for x in held if not x.is_floating_point()]
         # Which key head each value head reads.
-        assert len(indices) == 0 if kind.startswith("lfm") else 1 if kind == "nemotron_h_dense" else 2
+        assert len(indices) == (0 if shape.delta_net is None else len(shape.delta_net.layers))
         assert sum(x.nbytes for x in held if x.is_floating_point()) == weight_bytes(shape, shard, "float32")
         assert decoder.states is not None
         kept = [*decoder.states._of.values(), *decoder.states._kept.values()]

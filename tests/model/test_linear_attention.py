@@ -37,11 +37,13 @@ MANY = {"num_keys": 4, "key_of": tuple(head // 3 for head in range(12)), "key_di
 TWICE = SMALL | {"most_written": 2}
 PUBLISHED = {"num_keys": 1, "key_of": (0, 0), "key_dim": 128, "value_dim": 128}
 LATE = {"num_keys": 1, "key_of": (0, 0, 0), "key_dim": 5, "value_dim": 7, "sums": True, "late": True}
+BARE = {"num_keys": 2, "key_of": (0, 0, 1), "key_dim": 5, "value_dim": 7, "sums": True, "bare": True}
 SUMS = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 5, "value_dim": 7, "sums": True}
 GRANITE = {"num_keys": 1, "key_of": (0,) * 12, "key_dim": 128, "value_dim": 64, "sums": True, "late": True}
 OLMO = {"num_keys": 2, "key_of": (0, 1), "key_dim": 96, "value_dim": 192, "most_written": 2}
 CHANNELS = SMALL | {"by_channel": True}
 KIMI = {"num_keys": 2, "key_of": (0, 1), "key_dim": 128, "value_dim": 128, "by_channel": True}
+FALCON = {"num_keys": 1, "key_of": (0,) * 5, "key_dim": 256, "value_dim": 64, "sums": True, "bare": True}
 NEMOTRON = {"num_keys": 2, "key_of": (0, 0, 1, 1), "key_dim": 128, "value_dim": 64, "sums": True}
 
 
@@ -61,10 +63,12 @@ class Case:
         device = CARD if way in ("card", "many") else CPU
         sums, self.late = sizes.get("sums", False), sizes.get("late", False)
         norm = Norm((1 + 0.3 * random(H * V if sums else V)).to(device), 1e-6)
+        is_bare = sizes.get("bare", False)
         mixer = Mixer(
             mixed=nowhere, rates=nowhere, gate=nowhere, out=nowhere, kernel=random(kernel, M).to(device) / 2,
             key_of=torch.tensor(key_of).to(device), num_keys=keys, key_dim=K,
-            decays_H=(random(H) - 3).exp().to(device), biases_F=random(F).to(device), norm=norm,
+            decays_H=(random(H) - 3).exp().to(device), biases_F=random(F).to(device),
+            norm=None if is_bare else norm,
             skips_H=random(H).to(device) if sums else None, conv_biases_M=random(M).to(device) if sums else None,
             most_written=sizes.get("most_written", 1),
         )  # fmt: skip
@@ -179,6 +183,9 @@ def test_what_a_card_is_told_of_a_round_is_the_same_behind_a_larger_one() -> Non
         ("torch", SUMS, 4),
         ("C", SUMS, 4),
         ("card", SUMS, 4),
+        ("torch", BARE, 4),
+        ("C", BARE, 4),
+        ("card", BARE, 4),
         ("torch", LATE, 4),
         ("C", LATE, 4),
         ("card", LATE, 4),
@@ -207,7 +214,9 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes:
 
 
 @pytest.mark.parametrize(
-    "sizes", [PUBLISHED, NEMOTRON, GRANITE, OLMO, KIMI], ids=["qwen", "nemotron", "granite", "olmo", "kimi"]
+    "sizes",
+    [PUBLISHED, NEMOTRON, GRANITE, OLMO, KIMI, FALCON],
+    ids=["qwen", "nemotron", "granite", "olmo", "kimi", "falcon"],
 )
 @pytest.mark.parametrize(("way", "dtype"), FEW, ids=str)
 def test_heads_of_a_usual_size_are_what_torch_makes_of_them(

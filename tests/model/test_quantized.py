@@ -143,6 +143,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "gpt_oss",
         "glm4_moe_lite",
         "cohere2_moe",
+        "falcon_h1",
         "flint",
         "granite_hybrid",
         "hunyuan_moe",
@@ -217,6 +218,7 @@ def parts_of(decoder: Any) -> list[Any]:
         parts += [norm for norm in own if not (isinstance(norm, Norm) and bool((norm.weight == 1).all()))]
         if isinstance(layer, Layer):
             parts += [layer, *_around(layer.qkv, layer.o)]
+            parts += [] if layer.beside is None else _mixing(layer.beside.mixer)
             if layer.gate is not None:
                 parts.append(layer.gate.product)
             if layer.joint_norm is not None and layer.joint_norm.others is not None:
@@ -238,7 +240,8 @@ def parts_of(decoder: Any) -> list[Any]:
 def _mixing(mixer: Any) -> list[Any]:
     tensors = {field.name: getattr(mixer, field.name) for field in fields(mixer) if field.name != "key_of"}
     products = [one for part in (mixer.mixed, mixer.rates, mixer.gate) for one in _single(part)]
-    return [SimpleNamespace(**tensors), *products, mixer.out, mixer.norm]
+    norms = [] if mixer.norm is None else [mixer.norm]
+    return [SimpleNamespace(**tensors), *products, mixer.out, *norms]
 
 
 def _single(product: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.errors import UserError
 from tpspec.model.batch import Span
-from tpspec.model.linear import Scattered, Stacked
+from tpspec.model.linear import Scaled, Scattered, Stacked
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.places import Place, whole_place
 from tpspec.model.products import compiled_products, multiplies_pairs
@@ -125,7 +125,9 @@ SHUFFLED = [name for name in FORMATS if "order" in name]
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """name -> (quantized folder, plain folder), each written once."""
-    kinds = ("llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", "granite_hybrid", "lfm2", *RENAMED, *MIXTURES)
+    kinds = (
+        "llama", "qwen2", "qwen3_5_moe", "glm4", "phi3", "granite_hybrid", "falcon_h1", "lfm2", *RENAMED, *MIXTURES
+    )  # fmt: skip
     sizes: dict[str, dict[str, int]] = {"llama": WIDER, "wide": WIDE}
     plain = {
         kind: tiny("llama" if kind == "wide" else kind, tmp_path_factory.mktemp(kind), **sizes.get(kind, {}))
@@ -199,7 +201,7 @@ def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) ->
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid", "lfm2", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid", "falcon_h1", "lfm2", "qwen3_5_moe"])
 @pytest.mark.parametrize("name", ["gptq", "gptq of 3 bits", "awq", "fp8 with static scales"])
 def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, name: str, kind: str) -> None:
     """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order; gates of
@@ -537,7 +539,7 @@ def test_a_shard_takes_what_the_plan_says(written: Any, name: str) -> None:
 def _held(part: Any) -> int:
     if isinstance(part, Stacked):
         return sum(map(_held, part._products))
-    return held(part) + (_held(part._product) if isinstance(part, Scattered) else 0)
+    return held(part) + (_held(part._product) if isinstance(part, Scattered | Scaled) else 0)
 
 
 def test_check_prints_the_memory_of_a_quantized_checkpoint(written: Any, tmp_path: Path) -> None:

@@ -284,6 +284,7 @@ CALLED = {
     "exaone": "EXAONE 3",
     "exaone4": "EXAONE 3 to 4",
     "exaone_moe": "K-EXAONE",
+    "falcon_h1": "Falcon-H1",
     "flex_olmo": "FlexOlmo",
     "flint": "Flint",
     "gemma": "Gemma",

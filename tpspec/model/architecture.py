@@ -87,6 +87,7 @@ class Architecture:
     # Embeddings, what is added to them, scores and logits are multiplied by numbers of the config (spec.py), but that
     # logits are divided by theirs, unless this is "logits".
     multiplied: bool | Literal["logits"] = False
+    scaled: bool = False  # embeddings, scores, products and logits are by numbers of their own (product_scales.py)
     logit_scale: str | None = None  # what logits alone are multiplied by
     capped: bool = False  # whether the config may say so of logits
 

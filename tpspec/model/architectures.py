@@ -118,6 +118,7 @@ ARCHITECTURES = {
     "exaone": replace(LLAMA, norms=NormNames("ln_1", mlp="ln_2")),
     "exaone4": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE, norms=OLMO2.norms),
     "exaone_moe": Architecture(qk_norm=True, window="layer_types", nope=NOPE_BESIDE),
+    "falcon_h1": Architecture(norms=NormNames(mlp="pre_ff_layernorm"), scaled=True),
     "flex_olmo": OLMO2,
     "flint": Architecture(
         qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types", nope=FULL

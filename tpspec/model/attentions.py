@@ -125,7 +125,8 @@ class Attentions:
     def _o(self, at: str, width: int, columns: range) -> Linear:
         """columns: of so many, what the heads of this shard give."""
         hidden = range(self.spec.hidden)
-        place = Place(at + MODEL_TYPES[self.spec.model_type].out, len(hidden), width, hidden, columns)
+        name = at + MODEL_TYPES[self.spec.model_type].out
+        place = Place(name, len(hidden), width, hidden, columns, scale=self.spec.scales.out)
         return self.matrices.row_parallel(place, biased=self.spec.o_bias)
 
     def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:

@@ -339,22 +339,28 @@ def gated(
     dim: tl.constexpr,
     wide: tl.constexpr,
     sums: tl.constexpr,
+    normed: tl.constexpr,
     late: tl.constexpr,
     by_channel: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
     """RMSNorm of each head's answer times silu of its gate, by_channel its sigmoid; all [T, H, V]. Where states sum,
-    RMSNorm of that, for heads with `dim` numbers together, each of which has a weight. late: those of other ranks are
-    among them, and what would be divided by is told: squares [T]. Programs: T x H, or as many as have one norm."""
+    RMSNorm of that, for heads with `dim` numbers together, each of which has a weight, if normed. late: those of other
+    ranks are among them, and what would be divided by is told: squares [T]. Programs: T x H, or as many as have one
+    norm."""
     columns, part = tl.arange(0, wide), tl.program_id(1)
     own = part * dim if sums else 0
-    weight = tl.load(weight_at + own + columns, mask=columns < dim, other=0.0)
+    weight = 0.0
+    if normed:
+        weight = tl.load(weight_at + own + columns, mask=columns < dim, other=0.0)
     begin(overlaps)
     at = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + part) * dim + columns
     x = tl.load(answers_at + at, mask=columns < dim, other=0.0)
     gate = tl.load(gate_at + at, mask=columns < dim, other=0.0).to(tl.float32)
     passes = gate / (1 + tl.exp(-gate))
-    if by_channel:
+    if not normed:
+        made = x.to(tl.float32) * passes
+    elif by_channel:
         made = rms_normed(x, weight, eps, dim) / (1 + tl.exp(-gate))
     elif late:
         passed = x.to(tl.float32) * passes

@@ -137,11 +137,12 @@ class CardStates:
             rows, table, mixer.key_of, skips, held.states, answers_THV, most_rows, **tile, **heads
         )  # fmt: skip
         out_TX = torch.empty_like(gate_TX)
-        num_norms = G if mixer.sums else H
+        num_norms = G if mixer.sums and mixer.norm is not None else H
+        weight, eps = (rows, 0.0) if mixer.norm is None else (mixer.norm.weight, mixer.norm.eps)
         wide = triton.next_power_of_2(dim := H * V // num_norms)
         kernels.gated[(T, num_norms)](
-            answers_THV, mixer.norm.weight, mixer.norm.eps, gate_TX, out_TX, rows if squares_T is None else squares_T,
-            dim=dim, wide=wide, sums=mixer.sums, late=squares_T is not None, by_channel=mixer.by_channel,
+            answers_THV, weight, eps, gate_TX, out_TX, rows if squares_T is None else squares_T, dim=dim, wide=wide,
+            sums=mixer.sums, normed=mixer.norm is not None, late=squares_T is not None, by_channel=mixer.by_channel,
             num_warps=norm_warps(wide), **self._overlap,
         )  # fmt: skip
         return out_TX

@@ -38,11 +38,12 @@ class _Delta(ctypes.Structure):
     @classmethod
     def of(cls, mixer: Mixer, store: StateStore, layer: int) -> _Delta:
         sizes, held = store.sizes, store.of(layer)
+        weight, eps = (None, 0.0) if mixer.norm is None else (mixer.norm.weight, mixer.norm.eps)
         return cls(
             mixer.num_keys, sizes.num_heads, sizes.key_dim, sizes.value_dim, len(mixer.biases_F) // sizes.num_heads,
             sizes.num_before, store.length, store.num_rows, mixer.key_of.data_ptr(), mixer.kernel.data_ptr(),
-            mixer.decays_H.data_ptr(), mixer.biases_F.data_ptr(), mixer.norm.weight.data_ptr(),
-            *(None if x is None else x.data_ptr() for x in (mixer.skips_H, mixer.conv_biases_M)), mixer.norm.eps,
+            mixer.decays_H.data_ptr(), mixer.biases_F.data_ptr(),
+            *(None if x is None else x.data_ptr() for x in (weight, mixer.skips_H, mixer.conv_biases_M)), eps,
             mixer.most_written, held.states.data_ptr(), held.left.data_ptr(),
         )  # fmt: skip
 

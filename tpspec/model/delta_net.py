@@ -50,9 +50,9 @@ class Mixer:
     forgotten in its own way: Kimi Delta Attention, whose gates are sigmoids.
 
     skips: [H], float32, what its value counts in the answer of a row; where there are some, this is Mamba-2: both rates
-    are one, queries and keys stay as long as they are, and what has passed the gate has a norm, of [H V], for all
-    value heads of a key head together. late: that is made of the sum over ranks, which hold others of its heads; or
-    None. conv_biases: [M], or None. most_written: see topology/delta_net.py; where states do not sum.
+    are one, queries and keys stay as long as they are, and what has passed the gate has a norm, of [H V], for all value
+    heads of a key head together, or none: norm is None. late: that is made of the sum over ranks, which hold others of
+    its heads; or None. conv_biases: [M], or None. most_written: see topology/delta_net.py; where states do not sum.
     """
 
     mixed: Linear
@@ -65,7 +65,7 @@ class Mixer:
     key_dim: int
     decays_H: Tensor
     biases_F: Tensor
-    norm: Norm
+    norm: Norm | None
     skips_H: Tensor | None = None
     conv_biases_M: Tensor | None = None
     late: LateNorm | None = None
@@ -116,9 +116,12 @@ class Mixer:
         """What `out` reads, [T, H V]. squares: as of Steps."""
         gate_THV = gate_TX.view(answers_THV.shape).float()
         if self.by_channel:
+            assert self.norm is not None, "none but Mamba-2 is without"
             normed_THV = F.rms_norm(answers_THV.float(), self.norm.weight.shape, self.norm.weight, self.norm.eps)
             return (normed_THV * gate_THV.sigmoid()).to(gate_TX.dtype).flatten(1)
         gate_THV = F.silu(gate_THV)
+        if self.norm is None:
+            return (answers_THV.float() * gate_THV).to(gate_TX.dtype).flatten(1)
         if not self.sums:
             return (self.norm(answers_THV) * gate_THV).to(gate_TX.dtype).flatten(1)
         passed_TGX = (answers_THV.float() * gate_THV).view(len(gate_TX), self.num_keys, -1)

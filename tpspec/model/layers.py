@@ -101,7 +101,8 @@ class Layer:
     attention and the MLP give, before they are added; or None. mlp_joined: see AddNorm. rope: which of the model's
     ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None. gate: what attention gives is
     multiplied with it; or None. inputs: what reads a token's numbers for this layer, behind the MLP; or None. parallel:
-    the MLP reads what attention reads, and ranks sum what both give at once. scale: of what leaves the layer.
+    the MLP reads what attention reads, and ranks sum what both give at once. beside: linear attention that reads the
+    same, and is summed likewise; or None. scale: of what leaves the layer.
     """
 
     index: int
@@ -126,6 +127,7 @@ class Layer:
     inputs: LayerInputs | None = None
     parallel: bool = False
     scale: float = 1.0
+    beside: LinearLayer | None = None
     late_norm: None = None
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
@@ -135,7 +137,8 @@ class Layer:
             assert comm is not None, "the decoder that has such layers gives it"
             qkv_TX = self.joint_norm(x_TD, qkv_TX, steps, comm)
         attended_TX = steps.attention(self, qkv_TX, round)
-        return self.o(attended_TX if self.gate is None else steps.weighed(attended_TX, self.gate, x_TD))
+        given_TD = self.o(attended_TX if self.gate is None else steps.weighed(attended_TX, self.gate, x_TD))
+        return given_TD if self.beside is None else given_TD + self.beside.mixed(x_TD, steps, round, comm)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,21 @@ class Stacked:
         return torch.cat([product(x_TI) for product in self._products], 1)
 
 
+class Scaled:
+    """A product of which some results are multiplied. scales: of as many, one part behind the other."""
+
+    def __init__(self, product: Linear, scales: Sequence[tuple[int, float]]) -> None:
+        self._product, self._scales = product, scales
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        y_TO = self._product(x_TI)
+        parts = torch.split(y_TO, [size for size, _ in self._scales], 1)
+        for part_TX, (_, scale) in zip(parts, self._scales, strict=True):
+            if scale != 1:
+                part_TX.mul_(scale)
+        return y_TO
+
+
 class Chained:
     """A product of what another gives."""
 

@@ -171,7 +171,8 @@ class Loader:
             return Convolutions(spec.short_conv, self.shard.conv_channels, self.matrices, spec.hidden)
         if spec.delta_net is None:
             return None
-        return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, spec.eps * spec.hidden_scale**2)
+        eps = spec.eps * spec.hidden_scale**2
+        return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, eps, spec.scales)
 
     def _shape(self, sights: Iterable[Sight]) -> Shape:
         return Shape(
@@ -195,12 +196,15 @@ class Loader:
             return MlpLayer(index, self.norms.of_rows(f"{at}{norms.mlp}.weight"), mlp)
         if mixers is None or index not in mixers.net.layers:
             return self._layer(index, layer, mlp)
-        attention_norm = self.norms.of_rows(f"{at}{linear.attention}.weight")
+        norm = self.norms.of_rows(f"{at}{linear.attention}.weight")
         mlp_norm = None if mlp is None else self.norms.of_rows(f"{at}{linear.mlp}.weight")
         if isinstance(mixers, Convolutions):
             out_norms = self._out_norm(at, norms.attention_out), self._out_norm(at, norms.mlp_out)
-            return ConvLayer(index, attention_norm, mixers.mixer(at), mlp_norm, mlp, *out_norms)
-        return LinearLayer(index, attention_norm, mixers.mixer(at), mlp_norm, mlp)
+            return ConvLayer(index, norm, mixers.mixer(at), mlp_norm, mlp, *out_norms)
+        if mixers.net.beside:
+            beside = LinearLayer(index, norm, mixers.mixer(at), mlp_norm=None, mlp=None)
+            return replace(self._layer(index, layer, mlp), attention_norm=norm, beside=beside)
+        return LinearLayer(index, norm, mixers.mixer(at), mlp_norm, mlp)
 
     def _layer(self, index: int, layer: LayerSpec, mlp: Mlp | None) -> Layer:
         spec, names, at = self.spec, self.spec.norms, f"model.layers.{index}."

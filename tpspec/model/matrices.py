@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.linear import PlainLinear, Scattered, Stacked, linear, quantized_linear, rounded_linear
+from tpspec.model.linear import PlainLinear, Scaled, Scattered, Stacked, linear, quantized_linear, rounded_linear
 from tpspec.model.places import Place
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import StoredMatrices
@@ -82,7 +82,8 @@ class Matrices:
                 whole = place.num_outputs, place.num_inputs
                 self.checkpoint.read_into(there, f"{place.name}.weight", whole, place.rows, place.columns)
             else:
-                there.copy_(self.plain(place)[place.ordered()])
+                rows = self.plain(place)[place.ordered()]
+                there.copy_(rows if place.scale == 1 else rows.float() * place.scale)
         return weight_OI
 
     def plain(self, place: Place) -> Tensor:
@@ -151,9 +152,16 @@ class Matrices:
         read = StoredMatrices(self.checkpoint)
         slices = [read.small(scheme, part) for scheme, part in zip(schemes, parts, strict=True)]
         if len(set(schemes)) > 1 or not all(one.is_laid_out_like(slices[0]) for one in slices):
-            return Stacked([self._sliced([one], self._biases([part], biased=biased))
-                            for one, part in zip(slices, parts, strict=True)])  # fmt: skip
-        return self._sliced(slices, self._biases(parts, biased=biased))
+            each = [self._sliced([one], self._biases([part], biased=biased))
+                    for one, part in zip(slices, parts, strict=True)]  # fmt: skip
+            return self._scaled(Stacked(each), parts)
+        return self._scaled(self._sliced(slices, self._biases(parts, biased=biased)), parts)
+
+    def _scaled(self, product: Linear, parts: Sequence[Place]) -> Linear:
+        """Codes stay what they are."""
+        if all(part.scale == 1 for part in parts):
+            return product
+        return Scaled(product, [(part.num_rows, part.scale) for part in parts])
 
     def _sliced(self, slices: Sequence[Slice], bias: Tensor | None) -> Linear:
         grid, places = slices[0].matrix.grid, slices[0].places_I

@@ -17,6 +17,7 @@ from tpspec.model.late_norm import LateNorm
 from tpspec.model.layers import Norm
 from tpspec.model.linear import Chained, Stacked
 from tpspec.model.places import Place, numbers_of, rows_of, whole_place
+from tpspec.model.product_scales import NO_SCALES
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from tpspec.model.linear import Linear
     from tpspec.model.matrices import Matrices
+    from tpspec.model.product_scales import Scales
     from tpspec.topology.delta_net import DeltaNet
     from tpspec.topology.shards import Shard
 
@@ -32,13 +34,14 @@ CONVOLUTION = "conv1d"
 
 @dataclass(frozen=True, slots=True)
 class Mixers:
-    """Of one shard of one checkpoint. hidden: numbers of a row between layers. eps: of its norms."""
+    """Of one shard of one checkpoint. hidden: numbers of a row between layers. eps: of its norms. scales: see there."""
 
     net: DeltaNet
     shard: Shard
     matrices: Matrices
     hidden: int
     eps: float
+    scales: Scales = NO_SCALES
 
     def store(self, num_states: int, num_kept: int = 0) -> StateStore:
         """For so many texts and beginnings, empty."""
@@ -58,24 +61,31 @@ class Mixers:
         of_values, num_values = numbers_of(heads, net.value_dim), net.value_heads * net.value_dim
         mixed, gate, rates = self._in_groups(at) if net.is_in_groups else self._in_turn(at)
         convolved, biases_M = self._convolution(at)
-        norm = matrices.wide(f"{at}{net.norm}.weight", (net.num_normed,), of_values if net.sums else None)
+        out = Place(at + net.out, len(hidden), num_values, hidden, of_values, scale=self.scales.made)
         return Mixer(
             mixed=matrices.column_parallel(mixed, biased=False),
             rates=self._rates(at, rates),
             gate=self._made(matrices, [gate], at, net.reduced and net.reduced[1]),
-            out=matrices.row_parallel(Place(at + net.out, len(hidden), num_values, hidden, of_values), biased=False),
+            out=matrices.row_parallel(out, biased=False),
             kernel=convolved,
             key_of=torch.tensor([head // net.group - keys.start for head in heads], device=matrices.device),
             num_keys=len(keys),
             key_dim=net.key_dim,
             decays_H=self._decays(at + "A_log"),
             biases_F=matrices.wide(at + "dt_bias", (net.value_heads * net.num_decays,), self._of_decays),
-            norm=Norm(norm, net.eps or self.eps),
+            norm=self._norm(at, of_values),
             skips_H=matrices.wide(at + "D", (net.value_heads,), heads) if net.sums else None,
             conv_biases_M=biases_M,
             late=self._late,
             most_written=net.most_written,
         )
+
+    def _norm(self, at: str, of_values: range) -> Norm | None:
+        net = self.net
+        if net.norm is None:
+            return None
+        rows = of_values if net.sums else None
+        return Norm(self.matrices.wide(f"{at}{net.norm}.weight", (net.num_normed,), rows), net.eps or self.eps)
 
     def _rates(self, at: str, rates: list[Place]) -> Linear:
         """They are a few rows, and what is held in codes forgets too much through them."""
@@ -164,23 +174,26 @@ class Mixers:
         net, heads = self.net, self.shard.delta_values
         of_values, num_values = numbers_of(heads, net.value_dim), net.value_heads * net.value_dim
         size = num_values + net.num_mixed + net.value_heads
+        of_gate, of_x, of_keys, of_queries, of_rates = self.scales.mixed
 
-        def some(name: str, rows: range, first: int, alone: int) -> Place:
+        def some(name: str, rows: range, first: int, alone: int, scale: float = 1.0) -> Place:
             """first: of them in a matrix that is all; alone: rows of one that is not."""
             if not net.sums:
                 return rows_of(at + name, rows, alone, self.hidden)
-            return rows_of(at + name, range(first + rows.start, first + rows.stop), size, self.hidden)
+            rows = range(first + rows.start, first + rows.stop)
+            return replace(rows_of(at + name, rows, size, self.hidden), scale=scale)
 
         if len(net.mixed) > 1:
             sizes = (num_keys := net.key_heads * net.key_dim), num_keys, num_values
             each = zip(net.mixed, self._here(), sizes, strict=True)
             mixed = [some(name, part, 0, size) for name, part, size in each]
         else:
-            mixed = [some(net.mixed[0], part, num_values, net.num_mixed) for part in self._seen()]
+            seen = zip(self._seen(), (of_queries, of_keys, of_x), strict=True)
+            mixed = [some(net.mixed[0], part, num_values, net.num_mixed, scale) for part, scale in seen]
         first = num_values + net.num_mixed
-        decays = some(net.decays, self._of_decays, first, net.value_heads * net.num_decays)
-        rates = [some(net.writes, heads, first, net.value_heads), decays]
-        return mixed, some(net.gate, of_values, 0, num_values), rates
+        decays = some(net.decays, self._of_decays, first, net.value_heads * net.num_decays, of_rates)
+        rates = [some(net.writes, heads, first, net.value_heads, of_rates), decays]
+        return mixed, some(net.gate, of_values, 0, num_values, of_gate), rates
 
     def _in_groups(self, at: str) -> tuple[list[Place], Place, list[Place]]:
         """What the convolution sees, the gate and the rates, of matrices whose rows are those of one key head after

@@ -167,7 +167,9 @@ class Mlps:
         biased, hidden = self.spec.mlp_bias, range(latent or self.spec.hidden)
         read = [name for name in (names.gate, names.up) if name is not None]
         parts = [rows_of(at + name, channels, size, len(hidden)) for name in read]
+        scales = self.spec.scales
+        down = Place(at + names.down, len(hidden), size, hidden, channels, scale=scales.down)
+        parts[0] = replace(parts[0], scale=scales.gate)
         return GatedMlp(
-            self.matrices.column_parallel(below(parts), biased=biased),
-            self.matrices.row_parallel(Place(at + names.down, len(hidden), size, hidden, channels), biased=biased),
+            self.matrices.column_parallel(below(parts), biased=biased), self.matrices.row_parallel(down, biased=biased)
         )

@@ -27,7 +27,7 @@ class Place:
     expert: the name is that of one tensor with the matrices of all experts; this one, of so many; None: of one matrix.
     upright: those have a row for each output, as any matrix; else for each input. alternate: rows are of two matrices
     in turn; those of the first are to be put before those of the second. picked: which of the rows are wanted at all,
-    in order; None: see above.
+    in order; None: see above. scale: what its numbers are multiplied by.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Place:
     alternate: bool = False
     upright: bool = False
     picked: tuple[int, ...] | None = None
+    scale: float = 1.0
 
     @property
     def num_rows(self) -> int:
@@ -49,7 +50,8 @@ class Place:
     @property
     def is_plain(self) -> bool:
         """Whether it is a matrix of its own, whose rows stay as they are."""
-        return self.expert is None and self.picked is None and self.head_order is None and not self.alternate
+        moves = self.picked is not None or self.head_order is not None or self.alternate
+        return self.expert is None and self.scale == 1 and not moves
 
     def as_it_lies(self, outputs: Told, inputs: Told) -> tuple[Told, Told]:
         """Of all experts together: what is of outputs and of inputs in the order in which the tensor has those."""

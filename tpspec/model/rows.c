@@ -39,7 +39,7 @@ typedef struct {
 } Cache;
 
 /* A layer with linear attention, as model/delta_net.py's Mixer says: Mamba-2 where there are skips, and conv_biases only
- * there, or NULL. num_decays: of a head, 1 or key_dim. left: [num_left, X] elements, `length` rows a slot. */
+ * there, or NULL, and norm NULL there alone. num_decays: of a head, 1 or key_dim. left: [num_left, X] elements, `length` rows a slot. */
 typedef struct {
     int64_t num_keys, num_values, key_dim, value_dim, num_decays, num_before, length, num_left;
     const int64_t *key_of;

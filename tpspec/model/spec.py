@@ -26,6 +26,7 @@ from tpspec.model.frequencies import (
 from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.limits import Limits, limits_of
 from tpspec.model.mlp import GAIN, MOST
+from tpspec.model.product_scales import NO_SCALES, Scales, scales_of
 from tpspec.model.scales import (
     Multipliers,
     cap,
@@ -135,6 +136,7 @@ class ModelSpec:
     per_layer: int = 0
     num_per_layer_ids: int = 0
     limits: tuple[Limits, ...] = ()  # of each layer; or none
+    scales: Scales = NO_SCALES  # of products
 
     def adds_one(self, norm: str) -> bool:
         """Whether the norm with a weight of that name multiplies by 1 + weight."""
@@ -219,6 +221,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if latent is not None and ropes:
         _check_turned(config, arch, latent, list(ropes.values()), where)
     numbers = multipliers_of(config, arch, where) if arch.multiplied else Multipliers()
+    scales = scales_of(config, where) if arch.scaled else NO_SCALES
     norms = arch.norms
     if arch.out_norms is not None and not flag(config, arch.out_norms):
         norms = replace(norms, attention_out=None, mlp_out=None)
@@ -251,8 +254,10 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         parallel=MODEL_TYPES[kind].parallel,
         gating=gating_of(said, kind),
         gate=_gate(arch, kind),
-        score_scale=score_scale(config, arch, where) if latent is None else latent_scale(config, latent),
-        embedding_scale=embedding_scale(config, arch, numbers),
+        score_scale=score_scale(config, arch, where) * scales.scores
+        if latent is None
+        else latent_scale(config, latent),
+        embedding_scale=scales.embedding if arch.scaled else embedding_scale(config, arch, numbers),
         embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
         scaled_layers=arch.scaled_layers,
         cap=cap(config, "final_logit_softcapping", where) if arch.capped else None,
@@ -278,7 +283,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         num_per_layer_ids=num_ids_of(said) if per_layer else 0,
         limits=limits_of(said, num_layers, experts.first_layer) if arch.limited and experts else (),
         hidden_scale=numbers.residual,
-        final_scale=logit_scale(config, arch, numbers, where),
+        final_scale=logit_scale(config, arch, numbers, where) * scales.logits,
+        scales=scales,
     )
 
 

@@ -39,7 +39,8 @@ class DeltaNet:
     x are queries, keys and values, its groups key heads, and both rates one. All are rows of one matrix, and value
     heads that share a key head have one norm, so that one rank holds them. late: but where they all share one, ranks
     may hold some each, for what they give is summed before it is normed (model/late_norm.py); float16 might not hold
-    that. biased: the convolution.
+    that. biased: the convolution. beside: such layers have attention, too, that reads the same, and what both give is
+    summed: Falcon-H1 (arXiv 2507.22448).
     """
 
     key_heads: int
@@ -53,7 +54,7 @@ class DeltaNet:
     writes: str = "in_proj_b"
     decays: str = "in_proj_a"
     out: str = "out_proj"
-    norm: str = "norm"
+    norm: str | None = "norm"
     eps: float | None = None
     module: str = "linear_attn"
     most_written: int = 1
@@ -62,6 +63,12 @@ class DeltaNet:
     sums: bool = False
     late: bool = False
     biased: bool = False
+    beside: bool = False
+
+    @property
+    def alone(self) -> frozenset[int]:
+        """Layers without attention."""
+        return frozenset() if self.beside else self.layers
 
     @property
     def shares_norm(self) -> bool:
@@ -86,7 +93,7 @@ class DeltaNet:
     @property
     def num_normed(self) -> int:
         """Numbers of a norm's weight."""
-        return self.value_dim * (self.value_heads if self.sums else 1)
+        return 0 if self.norm is None else self.value_dim * (self.value_heads if self.sums else 1)
 
     @property
     def num_mixed(self) -> int:
@@ -118,6 +125,7 @@ MAMBA = DeltaNet(
     sums=True,
 )
 DELTA_NETS = {
+    "falcon_h1": replace(MAMBA, key_heads=1, key_dim=256, value_dim=8, module="mamba", beside=True),
     "granitemoehybrid": replace(MAMBA, key_heads=1, key_dim=256, module="mamba", late=True),
     "kimi_linear": DeltaNet(
         key_heads=32,
@@ -179,7 +187,7 @@ def delta_net_of(
     usual = DELTA_NETS.get(model_type)
     if usual is None:
         return None
-    kinds = blocks or _kinds(read, model_type, num_layers)
+    kinds = (LINEAR,) * num_layers if usual.beside else blocks or _kinds(read, model_type, num_layers)
     layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
     if not layers:
         return None
@@ -232,7 +240,7 @@ def _by_heads(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
 
 
 def _mamba_of(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
-    """By Nemotron-H's keys, or Granite's."""
+    """By Nemotron-H's keys, or Granite's, which are Falcon-H1's, too."""
     groups = read.size("n_groups", read.size("mamba_n_groups", usual.key_heads))
     key = "mamba_n_heads" if "mamba_n_heads" in read.config else "mamba_num_heads"
     heads = read.size(key, usual.value_heads)
@@ -243,22 +251,31 @@ def _mamba_of(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
     for key in ("time_step_limit", "mamba_dt_limit"):
         if list(read.config.get(key) or UNLIMITED) != UNLIMITED:  # type: ignore[call-overload]
             raise read.refusal(key, f"{UNLIMITED}: others are not supported")
+    is_expanded, has_norm = usual.late or usual.beside, not usual.beside or read.flag("mamba_rms_norm", False)
+    dim = _expanded(read, usual, hidden, heads) if is_expanded else read.size("mamba_head_dim", usual.value_dim)
+    if usual.beside and has_norm:
+        read.one_of("mamba_norm_before_gate", (False,), True)
     return replace(
         usual,
         key_heads=groups,
         value_heads=heads,
+        norm=usual.norm if has_norm else None,
         key_dim=read.size("ssm_state_size", read.size("mamba_d_state", usual.key_dim)),
-        value_dim=_expanded(read, hidden, heads) if usual.late else read.size("mamba_head_dim", usual.value_dim),
+        value_dim=dim,
         kernel=read.size("conv_kernel", read.size("mamba_d_conv", usual.kernel)),
         biased=read.flag("use_conv_bias", read.flag("mamba_conv_bias", True)),
     )
 
 
-def _expanded(read: Reads, hidden: int, heads: int) -> int:
-    """Numbers of a value, where those of all heads are said to be so many times those of a row."""
-    numbers = read.size("mamba_expand", 2) * hidden
+def _expanded(read: Reads, usual: DeltaNet, hidden: int, heads: int) -> int:
+    """Numbers of a value, where those of all heads are said, or that they are so many times those of a row."""
+    said = read.size_if_given("mamba_d_ssm")
+    if usual.beside and "mamba_d_ssm" not in read.config:  # null is none
+        said = usual.value_heads * usual.value_dim
+    numbers = said or read.size("mamba_expand", 2) * hidden
     if numbers % heads:
-        raise read.refusal("mamba_n_heads", f"a divisor of mamba_expand times hidden_size ({numbers})")
+        whole = "mamba_d_ssm" if said else "mamba_expand times hidden_size"
+        raise read.refusal("mamba_n_heads", f"a divisor of {whole} ({numbers})")
     if read.config.get("mamba_d_head") in (None, "auto"):
         return numbers // heads
     if (size := read.size("mamba_d_head")) * heads != numbers:

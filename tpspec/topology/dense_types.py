@@ -112,6 +112,16 @@ DENSE_TYPES = {
         tied=True,
         intermediate=("intermediate_size", 3072),
     ),
+    "falcon_h1": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        vocab=128000,
+        intermediate=("intermediate_size", 14336),
+        always=("mamba_use_mlp",),
+        never=("attention_bias", "attn_layer_indices", "mlp_bias", "projectors_bias"),
+    ),
     "exaone": Defaults(
         hidden=4096,
         num_layers=32,

@@ -80,6 +80,7 @@ GRANITE = MlpNames(
 MLPS = {
     "apertus": BENT,
     **dict.fromkeys(("arcee", "jais2", "nemotron"), UNGATED),
+    "falcon_h1": MlpNames("feed_forward"),
     **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED),
     "exaone": MlpNames("mlp", "c_fc_0", "c_fc_1", "c_proj"),
     **dict.fromkeys(("lfm2", "lfm3"), MlpNames("feed_forward", gate="w1", up="w3", down="w2")),

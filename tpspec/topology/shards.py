@@ -86,10 +86,10 @@ class Layers(NamedTuple):
 
 def by_heads(shape: ModelShape, shard: Shard) -> tuple[Layers, ...]:
     """The layers with attention, in as many parts as there are sizes of their heads, and of what these are made of."""
-    wide = shape.global_heads
+    wide, without = shape.global_heads, shape.delta_net.alone if shape.delta_net else shape.stateful
     sorts: dict[tuple[bool, bool], list[int]] = {}  # by whether heads are others, and whether some are kept
     for layer in shape.mixing:
-        if layer not in shape.stateful:
+        if layer not in without:
             sorts.setdefault((wide is not None and layer in wide.layers, layer < shape.num_keeping), []).append(layer)
     return tuple(_of_one_sort(shape, shard, tuple(which), *sort) for sort, which in sorts.items())
 
@@ -107,8 +107,8 @@ def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wid
 
 
 def _values(net: DeltaNet, weights: Sequence[float]) -> list[range]:
-    """Value heads of linear attention; those that have one norm stay together, unless that is summed first."""
-    if not net.sums or net.shares_norm:
+    """Value heads of linear attention; those that have one norm stay together, unless that is made of a sum."""
+    if not net.sums or net.shares_norm or net.norm is None:
         return _ranges(net.value_heads, weights, "value heads")
     groups = _ranges(net.key_heads, weights, "groups of heads with a state")
     return [range(own.start * net.group, own.stop * net.group) for own in groups]
