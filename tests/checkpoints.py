@@ -786,8 +786,10 @@ AKIN: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
     "olmoe": {"model_type": "olmoe", "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    "phi": {"model_type": "phi", "num_hidden_layers": 2, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
     "qwen2_moe": {"model_type": "qwen2_moe", **GATED, "num_experts": 7},
     "solar_open": {"model_type": "solar_open", "head_dim": 16, **MIXED, "attention_bias": True},
+    "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
     "vaultgemma": {
         "model_type": "vaultgemma",
         "hidden_size": 48,

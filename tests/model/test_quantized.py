@@ -154,6 +154,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "lfm3",
         "muse_glimmer",
         "olmo_hybrid",
+        "phi",
         "starcoder2",
         "step3p5",
     ],

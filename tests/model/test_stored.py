@@ -115,7 +115,7 @@ MIXTURES = (
     "step3p5",
     "lfm2_moe",
 )
-RENAMED = ("exaone", "starcoder2")  # whose matrices have other names than most
+RENAMED = ("exaone", "phi", "starcoder2")  # whose matrices have other names than most
 WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there
 WIDE = {"hidden_size": 192, "head_dim": 32, "intermediate_size": 256}  # of whole blocks of 64
 EVERY, STATIC = pytest.mark.parametrize("name", list(FORMATS)), "fp8 with static scales"

@@ -55,6 +55,8 @@ PUBLISHED = {
     "Qwen/Qwen3-30B-A3B-Instruct-2507": 30.53,
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30.53,
     "Qwen/Qwen3-235B-A22B": 235.09,
+    "microsoft/phi-1_5": 1.41827,
+    "microsoft/phi-2": 2.77968,
     "microsoft/Phi-3.5-mini-instruct": 3.82108,
     "microsoft/Phi-4-mini-instruct": 3.83602,
     "microsoft/phi-4": 14.6595,
@@ -78,6 +80,8 @@ PUBLISHED = {
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": 23.5724,
     "zai-org/glm-4-9b-chat-hf": 9.39995,
     "facebook/cwm": 32.5811,
+    "stabilityai/stablelm-zephyr-3b": 2.79544,
+    "stabilityai/stablelm-2-zephyr-1_6b": 1.64442,
     "zai-org/GLM-4.5-Air": 110.46882 - 3.61656,  # less the layer for multi-token prediction, tables and all
     "zai-org/GLM-4.5": 358.33779 - 5.5400,
     "zai-org/GLM-4.6": 358.33779 - 5.5400,
@@ -251,9 +255,8 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     except StrictDataclassError:
         pytest.skip("this null is refused when the model is loaded")
     shape = ModelShape.from_config(config, "here")
-    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "mlp_bias", "sinks", "qk_norm",
-                       "joint_norm", "parallel",
-                       "intermediate", "vocab", "latent", "experts")  # fmt: skip
+    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "mlp_bias", "head_bias", "sinks",
+                       "qk_norm", "joint_norm", "parallel", "intermediate", "vocab", "latent", "experts")  # fmt: skip
     assert sizes(shape) == sizes(spec)
 
 
@@ -336,6 +339,7 @@ CALLED = {
     "olmo3": "OLMo 1 to 3",
     "olmo_hybrid": "OLMo Hybrid",
     "olmoe": "OLMoE",
+    "phi": "Phi-1",
     "phi3": "Phi-3",
     "qwen2": "Qwen2",
     "qwen2_5_vl_text": "Qwen2.5-VL",
@@ -351,6 +355,7 @@ CALLED = {
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM2 and 3",
     "solar_open": "Solar Open",
+    "stablelm": "StableLM 3B and 1.6B",
     "starcoder2": "StarCoder2",
     "step3p5": "Step 3.5 Flash",
     "vaultgemma": "VaultGemma",
@@ -381,6 +386,9 @@ def test_whatever_runs_is_named_where_people_look() -> None:
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("nemotron_h", "time_step_limit", [0.0, 0.1]),
         ("nemotron_h", "use_bias", True),
+        ("phi", "qk_layernorm", True),
+        ("phi", "tie_word_embeddings", True),
+        ("stablelm", "use_parallel_residual", True),
     ],
 )
 def test_what_a_type_may_not_have_otherwise_is_refused(model_type: str, key: str, value: object) -> None:

@@ -173,7 +173,8 @@ class Parts:
             return self.linear(self.files.take(name, num_ids, self.spec.hidden), bits=HEAD_BITS)
         checkpoint, shape = Checkpoint(self.given.target), (num_ids, self.spec.hidden)
         own = head_of(checkpoint, shape, tied=self.target.tied)
-        return self.linear(checkpoint.read(f"{own}.weight", shape), bits=HEAD_BITS)
+        bias_O = checkpoint.read(f"{own}.bias", (num_ids,)) if self.target.head_bias else None
+        return self.linear(checkpoint.read(f"{own}.weight", shape), bias_O, HEAD_BITS)
 
     def matrix(
         self,

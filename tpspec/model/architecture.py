@@ -40,8 +40,8 @@ class Architecture:
 
     # Biases
     qkv_bias: bool | str = False
-    o_bias: str | None = None
-    mlp_bias: str | None = None
+    o_bias: bool | str | None = None
+    mlp_bias: bool | str | None = None
 
     # Attention: RMSNorm over each query and key head, or over all of them (joint_norm.py); over each, without a weight;
     # the same over each value head.

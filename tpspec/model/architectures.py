@@ -258,6 +258,16 @@ ARCHITECTURES = {
     "olmo3": replace(OLMO2, window="layer_types"),
     "olmo_hybrid": replace(OLMO2, turned=THETA, linear_norms=NormNames()),
     "olmoe": replace(OLMO2, norms=NormNames()),
+    "phi": Architecture(
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        partial_rope=True,
+        norms=NormNames(mlp=None),
+        centred=True,
+        eps="layer_norm_eps",
+        gate=("hidden_act", "gelu_new"),
+    ),
     "phi3": Architecture(partial_rope=True, window="all"),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen2_5_vl_text": Architecture(qkv_bias=True, window="layer_types"),
@@ -279,6 +289,7 @@ ARCHITECTURES = {
         nope="no_rope_layers",
     ),
     "solar_open": Architecture(qkv_bias="attention_bias", partial_rope=True),
+    "stablelm": Architecture(qkv_bias="use_qkv_bias", partial_rope=True, centred=True, eps="layer_norm_eps"),
     "starcoder2": Architecture(
         qkv_bias="use_bias",
         o_bias="use_bias",
@@ -301,7 +312,11 @@ ARCHITECTURES = {
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
-ACTS: dict[str, Gate] = {"gelu_pytorch_tanh": "gelu_alone", "relu2": "relu2", "xielu": "xielu"}  # of no gate
+ACTS: dict[str, Gate] = {  # of no gate
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_alone"),
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
 
 
 def declared(model_type: object, where: str) -> Architecture:

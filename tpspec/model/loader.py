@@ -289,7 +289,7 @@ class Loader:
     def _head(self) -> Linear:
         spec = self.spec
         name = head_of(self.matrices.checkpoint, (spec.vocab, spec.hidden), tied=spec.tied)
-        head = self.matrices.head(rows_of(name, self.shard.vocab, spec.vocab, spec.hidden))
+        head = self.matrices.head(rows_of(name, self.shard.vocab, spec.vocab, spec.hidden), biased=spec.head_bias)
         return head if spec.cap is None else Capped(head, spec.cap)
 
     def _final_norm(self) -> Norm:

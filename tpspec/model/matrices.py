@@ -66,12 +66,12 @@ class Matrices:
         weight = self._rows([place if self.quantize is None else replace(place, columns=whole_groups)])
         return self._linear(weight, self._biases([place], biased=has_bias), grid)
 
-    def head(self, place: Place) -> Linear:
+    def head(self, place: Place, *, biased: bool) -> Linear:
         """Of the output head, which is quantized to other bits than the layers."""
-        self.check_biases([place], biased=False)
-        if (product := self._of_codes([place], biased=False)) is not None:
+        self.check_biases([place], biased=biased)
+        if (product := self._of_codes([place], biased=biased)) is not None:
             return product
-        return self._linear(self._rows([place]), None, bits=HEAD_BITS)
+        return self._linear(self._rows([place]), self._biases([place], biased=biased), bits=HEAD_BITS)
 
     def _rows(self, places: Sequence[Place]) -> Tensor:
         """Of all of them, one below the other, on the device: read to where they stay, if they stay as they are."""

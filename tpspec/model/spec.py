@@ -116,6 +116,7 @@ class ModelSpec:
     gate: Gate
 
     # Embeddings and logits
+    head_bias: bool
     embedding_scale: float | None  # None: 1
     embedding_eps: float | None  # of their norm, if they have one
     scaled_layers: bool
@@ -239,6 +240,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         qkv_bias=flag(config, arch.qkv_bias),
         o_bias=flag(config, arch.o_bias),
         mlp_bias=flag(config, arch.mlp_bias),
+        head_bias=said.said(MODEL_TYPES[kind].head_biased),
         sinks=MODEL_TYPES[kind].sinks,
         qk_norm=flag(config, arch.qk_norm),
         joint_norm=MODEL_TYPES[kind].jointly,

@@ -47,5 +47,7 @@ class Defaults:
     out_normed: str | None = None  # the key that may say that two are missing
     behind: bool = False  # they are of what layers give, and of nothing else
 
+    head_biased: bool | str = False  # the output head is, always or where that key says so
+
     always: tuple[str, ...] = ()  # keys that must be true where they are said
     never: tuple[str, ...] = ()  # keys that must be null, false or empty

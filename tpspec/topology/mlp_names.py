@@ -84,6 +84,6 @@ MLPS = {
     **dict.fromkeys(("glm", "glm4", "glm4v_text", "phi3"), FUSED),
     "exaone": MlpNames("mlp", "c_fc_0", "c_fc_1", "c_proj"),
     **dict.fromkeys(("lfm2", "lfm3"), MlpNames("feed_forward", gate="w1", up="w3", down="w2")),
-    "nanochat": MlpNames("mlp", gate=None, up="fc1", down="fc2"),
+    **dict.fromkeys(("nanochat", "phi"), MlpNames("mlp", gate=None, up="fc1", down="fc2")),
     "starcoder2": MlpNames("mlp", gate=None, up="c_fc", down="c_proj"),
 }

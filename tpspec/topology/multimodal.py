@@ -70,8 +70,8 @@ TIED = "tie_word_embeddings"  # which the whole model decides, where its head is
 # Files of older tools that say how weights are stored, where config.json does not, and what method they need not name.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 STORAGE = ("compression_config", "quantization_config", *BESIDE)  # of the whole model, text model included
-# How names of tensors begin otherwise: as Nemotron-H was published, and as transformers has it and LFM2; and EXAONE's
-# and Falcon-H1's.
+# How names of tensors begin otherwise: of Nemotron-H, as it was published and as transformers has it, LFM2, EXAONE, Phi
+# and Falcon-H1.
 RENAMED = {
     "backbone.embeddings.": "model.embed_tokens.",
     "backbone.norm_f.": "model.norm.",

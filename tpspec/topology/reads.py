@@ -65,6 +65,10 @@ class Reads:
             raise self.refusal(key, "true or false")
         return value
 
+    def said(self, flag: bool | str) -> bool:
+        """What is always so, or what the flag of that name says; false where it is left out."""
+        return self.flag(flag, False) if isinstance(flag, str) else flag
+
     def text(self, key: str) -> str:
         value = self.config.get(key)
         if not isinstance(value, str):

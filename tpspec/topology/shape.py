@@ -74,6 +74,7 @@ class ModelShape:
     model_type: str
     o_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     sinks: str | None = None
     qk_norm: bool = False
     joint_norm: bool = False
@@ -126,6 +127,9 @@ class ModelShape:
         intermediate = adjusted(read, model_type, read.size(*intermediate_key(model_type, experts)))
         vocab = read.size("vocab_size", usual.vocab)
         per_layer = per_layer_of(read, model_type, vocab)
+        head_bias, tied = read.said(usual.head_biased), read.flag("tie_word_embeddings", usual.tied)
+        if head_bias and tied:
+            raise read.refusal("tie_word_embeddings", "false, as the head has a bias")
         norms = usual.layer_norms - (0 if usual.out_normed is None or read.flag(usual.out_normed, True) else 2)
         num_kv_heads = 1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads)
         return cls(
@@ -136,13 +140,14 @@ class ModelShape:
             head_dim=head_dim,
             intermediate=intermediate,
             vocab=vocab,
-            tied=read.flag("tie_word_embeddings", usual.tied),
+            tied=tied,
             qkv_bias=biased,
             model_type=model_type,
             o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
             mlp_bias=_mlp_bias(read, usual, biased=biased),
             sinks=usual.sinks,
-            qk_norm=read.flag(usual.normed, False) if isinstance(usual.normed, str) else usual.normed,
+            head_bias=head_bias,
+            qk_norm=read.said(usual.normed),
             joint_norm=usual.jointly,
             layer_norms=norms + bool(per_layer) + (3 if experts and experts.apart else 0),
             window=max(windows, default=None),

@@ -41,7 +41,7 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     held = Held.of(shape, dtype, quantize)
     norms = (shape.num_layers * shape.layer_norms + 1) * shape.hidden * (2 if shape.norms_biased else 1)
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
-    head = held.bytes_of([_head(shape, shard)], HEAD_BITS)
+    head = held.bytes_of([_head(shape, shard)], HEAD_BITS) + len(shard.vocab) * shape.head_bias * DTYPE_BYTES[dtype]
     mlps = _mlp_bytes(shard, held) + _expert_bytes(shard, held) + _per_layer_bytes(held)
     states = _linear_bytes(shard, held) + _conv_bytes(shard, held)
     return (norms + _routers(shape)) * WIDE_BYTES + attention + states + mlps + head
