@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -566,6 +567,14 @@ AKIN: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "arcee": {"model_type": "arcee", "head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "axk1": {
+        "model_type": "axk1",
+        **{key: value for key, value in DEEPSEEK.items() if key != "first_k_dense_replace"},
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "q_lora_rank": 28,
+    },
     "cohere": {"model_type": "cohere", "logit_scale": 0.8, "attention_bias": True},
     "cohere2_moe_sum": {
         "model_type": "cohere2_moe",
@@ -788,6 +797,33 @@ AKIN: dict[str, dict[str, Any]] = {
     "olmoe": {"model_type": "olmoe", "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
     "phi": {"model_type": "phi", "num_hidden_layers": 2, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
     "qwen2_moe": {"model_type": "qwen2_moe", **GATED, "num_experts": 7},
+    "sarvam_mla": {
+        "model_type": "sarvam_mla",
+        **DEEPSEEK,
+        "q_lora_rank": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "sarvam_moe": {
+        "model_type": "sarvam_moe",
+        "head_dim": 16,
+        **MIXED,
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        # As it was published, and transformers does not read it.
+        "moe_router_enable_expert_bias": True,
+        "score_function": "sigmoid",
+        "use_bias": False,
+        "use_rmsnorm": True,
+    },
     "solar_open": {"model_type": "solar_open", "head_dim": 16, **MIXED, "attention_bias": True},
     "stablelm": {"model_type": "stablelm", "use_qkv_bias": True, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
     "vaultgemma": {
@@ -846,6 +882,11 @@ EXAONE_KEYS = {
     "rms_norm_eps": "layer_norm_epsilon",
 }  # transformers', and as it was published
 INTERNLM_KEYS = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
+SARVAM_KEYS = {
+    "attention_bias": "use_qkv_bias",
+    "n_routed_experts": "num_experts",
+    "n_shared_experts": "num_shared_experts",
+}
 STEPS_KEYS = {
     "moe_num_experts": "n_routed_experts",
     "moe_top_k": "num_experts_per_tok",
@@ -981,14 +1022,17 @@ def _as_llama3(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
 
 
-def _as_exaone(config: dict[str, Any]) -> dict[str, Any]:
-    """Likewise as EXAONE 3's do, and by keys of its own."""
-    return {EXAONE_KEYS.get(key, key): value for key, value in _as_llama3(config).items()}
+def _by_keys(config: dict[str, Any], keys: dict[str, str]) -> dict[str, Any]:
+    """Likewise, and by keys of its own."""
+    return {keys.get(key, key): value for key, value in _as_llama3(config).items()}
 
 
-def _as_internlm(config: dict[str, Any]) -> dict[str, Any]:
-    """Likewise as InternLM 3's do."""
-    return {INTERNLM_KEYS.get(key, key): value for key, value in _as_llama3(config).items()}
+def _as_sarvam(config: dict[str, Any]) -> dict[str, Any]:
+    """Likewise as Sarvam's 105B does, and what it caches by the key of a head's size."""
+    made = _by_keys(config, {key: SARVAM_KEYS[key] for key in ("n_routed_experts", "n_shared_experts")})
+    made["rope_scaling"] |= {"type": "deepseek_yarn"}
+    del made["rope_scaling"]["rope_type"]
+    return made | {"head_dim": made["kv_lora_rank"] + made["qk_rope_head_dim"]}
 
 
 def _as_hunyuan(config: dict[str, Any]) -> dict[str, Any]:
@@ -1044,11 +1088,13 @@ def as_step(config: dict[str, Any], *, behind: int = 2) -> dict[str, Any]:
 # What says a config as it was published.
 PUBLISHED = {
     "apertus": _as_llama3,
-    "exaone": _as_exaone,
+    "exaone": partial(_by_keys, keys=EXAONE_KEYS),
     "hunyuan": _as_hunyuan,
     "hunyuan_moe": _as_hunyuan,
-    "internlm3": _as_internlm,
+    "internlm3": partial(_by_keys, keys=INTERNLM_KEYS),
     "llama3": _as_llama3,
+    "sarvam_mla": _as_sarvam,
+    "sarvam_moe": partial(_by_keys, keys=SARVAM_KEYS),
     "step3p5": as_step,
 }
 

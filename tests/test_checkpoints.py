@@ -90,8 +90,8 @@ def test_no_bias_is_zero_and_no_norm_is_one(kind: str, tmp_path: Path) -> None:
     vectors = {n: w for n, w in load_file(tiny(kind, tmp_path) / "model.safetensors").items() if w.dim() == 1}
     assert all(w.std() > 0.1 for w in vectors.values() if w.numel() > 1)
     assert all(w.item() not in (0, 1) for w in vectors.values() if w.numel() == 1)
-    biased = ("arcee", "cohere", "qwen2", "glm", "glm4", "glm4_moe", "gpt_oss", "internlm3", "jais2", "lfm3_plain", "phi",
-              "seed_oss", "qwen2_moe", "solar_open", "stablelm", "starcoder2")  # fmt: skip
+    biased = ("arcee", "cohere", "qwen2", "glm", "glm4", "glm4_moe", "gpt_oss", "internlm3", "jais2", "lfm3_plain",
+              "phi", "seed_oss", "qwen2_moe", "solar_open", "stablelm", "starcoder2")  # fmt: skip
     assert any(n.endswith("q_proj.bias") and "vision" not in n for n in vectors) == (kind in biased)
 
 

@@ -138,6 +138,9 @@ ROUNDED = {
     "tencent/Hunyuan-A13B-Instruct": 80,
     "tencent/Hy3-preview": 295,
     "upstage/Solar-Open-100B": 102.6,
+    "sarvamai/sarvam-30b": 32,
+    "sarvamai/sarvam-105b": 106,
+    "skt/A.X-K1": 519,
     "Qwen/Qwen2-57B-A14B-Instruct": 57.4,
     "swiss-ai/Apertus-8B-Instruct-2509": 8,
     "IQuestLab/IQuest-Coder-V1-40B-Instruct": 40,
@@ -165,6 +168,9 @@ ACTIVE = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": (17, 0.5),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": (17, 0.5),
     "openai/gpt-oss-20b": (3.61 + 0.579, 0.01),  # published without the table
+    "sarvamai/sarvam-30b": (2.4 + 2 * 1.0737, 0.05),  # published without its tables
+    "sarvamai/sarvam-105b": (10.3 + 2 * 1.0737, 0.05),
+    "skt/A.X-K1": (33, 0.5),
     "openai/gpt-oss-120b": (5.13 + 0.579, 0.01),
     "Aleph-Alpha/Kolibri-1": (3.45757 + 0.32768, 1e-4),  # likewise
 }
@@ -266,7 +272,7 @@ def test_the_types_that_have_a_shape_are_those_that_can_run(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 48}))
     with pytest.raises(
         UserError,
-        match="architecture 'gpt2' is not supported; supported are afmoe, apertus, arcee, cohere, cohere2",
+        match="architecture 'gpt2' is not supported; supported are afmoe, apertus, arcee, axk1, cohere",
     ):
         shape_of(str(tmp_path))
 
@@ -275,6 +281,7 @@ CALLED = {
     "afmoe": "Trinity",
     "apertus": "Apertus",
     "arcee": "AFM",
+    "axk1": "A.X K1",
     "cohere": "Command R",
     "cohere2": "Command A",
     "cohere2_moe": "Command A+",
@@ -352,6 +359,8 @@ CALLED = {
     "qwen3_next": "Qwen3-Next",
     "qwen3_vl_moe_text": "Qwen3-VL",
     "qwen3_vl_text": "Qwen3-VL",
+    "sarvam_mla": "Sarvam 105B",
+    "sarvam_moe": "Sarvam 30B",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM2 and 3",
     "solar_open": "Solar Open",
@@ -387,6 +396,8 @@ def test_whatever_runs_is_named_where_people_look() -> None:
         ("nemotron_h", "time_step_limit", [0.0, 0.1]),
         ("nemotron_h", "use_bias", True),
         ("phi", "qk_layernorm", True),
+        ("sarvam_moe", "moe_router_enable_expert_bias", False),
+        ("sarvam_moe", "score_function", "softmax"),
         ("phi", "tie_word_embeddings", True),
         ("stablelm", "use_parallel_residual", True),
     ],

@@ -24,12 +24,14 @@ THETA = "rope_theta"  # of rope, where a model may have none: null says so
 @dataclass(frozen=True, slots=True)
 class NormNames:
     """Of a layer: of what attention and the MLP read, and of what they give before it is added; None where that is not
-    normed, or the MLP reads what attention does. queries, keys: within attention, where those have some."""
+    normed, or the MLP reads what attention does. mixture_out: in place of mlp_out in layers with experts. queries,
+    keys: within attention, where those have some."""
 
     attention: str | None = "input_layernorm"
     attention_out: str | None = None
     mlp: str | None = "post_attention_layernorm"
     mlp_out: str | None = None
+    mixture_out: str | None = None
     queries: str = "q_norm"
     keys: str = "k_norm"
 

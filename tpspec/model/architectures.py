@@ -106,6 +106,7 @@ ARCHITECTURES = {
         gate=("hidden_act", "xielu"),
     ),
     "arcee": replace(LLAMA, gate=("hidden_act", "relu2")),
+    "axk1": Architecture(alternate_rope="rope_interleave", norms=NormNames(mixture_out="post_mlp_layernorm")),
     "cohere": COHERE,
     "cohere2": replace(COHERE, window="layer_types", nope=FULL),
     "cohere2_moe": replace(COHERE, window="layer_types", nope=NOPE_WITH_EXPERTS, rms_eps="rms_norm_eps"),
@@ -280,6 +281,10 @@ ARCHITECTURES = {
     "qwen3_next": HYBRID,
     "qwen3_vl_moe_text": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
     "qwen3_vl_text": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "sarvam_mla": Architecture(alternate_rope="rope_interleave"),
+    "sarvam_moe": Architecture(
+        qkv_bias="attention_bias", qk_norm=True, norms=NormNames(queries="query_layernorm", keys="key_layernorm")
+    ),
     "seed_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_out_bias", mlp_bias="mlp_bias"),
     "smollm3": Architecture(
         qkv_bias="attention_bias",

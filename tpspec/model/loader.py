@@ -217,6 +217,9 @@ class Loader:
         q_norm, k_norm, v_norm = attentions.head_norms(inner, layer)
         attention_norm = None if names.attention is None else norm(names.attention)
         mlp_norm = attention_norm if spec.parallel else None
+        mlp_out = names.mlp_out
+        if spec.experts is not None and index in spec.experts.layers(len(spec.layers)):
+            mlp_out = names.mixture_out or mlp_out
         is_apart = spec.experts is not None and spec.experts.apart
         if is_apart:
             mlp_norm = self.norms.without_weight(spec.hidden)
@@ -234,7 +237,7 @@ class Loader:
             attention_out_norm=self._out_norm(at, names.attention_out),
             mlp_norm=mlp_norm,
             mlp=mlp,
-            mlp_out_norm=self._out_norm(at, names.mlp_out),
+            mlp_out_norm=self._out_norm(at, mlp_out),
             mlp_joined=(norm(f"{names.mlp_out}_1"), norm(f"{names.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
             joint_norm=attentions.joint_norm(inner, layer),

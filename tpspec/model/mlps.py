@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 
 from tpspec.errors import UserError
@@ -158,6 +159,8 @@ class Mlps:
         if not (experts.corrected or experts.biased):
             return Router(weight_ND, experts)
         bias, size = correction if experts.corrected else f"{name}.bias", (experts.count,)
+        if names.may_lack_correction and correction not in self.matrices.checkpoint:
+            return Router(weight_ND, experts, torch.zeros(size, device=self.matrices.device))
         lying = (1, *size)  # as Ernie 4.5 has it
         stored = lying if self.matrices.checkpoint.has(bias, lying) else size
         return Router(weight_ND, experts, self.matrices.wide(bias, stored).view(size))

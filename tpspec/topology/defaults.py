@@ -43,6 +43,7 @@ class Defaults:
 
     # Norms of the hidden state, in each layer
     layer_norms: int = 2
+    mixture_normed: bool = False  # there is one more, of what a mixture of experts gives
     norms_biased: bool = False
     out_normed: str | None = None  # the key that may say that two are missing
     behind: bool = False  # they are of what layers give, and of nothing else

@@ -149,6 +149,7 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str
     read.one_of("moe_layer_freq", (1,), 1)
     scores = ("sigmoid", "noaux_tc") if usual.sigmoid and not usual.of_parts else ("softmax",)
     read.one_of("scoring_func", scores, scores[0])
+    read.one_of("score_function", scores, scores[0])
     read.one_of("moe_router_score_func", ("sigmoid",), "sigmoid")
     read.one_of("moe_router_use_sigmoid", (True,), True)
     if usual.of_parts:

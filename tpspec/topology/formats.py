@@ -27,9 +27,9 @@ EXPERTS = ("w1", "w2", "w3")
 FEEDING = ("gate_proj", "up_proj", "down_proj", "c_fc", "c_fc_0", "c_fc_1", "c_proj", "fc1", "fc2")
 LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_a", "in_proj_b", "in_proj_ba", "in_proj", "out_proj")
 PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
-MATRICES = ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "dense", *LATENTS, *LINEAR, *PER_LAYER, *FEEDING,
-            *EXPERTS, "fc1_latent_proj", "fc2_latent_proj", "shared_mlp.input_linear", "shared_mlp.output_linear",
-            HEAD)  # fmt: skip
+MATRICES = ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "query_key_value", "dense", *LATENTS, *LINEAR,
+            *PER_LAYER, *FEEDING, *EXPERTS, "fc1_latent_proj", "fc2_latent_proj", "shared_mlp.input_linear",
+            "shared_mlp.output_linear", HEAD)  # fmt: skip
 # What a module may consist of besides a weight or its codes, and a bias. Of activations and of the cache they are of no
 # use here: neither is rounded.
 UNUSED = frozenset((

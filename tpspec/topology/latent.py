@@ -59,11 +59,13 @@ class Latent:
 
 # What types mean by keys that their config.json leaves out, as transformers does.
 LATENTS = {
+    "axk1": Latent(rank=512, plain=128, turned=64, values=128, queries=1536),
     "deepseek_v2": Latent(rank=512, plain=128, turned=64, values=128, queries=1536),
     "deepseek_v3": Latent(rank=512, plain=128, turned=64, values=128, queries=1536),
     "glm4_moe_lite": Latent(rank=512, plain=192, turned=64, values=256, queries=768),
     "kimi_linear": Latent(rank=512, plain=128, turned=64, values=128, queries=None),
     "mistral4": Latent(rank=256, plain=64, turned=64, values=128, queries=1024),
+    "sarvam_mla": Latent(rank=512, plain=128, turned=64, values=128, queries=None),
     "youtu": Latent(rank=512, plain=128, turned=64, values=128, queries=1536),
 }
 

@@ -99,6 +99,13 @@ MIXTURES = {
             keys=("num_dense_layers", "num_shared_experts", "route_scale"),
         ),
     ),
+    "axk1": Mixing(
+        MlpNames("mlp", may_lack_correction=True),
+        count=192,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=18432, shared=1, channels=2048, groups=(8, 4), scale=2.5, listed=True),
+    ),
     "cohere2_moe": Mixing(
         DENSE,
         count=8,
@@ -339,6 +346,16 @@ MIXTURES = {
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
     "qwen3_vl_moe_text": Mixing(MlpNames("mlp", together=TOGETHER), count=60, chosen=4, sums_to_one=True),
     "qwen3_next": Mixing(MlpNames("mlp", shared="mlp.shared_expert"), count=512, chosen=10, norms=True, gated=512),
+    "sarvam_mla": Mixing(
+        DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=16384, shared=1, channels=2048, scale=2.5)
+    ),
+    "sarvam_moe": Mixing(
+        MlpNames("mlp", correction="mlp.gate.expert_bias"),
+        count=128,
+        chosen=6,
+        norms=True,
+        beside=Beside(dense=8192, shared=1, channels=1024, scale=2.5),
+    ),
     "solar_open": Mixing(
         DENSE,
         count=128,

@@ -19,8 +19,8 @@ class MlpNames:
     alternate: the outputs of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other
     way round, or a matrix for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate:
     of what that is multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the
-    layer. bends: of three numbers of xielu, within an MLP, as model/mlps.py takes them; or None. apart: gate, up and
-    down of MLPs that are no experts, if those have other names.
+    layer, which is zeros where checkpoints may lack it. bends: of three numbers of xielu, within an MLP, as
+    model/mlps.py takes them; or None. apart: gate, up and down of MLPs that are no experts, if those have other names.
     """
 
     module: str
@@ -35,6 +35,7 @@ class MlpNames:
     alternate: bool = False
     shared_gate: str = "shared_expert_gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    may_lack_correction: bool = False
     bends: tuple[str, str, str] | None = None
     apart: tuple[str, str, str] | None = None
 

@@ -36,6 +36,7 @@ TEXT_TYPES = {
     "step3p7": "step3p5",
 }  # of the text model, where its section does not say
 OTHER_NAMES = {
+    "AXK1": "axk1",
     "exaone4_5_text": "exaone4",
     "kimi_k2": "deepseek_v3",
 }  # of types of text models, as configs were published
@@ -70,8 +71,8 @@ TIED = "tie_word_embeddings"  # which the whole model decides, where its head is
 # Files of older tools that say how weights are stored, where config.json does not, and what method they need not name.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 STORAGE = ("compression_config", "quantization_config", *BESIDE)  # of the whole model, text model included
-# How names of tensors begin otherwise: of Nemotron-H, as it was published and as transformers has it, LFM2, EXAONE, Phi
-# and Falcon-H1.
+# How names of tensors begin otherwise: of Nemotron-H, as it was published and as transformers has it, LFM2, EXAONE,
+# Phi, Falcon-H1 and Sarvam.
 RENAMED = {
     "backbone.embeddings.": "model.embed_tokens.",
     "backbone.norm_f.": "model.norm.",
@@ -80,6 +81,7 @@ RENAMED = {
     "model.embeddings.": "model.embed_tokens.",
     "model.final_layernorm.": "model.norm.",
     "model.norm_f.": "model.norm.",
+    "model.word_embeddings.": "model.embed_tokens.",
     "transformer.h.": "model.layers.",
     "transformer.ln_f.": "model.norm.",
     "transformer.wte.": "model.embed_tokens.",

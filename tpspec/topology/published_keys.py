@@ -26,6 +26,12 @@ KEYS = {
     },
     "lfm2": {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     "lfm2_moe": {"tie_embedding": "tie_word_embeddings"},
+    "sarvam_mla": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+    "sarvam_moe": {
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "use_qkv_bias": "attention_bias",
+    },
     "step3p5": {
         "moe_num_experts": "n_routed_experts",
         "moe_top_k": "num_experts_per_tok",

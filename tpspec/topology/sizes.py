@@ -39,7 +39,10 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     shrink again.
     """
     held = Held.of(shape, dtype, quantize)
-    norms = (shape.num_layers * shape.layer_norms + 1) * shape.hidden * (2 if shape.norms_biased else 1)
+    num_norms = shape.num_layers * shape.layer_norms + 1
+    if MODEL_TYPES[shape.model_type].mixture_normed:
+        num_norms += len(_with_experts(shape))
+    norms = num_norms * shape.hidden * (2 if shape.norms_biased else 1)
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS) + len(shard.vocab) * shape.head_bias * DTYPE_BYTES[dtype]
     mlps = _mlp_bytes(shard, held) + _expert_bytes(shard, held) + _per_layer_bytes(held)
