@@ -71,6 +71,7 @@ def test_logits_are_spread_and_the_argmax_is_neither_constant_nor_an_echo(kind: 
         ("mistral", {"sliding_window": None}),
         ("olmo_hybrid", {"linear_allow_neg_eigval": False}),
         ("olmo_hybrid", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("phimoe", {"router_jitter_noise": 0.01}),
         ("starcoder2", {"sliding_window": None}),
         ("smollm3", {"no_rope_layers": [1, 1, 1]}),
     ],
@@ -91,7 +92,7 @@ def test_no_bias_is_zero_and_no_norm_is_one(kind: str, tmp_path: Path) -> None:
     assert all(w.std() > 0.1 for w in vectors.values() if w.numel() > 1)
     assert all(w.item() not in (0, 1) for w in vectors.values() if w.numel() == 1)
     biased = ("arcee", "cohere", "qwen2", "glm", "glm4", "glm4_moe", "gpt_oss", "internlm3", "jais2", "lfm3_plain",
-              "phi", "seed_oss", "qwen2_moe", "solar_open", "stablelm", "starcoder2")  # fmt: skip
+              "phi", "phimoe", "seed_oss", "qwen2_moe", "solar_open", "stablelm", "starcoder2")  # fmt: skip
     assert any(n.endswith("q_proj.bias") and "vision" not in n for n in vectors) == (kind in biased)
 
 

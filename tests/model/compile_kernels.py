@@ -303,10 +303,13 @@ def mixture(x: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         *((card_router._choose, {"logits_at": "*fp32", "bias_at": "*fp32", "scales_at": "*fp32",
                                    "closed_at": "*fp32",
                                    "slots_at": "*i64", "chosen_at": "*i32",
-                                   "weights_at": "*fp32", "count": "i32", "scale": "fp32", "added": "fp32"},
+                                   "weights_at": "*fp32", "count": "i32", "scale": "fp32", "added": "fp32",
+                                   "margin": "fp32"},
            {"num_chosen": 8, "wide": 128, "wide_chosen": 8, "sigmoid": sigmoid, "corrected": corrected,
-            "sums_to_one": not sigmoid, "divided": sigmoid, "scaled": not sigmoid, "padded": True})
-          for sigmoid, corrected in ((False, ""), (True, "sigmoids"), (True, "logits"))),
+            "sums_to_one": not (sigmoid or alone), "divided": sigmoid, "scaled": not (sigmoid or alone),
+            "one_by_one": alone, "padded": True})
+          for sigmoid, corrected, alone in ((False, "", False), (True, "sigmoids", False), (True, "logits", False),
+                                            (False, "", True))),
         (card_router._sort, {"chosen_at": "*i32", "ranks_at": "*i32", "num_pairs": "i32", "num_tiles": "i32"} | tiles,
          {"wide": card_router.MOST_SORTED, "wide_tiles": 256, "at_once": card_router.AT_ONCE,
           "tile_rows": card_tiles.TILE_ROWS}),

@@ -167,6 +167,16 @@ def test_weights_that_are_all_small_sum_to_less_than_one_where_much_is_added_to_
     assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
 
 
+def test_experts_that_are_chosen_one_by_one_are_what_the_reference_makes_of_them() -> None:
+    """As Phi-3.5-MoE's. Stands against experts that are there no more, which would weigh like any other."""
+    router, experts = mixture(7, 2, 16, sums_to_one=False)
+    router = Router(router.weight_ND, replace(router.experts, margin=0.4))
+    x_TD = rows(50)
+    due_TD = Mixture(router, experts, whole=False)(x_TD, STEPS)
+    made_TD = CardMixture(router, experts)(x_TD, STEPS)
+    assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
+
+
 @pytest.mark.parametrize("num_processors", [2, 20, 1000])
 @pytest.mark.parametrize("bits", [8, 4, "floats"])
 @pytest.mark.parametrize("num_rows", [1, 6, 50])

@@ -68,7 +68,7 @@ class Case(NamedTuple):
         """Kernels that are neither attention nor products of rows by a matrix that is no expert's."""
         if self.part == "heads":
             return 6 if self.capability == 86 else 3
-        return 96 if self.has_tensor_cores or not self.part else 3 + 8
+        return 97 if self.has_tensor_cores or not self.part else 3 + 8
 
     @property
     def num_of_many(self) -> int:

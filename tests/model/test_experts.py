@@ -12,6 +12,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkR
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.flint.modeling_flint import FlintTopKRouter
 from transformers.models.kolibri1.modeling_kolibri1 import Kolibri1TopKRouter
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.experts import Mixture, Router
@@ -81,6 +82,24 @@ def test_experts_that_logits_choose_have_the_weights_that_transformers_gives_the
     assert experts is not None
     x_TD = 3 * noise(64, HIDDEN, seed=3)
     made, (_, *due) = Router(theirs.weight.data, experts, bias_N)(x_TD), theirs(x_TD)
+    assert (spread(*made) - spread(*reversed(due))).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("noise_of_router", [0.01, 0.2])
+def test_experts_that_are_chosen_one_by_one_have_the_weights_that_transformers_gives_them(
+    noise_of_router: float,
+) -> None:
+    """As Phi-3.5-MoE's. Stands against a second expert whose weight is a part with the first's, and logits below 0
+    whose margin is taken for another's."""
+    said = {"hidden_size": HIDDEN, "num_local_experts": 12, "router_jitter_noise": noise_of_router}
+    config = AutoConfig.for_model("phimoe", **said)
+    theirs = PhimoeTopKRouter(config).eval()
+    theirs.weight.data = noise(12, HIDDEN, seed=1)
+    experts = experts_of(Reads(config.to_dict(), "here"), "phimoe")
+    assert experts is not None
+    x_TD = noise(64, HIDDEN, seed=3)
+    with torch.inference_mode():
+        made, (_, *due) = Router(theirs.weight.data, experts)(x_TD), theirs(x_TD)
     assert (spread(*made) - spread(*reversed(due))).abs().max() < 1e-6
 
 

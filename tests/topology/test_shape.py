@@ -60,6 +60,7 @@ PUBLISHED = {
     "microsoft/Phi-3.5-mini-instruct": 3.82108,
     "microsoft/Phi-4-mini-instruct": 3.83602,
     "microsoft/phi-4": 14.6595,
+    "microsoft/Phi-3.5-MoE-instruct": 41.87315,
     "google/gemma-2b-it": 2.50617,
     "google/gemma-7b-it": 8.53768,
     "google/gemma-2-2b-it": 2.61434,
@@ -168,6 +169,7 @@ ACTIVE = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": (17, 0.5),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": (17, 0.5),
     "openai/gpt-oss-20b": (3.61 + 0.579, 0.01),  # published without the table
+    "microsoft/Phi-3.5-MoE-instruct": (6.6, 0.05),
     "sarvamai/sarvam-30b": (2.4 + 2 * 1.0737, 0.05),  # published without its tables
     "sarvamai/sarvam-105b": (10.3 + 2 * 1.0737, 0.05),
     "skt/A.X-K1": (33, 0.5),
@@ -348,6 +350,7 @@ CALLED = {
     "olmoe": "OLMoE",
     "phi": "Phi-1",
     "phi3": "Phi-3",
+    "phimoe": "Phi-3.5-MoE",
     "qwen2": "Qwen2",
     "qwen2_5_vl_text": "Qwen2.5-VL",
     "qwen2_moe": "Qwen2-MoE",
@@ -396,6 +399,7 @@ def test_whatever_runs_is_named_where_people_look() -> None:
         ("nemotron_h", "time_step_limit", [0.0, 0.1]),
         ("nemotron_h", "use_bias", True),
         ("phi", "qk_layernorm", True),
+        ("phimoe", "num_experts_per_tok", 1),
         ("sarvam_moe", "moe_router_enable_expert_bias", False),
         ("sarvam_moe", "score_function", "softmax"),
         ("phi", "tie_word_embeddings", True),

@@ -63,6 +63,7 @@ class Architecture:
     alternate_rope: bool | str = False  # it turns a number with the next, not with one half a head away
     backwards: bool = False  # by the negative of its angle
     stretched: bool = False  # whether a dynamic one may have an alpha (frequencies.py)
+    own_scales: bool = False  # a longrope says what its cosines and sines are multiplied by
     tuned: bool = False  # whether queries that it does not turn may grow, as attn_temperature_tuning says
     ropes_by_kind: bool = False  # each kind of layers says of its own
 
@@ -86,7 +87,7 @@ class Architecture:
     scaled_embeddings: bool | str = False  # by the root of their size
     normed_embeddings: bool = False  # by RMSNorm without a weight
     scaled_layers: bool = False  # what leaves a layer, by a number of its own
-    # Embeddings, what is added to them, scores and logits are multiplied by numbers of the config (spec.py), but that
+    # Embeddings, what is added to them, scores and logits are multiplied by numbers of the config (scales.py), but that
     # logits are divided by theirs, unless this is "logits".
     multiplied: bool | Literal["logits"] = False
     scaled: bool = False  # embeddings, scores, products and logits are by numbers of their own (product_scales.py)

@@ -270,6 +270,9 @@ ARCHITECTURES = {
         gate=("hidden_act", "gelu_new"),
     ),
     "phi3": Architecture(partial_rope=True, window="all"),
+    "phimoe": Architecture(
+        qkv_bias="attention_bias", o_bias="attention_bias", own_scales=True, window="all", centred=True
+    ),
     "qwen2": Architecture(qkv_bias=True, window="layer_types"),
     "qwen2_5_vl_text": Architecture(qkv_bias=True, window="layer_types"),
     "qwen2_moe": Architecture(qkv_bias="qkv_bias", window="layer_types"),

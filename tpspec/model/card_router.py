@@ -47,10 +47,10 @@ def routed(router: Router, x_TD: Tensor, slots_T: Tensor | None, how: Overlap) -
     _choose[(len(x_TD),)](
         logits_TN, logits_TN if bias_N is None else bias_N, logits_TN if scales_N is None else scales_N, closed_TN,
         chosen_TK if slots_T is None else slots_T, chosen_TK, weights_TK, experts.count, experts.scale, experts.added,
-        num_chosen=K,
-        wide=triton.next_power_of_2(experts.count), wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid,
-        corrected=experts.corrected or "", sums_to_one=experts.sums_to_one, divided=experts.is_divided,
-        scaled=scales_N is not None, padded=slots_T is not None, **how,
+        experts.margin or 0.0, num_chosen=K, wide=triton.next_power_of_2(experts.count),
+        wide_chosen=triton.next_power_of_2(K), sigmoid=experts.sigmoid, corrected=experts.corrected or "",
+        sums_to_one=experts.sums_to_one, divided=experts.is_divided, scaled=scales_N is not None,
+        one_by_one=experts.margin is not None, padded=slots_T is not None, **how,
     )  # fmt: skip
     return chosen_TK, weights_TK
 
@@ -106,6 +106,7 @@ def _choose(
     count: int,
     scale: float,
     added: float,
+    margin: float,
     num_chosen: tl.constexpr,
     wide: tl.constexpr,
     wide_chosen: tl.constexpr,
@@ -114,6 +115,7 @@ def _choose(
     sums_to_one: tl.constexpr,
     divided: tl.constexpr,
     scaled: tl.constexpr,
+    one_by_one: tl.constexpr,
     padded: tl.constexpr,
     overlaps: tl.constexpr,
 ) -> None:
@@ -121,7 +123,8 @@ def _choose(
 
     Whatever the logits are, an expert that exists: what is no number makes weights that are none. corrected: see
     Experts; "": nothing is. divided: closed [T, N] is added to what they are chosen by. scaled: each weight by its
-    expert's of scales [N]. padded: rows whose slot is below 0 get experts -1.
+    expert's of scales [N]. one_by_one: within the margin, see Experts. padded: rows whose slot is below 0 get experts
+    -1.
     """
     begin(overlaps)
     row = tl.program_id(0)
@@ -139,13 +142,19 @@ def _choose(
         expert = tl.minimum(tl.argmax(ranked, 0), count - 1)
         sent = tl.where(tl.load(slots_at + row) >= 0, expert, -1) if padded else expert
         tl.store(chosen_at + row * num_chosen + place, sent)
-        tops = tl.where(places == place, tl.sum(tl.where(experts == expert, scores, 0.0), 0), tops)
+        if one_by_one:
+            best = tl.max(ranked, 0)
+            far = best - logits > margin * tl.maximum(tl.abs(logits), best)
+            top = 1 / tl.sum(tl.where(far, 0.0, tl.exp(ranked - best)), 0)
+        else:
+            top = tl.sum(tl.where(experts == expert, scores, 0.0), 0)
+        tops = tl.where(places == place, top, tops)
         if scaled:
             scales = tl.where(places == place, scale * tl.load(scales_at + expert), scales)
         ranked = tl.where(experts == expert, float("-inf"), ranked)
     if sums_to_one:
         total = tl.sum(tops, 0) + (added if sigmoid else 0.0)
-    elif sigmoid:
+    elif sigmoid or one_by_one:
         total = 1.0
     tl.store(weights_at + row * num_chosen + places, tops / total * scales, mask=places < num_chosen)
 

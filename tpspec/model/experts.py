@@ -40,13 +40,16 @@ class Router:
     def __call__(self, x_TD: Tensor, *, whole: bool = False) -> tuple[Tensor, Tensor]:
         """The experts of every row, [T, K], and the weights of what they make of it, float32. whole: see Mixture."""
         made_TN = self._made(x_TD)
-        if whole and self.experts.sigmoid:  # of which torch makes other bits at the end of a tensor
+        # Of which torch makes other bits at the end of a tensor.
+        if whole and (self.experts.sigmoid or self.experts.margin is not None):
             alone = [self._chosen(self._bent(row_1N)) for row_1N in torch.split(made_TN, 1)]
             indices, weights = zip(*alone, strict=True)
             return torch.cat(indices), torch.cat(weights)
         return self._chosen(self._bent(made_TN))
 
     def _chosen(self, logits_TN: Tensor) -> tuple[Tensor, Tensor]:
+        if self.experts.margin is not None:
+            return self._one_by_one(logits_TN, self.experts.margin)
         experts, ranked_TN = self.experts, self.ranked(logits_TN)
         if experts.is_divided:
             ranked_TN = ranked_TN + self.closed(ranked_TN)
@@ -59,6 +62,17 @@ class Router:
         total_T1 = (chosen.values if experts.sums_to_one else logits_TN).logsumexp(1, keepdim=True)
         weights_TK = (chosen.values - total_T1).exp() * experts.scale
         return chosen.indices, weights_TK if self.scales_N is None else weights_TK * self.scales_N[chosen.indices]
+
+    def _one_by_one(self, logits_TN: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+        """Of which each is chosen among those that are left."""
+        left_TN, indices, weights = logits_TN, [], []
+        for _ in range(self.experts.chosen):
+            best_T1, index_T1 = left_TN.max(1, keepdim=True)
+            far_TN = best_T1 - logits_TN > margin * logits_TN.abs().maximum(best_T1)
+            indices.append(index_T1)
+            weights.append(1 / (left_TN - best_T1).exp().masked_fill(far_TN, 0).sum(1, keepdim=True))
+            left_TN = left_TN.scatter(1, index_T1, -torch.inf)
+        return torch.cat(indices, 1), torch.cat(weights, 1)
 
     def ranked(self, logits_TN: Tensor) -> Tensor:
         """[T, N], what experts are chosen by."""

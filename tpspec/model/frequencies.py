@@ -96,6 +96,17 @@ def stretched(config: Any, parameters: dict[str, Any], where: str) -> dict[str, 
     return {"rope_type": "default", "rope_theta": parameters["rope_theta"] * alpha ** (size / (size - 2))}
 
 
+def scaled(parameters: dict[str, Any], where: str) -> dict[str, Any]:
+    """Of longrope that says by what its cosines and sines are multiplied, in short texts and long ones."""
+    if parameters.get("rope_type") != "longrope":
+        return parameters
+    short, long = (parameters.get(f"{texts}_mscale") for texts in ("short", "long"))
+    if not isinstance(short, int | float) or isinstance(short, bool) or not short > 0 or short != long:
+        right = "a number above 0, and long_mscale the same"
+        raise UserError(f"{where}: rope_parameters.short_mscale is {short!r}, long_mscale {long!r}; should be {right}")
+    return parameters | {"attention_factor": short}
+
+
 def theta_of(theta: float) -> str:
     return f"theta {float(theta)}"
 
@@ -175,6 +186,8 @@ def _inverse(
             if (count := len(parameters[factors])) != turned // 2:  # one would do for all
                 raise ValueError(f"{factors} has {count} numbers for {turned // 2} pairs")
         inverse, scale = ROPE_INIT_FUNCTIONS[kind](whole, torch.device("cpu"), seq_len=length, layer_type=layers)
+        if kind == "longrope":
+            scale = parameters.get("attention_factor") or scale  # which is what it is, but where `scaled` says it
     if not (inverse > 0).logical_and(inverse.isfinite()).all():
         raise ValueError("its frequencies are no positive numbers")
     return torch.nn.functional.pad(inverse.float(), (0, head_dim // 2 - len(inverse))), float(scale)

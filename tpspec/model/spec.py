@@ -20,6 +20,7 @@ from tpspec.model.frequencies import (
     num_of_turned,
     ropes_by_theta,
     ropes_of,
+    scaled,
     still,
     stretched,
 )
@@ -329,6 +330,8 @@ def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str
     if arch.nope == ONE_THETA:
         check_one_theta(config, THETAS, where)
     ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind)
+    if arch.own_scales:
+        return {kinds: scaled(rope, where) for kinds, rope in ropes.items()}
     return {kinds: stretched(config, rope, where) for kinds, rope in ropes.items()} if arch.stretched else ropes
 
 

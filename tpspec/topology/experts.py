@@ -30,14 +30,15 @@ class Experts:
     largest logits are chosen. of_parts: that sigmoid is a part of a softmax after all, and only the bias makes it
     another (Ernie 4.5). cap: what the router says stays below, by cap * tanh(x / cap); or None. scale: of all weights,
     after that. groups: into which experts are divided; each token is sent to experts of the `groups_chosen` that are
-    best for it.
-    first_layer: from there on each `every`-th layer has some; the others have an MLP of `dense` channels instead.
-    on_inputs: what an expert reads is multiplied by its weight, not what it gives. shared: channels of an MLP beside
-    the experts, through which every row goes; 0: there is none. shared_scale: of what that gives. shared_gated: whether
-    that has a gate. apart: whether it and the experts have norms of their own, before and behind; then ranks sum them
-    side by side, and an expert's weight is multiplied with a number of its own. biased: the matrices of experts, and
-    the router. latent: numbers of a row that experts read, and give, by a matrix before and one behind them that all
-    share; 0: those of the row.
+    best for it. first_layer: from there on each `every`-th layer has some; the others have an MLP of `dense` channels
+    instead. on_inputs: what an expert reads is multiplied by its weight, not what it gives. shared: channels of an MLP
+    beside the experts, through which every row goes; 0: there is none. shared_scale: of what that gives. shared_gated:
+    whether that has a gate. apart: whether it and the experts have norms of their own, before and behind; then ranks
+    sum them side by side, and an expert's weight is multiplied with a number of its own. biased: the matrices of
+    experts, and the router. latent: numbers of a row that experts read, and give, by a matrix before and one behind
+    them that all share; 0: those of the row. margin: the weight of an expert is its part of a softmax over those not
+    chosen before it whose logits are below its own by no more than this part of theirs, or of its own if that is more
+    (SparseMixer, arXiv 2409.12136); or None.
     """
 
     count: int
@@ -61,6 +62,7 @@ class Experts:
     shared_scale: float = 1.0
     on_inputs: bool = False
     added: float = 1e-20
+    margin: float | None = None
 
     def layers(self, num_layers: int) -> range:
         """Those with experts, of so many."""
@@ -118,6 +120,9 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
         read.one_of("use_routing_bias", (True,), True)
         read.refuse("shared_intermediate_size")
     experts = _weighed(Experts(count, chosen, sums_to_one, biased=usual.biased), by_sigmoids=usual.sigmoid)
+    if usual.margin is not None:
+        read.one_of(usual.chosen_key, (2,), usual.chosen)
+        return replace(experts, margin=2 * read.number(*usual.margin))
     if usual.by_logits is not None:
         return _by_logits(experts, read, usual.by_logits)
     if usual.apart is not None:

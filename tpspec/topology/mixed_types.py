@@ -259,6 +259,16 @@ MIXED_TYPES = {
         jointly=True,
         intermediate=("intermediate_size", 2048),
     ),
+    "phimoe": Defaults(
+        hidden=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        vocab=32064,
+        norms_biased=True,
+        head_biased="lm_head_bias",
+        intermediate=("intermediate_size", 6400),
+    ),
     "qwen2_moe": Defaults(
         hidden=2048,
         num_layers=24,

@@ -64,7 +64,8 @@ class Mixing:
     apart: channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their
     own. shared: the key for the channels of an MLP beside the experts that has no gate, and how many there are without
     it; 0: there is none. alone: names of an MLP of models without experts, where a config may say that there are none.
-    by_layer: keys that may list what they say for each layer, which has to be the same for all.
+    by_layer: keys that may list what they say for each layer, which has to be the same for all. margin: the key for
+    half of that of Experts, and how much it is without it.
     """
 
     names: MlpNames
@@ -83,6 +84,7 @@ class Mixing:
     alone: MlpNames | None = None
     channels: tuple[str, int | None] | None = None
     by_layer: tuple[str, ...] = ()
+    margin: tuple[str, float] | None = None
 
 
 MIXTURES = {
@@ -335,6 +337,13 @@ MIXTURES = {
         channels=("moe_intermediate_size", 7688),
     ),
     "olmoe": Mixing(DENSE, count=64, chosen=8),
+    "phimoe": Mixing(
+        MlpNames("block_sparse_moe", "w1", "w3", "w2"),
+        count=16,
+        chosen=2,
+        sums_to_one=False,
+        margin=("router_jitter_noise", 0.01),
+    ),
     "qwen2_moe": Mixing(MlpNames("mlp", shared="mlp.shared_expert"), count=60, chosen=4, gated=5632),
     "qwen3_5_moe_text": Mixing(
         MlpNames("mlp", shared="mlp.shared_expert", together=TOGETHER, upright=True),

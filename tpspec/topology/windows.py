@@ -102,6 +102,7 @@ SLIDES = {
     "muse_glimmer_text": Sliding(2048, has_one=_before_last),
     "olmo3": Sliding(4096, has_one=lambda _, layer: bool((layer + 1) % 4)),
     "phi3": Sliding(),
+    "phimoe": Sliding(),
     "qwen2": Sliding(4096, "use_sliding_window", _from_layer(28)),
     "qwen2_5_vl_text": Sliding(4096, "use_sliding_window", _from_layer(80)),
     "qwen2_moe": Sliding(4096, "use_sliding_window", _before_layer),
