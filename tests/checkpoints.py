@@ -766,6 +766,33 @@ AKIN: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     },
+    "mimo": {
+        "model_type": "mimo_v2_flash",
+        "head_dim": 32,
+        "v_head_dim": 20,
+        "num_key_value_heads": 1,
+        **SLIDING,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.45},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.45},
+        },
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "mimo_published": {
+        "model_type": "mimo_v2_flash",
+        "head_dim": 32,
+        "v_head_dim": 20,
+        "num_key_value_heads": 1,
+        **SLIDING,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 7,
+        "num_experts_per_tok": 3,
+    },
     "minimax_m2": {
         "model_type": "minimax_m2",
         "head_dim": 16,
@@ -1044,6 +1071,33 @@ def _by_keys(config: dict[str, Any], keys: dict[str, str]) -> dict[str, Any]:
     return {keys.get(key, key): value for key, value in _as_llama3(config).items()}
 
 
+def as_mimo(config: dict[str, Any]) -> dict[str, Any]:
+    """As MiMo-V2-Flash says it, of which transformers reads the sizes alone: the rest is so by default."""
+    ropes, kinds = config.pop("rope_parameters"), config.pop("layer_types")
+    window = config.pop("sliding_window") - 1
+    return config | {
+        "add_full_attention_sink_bias": False,
+        "add_swa_attention_sink_bias": True,
+        "hybrid_block_size": None,
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in kinds],
+        "layernorm_epsilon": config.pop("rms_norm_eps"),
+        "moe_layer_freq": [int(kind == "sparse") for kind in config.pop("mlp_layer_types")],
+        "n_shared_experts": None,
+        "partial_rotary_factor": ropes["full_attention"]["partial_rotary_factor"],
+        "rope_theta": ropes["full_attention"]["rope_theta"],
+        "routed_scaling_factor": None,
+        "scoring_func": "sigmoid",
+        "sliding_window": window,
+        "sliding_window_size": window,
+        "swa_head_dim": config["head_dim"],
+        "swa_num_attention_heads": config["num_attention_heads"],
+        "swa_num_key_value_heads": 2 * config["num_key_value_heads"],
+        "swa_rope_theta": ropes["sliding_attention"]["rope_theta"],
+        "swa_v_head_dim": config["v_head_dim"],
+        "topk_method": "noaux_tc",
+    }
+
+
 def _as_sarvam(config: dict[str, Any]) -> dict[str, Any]:
     """Likewise as Sarvam's 105B does, and what it caches by the key of a head's size."""
     made = _by_keys(config, {key: SARVAM_KEYS[key] for key in ("n_routed_experts", "n_shared_experts")})
@@ -1108,6 +1162,7 @@ PUBLISHED = {
     "exaone": partial(_by_keys, keys=EXAONE_KEYS),
     "hunyuan": _as_hunyuan,
     "hunyuan_moe": _as_hunyuan,
+    "mimo_published": as_mimo,
     "phimoe": _as_hunyuan,
     "internlm3": partial(_by_keys, keys=INTERNLM_KEYS),
     "llama3": _as_llama3,

@@ -506,8 +506,12 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("laguna", {}),
         ("step3p5", {"quantize": "int8"}),
         ("gemma4_small", {}),
+        ("mimo", {}),
+        ("phimoe", {}),
         ("gpt_oss", {}),
         ("starcoder2", {"quantize": "int8"}),
+        ("phi", {"quantize": "int8"}),
+        ("nanochat", {}),
         ("apertus", {}),
         ("hunyuan", {"quantize": "int4"}),
         ("olmo3", {}),
@@ -552,12 +556,14 @@ def test_texts_of_any_architecture_are_those_of_the_cpu(
         sizes |= {"layer_types": ["conv", "full_attention"]}
     if kind == "lfm3":
         sizes |= {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "conv", "full_attention"]}
-    if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna", "step3p5"):
+    if kind in ("olmo3", "cohere2", "flint", "kolibri1", "laguna", "mimo", "step3p5"):
         sizes |= {"layer_types": ["sliding_attention", "full_attention"]}
     if kind == "llama4":
         sizes |= {"no_rope_layers": [1, 0]}
     if kind == "muse_glimmer":
         sizes |= {"layer_types": ["sliding_attention", "full_attention"], "layer_rope_theta": [10000.0, 0]}
+    if kind == "mimo":
+        sizes |= {"mlp_layer_types": ["dense", "sparse"]}
     if kind == "laguna":
         sizes |= {"num_attention_heads_per_layer": [3, 2]}
     if kind == "step3p5":

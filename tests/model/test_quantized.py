@@ -27,6 +27,7 @@ from tpspec.model.linear import Capped, Chained, Stacked
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
+from tpspec.model.short_values import Filled
 from tpspec.request import Request, Sampling
 from tpspec.topology import checkpoint
 from tpspec.topology.checkpoint import find
@@ -153,6 +154,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
         "lfm2",
         "lfm2_moe",
         "lfm3",
+        "mimo",
         "muse_glimmer",
         "olmo_hybrid",
         "phi",
@@ -162,7 +164,7 @@ def test_slices_of_a_quantized_matrix_sum_to_the_whole(bits: Any, size: int, dat
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {} if request.param == "axk1" else {"head_dim": 16}  # it says there what rope turns
+    sizes = {} if request.param in ("axk1", "mimo") else {"head_dim": 16}
     return tiny(request.param, tmp_path_factory.mktemp("tiny"), **sizes)
 
 
@@ -256,6 +258,8 @@ def _single(product: Any) -> list[Any]:
 
 
 def _around(qkv: Any, o: Any) -> list[Any]:
+    if isinstance(qkv, Filled):
+        return [qkv.made, o.out]
     if not isinstance(qkv, LatentQkv):
         return [qkv, o]
     reduced = [] if qkv.reduced is None else [qkv.reduced.norm, qkv.reduced.queries]

@@ -111,6 +111,7 @@ MIXTURES = (
     "nemotron_h",
     "cohere2_moe",
     "kolibri1",
+    "mimo",
     "sarvam_moe",
     "llama4",
     "step3p5",

@@ -148,6 +148,7 @@ ROUNDED = {
     "internlm/internlm3-8b-instruct": 8.8,
     "mistralai/Mistral-Small-4-119B-2603": 119,
     "LiquidAI/LFM2-24B-A2B": 24,
+    "XiaomiMiMo/MiMo-V2-Flash": 309,
     "stepfun-ai/Step-3.5-Flash": 196.81,
     "stepfun-ai/Step-3.7-Flash": 196.81,  # of this the text model
 }
@@ -170,6 +171,7 @@ ACTIVE = {
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": (17, 0.5),
     "openai/gpt-oss-20b": (3.61 + 0.579, 0.01),  # published without the table
     "microsoft/Phi-3.5-MoE-instruct": (6.6, 0.05),
+    "XiaomiMiMo/MiMo-V2-Flash": (15, 0.5),
     "sarvamai/sarvam-30b": (2.4 + 2 * 1.0737, 0.05),  # published without its tables
     "sarvamai/sarvam-105b": (10.3 + 2 * 1.0737, 0.05),
     "skt/A.X-K1": (33, 0.5),
@@ -333,6 +335,7 @@ CALLED = {
     "granitemoe_swa": "Granite Swash",
     "granitemoehybrid": "Granite 4.0",
     "granitemoeshared": "Granite 3 A800M and A400M",
+    "mimo_v2_flash": "MiMo-V2-Flash",
     "minimax_m2": "MiniMax-M2",
     "ministral": "Ministral",
     "ministral3": "Ministral 3",

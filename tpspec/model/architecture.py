@@ -54,6 +54,7 @@ class Architecture:
     window: str | None = None
     score_scale: str | float | None = None  # what scores are divided by the root of, if not head_dim; or the factor
     sharpened: str | None = None  # a number that scores are multiplied by besides
+    value_scale: str | None = None  # a number that values are multiplied by, or null
     scores_capped: bool = False  # whether the config may say so
 
     # Rope: whether there is any, or the key that says "rope" or "nope", or THETA.

@@ -217,6 +217,9 @@ ARCHITECTURES = {
         nope="no_rope_layers",
     ),
     "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, window="layer_types"),
+    "mimo_v2_flash": Architecture(
+        partial_rope=True, ropes_by_kind=True, window="layer_types", value_scale="attention_value_scale"
+    ),
     "minimax_m2": Architecture(qk_norm=True, partial_rope=True, apart={"qk_norm_type": ("per_layer",)}),
     "ministral": Architecture(window="layer_types"),
     "ministral3": Architecture(window="all"),

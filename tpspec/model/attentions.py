@@ -15,6 +15,7 @@ from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_la
 from tpspec.model.layers import Heads, Sight
 from tpspec.model.norms import Norms
 from tpspec.model.places import Place, below, numbers_of, rows_of
+from tpspec.model.short_values import Cut, Filled
 from tpspec.topology.latent import LATENT, MADE, REDUCED
 from tpspec.topology.model_types import MODEL_TYPES
 
@@ -56,7 +57,8 @@ class Attentions:
         return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
 
     def sinks(self, at: str, layer: LayerSpec) -> Tensor | None:
-        if self.spec.sinks is None:
+        usual = MODEL_TYPES[self.spec.model_type]
+        if self.spec.sinks is None or not (usual.sinks_everywhere or layer.window):
             return None
         return self.matrices.wide(at + self.spec.sinks, (layer.num_heads,), self._heads(layer))
 
@@ -64,8 +66,13 @@ class Attentions:
         """What stands before it, and behind it."""
         if self.spec.latent is not None:
             return self._latent_attention(at, self.spec.latent)
-        given = numbers_of(self._heads(layer), layer.head_dim)
-        return self._qkv(at, layer), self._o(at, layer.num_heads * layer.head_dim, given)
+        size = self.spec.values or layer.head_dim
+        qkv = self._qkv(at, layer)
+        o = self._o(at, layer.num_heads * size, numbers_of(self._heads(layer), size))
+        if not self.spec.values:
+            return qkv, o
+        filled = Filled(qkv, len(self._kv_heads(layer)), size, layer.head_dim, self.spec.value_scale)
+        return filled, Cut(o, size, layer.head_dim)
 
     def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
         heads, count, alternate = self.shard.heads, self.spec.num_heads, self.spec.alternate_rope
@@ -101,7 +108,9 @@ class Attentions:
         of_queries = self._rows(names[0], queries, num_q, order)
         if self.spec.gating is not None and self.spec.gating.own is None:
             of_queries = self._beside_gate(names[0], tuple(order or range(self.spec.head_dim)))
-        parts = [of_queries, self._rows(names[1], keys, num_kv, order), self._rows(names[2], keys, num_kv)]
+        size = self.spec.values or layer.head_dim
+        of_values = self._rows(names[2], numbers_of(self._kv_heads(layer), size), layer.num_kv_heads * size)
+        parts = [of_queries, self._rows(names[1], keys, num_kv, order), of_values]
         return parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
 
     def gate(self, at: str, layer: LayerSpec) -> HeadGate | None:

@@ -77,6 +77,13 @@ def _sharpness(config: Any, arch: Architecture, where: str) -> float:
     return float(number)
 
 
+def value_scale(config: Any, arch: Architecture, where: str) -> float:
+    number = 1.0 if arch.value_scale is None else getattr(config, arch.value_scale)
+    if number is not None and not number > 0:
+        raise UserError(f"{where}: {arch.value_scale} is {number}; should be above 0, or null")
+    return 1.0 if number is None else float(number)
+
+
 def cap(config: Any, key: str, where: str) -> float | None:
     if (cap := getattr(config, key)) is not None and not cap > 0:
         raise UserError(f"{where}: {key} is {cap}; should be above 0, or null")

@@ -37,20 +37,21 @@ from tpspec.model.scales import (
     logit_scale,
     multipliers_of,
     score_scale,
+    value_scale,
 )
 from tpspec.topology.blocks import blocks_of
 from tpspec.topology.checkpoint import read_config
 from tpspec.topology.delta_net import delta_net_of
 from tpspec.topology.experts import experts_of
 from tpspec.topology.gating import gating_of
-from tpspec.topology.global_heads import global_heads_of, query_heads
+from tpspec.topology.global_heads import global_heads_of, key_heads, query_heads
 from tpspec.topology.latent import latent_of
 from tpspec.topology.mixtures import mlp_names
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.multimodal import text_config
 from tpspec.topology.per_layer import num_ids_of, per_layer_of
 from tpspec.topology.reads import Reads
-from tpspec.topology.shape import ModelShape, intermediate_key
+from tpspec.topology.shape import ModelShape, intermediate_key, values_of
 from tpspec.topology.sharing import sharing_of
 from tpspec.topology.short_conv import adjusted, short_conv_of
 from tpspec.topology.windows import FULL
@@ -90,6 +91,8 @@ class ModelSpec:
     # Attention
     qkv_bias: bool
     o_bias: bool
+    values: int  # see ModelShape
+    value_scale: float
     sinks: str | None  # this, parallel, turns_first: see Defaults
     parallel: bool
     qk_norm: bool
@@ -209,6 +212,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     head_dim, num_layers = head_dim_of(config) if latent is None else latent.cached, config.num_hidden_layers
     num_heads = query_heads(said, kind, num_layers, config.num_attention_heads)
     num_kv_heads = 1 if latent is not None else config.num_key_value_heads or num_heads
+    num_kv_heads = key_heads(said, kind, num_layers, num_heads, num_kv_heads)
     growth = growth_alone(config, where) if arch.tuned else None
     usual = LayerSpec(None if growth is None else len(ropes), None, num_heads, num_kv_heads, head_dim)
     wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads, head_dim)
@@ -242,6 +246,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         o_bias=flag(config, arch.o_bias),
         mlp_bias=flag(config, arch.mlp_bias),
         head_bias=said.said(MODEL_TYPES[kind].head_biased),
+        values=values_of(said, MODEL_TYPES[kind], head_dim),
+        value_scale=value_scale(config, arch, where),
         sinks=MODEL_TYPES[kind].sinks,
         qk_norm=flag(config, arch.qk_norm),
         joint_norm=MODEL_TYPES[kind].jointly,

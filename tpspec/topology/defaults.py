@@ -19,6 +19,7 @@ class Defaults:
     num_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    values: tuple[str, int] | None = None  # the key for numbers of a head's value, if they are not those of its key
     vocab: int | None = None
     intermediate: tuple[str, int | None] = ("intermediate_size", None)  # the key for channels of an MLP, or an expert
     tied: bool = False
@@ -33,6 +34,7 @@ class Defaults:
     bias_key: str = "attention_bias"
     o_biased: bool | str = True  # whether `out` is where those are, or the key that says it
     sinks: str | None = None  # what those of query heads are called (attention.py)
+    sinks_everywhere: bool = True  # layers without a window have them, too
     normed: bool | str = False  # queries and keys have norms, always or where that key says so
     jointly: bool = False  # those are of all heads together (joint_norm.py)
     turns_first: bool = False  # of heads that rope has turned

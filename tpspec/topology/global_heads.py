@@ -1,7 +1,7 @@
 """Layers that see the whole text by other heads than those that see its last tokens: from a config.
 
 In Gemma 4 they are fewer and longer, and their values may be made of what their keys are made of; in Laguna and Step
-there are other numbers of queries. Knows keys; must not know tensors or shards.
+there are other numbers of queries, in MiMo half as many keys. Knows keys; must not know tensors or shards.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ DIM = 512  # without global_head_dim
 OVERRIDES = "per_layer_config"  # transformers' own, by layer; published checkpoints have global_head_dim
 OVERRIDDEN = {"head_dim", "num_key_value_heads"}
 COUNTS, COUNT, SLIDING_COUNT = "num_attention_heads_per_layer", "num_attention_heads", "num_sliding_attention_heads"
+DOUBLED = ("mimo_v2_flash",)  # where layers with a window have twice as many heads of keys as the config says
 COUNTED = {"laguna": COUNTS, "step3p5": COUNT}  # and which key says it of layers that see everything
 
 
@@ -43,6 +44,15 @@ def query_heads(read: Reads, model_type: str, num_layers: int, usual: int) -> in
     return counts[SLIDING if SLIDING in counts else FULL]
 
 
+def key_heads(read: Reads, model_type: str, num_layers: int, num_heads: int, usual: int) -> int:
+    """Likewise, of keys and values. UserError where not as many query heads read each."""
+    if model_type not in DOUBLED or SLIDING not in kinds_of(read, model_type, num_layers):
+        return usual
+    if num_heads % (2 * usual):
+        raise read.refusal("num_key_value_heads", f"half a divisor of num_attention_heads ({num_heads})")
+    return 2 * usual
+
+
 def global_heads_of(
     read: Reads, model_type: str, num_layers: int, num_heads: int, num_kv: int, head_dim: int
 ) -> GlobalHeads | None:
@@ -53,6 +63,9 @@ def global_heads_of(
         if num % num_kv:
             raise read.refusal(COUNTED[model_type], f"multiples of num_key_value_heads ({num_kv})")
         return None if num == num_heads else GlobalHeads(_global(read, model_type, num_layers), num, num_kv, head_dim)
+    if model_type in DOUBLED:
+        layers = _global(read, model_type, num_layers)
+        return GlobalHeads(layers, num_heads, num_kv // 2, head_dim) if 0 < len(layers) < num_layers else None
     if model_type not in TYPES:
         return None
     layers, reuse_keys = _global(read, model_type, num_layers), read.flag("attention_k_eq_v", False)

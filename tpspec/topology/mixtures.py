@@ -313,6 +313,9 @@ MIXTURES = {
         ),
     ),
     "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
+    "mimo_v2_flash": Mixing(
+        DENSE, count=256, chosen=8, norms=True, beside=Beside(dense=16384, shared=0, channels=2048, listed=True)
+    ),
     "minimax_m2": Mixing(
         MlpNames("block_sparse_moe", "w1", "w3", "w2", correction="block_sparse_moe.e_score_correction_bias"),
         count=256,

@@ -5,7 +5,7 @@ Knows keys and names; must not know what they mean.
 
 from __future__ import annotations
 
-from tpspec.topology import kimi_linear, published_keys, short_conv, step
+from tpspec.topology import kimi_linear, mimo, published_keys, short_conv, step
 
 TEXT_TYPES = {
     "cohere2_vision": "cohere2",
@@ -105,7 +105,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
         alone = alone | {"model_type": OTHER_NAMES[kind]}
     if alone.get("model_type") == "llama4_text" and type(tuning := alone.get(TUNING)) is int:
         alone = alone | {TUNING: bool(tuning)}
-    for one in (published_keys, step, short_conv, kimi_linear):
+    for one in (published_keys, step, mimo, short_conv, kimi_linear):
         alone = one.as_now(alone)
     return alone
 

@@ -26,6 +26,7 @@ KEYS = {
     },
     "lfm2": {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     "lfm2_moe": {"tie_embedding": "tie_word_embeddings"},
+    "mimo_v2_flash": {"layernorm_epsilon": "rms_norm_eps"},
     "sarvam_mla": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
     "sarvam_moe": {
         "num_experts": "n_routed_experts",

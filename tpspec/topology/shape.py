@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tpspec.errors import UserError
-from tpspec.topology import checkpoint, kimi_linear, published_keys, step
+from tpspec.topology import checkpoint, kimi_linear, mimo, published_keys, step
 from tpspec.topology.blocks import MIXTURE, MLP, blocks_of
 from tpspec.topology.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
 from tpspec.topology.experts import Experts, experts_of
 from tpspec.topology.formats import Stored, plain_modules
 from tpspec.topology.gating import Gating, gating_of
-from tpspec.topology.global_heads import GlobalHeads, global_heads_of, query_heads
+from tpspec.topology.global_heads import GlobalHeads, global_heads_of, key_heads, query_heads
 from tpspec.topology.latent import Latent, latent_of
 from tpspec.topology.mixtures import channels_key, mlp_names
 from tpspec.topology.mlp_names import MlpNames
@@ -49,17 +49,17 @@ class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly, as they are cached: of a latent there is one, of
     head_dim numbers, that stand for key and value. vocab: rows of the head and of the embedding table.
 
-    tied: the head is the embedding table. sinks: see Defaults. qk_norm: a norm on queries and on
-    keys in every layer, of head_dim; joint_norm: of all heads together; replicates_norm: for which every rank makes all
-    of them, as its topology has it (model/joint_norm.py). parallel: see Defaults. layer_norms: of the hidden state, in
-    each layer.
+    tied: the head is the embedding table. values: numbers of a head's value, which is filled up to as many as its key
+    has where it is cached; 0: as many. sinks: see Defaults. qk_norm: a norm on queries and on keys in every layer, of
+    head_dim; joint_norm: of all heads together; replicates_norm: for which every rank makes all of them, as its
+    topology has it (model/joint_norm.py). parallel: see Defaults. layer_norms: of the hidden state, in each layer.
     intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
     where a token sees `window` last positions, its own among them. global_heads: of some of the others, if not like
     those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for each layer besides
     (model/per_layer.py). num_made: of queries, keys and values, how many have matrices of their own: of the models of
-    one sort of layers that `shards.by_heads` makes. max_positions: the longest text it was made for,
-    however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
-    its matrices; None where they are plain. blocks: see blocks.py.
+    one sort of layers that `shards.by_heads` makes. max_positions: the longest text it was made for, however its rope
+    is scaled; None where the config does not say. stored: how a published quantized checkpoint holds its matrices; None
+    where they are plain. blocks: see blocks.py.
     """
 
     num_layers: int
@@ -75,6 +75,7 @@ class ModelShape:
     o_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
+    values: int = 0
     sinks: str | None = None
     qk_norm: bool = False
     joint_norm: bool = False
@@ -121,6 +122,7 @@ class ModelShape:
         num_layers = len(blocks) or read.size("num_hidden_layers", usual.num_layers)
         step.check(read, model_type, num_layers)
         kimi_linear.check(read, model_type)
+        mimo.check(read, model_type)
         heads = query_heads(read, model_type, num_layers, heads)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         experts = experts_of(read, model_type, blocks)
@@ -132,6 +134,7 @@ class ModelShape:
             raise read.refusal("tie_word_embeddings", "false, as the head has a bias")
         norms = usual.layer_norms - (0 if usual.out_normed is None or read.flag(usual.out_normed, True) else 2)
         num_kv_heads = 1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads)
+        num_kv_heads = key_heads(read, model_type, num_layers, heads, num_kv_heads)
         return cls(
             num_layers=num_layers,
             hidden=hidden,
@@ -145,6 +148,7 @@ class ModelShape:
             model_type=model_type,
             o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
             mlp_bias=_mlp_bias(read, usual, biased=biased),
+            values=values_of(read, usual, head_dim),
             sinks=usual.sinks,
             head_bias=head_bias,
             qk_norm=read.said(usual.normed),
@@ -179,6 +183,11 @@ class ModelShape:
     def group(self) -> int:
         """Query heads that read one KV head, of layers that have no GlobalHeads."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a head's value, as checkpoints have it."""
+        return self.values or self.head_dim
 
     @property
     def most_shards(self) -> int:
@@ -230,6 +239,16 @@ class ModelShape:
     def summed(self) -> int:
         """Numbers of a row in an all-reduce, on average: experts may have a sum of their own beside the MLP's."""
         return self.hidden + (self.hidden // 2 if self.experts and self.experts.apart else 0)
+
+
+def values_of(read: Reads, usual: Defaults, head_dim: int) -> int:
+    """See ModelShape."""
+    if usual.values is None:
+        return 0
+    key, count = usual.values
+    if (size := read.size(key, count)) > head_dim:
+        raise read.refusal(key, f"at most head_dim ({head_dim})")
+    return size
 
 
 def _mlp_bias(read: Reads, usual: Defaults, *, biased: bool) -> bool:

@@ -87,10 +87,15 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
 def _attention_bytes(layers: Layers, held: Held) -> int:
     """Of layers with attention, all of the same sizes."""
     shape, shard, which = layers
-    wide = _inner_norms(shape, shard) + len(shard.heads) * (shape.sinks is not None)
+    wide = _inner_norms(shape, shard) + len(shard.heads) * _has_sinks(shape)
     plain = _biases(shape, shard) + _num_made(shape, shard)
     matrices = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _stored_layers(shape, which))
     return matrices + len(which) * (wide * WIDE_BYTES + plain * DTYPE_BYTES[held.dtype])
+
+
+def _has_sinks(shape: ModelShape) -> bool:
+    """Of layers that all have a window, or none."""
+    return shape.sinks is not None and (shape.num_windowed > 0 or MODEL_TYPES[shape.model_type].sinks_everywhere)
 
 
 def _linear_bytes(shard: Shard, held: Held) -> int:
@@ -289,12 +294,12 @@ def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
         return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
     num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
     at, hidden, gating = f"{at}{MODEL_TYPES[shape.model_type].attention}.", range(shape.hidden), shape.gating
-    rows = (num_q, num_kv, num_kv)[: shape.num_made]
+    rows = (num_q, num_kv, len(shard.kv_heads) * shape.value_dim)[: shape.num_made]
     made = [tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))]
     if gating is not None:  # a product of its own, though its rows may be among those of queries
         own = gating.own or shape.attention_names[0]
         made.append(((at + own, gating.num_rows(len(shard.heads), shape.head_dim)),))
-    o = _o(shape, shard, at, shape.head_dim)
+    o = _o(shape, shard, at, shape.value_dim)
     return [*(Fused(parts, hidden, shape.hidden) for parts in made), o, *_others(shape, shard, at)]
 
 

@@ -95,6 +95,7 @@ SLIDES = {
     "lfm3": Sliding(256, has_one=lambda _, layer: layer > 0 and layer % 4 == 0, others=(CONV,)),
     "llama4_text": Sliding(8192, has_one=_has_rope, kind=CHUNKED),
     "mellum": Sliding(1024, has_one=lambda _, __: False),
+    "mimo_v2_flash": Sliding(129, has_one=lambda _, layer: layer > 0 and bool((layer + 1) % 6)),
     "ministral": Sliding(4096, has_one=lambda _, __: True),
     "ministral3": Sliding(),
     "mistral": Sliding(4096),
