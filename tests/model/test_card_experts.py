@@ -71,7 +71,9 @@ def mixture(
 
     weight_ND = (3 * torch.randn(count, HIDDEN, generator=noise) / HIDDEN**0.5).to(DEVICE)
     scale, (of, best) = 2.5 if sigmoid else 1.0, groups
-    experts = Experts(count, chosen, sums_to_one, sigmoid, scale, groups=of, groups_chosen=best, of_parts=of_parts)
+    experts = Experts(
+        count, chosen, sums_to_one, sigmoid=sigmoid, scale=scale, groups=of, groups_chosen=best, of_parts=of_parts
+    )
     experts = replace(experts, on_inputs=on_inputs)
     if not sigmoid or corrected is None:
         return Router(weight_ND, experts), [mlp() for _ in range(count)]

@@ -104,8 +104,8 @@ def test_experts_of_command_a_plus_are_weighed_as_its_config_says(function: str,
     said = {"num_shared_experts": shared, "shared_expert_combination_strategy": strategy, "norm_topk_prob": False}
     half = 0.5 if shared and strategy == "average" else 1.0
     made = shape("cohere2_moe", **said, expert_selection_fn=function, first_k_dense_replace=1).experts
-    due = Experts(8, 2, function == "softmax", function == "sigmoid", half, 1, dense=512, shared=shared * 512)
-    assert made == replace(due, shared_scale=half)
+    due = Experts(8, 2, function == "softmax", sigmoid=function == "sigmoid", first_layer=1, dense=512)
+    assert made == replace(due, scale=half, shared=shared * 512, shared_scale=half)
 
 
 @pytest.mark.parametrize(("said", "first"), [({}, 2), ({"mlp_only_layers": []}, 0), ({"mlp_only_layers": [0]}, 1)])

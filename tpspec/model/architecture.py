@@ -36,7 +36,7 @@ class NormNames:
     keys: str = "k_norm"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """See above. What is None or false is not there, or not supported."""
 

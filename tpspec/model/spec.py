@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from tpspec.topology.short_conv import ShortConv
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
     Source: its config.json. What has no comment is as in Architecture."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
     """Of one type. None: a config has to say it, see ModelShape.from_config."""
 

@@ -22,48 +22,42 @@ UNLIMITED = [0.0, math.inf]  # steps of Mamba-2's time
 EVERY = 4  # layers: one of so many has full attention, where the config does not say
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """key_heads: of queries and of keys, of key_dim numbers; value_heads: of value_dim, which share them evenly.
-    kernel: tokens that the convolution before them sees. layers: where a model has this in place of attention.
+    """Of a layer, and which layers are such."""
 
-    module: what checkpoints call it within a layer; mixed, gate, writes, decays, out: the matrices of what the
-    convolution sees, which may be three, of the gate, of the two rates, and of what is summed; norm: of what a head
-    answers; eps: of that, where the model's is another. The first two may be one, and so may the rates: their rows are
-    then those of one key head after another, each with what its value heads have. most_written: of what a state does
-    not say of a value yet; above 1, a state may say the opposite of it then. by_channel: each number of a key is
-    forgotten in its own way, and gates are sigmoids: Kimi Delta Attention (arXiv 2510.26692). reduced: matrices that
-    make fewer numbers of a row, as many as a key has, which decays and the gate are then made of; or None.
-
-    sums: a state takes values as they are, and not what it does not say of their keys already: Mamba-2, whose C, B and
-    x are queries, keys and values, its groups key heads, and both rates one. All are rows of one matrix, and value
-    heads that share a key head have one norm, so that one rank holds them. late: but where they all share one, ranks
-    may hold some each, for what they give is summed before it is normed (model/late_norm.py); float16 might not hold
-    that. biased: the convolution. beside: such layers have attention, too, that reads the same, and what both give is
-    summed: Falcon-H1 (arXiv 2507.22448).
-    """
-
-    key_heads: int
-    value_heads: int
+    key_heads: int  # of queries and of keys, of key_dim numbers
+    value_heads: int  # of value_dim numbers, which share those evenly
     key_dim: int
     value_dim: int
-    kernel: int
-    layers: frozenset[int] = frozenset()
+    kernel: int  # tokens that the convolution before them sees
+    layers: frozenset[int] = frozenset()  # where a model has this in place of attention
+    beside: bool = False  # or beside it: it reads the same, and both are summed (Falcon-H1, arXiv 2507.22448)
+
+    # What checkpoints call it within a layer, and within that the matrices of what the convolution sees, which may be
+    # three, of the gate, of the two rates, and of what is summed. The first two may be one, and so may the rates: their
+    # rows are then those of one key head after another, each with what its value heads have.
+    module: str = "linear_attn"
     mixed: tuple[str, ...] = ("in_proj_qkv",)
     gate: str = "in_proj_z"
     writes: str = "in_proj_b"
     decays: str = "in_proj_a"
     out: str = "out_proj"
-    norm: str | None = "norm"
-    eps: float | None = None
-    module: str = "linear_attn"
+    reduced: tuple[str, str] | None = None  # what makes the key_dim numbers that decays and the gate are made of
+    norm: str | None = "norm"  # of what a head answers
+    eps: float | None = None  # of that, where the model's is another
+    biased: bool = False  # the convolution
+
+    # What of a value a state does not say yet is written by up to so much: above 1, it may say the opposite then.
     most_written: int = 1
-    by_channel: bool = False
-    reduced: tuple[str, str] | None = None
+    by_channel: bool = False  # each number of a key is forgotten in its own way, and gates are sigmoids (Kimi)
+    # A state takes values as they are, and not what it does not say of their keys already: Mamba-2, whose C, B and x
+    # are queries, keys and values, its groups key heads, and both rates one. All are rows of one matrix, and value
+    # heads that share a key head have one norm, so that one rank holds them.
     sums: bool = False
+    # But where they all share one, ranks may hold some each, for what they give is summed before it is normed
+    # (model/late_norm.py); float16 might not hold that.
     late: bool = False
-    biased: bool = False
-    beside: bool = False
 
     @property
     def alone(self) -> frozenset[int]:

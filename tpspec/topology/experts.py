@@ -6,7 +6,7 @@ Knows keys and names; must not know tensors or shards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import UserError
@@ -15,54 +15,51 @@ from tpspec.topology.mixtures import MIXTURES
 from tpspec.topology.reads import shown
 
 if TYPE_CHECKING:
-    from tpspec.topology.mixtures import Beside, ByLogits, Mixing
+    from tpspec.topology.mixture import Beside, ByLogits, Mixing
     from tpspec.topology.reads import Reads
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """count: in each layer. chosen: how many of them a token is sent to. sums_to_one: whether the weights of those are
-    scaled to, or stay parts of a softmax over all.
-
-    sigmoid: the weight of an expert is no part of a softmax but its own sigmoid; added: to the sum of those that are to
-    sum to one, as transformers does. corrected: what a bias is added to,
-    only to choose experts: those sigmoids (DeepSeek-V3, arXiv 2412.19437), or the logits; None: there is none, and the
-    largest logits are chosen. of_parts: that sigmoid is a part of a softmax after all, and only the bias makes it
-    another (Ernie 4.5). cap: what the router says stays below, by cap * tanh(x / cap); or None. scale: of all weights,
-    after that. groups: into which experts are divided; each token is sent to experts of the `groups_chosen` that are
-    best for it. first_layer: from there on each `every`-th layer has some; the others have an MLP of `dense` channels
-    instead. on_inputs: what an expert reads is multiplied by its weight, not what it gives. shared: channels of an MLP
-    beside the experts, through which every row goes; 0: there is none. shared_scale: of what that gives. shared_gated:
-    whether that has a gate. apart: whether it and the experts have norms of their own, before and behind; then ranks
-    sum them side by side, and an expert's weight is multiplied with a number of its own. biased: the matrices of
-    experts, and the router. latent: numbers of a row that experts read, and give, by a matrix before and one behind
-    them that all share; 0: those of the row. margin: the weight of an expert is its part of a softmax over those not
-    chosen before it whose logits are below its own by no more than this part of theirs, or of its own if that is more
-    (SparseMixer, arXiv 2409.12136); or None.
-    """
+    """Of a layer, and which layers have some."""
 
     count: int
-    chosen: int
+    chosen: int  # how many of them a token is sent to
+
+    # Weights: parts of a softmax over all experts, scaled so that those of the chosen sum to one or left as they are.
     sums_to_one: bool
-    sigmoid: bool = False
-    scale: float = 1.0
+    _: KW_ONLY
+    sigmoid: bool = False  # or each its own sigmoid
+    of_parts: bool = False  # that is a part of a softmax after all, and only the bias makes it another (Ernie 4.5)
+    added: float = 1e-20  # to the sum of sigmoids that are to sum to one, as transformers does
+    scale: float = 1.0  # of all weights, after that
+    cap: float | None = None  # what the router says stays below, by cap * tanh(x / cap)
+    on_inputs: bool = False  # what an expert reads is multiplied by its weight, not what it gives
+    # The weight of an expert is its part of a softmax over those not chosen before it whose logits are below its own by
+    # no more than this part of theirs, or of its own if that is more (SparseMixer, arXiv 2409.12136).
+    margin: float | None = None
+
+    # Choice: what a bias is added to only to choose experts, the sigmoids (DeepSeek-V3, arXiv 2412.19437) or the
+    # logits; None: there is none, and the largest logits are chosen.
+    corrected: Literal["sigmoids", "logits"] | None = None
+    groups: int = 1  # into which experts are divided
+    groups_chosen: int = 1  # each token is sent to experts of as many, those that are best for it
+
+    # Layers: from the first on each `every`-th has experts; the others have an MLP of `dense` channels.
     first_layer: int = 0
     every: int = 1
     dense: int = 0
-    shared: int = 0
+
+    # Beside experts: an MLP through which every row goes.
+    shared: int = 0  # its channels; 0: there is none
     shared_gated: bool = False
+    shared_scale: float = 1.0  # of what it gives
+    # Whether it and the experts have norms of their own, before and behind; then ranks sum them side by side, and an
+    # expert's weight is multiplied with a number of its own.
     apart: bool = False
-    biased: bool = False
-    groups: int = 1
-    groups_chosen: int = 1
-    of_parts: bool = False
-    cap: float | None = None
-    latent: int = 0
-    corrected: Literal["sigmoids", "logits"] | None = None
-    shared_scale: float = 1.0
-    on_inputs: bool = False
-    added: float = 1e-20
-    margin: float | None = None
+
+    biased: bool = False  # the matrices of experts, and the router
+    latent: int = 0  # numbers of a row that they read, and give, by matrices that all share; 0: those of the row
 
     def layers(self, num_layers: int) -> range:
         """Those with experts, of so many."""

@@ -6,86 +6,10 @@ Data. What is read with it is experts.py's matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tpspec.topology.mixture import Beside, ByLogits, Mixing
 from tpspec.topology.mlp_names import DENSE, GRANITE, MLPS, TOGETHER, MlpNames
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Of types that mix as DeepSeek's do, what is beside the experts. dense, first_layer, scale, sigmoid, of_parts,
-    added: see Experts. shared: MLPs beside the experts, as wide as `channels` each. groups: of experts, and how many
-    are chosen; None: they are in one. own: what a config.json calls the channels of the MLP beside them, if not so many
-    experts'. listed: mlp_layer_types says which layers have experts; if not, the key for the first does. switch: the
-    flag that may say that no bias corrects.
-    keys: what a config.json calls the first layer, the MLPs beside the experts, and the scale."""
-
-    dense: int
-    shared: int | None
-    channels: int
-    first_layer: int = 1
-    groups: tuple[int, int] | None = (1, 1)
-    scale: float = 1.0
-    sigmoid: bool = True
-    of_parts: bool = False
-    listed: bool = False
-    own: str | None = None
-    switch: str | None = None
-    added: float = 1e-20
-    keys: tuple[str, str, str] = ("first_k_dense_replace", "n_shared_experts", "routed_scaling_factor")
-
-
-@dataclass(frozen=True, slots=True)
-class ByLogits:
-    """Of types that choose experts by logits, and weigh what these make by sigmoids. shared: what a config.json calls
-    the channels of the MLP beside the experts, and how many there are without it; each: likewise of one of several such
-    MLPs, whose number `shared` is then. corrected: a bias is added to those logits. listed: the list that says which
-    layers have no experts, and dense: the channels of the MLP there, by default usual_dense, or as many as `each`.
-    spaced: interleave_moe_layer_step or moe_layers says which layers have some. on_inputs: see Experts.
-    varied: expert_selection_fn says whether parts of a softmax over the chosen experts are weights instead, and
-    shared_expert_combination_strategy whether what experts and that MLP give is summed, or its mean taken."""
-
-    shared: tuple[str, int]
-    each: tuple[str, int] | None = None
-    corrected: bool = False
-    listed: str | None = None
-    dense: str = "intermediate_size"
-    usual_dense: int | None = None
-    varied: bool = False
-    spaced: bool = False
-    on_inputs: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Mixing:
-    """What a type of model means by keys that its config.json leaves out, as transformers does. chosen: None where the
-    config has to say; chosen_key: as what. count: likewise. sums_to_one: None where norm_topk_prob says, of which
-    `norms` is the default. sigmoid, biased: see Experts. gated: channels of an MLP beside the experts that has a gate.
-    apart: channels of its MLP, of a type that has experts besides where enable_moe_block says so, with norms of their
-    own. shared: the key for the channels of an MLP beside the experts that has no gate, and how many there are without
-    it; 0: there is none. alone: names of an MLP of models without experts, where a config may say that there are none.
-    by_layer: keys that may list what they say for each layer, which has to be the same for all. margin: the key for
-    half of that of Experts, and how much it is without it.
-    """
-
-    names: MlpNames
-    count: int | None
-    chosen: int | None
-    chosen_key: str = "num_experts_per_tok"
-    sums_to_one: bool | None = None
-    norms: bool = False
-    sigmoid: bool = False
-    beside: Beside | None = None
-    by_logits: ByLogits | None = None
-    gated: int | None = None
-    biased: bool = False
-    apart: int | None = None
-    shared: tuple[str, int] | None = None
-    alone: MlpNames | None = None
-    channels: tuple[str, int | None] | None = None
-    by_layer: tuple[str, ...] = ()
-    margin: tuple[str, float] | None = None
-
 
 MIXTURES = {
     "afmoe": Mixing(

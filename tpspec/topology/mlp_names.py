@@ -5,39 +5,39 @@ Data. Which types of models have which mixture is mixtures.py's matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """module: of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own. dense:
-    of the MLP of a layer without experts, if that has another. router: within a mixture; the others within an MLP or
-    expert. Where gate and up have one name they are one matrix, gate's rows first; None where there is no gate.
+    """Of one type of models."""
 
-    together: within a mixture, of tensors that hold gate and up of all experts of a layer, in one or each alone, and
-    down; None: each expert has matrices of its own. upright: they have a row for each output; else a row is an input's.
-    alternate: the outputs of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other
-    way round, or a matrix for each expert instead. shared: of an MLP beside the experts, within the layer; shared_gate:
-    of what that is multiplied with, within a mixture. correction: of the bias by which experts are chosen, within the
-    layer, which is zeros where checkpoints may lack it. bends: of three numbers of xielu, within an MLP, as
-    model/mlps.py takes them; or None. apart: gate, up and down of MLPs that are no experts, if those have other names.
-    """
+    module: str  # of the MLP, or the mixture, within its layer; empty where a mixture's parts are the layer's own
 
-    module: str
-    gate: str | None = "gate_proj"
+    # Within an MLP or an expert. Where gate and up have one name they are one matrix, gate's rows first.
+    gate: str | None = "gate_proj"  # None: there is none
     up: str = "up_proj"
     down: str = "down_proj"
+    _: KW_ONLY
+    bends: tuple[str, str, str] | None = None  # three numbers of xielu, as model/mlps.py takes them
+
+    # Within a mixture
     router: str = "gate"
-    shared: str = "mlp.shared_experts"
-    dense: str | None = None
+    # Tensors that hold gate and up of all experts of a layer, in one or each alone, and down; None: each expert has
+    # matrices of its own.
     together: tuple[str, ...] | None = None
-    upright: bool = False
+    upright: bool = False  # those have a row for each output; else a row is an input's
+    # Outputs of gate and up stand in turn; else gate's before up's, and checkpoints may have it the other way round, or
+    # a matrix for each expert instead.
     alternate: bool = False
-    shared_gate: str = "shared_expert_gate"
-    correction: str = "mlp.gate.e_score_correction_bias"
-    may_lack_correction: bool = False
-    bends: tuple[str, str, str] | None = None
-    apart: tuple[str, str, str] | None = None
+    shared_gate: str = "shared_expert_gate"  # of what the MLP beside the experts is multiplied with
+
+    # Within a layer
+    shared: str = "mlp.shared_experts"  # the MLP beside the experts
+    correction: str = "mlp.gate.e_score_correction_bias"  # the bias by which experts are chosen
+    may_lack_correction: bool = False  # whether it is zeros where a checkpoint lacks it
+    dense: str | None = None  # the MLP of a layer without experts, if that is not called as the mixture is
+    apart: tuple[str, str, str] | None = None  # gate, up and down of MLPs that are no experts, if called otherwise
 
     def within(self, layer: str) -> str:
         """What the names of its parts begin with. layer: the same of its layer."""

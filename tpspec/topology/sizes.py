@@ -9,21 +9,18 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tpspec.topology import per_layer, short_conv
+from tpspec.topology import mixing, per_layer, short_conv
 from tpspec.topology.blocks import MIXTURE
 from tpspec.topology.experts import BEFORE, BEHIND
 from tpspec.topology.formats import HEAD
 from tpspec.topology.fused import DTYPE_BYTES, Fused, Held, alike
 from tpspec.topology.groups import HEAD_BITS
-from tpspec.topology.latent import LATENT, REDUCED
 from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.shards import by_heads, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tpspec.topology.delta_net import DeltaNet
-    from tpspec.topology.latent import Latent
     from tpspec.topology.mlp_names import MlpNames
     from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
@@ -88,8 +85,10 @@ def _attention_bytes(layers: Layers, held: Held) -> int:
     """Of layers with attention, all of the same sizes."""
     shape, shard, which = layers
     wide = _inner_norms(shape, shard) + len(shard.heads) * _has_sinks(shape)
-    plain = _biases(shape, shard) + _num_made(shape, shard)
-    matrices = sum(times * held.bytes_of(_attention(shape, shard, at)) for at, times in _stored_layers(shape, which))
+    plain = _biases(shape, shard) + mixing.num_made(shape, shard)
+    matrices = sum(
+        times * held.bytes_of(mixing.attention(shape, shard, at)) for at, times in _stored_layers(shape, which)
+    )
     return matrices + len(which) * (wide * WIDE_BYTES + plain * DTYPE_BYTES[held.dtype])
 
 
@@ -104,10 +103,12 @@ def _linear_bytes(shard: Shard, held: Held) -> int:
     if net is None:
         return 0
     own = held.as_published  # of rates
-    matrices = sum(times * held.bytes_of(_mixer(shape, net, shard, at)) for at, times in _linear_layers(shape))
-    matrices += sum(times * own.bytes_of(_rates(shape, net, shard, at)) for at, times in _linear_layers(own.shape))
+    matrices = sum(times * held.bytes_of(mixing.mixer(shape, net, shard, at)) for at, times in _linear_layers(shape))
+    matrices += sum(
+        times * own.bytes_of(mixing.rates(shape, net, shard, at)) for at, times in _linear_layers(own.shape)
+    )
     heads = len(shard.delta_values)
-    wide = (net.kernel + net.biased) * _mixed(net, shard) + (1 + net.num_decays + net.sums) * heads
+    wide = (net.kernel + net.biased) * mixing.num_seen(net, shard) + (1 + net.num_decays + net.sums) * heads
     wide += net.num_normed * heads // net.value_heads if net.sums else net.num_normed
     return matrices + len(net.layers) * wide * WIDE_BYTES
 
@@ -117,15 +118,9 @@ def _conv_bytes(shard: Shard, held: Held) -> int:
     shape, net, own = held.shape, held.shape.short_conv, len(shard.conv_channels)
     if net is None:
         return 0
-    names, hidden = (short_conv.IN, short_conv.OUT), range(shape.hidden)
+    names = short_conv.IN, short_conv.OUT
     layers = alike(shape.stored, (f"model.layers.{index}.{short_conv.MODULE}." for index in sorted(net.layers)), names)
-    matrices = sum(
-        times * held.bytes_of([
-            Fused(((at + short_conv.IN, short_conv.PARTS * own),), hidden, shape.hidden),
-            Fused(((at + short_conv.OUT, shape.hidden),), shard.conv_channels, net.channels),
-        ])
-        for at, times in layers
-    )  # fmt: skip
+    matrices = sum(times * held.bytes_of(mixing.convolution(shape, net, shard, at)) for at, times in layers)
     biases = net.biased * (short_conv.PARTS * own + shape.hidden * _adds_biases(shard)) * DTYPE_BYTES[held.dtype]
     return matrices + len(net.layers) * (biases + (net.kernel + net.biased) * own * WIDE_BYTES)
 
@@ -284,97 +279,8 @@ def _head(shape: ModelShape, shard: Shard) -> Fused:
 def attention_params(shape: ModelShape, shard: Shard) -> int:
     """Numbers in the matrices of one layer's attention; of the most usual, where they are not alike."""
     shape, shard, _ = max(by_heads(shape, shard), key=lambda layers: len(layers.which))
-    matrices = _attention(shape, shard, "")
-    return sum(one.num_rows * len(one.columns) for one in matrices) + _num_made(shape, shard)
-
-
-def _attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
-    """Of q, k and v; of their gate; of o. at: before their names."""
-    if shape.latent is not None:
-        return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
-    num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
-    at, hidden, gating = f"{at}{MODEL_TYPES[shape.model_type].attention}.", range(shape.hidden), shape.gating
-    rows = (num_q, num_kv, len(shard.kv_heads) * shape.value_dim)[: shape.num_made]
-    made = [tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))]
-    if gating is not None:  # a product of its own, though its rows may be among those of queries
-        own = gating.own or shape.attention_names[0]
-        made.append(((at + own, gating.num_rows(len(shard.heads), shape.head_dim)),))
-    o = _o(shape, shard, at, shape.value_dim)
-    return [*(Fused(parts, hidden, shape.hidden) for parts in made), o, *_others(shape, shard, at)]
-
-
-def _others(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
-    """Queries and keys of other ranks' heads, where a norm over all of them has this one make them, too."""
-    qk = tuple((at + name, num * shape.head_dim) for name, num in _other_heads(shape, shard))
-    return [Fused(qk, range(shape.hidden), shape.hidden)] if qk else []
-
-
-def _other_heads(shape: ModelShape, shard: Shard) -> list[tuple[str, int]]:
-    """How many stand before and behind this rank's, of queries and of keys, and the name of their matrix."""
-    if not shape.replicates_norm:
-        return []
-    here, totals = (shard.heads, shard.kv_heads), (shape.num_heads, shape.num_kv_heads)
-    named = zip(shape.attention_names, here, totals, strict=False)
-    beside = [(name, num) for name, own, total in named for num in (own.start, total - own.stop)]
-    return [(name, num) for name, num in beside if num]
-
-
-def _mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
-    """Of what the convolution sees; of the gate; of what is summed. at: before their names."""
-    hidden, values = range(shape.hidden), len(shard.delta_values) * net.value_dim
-    keys = len(shard.delta_keys) * net.key_dim
-    seen = (keys, keys, values) if len(net.mixed) > 1 else (_mixed(net, shard),)
-    mixed = tuple((at + name, rows) for name, rows in zip(net.mixed, seen, strict=True))
-    columns = range(shard.delta_values.start * net.value_dim, shard.delta_values.stop * net.value_dim)
-    return [
-        Fused(mixed, hidden, shape.hidden),
-        *_made(shape, net, ((at + net.gate, values),), net.reduced and at + net.reduced[1]),
-        Fused(((at + net.out, shape.hidden),), columns, net.value_heads * net.value_dim),
-    ]
-
-
-def _rates(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
-    """Of what is written to a state, and what it forgets. at: before their names."""
-    heads = len(shard.delta_values)
-    if net.writes == net.decays:
-        return _made(shape, net, ((at + net.writes, 2 * heads),), None)
-    writes, decays = (at + net.writes, heads), (at + net.decays, heads * net.num_decays)
-    if net.reduced is None:
-        return _made(shape, net, (writes, decays), None)
-    return [*_made(shape, net, (writes,), None), *_made(shape, net, (decays,), at + net.reduced[0])]
-
-
-def _made(shape: ModelShape, net: DeltaNet, parts: tuple[tuple[str, int], ...], reduced: str | None) -> list[Fused]:
-    """reduced: what makes, on every rank, the numbers that they are made of; None: of the hidden state."""
-    hidden, size = shape.hidden, net.key_dim
-    if reduced is None:
-        return [Fused(parts, range(hidden), hidden)]
-    return [Fused(((reduced, size),), range(hidden), hidden), Fused(parts, range(size), size)]
-
-
-def _mixed(net: DeltaNet, shard: Shard) -> int:
-    """Numbers of a token that a shard's convolution sees."""
-    return net.mixed_of(len(shard.delta_keys), len(shard.delta_values))
-
-
-def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
-    """Every rank makes the whole latent, and what queries are made of; what heads make of it is no product of these."""
-    num_q, latents = len(shard.heads) * latent.head_dim, (at + LATENT, latent.cached)
-    hidden, o = range(shape.hidden), _o(shape, shard, at, latent.values)
-    if latent.queries is None:
-        return [Fused(((at + latent.query_name, num_q), latents), hidden, shape.hidden), o]
-    reduced, size = ((at + REDUCED, latent.queries), latents), latent.queries
-    return [Fused(reduced, hidden, shape.hidden), Fused(((at + latent.query_name, num_q),), range(size), size), o]
-
-
-def _o(shape: ModelShape, shard: Shard, at: str, head_dim: int) -> Fused:
-    columns = range(shard.heads.start * head_dim, shard.heads.stop * head_dim)
-    return Fused(((at + MODEL_TYPES[shape.model_type].out, shape.hidden),), columns, shape.num_heads * head_dim)
-
-
-def _num_made(shape: ModelShape, shard: Shard) -> int:
-    """Numbers of what heads make keys and values of a latent with, in a layer; never quantized."""
-    return 0 if shape.latent is None else len(shard.heads) * shape.latent.made * shape.latent.rank
+    matrices = mixing.attention(shape, shard, "")
+    return sum(one.num_rows * len(one.columns) for one in matrices) + mixing.num_made(shape, shard)
 
 
 def _inner_norms(shape: ModelShape, shard: Shard) -> int:
@@ -396,7 +302,7 @@ def _mlp(names: MlpNames, at: str, channels: range, size: int, hidden: int) -> l
 def _biases(shape: ModelShape, shard: Shard) -> int:
     """Numbers of those of a layer's attention."""
     num_lines = len(shard.heads) + (shape.num_made - 1) * len(shard.kv_heads)
-    num_lines += sum(num for _, num in _other_heads(shape, shard))
+    num_lines += sum(num for _, num in mixing.other_heads(shape, shard))
     of_qkv = num_lines * shape.head_dim * shape.qkv_bias
     return of_qkv + shape.hidden * (shape.o_bias and _adds_biases(shard))
 
