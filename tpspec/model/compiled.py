@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpspec.model.rope import Rope
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
-VERSION = 20  # of rows.c
+VERSION = 21  # of rows.c
 MOST_ROWS = 32  # beyond it torch's threads and blocked products win
 MOST_DIM = 576
 LANES = 16  # of the longest vectors
