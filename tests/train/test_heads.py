@@ -125,6 +125,16 @@ def test_layers_that_keep_states_make_no_draft_model(tmp_path: Path) -> None:
         of_layers(taught(tiny("qwen3_5", tmp_path)), 2, spread=True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("exaone", "transformers calls tensors of exaone otherwise than"), ("phi", "the target's head has a bias")],
+)
+def test_layers_that_are_no_draft_model_are_refused_in_words(kind: str, reason: str, tmp_path: Path) -> None:
+    """Stands against a checkpoint called incomplete, and a bias that is left out of what a draft says."""
+    with pytest.raises(UserError, match=f"--from-layers: {reason}.*; should be --hidden"):
+        of_layers(taught(tiny(kind, tmp_path)), 2, spread=True)
+
+
 def test_steps_are_unrolled_as_a_drafter_runs_them(target: Taught, texts: list[Tapped]) -> None:
     """A mask, position, shift or feedback that differs from use trains a head for something nobody runs."""
     vocabulary, scale = DraftVocabulary(IDS, target.vocab, 1.0), torch.rand(3 * target.hidden) + 0.5

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.checkpoints import tiny
+from tests.checkpoints import loaded, tiny
 from tests.model.test_multimodal import IDS as SEEN
 from tests.model.test_multimodal import seeing
 from tpspec.comm.communicator import OneRank
@@ -27,6 +28,7 @@ from tpspec.topology.shards import split as split_shape
 from tpspec.train.__main__ import main
 from tpspec.train.batches import split
 from tpspec.train.model import of_layers
+from tpspec.train.objective import Caps, cross_entropy
 from tpspec.train.prompts import Invented
 from tpspec.train.taps import Shards, Tapper, tapped_layers
 from tpspec.train.target import taught
@@ -167,6 +169,21 @@ def test_training_is_told_of_hidden_states_what_our_decoder_tells(tmp_path: Path
     with torch.no_grad():
         plain(torch.tensor([told.ids]))
     torch.testing.assert_close(taps[5], last[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama4", "nanochat", "phi"])
+def test_the_law_that_is_taught_is_that_of_the_target(kind: str, tmp_path: Path) -> None:
+    """Stands against the bias of a head left out, and the model with its head taken for the decoder (Llama 4)."""
+    target = taught(tiny(kind, tmp_path))
+    told = Told(0, "chat", 0.0, (5, 6, 7), (8, 9, 10, 11))
+    ((_, final),) = Tapper(tmp_path, CPU).taps([told])
+    noise = torch.Generator().manual_seed(6)
+    rows, output_VD = torch.randn(7, 9, generator=noise), torch.randn(target.vocab, 9, generator=noise)
+    caps = Caps(target.cap, None)
+    found = cross_entropy(rows, output_VD, final, target.head_VD, caps, target.head_bias_V)
+    with torch.no_grad():
+        law = loaded(tmp_path)(torch.tensor([told.ids])).logits[0].softmax(-1)
+    torch.testing.assert_close(found, F.cross_entropy(rows @ output_VD.T, law), atol=1e-4, rtol=1e-4)
 
 
 def test_taps_of_other_texts_are_refused(model: Path, data: Path, tmp_path: Path) -> None:

@@ -111,10 +111,12 @@ class Apprenticeship:
         return self._record()
 
     def _judge(self, target: Taught) -> Judge:
-        head_VD, places = target.head_VD[list(self._vocabulary.ids)], self._vocabulary.place_of()
+        ids, bias_V = list(self._vocabulary.ids), target.head_bias_V
+        own_V = None if bias_V is None else bias_V[ids].float().to(device())
+        head_VD, places = target.head_VD[ids], self._vocabulary.place_of()
         dtype = torch.bfloat16 if self._bf16 else torch.float32
-        own = self._head.cap if isinstance(self._head, DraftModel) else None  # heads say what they say uncapped
-        return Judge(head_VD.to(device()), places.to(device()), dtype, Caps(target.cap, own))
+        cap = self._head.cap if isinstance(self._head, DraftModel) else None  # heads say what they say uncapped
+        return Judge(head_VD.to(device()), places.to(device()), dtype, Caps(target.cap, cap), own_V)
 
     def _keep(self) -> None:
         self._training.save(self._order.out, self._made_of)

@@ -20,8 +20,10 @@ from torch import nn
 from tpspec.errors import UserError
 from tpspec.model.spec import resolve, transformers_config
 from tpspec.model.weights import Checkpoint
+from tpspec.topology.defaults import Defaults
 from tpspec.topology.global_heads import OVERRIDES
 from tpspec.topology.global_heads import TYPES as GEMMA4
+from tpspec.topology.model_types import MODEL_TYPES
 from tpspec.topology.per_layer import KEY as PER_LAYER_SIZE
 from tpspec.topology.windows import SLIDING
 
@@ -77,6 +79,8 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
         raise UserError("--from-layers: the target's have experts, which are not trained here; should be --hidden")
     if target.has_states:
         raise UserError("--from-layers: the target's keep states, which drafts do not go back from; should be --hidden")
+    if target.head_bias_V is not None:
+        raise UserError("--from-layers: the target's head has a bias, which is not trained here; should be --hidden")
     if num_layers > target.num_layers:
         raise UserError(f"--layers {num_layers} is more than the target's own {target.num_layers}")
     step = (target.num_layers - 1) / max(1, num_layers - 1) if spread else 1
@@ -85,6 +89,11 @@ def of_layers(target: Taught, num_layers: int, *, spread: bool) -> Design:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"--from-layers: transformers has no {config.model_type} that does not see; should be --hidden")
     fields = config.to_dict()
+    if MODEL_TYPES[fields["model_type"]].attention != Defaults().attention:
+        raise UserError(
+            f"--from-layers: transformers calls tensors of {fields['model_type']} otherwise than its checkpoints do; "
+            "should be --hidden"
+        )
     if fields["model_type"] in GEMMA4:
         _check_alone(fields, layers)
     lists: dict[str, Any] = {name: [fields[name][i] for i in layers] for name in PER_LAYER if fields.get(name)}

@@ -47,14 +47,23 @@ class _CrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of softmax(x W^T) with the target's law. All of a chunk is made on the way, gradients too."""
 
     @staticmethod
-    def forward(ctx: Any, x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor, caps: Caps) -> Tensor:
+    def forward(
+        ctx: Any,
+        x_RD: Tensor,
+        weight_VD: Tensor,
+        judged_RE: Tensor,
+        head_VE: Tensor,
+        bias_V: Tensor | None,
+        caps: Caps,
+    ) -> Tensor:
         learns = ctx.needs_input_grad[1]
         grad_x, grad_w = torch.empty_like(x_RD), torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         wide_VD, total = weight_VD.to(x_RD.dtype), x_RD.new_zeros((), dtype=torch.float32)
         size = _chunk(weight_VD)
         for at in range(0, len(x_RD), size):
             rows = x_RD[at : at + size]
-            law = capped((judged_RE[at : at + size] @ head_VE.T).float(), caps.target).softmax(-1)
+            judged_RV = (judged_RE[at : at + size] @ head_VE.T).float()
+            law = capped(judged_RV if bias_V is None else judged_RV + bias_V, caps.target).softmax(-1)
             logits = capped((rows @ wide_VD.T).float(), caps.own)
             log_q = logits.log_softmax(-1)
             total -= (law * log_q).sum()
@@ -69,25 +78,40 @@ class _CrossEntropy(torch.autograd.Function):
         return total / len(x_RD)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         grad_x, grad_w = ctx.saved_tensors
-        return grad * grad_x, None if grad_w is None else grad * grad_w, None, None, None
+        return grad * grad_x, None if grad_w is None else grad * grad_w, None, None, None, None
 
 
-def cross_entropy(x_RD: Tensor, weight_VD: Tensor, judged_RE: Tensor, head_VE: Tensor, caps: Caps = UNCAPPED) -> Tensor:
-    """judged_RE, head_VE: the target's last hidden states, and its head's rows of the same ids as weight_VD."""
-    loss: Tensor = _CrossEntropy.apply(x_RD, weight_VD, judged_RE, head_VE, caps)  # type: ignore[no-untyped-call]
+def cross_entropy(
+    x_RD: Tensor,
+    weight_VD: Tensor,
+    judged_RE: Tensor,
+    head_VE: Tensor,
+    caps: Caps = UNCAPPED,
+    bias_V: Tensor | None = None,
+) -> Tensor:
+    """judged_RE, head_VE, bias_V: the target's last hidden states, and its head's rows of the same ids as weight_VD,
+    and their bias, if it has one."""
+    loss: Tensor = _CrossEntropy.apply(x_RD, weight_VD, judged_RE, head_VE, bias_V, caps)  # type: ignore[no-untyped-call]
     return loss
 
 
 class Judge:
     """head_VE: the target's output rows of the draft ids. place_of: draft id of every id of the target, -1 for none.
 
-    dtype: of the products with output heads.
+    dtype: of the products with output heads. bias_V: of those rows, or None.
     """
 
-    def __init__(self, head_VE: Tensor, place_of: Tensor, dtype: torch.dtype, caps: Caps = UNCAPPED) -> None:
-        self._head_VE, self._place_of, self._dtype, self._caps = head_VE, place_of, dtype, caps
+    def __init__(
+        self,
+        head_VE: Tensor,
+        place_of: Tensor,
+        dtype: torch.dtype,
+        caps: Caps = UNCAPPED,
+        bias_V: Tensor | None = None,
+    ) -> None:
+        self._head_VE, self._place_of, self._dtype, self._caps, self._bias_V = head_VE, place_of, dtype, caps, bias_V
 
     def losses(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> list[Tensor]:
         """Cross-entropy of each step with the target's law; rows whose token cannot be drafted do not count."""
@@ -98,7 +122,7 @@ class Judge:
             counts = self._places(step, predicts_BA, batch) >= 0
             judged_RE = judged_BAE[texts[counts], rows[counts] + step]
             x_RD = x_RD[counts].to(self._dtype)
-            losses.append(cross_entropy(x_RD, output_VD, judged_RE, self._head_VE, self._caps))
+            losses.append(cross_entropy(x_RD, output_VD, judged_RE, self._head_VE, self._caps, self._bias_V))
         return losses
 
     def agreed(self, drafts: Drafts, output_VD: Tensor, batch: Batch) -> Tensor:

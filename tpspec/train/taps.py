@@ -136,7 +136,9 @@ class Tapper:
             raise UserError(
                 f"{folder}: transformers finds no {missing[0]} in it; should be a checkpoint as it writes them"
             )
-        self._body, self._final_scale = model.get_decoder().to(device).eval(), read_spec(folder).final_scale
+        decoder = model.get_decoder()
+        body = getattr(decoder, "model", decoder)  # of Llama 4 that is the model with its head
+        self._body, self._final_scale = body.to(device).eval(), read_spec(folder).final_scale
         self._layers = tapped_layers(config.get_text_config().num_hidden_layers)
         self._device = device
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Taught:
     """A target as its heads see it. config: its config.json. num_heads, num_kv_heads, head_dim: theirs; where latents
     are cached, as the values that are made of them. cap: of logits, or None. embedding_VD, head_VD: its own tensors.
-    norm_D: what its last norm multiplies by.
+    head_bias_V: or None. norm_D: what its last norm multiplies by.
     """
 
     folder: Path
@@ -46,6 +46,7 @@ class Taught:
     cap: float | None
     embedding_VD: Tensor
     head_VD: Tensor
+    head_bias_V: Tensor | None
     norm_D: Tensor
 
 
@@ -57,6 +58,7 @@ def taught(folder: Path) -> Taught:
     rope = config.get("rope_parameters") or {}
     shape = (spec.vocab, spec.hidden)
     embedding_VD = checkpoint.mapped(f"{TABLE}.weight", shape)
+    head = head_of(checkpoint, shape, tied=spec.tied)
     of_values = spec.num_kv_heads if spec.latent is None else spec.num_heads
     num_heads, num_kv_heads = _head_counts(spec.hidden, spec.num_heads, of_values)
     return Taught(
@@ -75,7 +77,8 @@ def taught(folder: Path) -> Taught:
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
         cap=spec.cap,
         embedding_VD=embedding_VD,
-        head_VD=checkpoint.mapped(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape),
+        head_VD=checkpoint.mapped(f"{head}.weight", shape),
+        head_bias_V=checkpoint.read(f"{head}.bias", (spec.vocab,)) if spec.head_bias else None,
         norm_D=_final_norm(spec, checkpoint),
     )
 
