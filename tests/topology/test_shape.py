@@ -504,6 +504,7 @@ def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, ob
         resolve(AutoConfig.for_model(**GEMMA | said), "there")
 
 
+PHIS_SCALES = {"short_mscale": 1.3, "long_mscale": 1.3, "original_max_position_embeddings": 32}
 ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000.0}
 
 
@@ -547,6 +548,11 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
         ("muse_glimmer_text", {"qk_scale_factor": 0.0}, "qk_scale_factor is 0.0; should be above 0"),
         ("muse_glimmer_text", {"output_multiplier": 0.0}, "output_multiplier is 0.0; should be a number, and not 0"),
         ("muse_glimmer_text", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'silu'"),
+        (
+            "phimoe",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, **PHIS_SCALES}},
+            "rope_type 'linear' is not supported beside short_mscale; only 'longrope' is",
+        ),
         (
             "ministral3",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},

@@ -98,8 +98,10 @@ def stretched(config: Any, parameters: dict[str, Any], where: str) -> dict[str, 
 
 def scaled(parameters: dict[str, Any], where: str) -> dict[str, Any]:
     """Of longrope that says by what its cosines and sines are multiplied, in short texts and long ones."""
-    if parameters.get("rope_type") != "longrope":
+    if (kind := parameters.get("rope_type", "default")) == "default":
         return parameters
+    if kind != "longrope":
+        raise UserError(f"{where}: rope_type {kind!r} is not supported beside short_mscale; only 'longrope' is")
     short, long = (parameters.get(f"{texts}_mscale") for texts in ("short", "long"))
     if not isinstance(short, int | float) or isinstance(short, bool) or not short > 0 or short != long:
         right = "a number above 0, and long_mscale the same"
