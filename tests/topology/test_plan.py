@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import tiny
 from tests.topology.test_cost import PUBLISHED
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.topology.__main__ import main
@@ -19,7 +20,7 @@ from tpspec.topology.layout import Plan, Ranking, Wish
 from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.proposal import propose, yaml_of
-from tpspec.topology.shape import shape_of
+from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import layer_bytes, num_params, weight_bytes
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
@@ -296,6 +297,14 @@ def test_the_command_tells_errors_in_one_line(tmp_path: Path, capsys: pytest.Cap
     words = ["plan", "--gpus", "8x3090", "--link", "pcie4", "--model", LLAMA70, "--out", str(tmp_path)]
     assert main(words) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_no_more_cards_are_planned_than_there_are_groups_of_heads_with_a_state(tmp_path: Path) -> None:
+    """Stands against a box of seven that is refused for a model which three of its cards hold."""
+    shape = ModelShape.of(tiny("falcon_h1_normed", tmp_path))
+    assert (shape.num_heads, shape.most_shards) == (6, 3)
+    ranking = plan(wish("7x3090", model=str(tmp_path), draft="ngram"))
+    assert {len(one.layout.shards) for one in ranking.plans} == {1, 2, 3}
 
 
 def test_whatif_divides_no_latents() -> None:

@@ -70,6 +70,14 @@ class DeltaNet:
         return self.late and self.key_heads == 1
 
     @property
+    def whole(self) -> tuple[int, str]:
+        """What a rank has one of, at least: how many there are, and what they are. Value heads that have one norm stay
+        together, unless that is made of a sum."""
+        if not self.sums or self.shares_norm or self.norm is None:
+            return self.value_heads, "value heads"
+        return self.key_heads, "groups of heads with a state"
+
+    @property
     def is_in_groups(self) -> bool:
         """Whether rows are those of one key head after another."""
         return self.mixed == (self.gate,) and not self.sums

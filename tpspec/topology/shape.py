@@ -191,8 +191,9 @@ class ModelShape:
 
     @property
     def most_shards(self) -> int:
-        """Each has a query head of every layer."""
-        return self.num_heads if self.global_heads is None else min(self.num_heads, self.global_heads.num)
+        """Each has a query head of every layer, and what it holds whole of linear attention."""
+        most = self.num_heads if self.global_heads is None else min(self.num_heads, self.global_heads.num)
+        return most if self.delta_net is None else min(most, self.delta_net.whole[0])
 
     @property
     def attention_names(self) -> tuple[str, ...]:

@@ -107,11 +107,10 @@ def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wid
 
 
 def _values(net: DeltaNet, weights: Sequence[float]) -> list[range]:
-    """Value heads of linear attention; those that have one norm stay together, unless that is made of a sum."""
-    if not net.sums or net.shares_norm or net.norm is None:
-        return _ranges(net.value_heads, weights, "value heads")
-    groups = _ranges(net.key_heads, weights, "groups of heads with a state")
-    return [range(own.start * net.group, own.stop * net.group) for own in groups]
+    """Value heads of linear attention."""
+    count, what = net.whole
+    size = net.value_heads // count
+    return [range(own.start * size, own.stop * size) for own in _ranges(count, weights, what)]
 
 
 def _read(heads: Sequence[range], group: int) -> list[range]:
