@@ -812,7 +812,17 @@ AKIN: dict[str, dict[str, Any]] = {
         "use_conv_bias": False,
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
     },
-    "nanochat": {"model_type": "nanochat", "final_logit_softcapping": 2.0},
+    "nanochat": {
+        "model_type": "nanochat",
+        "final_logit_softcapping": 2.0,
+        # Whose scale is lost where the norm is of what has been turned.
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "olmo": {"model_type": "olmo"},
     "olmo2": {"model_type": "olmo2"},
     "olmo_hybrid_turned": {

@@ -275,6 +275,7 @@ DENSE_TYPES = {
         num_heads=6,
         vocab=50304,
         normed=True,
+        turns_first=True,
         intermediate=("intermediate_size", 8192),
     ),
     "nemotron": Defaults(
