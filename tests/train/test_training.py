@@ -186,6 +186,17 @@ def test_the_law_that_is_taught_is_that_of_the_target(kind: str, tmp_path: Path)
     torch.testing.assert_close(found, F.cross_entropy(rows @ output_VD.T, law), atol=1e-4, rtol=1e-4)
 
 
+def test_taps_are_of_the_rope_that_was_published(tmp_path: Path) -> None:
+    """Of LFM3, whose config transformers reads as turning whole heads. Stands against heads taught by another model."""
+    told, path = Told(0, "chat", 0.0, (5, 6, 7), (8, 9, 10, 11)), tiny("lfm3", tmp_path) / "config.json"
+    ((_, due),) = Tapper(tmp_path, CPU).taps([told])
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["full_attention"]["rope_type"] = "default"
+    path.write_text(json.dumps(config))
+    ((_, final),) = Tapper(tmp_path, CPU).taps([told])
+    assert torch.equal(final, due)
+
+
 def test_taps_of_other_texts_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
     """Shards that stay behind when the texts are made anew would pair tokens with another text's states."""
     texts = read_texts(data)

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from tpspec.errors import UserError
-from tpspec.model.spec import read_spec
+from tpspec.model.spec import read_spec, transformers_config
+from tpspec.topology.checkpoint import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,9 +130,14 @@ class Tapper:
         )
 
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        text, meant = config.get_text_config(), transformers_config(read_config(folder))
+        if getattr(text, "rope_parameters", None) != (ropes := getattr(meant, "rope_parameters", None)):
+            text.rope_parameters = ropes  # LFM3's, of which transformers takes the published ones for others
         has_eyes = type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
         auto = AutoModelForImageTextToText if has_eyes else AutoModelForCausalLM
-        model, found = auto.from_pretrained(folder, dtype="auto", local_files_only=True, output_loading_info=True)
+        model, found = auto.from_pretrained(
+            folder, config=config, dtype="auto", local_files_only=True, output_loading_info=True
+        )
         if missing := sorted(found["missing_keys"]):
             raise UserError(
                 f"{folder}: transformers finds no {missing[0]} in it; should be a checkpoint as it writes them"
@@ -139,7 +145,7 @@ class Tapper:
         decoder = model.get_decoder()
         body = getattr(decoder, "model", decoder)  # of Llama 4 that is the model with its head
         self._body, self._final_scale = body.to(device).eval(), read_spec(folder).final_scale
-        self._layers = tapped_layers(config.get_text_config().num_hidden_layers)
+        self._layers = tapped_layers(text.num_hidden_layers)
         self._device = device
 
     @torch.inference_mode()
