@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.checkpoints import tiny
 from tpspec.draft.eagle_checkpoint import _spec
 from tpspec.errors import UserError
+from tpspec.topology.checkpoint import read_config
 from tpspec.train.batches import Batch
 from tpspec.train.eagle import EagleHead
 from tpspec.train.loop import Plan, rate_at
@@ -123,6 +124,13 @@ def test_layers_that_keep_states_make_no_draft_model(tmp_path: Path) -> None:
         UserError, match="the target's keep states, which drafts do not go back from; should be --hidden"
     ):
         of_layers(taught(tiny("qwen3_5", tmp_path)), 2, spread=True)
+
+
+def test_a_target_may_list_thetas_of_its_layers(tmp_path: Path) -> None:
+    """As Step 3.5 Flash was published. Stands against hours of taps, and then a traceback."""
+    listed = read_config(tiny("step3p5", tmp_path))["rope_theta"]
+    assert isinstance(listed, list)
+    assert taught(tmp_path).rope_theta == max(listed)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ def taught(folder: Path) -> Taught:
     config: dict[str, Any] = read_config(folder)
     spec, checkpoint = read_spec(folder), Checkpoint(folder)
     eos = config.get("eos_token_id")
-    rope = config.get("rope_parameters") or {}
     shape = (spec.vocab, spec.hidden)
     embedding_VD = checkpoint.mapped(f"{TABLE}.weight", shape)
     head = head_of(checkpoint, shape, tied=spec.tied)
@@ -74,13 +73,20 @@ def taught(folder: Path) -> Taught:
         has_states=(spec.delta_net or spec.short_conv) is not None,
         vocab=spec.vocab,
         eps=spec.eps,
-        rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+        rope_theta=_theta(config),
         cap=spec.cap,
         embedding_VD=embedding_VD,
         head_VD=checkpoint.mapped(f"{head}.weight", shape),
         head_bias_V=checkpoint.read(f"{head}.bias", (spec.vocab,)) if spec.head_bias else None,
         norm_D=_final_norm(spec, checkpoint),
     )
+
+
+def _theta(config: dict[str, Any]) -> float:
+    """Of rope; the largest, where a config lists one for each layer."""
+    rope = config.get("rope_parameters") or {}
+    said = config.get("rope_theta") or rope.get("rope_theta") or 10000.0
+    return float(max(said) if isinstance(said, list) else said)
 
 
 def _final_norm(spec: ModelSpec, checkpoint: Checkpoint) -> Tensor:
