@@ -13,6 +13,7 @@ from tests.engine.test_reuse import SharingEpisode, finish, rows_read, step
 from tests.engine.test_scheduler import chain, text_states
 from tpspec.cache.pages import PagePool
 from tpspec.cache.seats import KeptStates
+from tpspec.cache.windows import WindowedPool
 from tpspec.engine.plan import Plan
 from tpspec.engine.scheduler import Scheduler
 from tpspec.engine.text_states import OPENING
@@ -25,8 +26,10 @@ PROMPT = tuple(range(100, 130))
 LAST = (len(PROMPT) - OPENING) // PAGE * PAGE  # tokens of it after which a state is kept
 
 
-def subject(num_kept: int = 4, *, num_pages: int = 64, max_rows: int = 64, max_running: int = 4) -> Scheduler:
-    pool = PagePool(num_pages, PAGE)
+def subject(
+    num_kept: int = 4, *, num_pages: int = 64, max_rows: int = 64, max_running: int = 4, pool: PagePool | None = None
+) -> Scheduler:
+    pool = pool or PagePool(num_pages, PAGE)
     states = text_states(max_running, pool, num_kept, WORTH)
     return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=None, reuses=True, states=states)
 
@@ -109,6 +112,16 @@ def test_nobody_waits_for_a_beginning_that_is_not_worth_it() -> None:
     for i in range(2):
         scheduler.submit(Request(i, (*range(WORTH - PAGE), *range(10 * i + 10, 10 * i + 20)), 1))
     assert len(step(scheduler).spans) == 2
+
+
+def test_a_beginning_whose_window_is_gone_is_read_again_from_where_there_is_a_state() -> None:
+    """Of a model with states and windows. Against a text that begins where the last window is, and finds no state."""
+    scheduler = subject(pool=WindowedPool(64, PAGE, 6, 7), max_rows=8, max_running=2)
+    rows_read(scheduler, Request(0, PROMPT, 1))
+    rows_read(scheduler, Request(1, tuple(range(60)), 1))  # over what windows had seen
+    rows_read(scheduler, Request(2, (*PROMPT[:PAGE], 1, 2), 1))
+    assert rows_read(scheduler, Request(3, PROMPT, 1)) == len(PROMPT)
+    assert rows_read(scheduler, Request(4, PROMPT, 1)) == len(PROMPT) % PAGE
 
 
 def test_who_was_preempted_reads_little_again() -> None:

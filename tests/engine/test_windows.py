@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.test_reuse import SharingEpisode, Text
+from tests.engine.test_scheduler import text_states
 from tpspec.cache.windows import WindowedPool
 from tpspec.engine.plan import Commit, Plan
 from tpspec.engine.scheduler import Scheduler
+from tpspec.engine.text_states import Stateless
 from tpspec.request import Request
 from tpspec.tokens import Verdict
 from tpspec.topology.caches import recent_of
@@ -81,17 +83,28 @@ def test_a_corrupt_text_leaves_nothing_for_another() -> None:
     max_rows=st.integers(1, 24),
     max_running=st.integers(1, 6),
     window=st.integers(1, 12),
+    num_kept=st.one_of(st.none(), st.integers(0, 5)),
+    worth=st.integers(1, 6),
 )
 def test_no_row_reads_another_text_and_none_lacks_a_place(
-    seed: int, num_pages: int, page_size: int, max_rows: int, max_running: int, window: int
+    seed: int,
+    num_pages: int,
+    page_size: int,
+    max_rows: int,
+    max_running: int,
+    window: int,
+    num_kept: int | None,
+    worth: int,
 ) -> None:
     """Against a window's page that is taken too early, a prefix whose window is gone, a path that is moved in one
-    kind of layers alone; and against fewer slots than rows can need: there are as many as the sizes promise."""
+    kind of layers alone; and against fewer slots than rows can need: there are as many as the sizes promise. num_kept:
+    of states, where other layers have some."""
     num_recent = enough(page_size, max_rows, max_running, window)
 
     def rank() -> Scheduler:
         pool = WindowedPool(num_pages, page_size, window, num_recent)
-        return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=None, reuses=True)
+        states = Stateless() if num_kept is None else text_states(max_running, pool, num_kept, worth)
+        return Scheduler(pool, max_rows=max_rows, max_running=max_running, fixed_rows=None, reuses=True, states=states)
 
     episode = WindowedEpisode(Random(seed), max_rows, max_running, [rank(), rank()], window=window)
     episode.run(num_rounds=25)

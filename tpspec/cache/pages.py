@@ -9,7 +9,6 @@ outlives them until its place is wanted: when there is none in which nothing is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from tpspec.cache.places import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Sequence
 
     from tpspec.model.batch import Runs
 
@@ -182,12 +181,16 @@ class PagePool:
         """Whether a page is kept under it."""
         return key in self._kept
 
-    def adopt(self, seq: int, keys: Iterable[bytes], *, dropped: int = 0) -> int:
-        """Give `seq`, which owns nothing, the pages kept under these keys, up to the first that is not; how many.
+    def reach(self, keys: Sequence[bytes]) -> int:
+        """With how many of the pages under these keys a text may begin: those up to the first that is not kept."""
+        return next((count for count, key in enumerate(keys) if not self.keeps(key)), len(keys))
+
+    def adopt(self, seq: int, keys: Sequence[bytes], *, dropped: int = 0) -> int:
+        """Give `seq`, which owns nothing, as many of the pages kept under these keys as `reach` says; how many.
 
         dropped: pages before the first that it begins without.
         """
-        pages = [self._kept[key] for key in takewhile(self.keeps, keys)]
+        pages = [self._kept[key] for key in keys[: self.reach(keys)]]
         if dropped:
             self._owned[seq] = _Owned(dropped, dropped)
         for page in pages:

@@ -7,13 +7,12 @@ keys, so that a text begins with what another has read as far as both of them st
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import BrokenPages, PagePool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Sequence
 
     from tpspec.model.batch import Runs
 
@@ -63,24 +62,30 @@ class WindowedPool(PagePool):
         super().spoil(keys)
         self.recent.spoil(keys)
 
-    def adopt(self, seq: int, keys: Iterable[bytes], *, dropped: int = 0) -> int:
+    def reach(self, keys: Sequence[bytes]) -> int:
         """As far as `recent` has what the token behind them sees."""
-        found = list(takewhile(self.keeps, keys))
-        in_a_row = count = first = 0  # pages that `recent` has, up to the one that is looked at
-        for stop, key in enumerate(found, 1):
+        in_a_row = count = 0  # pages that `recent` has, up to the one that is looked at
+        for stop, key in enumerate(keys[: super().reach(keys)], 1):
             in_a_row = in_a_row + 1 if self.recent.keeps(key) else 0
-            unseen = self._first_seen(stop * self.page_size) // self.page_size
-            if stop - in_a_row <= unseen:
-                count, first = stop, unseen
-        if count:
-            self.recent.adopt(seq, found[first:count], dropped=first)
-        return super().adopt(seq, found[:count], dropped=dropped)
+            if stop - in_a_row <= self._num_unseen(stop):
+                count = stop
+        return count
+
+    def adopt(self, seq: int, keys: Sequence[bytes], *, dropped: int = 0) -> int:
+        if count := self.reach(keys):
+            first = self._num_unseen(count)
+            self.recent.adopt(seq, keys[first:count], dropped=first)
+        return super().adopt(seq, keys[:count], dropped=dropped)
 
     def check_integrity(self) -> None:
         super().check_integrity()
         self.recent.check_integrity()
         if only := set(self.recent.owners) - set(self.owners):
             raise BrokenPages(f"sequences {sorted(only)} own pages of layers with a window, and no others")
+
+    def _num_unseen(self, num_pages: int) -> int:
+        """Of so many pages the first ones, which the token behind them does not see."""
+        return self._first_seen(num_pages * self.page_size) // self.page_size
 
     def _first_seen(self, position: int) -> int:
         """By a token at this position."""

@@ -41,7 +41,7 @@ class Reuse:
             return None
         keys = self._keys(seq, seq.num_passable)
         known = list(takewhile(self._pool.keeps, keys))
-        seq.num_kept = self._pool.adopt(seq.id, known[: self._states.reach(known)])
+        seq.num_kept = self._pool.adopt(seq.id, known[: self._reach(known)])
         seq.num_cached = seq.num_kept * self._pool.page_size
         return len(known)
 
@@ -76,6 +76,13 @@ class Reuse:
         """What it has written and read is wrong: nobody may begin with it."""
         self._pool.spoil(seq.keys)
         self._states.spoil(seq.keys)
+
+    def _reach(self, known: list[bytes]) -> int:
+        """With how many of these pages a text may begin: what the next token sees is there, and a state behind them."""
+        count = len(known)
+        while (fewer := self._states.reach(known[: self._pool.reach(known[:count])])) < count:
+            count = fewer
+        return count
 
     def _keys(self, seq: Sequence, num_tokens: int) -> list[bytes]:
         """Of the pages that the first num_tokens of its text fill; made once."""

@@ -93,11 +93,7 @@ class _Standing:
 
 
 class TextStates(Stateless):
-    """seats: of texts that run. kept: of beginnings. pool: of the texts. worth: tokens that a copy should spare.
-
-    A pool whose layers see the last tokens only may hold less of a beginning than it has keys for: no such model keeps
-    states.
-    """
+    """seats: of texts that run. kept: of beginnings. pool: of the texts. worth: tokens that a copy should spare."""
 
     is_foreseen = False  # what is kept of a state is copied between two rounds
 
