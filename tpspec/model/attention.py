@@ -11,12 +11,13 @@ Shapes: T rows of a span, G kv heads, F query heads folded onto each (the widest
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 
+from tpspec.model.batch import along, lines
 from tpspec.model.linear import capped
 from tpspec.staged import sent
 
@@ -130,9 +131,10 @@ class Folding:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the rows of one span see in layers of one window: key slots, and a mask where rows see different keys."""
+    """What the rows of one span see in layers of one window: key slots, and a mask where rows see different keys.
+    rows: of the round, a span's or some of them."""
 
-    rows: slice
+    rows: slice | Tensor
     keys: Slots
     mask_RS: Tensor | None
     padding: int  # empty rows added below, so that R is the same in every round
@@ -154,12 +156,42 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Branches:
+    """The rows of a tree, as those of a chain for each of its leaves: none has its sums split by keys that it does not
+    see. taken: of each row, where it is among the chains'."""
+
+    chains: tuple[View, ...]
+    taken_T: Tensor
+
+    def attend(
+        self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float,
+        sinks_H: Tensor | None, cap: float | None,
+    ) -> Tensor:  # fmt: skip
+        """As of View."""
+        made = [chain.attend(attend, q_THE, keys, values, fold, scale, sinks_H, cap) for chain in self.chains]
+        return torch.cat(made)[self.taken_T]
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """What is the same for every view of a model. fixed_rows: pad each span to so many rows (deterministic)."""
+    """What is the same for every view of a model. fixed_rows: pad each span to so many rows, and have keys begin and
+    end where blocks of them do (deterministic)."""
 
     mask_dtype: torch.dtype
     device: torch.device
     fixed_rows: int | None
+
+    def views(self, span: Span, first_row: int, sight: Sight, fold_width: int) -> View | Branches:
+        """As `view`; where rows may not depend on each other, of each path of a tree alone."""
+        if self.fixed_rows is None or span.parents is None or span.num_chained() == len(span.tokens):
+            return self.view(span, first_row, sight, fold_width)
+        chains, taken, count = list[View](), dict[int, int](), 0
+        for rows in lines(span.parents):
+            chain = self.view(along(span, rows), 0, sight, fold_width)
+            chains.append(replace(chain, rows=sent([first_row + row for row in rows], self.device)))
+            taken = {row: count + at for at, row in enumerate(rows)} | taken
+            count += len(rows)
+        return Branches(tuple(chains), sent([taken[row] for row in range(len(span.tokens))], self.device))
 
     def view(self, span: Span, first_row: int, sight: Sight, fold_width: int) -> View:
         """The view of `span`, whose rows start at `first_row` of the round. fold_width: query heads folded onto each kv
@@ -169,29 +201,31 @@ class Layout:
         num_keys = span.start + len(span.tokens) - first_key
         held = span.held(windowed=sight.is_windowed)
         if self.fixed_rows is None and len(span.tokens) == 1:
-            return View(rows, self._keys(*held, first_key, 0), None, 0)
+            return View(rows, self._keys(*held, first_key), None, 0)
         seen_TS = _visible(span, first_key, sight)
-        padding = extra = 0
+        padding = before = extra = 0
         if self.fixed_rows is not None:
-            padding, extra = self.fixed_rows - len(span.tokens), -num_keys % KEY_BLOCK
-            seen_TS = F.pad(seen_TS, (0, extra, 0, padding))
+            before = first_key % KEY_BLOCK
+            padding, extra = self.fixed_rows - len(span.tokens), -(before + num_keys) % KEY_BLOCK
+            seen_TS = F.pad(seen_TS, (before, extra, 0, padding))
             seen_TS[len(span.tokens) :, 0] = True  # padding rows see one key, so that none of them is all -inf
         mask_TS = torch.zeros(seen_TS.shape, dtype=self.mask_dtype).masked_fill_(~seen_TS, float("-inf"))
         mask_TFS = sent(mask_TS, self.device).unsqueeze(1).expand(-1, fold_width, -1)  # there: it may be large
         mask_RS = mask_TFS.flatten(0, 1)
-        return View(rows, self._keys(*held, first_key, extra), mask_RS, padding)
+        return View(rows, self._keys(*held, first_key, before, extra), mask_RS, padding)
 
-    def _keys(self, position: int, runs: Runs, first_key: int, extra: int) -> Slots:
-        """Slots of the keys from `first_key` on, and `extra` more that are masked. runs: slots from `position` on.
+    def _keys(self, position: int, runs: Runs, first_key: int, before: int = 0, extra: int = 0) -> Slots:
+        """Slots of the keys from `first_key` on, and as many before and behind that are masked. runs: slots from
+        `position` on.
 
         Those too are its own: what is masked counts 0 times, and 0 times a NaN of another sequence is NaN.
         """
         first, count = runs[0]
-        if len(runs) == 1 and not extra:
+        if len(runs) == 1 and not before and not extra:
             return slice(first + first_key - position, first + count)
         pieces = [torch.arange(first, first + count) for first, count in runs]
         slots = torch.cat(pieces)[first_key - position :]
-        return sent(torch.cat([slots, slots[:1].expand(extra)]), self.device)
+        return sent(torch.cat([slots[:1].expand(before), slots, slots[:1].expand(extra)]), self.device)
 
 
 def on_paths(parents: Sequence[int]) -> Tensor:

@@ -90,6 +90,37 @@ class Span(msgspec.Struct, frozen=True):
         return slots
 
 
+def lines(parents: Sequence[int]) -> list[list[int]]:
+    """Rows from the first of a tree down to each of its leaves."""
+    inner, found = set(parents), list[list[int]]()
+    for leaf in range(len(parents)):
+        if leaf not in inner:
+            line = [leaf]
+            while parents[line[-1]] >= 0:
+                line.append(parents[line[-1]])
+            found.append(line[::-1])
+    return found
+
+
+def along(span: Span, rows: Sequence[int]) -> Span:
+    """The chain that these rows of a span's tree are, behind what is cached; of attention alone."""
+
+    def kept(windowed: bool) -> Runs:
+        own = span.own_slots(windowed=windowed)
+        cached = [*span.held(windowed=windowed)[1]]
+        missing = len(own)
+        while missing:  # the span's own slots are the last
+            first, count = cached.pop()
+            if count > missing:
+                cached.append((first, count - missing))
+            missing -= min(count, missing)
+        return (*cached, *((own[row], 1) for row in rows))
+
+    recent = None if span.recent is None else kept(windowed=True)
+    tokens = tuple(span.tokens[row] for row in rows)
+    return msgspec.structs.replace(span, tokens=tokens, runs=kept(windowed=False), parents=None, recent=recent)
+
+
 def with_tokens(spans: Sequence[Span], tokens: Sequence[int]) -> list[Span]:
     """Spans of one row, each with a token of these."""
     return [msgspec.structs.replace(span, tokens=(token,)) for span, token in zip(spans, tokens, strict=True)]

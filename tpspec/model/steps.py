@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.cache.store import as_slots
-from tpspec.model.attention import Folding, Layout, View, fused, stable
+from tpspec.model.attention import Branches, Folding, Layout, View, fused, stable
 from tpspec.model.delta_net import Round as StateRound
 from tpspec.model.late_norm import beside
 from tpspec.model.mlp import GAIN, MOST
@@ -210,7 +210,7 @@ class TorchRound:
     turns: list[Turns]
     slots: Slots
     recent_slots: Slots
-    views: dict[Sight, list[View]]
+    views: dict[Sight, list[View | Branches]]
     states: StateRound | ConvRound | None
     num_real: int
     num_rows: int
@@ -331,10 +331,10 @@ class TorchSteps(WithoutKernels):
         slots = [slot for span in spans for slot in span.own_slots(windowed=windowed)]
         return as_slots(slots, self._shape.device)
 
-    def _views(self, sight: Sight, spans: Sequence[Span], firsts: Sequence[int]) -> list[View]:
+    def _views(self, sight: Sight, spans: Sequence[Span], firsts: Sequence[int]) -> list[View | Branches]:
         """firsts: of each span, its first row."""
         width = self._foldings[sight.heads].width
-        return [self._layout.view(span, first, sight, width) for span, first in zip(spans, firsts, strict=False)]
+        return [self._layout.views(span, first, sight, width) for span, first in zip(spans, firsts, strict=False)]
 
     def _attended(self, layer: Layer, q_THE: Tensor, round: TorchRound) -> Tensor:
         keys, values = self._store.keys[layer.kept_by], self._store.values[layer.kept_by]
