@@ -201,7 +201,9 @@ def test_who_knows_a_key_gets_what_was_kept_under_it_or_nothing(
                 kept[key] = written[before[seq][size]]
             pool.keep(seq, size, key)
         elif verb == "adopt" and not before[seq]:
-            assert pool.adopt(seq, [key]) == len(pages(seq))
+            count = pool.reach([key])
+            pool.adopt(seq, [key][:count])
+            assert len(pages(seq)) == count
             assert all(written[page] == kept[key] for page in pages(seq))
         elif verb == "shrink":
             pool.shrink(seq, size * page_size)
@@ -232,7 +234,7 @@ def test_what_was_unused_the_longest_makes_room_first() -> None:
     pool = PagePool(16, 1)
     for seq in range(3):
         read(pool, seq, 4)
-    assert pool.adopt(3, [bytes([0, index]) for index in range(4)]) == 4
+    pool.adopt(3, [bytes([0, index]) for index in range(4)])
     pool.release(3)
     pool.grow(4, 3)
     assert [all(known(pool, seq, 4)) for seq in range(3)] == [True, False, True]
@@ -246,7 +248,8 @@ def test_texts_that_take_turns_keep_what_they_have_read(num_texts: int) -> None:
     for turn in range(4):
         for seq in sizes:
             keys = [bytes([seq, index]) for index in range(sizes[seq])]
-            assert pool.adopt(seq, keys) == (len(keys) if turn else 0)
+            assert pool.reach(keys) == (len(keys) if turn else 0)
+            pool.adopt(seq, keys if turn else [])
             sizes[seq] += 4
             read(pool, seq, sizes[seq])
             pool.check_integrity()

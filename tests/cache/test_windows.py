@@ -78,10 +78,11 @@ def test_a_text_begins_with_what_both_kinds_of_layers_still_have() -> None:
     subject = pool(num_recent=3)
     kept(subject, 1, 10)
     subject.release(1)
-    assert subject.adopt(2, keys(10)) == 10
+    assert subject.reach(keys(10)) == 10
+    subject.adopt(2, keys(10))
     assert subject.recent_slots(2, 40 - WINDOW + 1, 40)
     subject.release(2)
-    assert subject.adopt(3, keys(4)) == 0  # pages 2 and 3 have left the window, and given their place up
+    assert subject.reach(keys(4)) == 0  # pages 2 and 3 have left the window, and given their place up
     assert subject.num_used == 0
 
 
@@ -92,7 +93,7 @@ def test_of_a_longer_text_that_page_is_taken_whose_window_is_there() -> None:
     subject.release(1)
     kept(subject, 2, 6, "another")  # at last over what was unused the longest
     assert [subject.recent.keeps(key) for key in keys(10)] == [False] + [True] * 9
-    assert subject.adopt(3, [*keys(7), b"nobody's"]) == 7
+    assert subject.reach([*keys(7), b"nobody's"]) == 7
 
 
 def test_both_kinds_of_layers_forget_what_is_spoiled() -> None:
@@ -100,9 +101,10 @@ def test_both_kinds_of_layers_forget_what_is_spoiled() -> None:
     subject = pool()
     kept(subject, 1, 3)
     subject.spoil(keys(3))
-    assert subject.adopt(2, keys(3)) == 0
+    assert subject.reach(keys(3)) == 0
     kept(subject, 2, 3)
-    assert subject.adopt(3, keys(3)) == 3
+    assert subject.reach(keys(3)) == 3
+    subject.adopt(3, keys(3))
     assert subject.recent_slots(3, 12 - WINDOW + 1, 12) == subject.recent_slots(2, 12 - WINDOW + 1, 12)
     subject.check_integrity()
 

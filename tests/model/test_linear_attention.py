@@ -72,7 +72,7 @@ class Case:
             skips_H=random(H).to(device) if sums else None, conv_biases_M=random(M).to(device) if sums else None,
             most_written=sizes.get("most_written", 1),
         )  # fmt: skip
-        self.layer = LinearLayer(0, norm, mixer, norm, nowhere)
+        self.layer = LinearLayer(index=0, attention_norm=norm, mixer=mixer, mlp_norm=norm, mlp=nowhere)
         self.products = [random(IDS, width).to(device, dtype) for width in (M, H + F, H * V)]
         if sums:  # whose rates are one
             self.products[1][:, H:] = self.products[1][:, :H]

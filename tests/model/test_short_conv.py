@@ -40,7 +40,7 @@ class ConvCase(Case):
         self.table = torch.randn(IDS, 3 * channels, generator=noise).to(device, dtype)
         norm = Norm(biases, 1e-6)  # nobody reads it
         conv = GatedConv(nowhere, nowhere, weights.to(device), biases.to(device) if kernel % 2 else None)  # type: ignore[arg-type]
-        self.conv_layer = ConvLayer(0, norm, conv, norm, nowhere)
+        self.conv_layer = ConvLayer(index=0, attention_norm=norm, mixer=conv, mlp_norm=norm, mlp=nowhere)
         self.states = StateStore([0], StateSizes(0, 0, 0, channels, kernel - 1), TEXTS, 12, dtype, device)
         self.steps = self._steps(way, Shape(frozenset({Sight(Heads((0,), 16), None)}), dtype, device, 1.0, "silu"))
 

@@ -185,20 +185,18 @@ class PagePool:
         """With how many of the pages under these keys a text may begin: those up to the first that is not kept."""
         return next((count for count, key in enumerate(keys) if not self.keeps(key)), len(keys))
 
-    def adopt(self, seq: int, keys: Sequence[bytes], *, dropped: int = 0) -> int:
-        """Give `seq`, which owns nothing, as many of the pages kept under these keys as `reach` says; how many.
+    def adopt(self, seq: int, keys: Sequence[bytes], *, dropped: int = 0) -> None:
+        """Give `seq`, which owns nothing, the pages kept under these keys, no more of which than `reach` says.
 
         dropped: pages before the first that it begins without.
         """
-        pages = [self._kept[key] for key in keys[: self.reach(keys)]]
         if dropped:
             self._owned[seq] = _Owned(dropped, dropped)
-        for page in pages:
+        for page in [self._kept[key] for key in keys]:
             if self._idle.pop(page, None) is not None:
                 self._mark(page, page + 1, free=False)
             self._num_owners[page] += 1
             self._append(seq, page, page + 1)
-        return len(pages)
 
     def pass_by(self, seq: int, num_cached: int) -> None:
         """`seq` has so many tokens cached, and its next rows follow them: what none of those sees may go."""

@@ -71,11 +71,11 @@ class WindowedPool(PagePool):
                 count = stop
         return count
 
-    def adopt(self, seq: int, keys: Sequence[bytes], *, dropped: int = 0) -> int:
-        if count := self.reach(keys):
-            first = self._num_unseen(count)
-            self.recent.adopt(seq, keys[first:count], dropped=first)
-        return super().adopt(seq, keys[:count], dropped=dropped)
+    def adopt(self, seq: int, keys: Sequence[bytes], *, dropped: int = 0) -> None:
+        if keys:
+            first = self._num_unseen(len(keys))
+            self.recent.adopt(seq, keys[first:], dropped=first)
+        super().adopt(seq, keys, dropped=dropped)
 
     def check_integrity(self) -> None:
         super().check_integrity()

@@ -41,7 +41,8 @@ class Reuse:
             return None
         keys = self._keys(seq, seq.num_passable)
         known = list(takewhile(self._pool.keeps, keys))
-        seq.num_kept = self._pool.adopt(seq.id, known[: self._reach(known)])
+        seq.num_kept = self._reach(known)
+        self._pool.adopt(seq.id, known[: seq.num_kept])
         seq.num_cached = seq.num_kept * self._pool.page_size
         return len(known)
 

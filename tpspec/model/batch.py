@@ -106,14 +106,13 @@ def along(span: Span, rows: Sequence[int]) -> Span:
     """The chain that these rows of a span's tree are, behind what is cached; of attention alone."""
 
     def kept(windowed: bool) -> Runs:
+        position, held = span.held(windowed=windowed)
+        cached: list[tuple[int, int]] = []
+        for first, count in held:
+            if position < span.start:
+                cached.append((first, min(count, span.start - position)))
+            position += count
         own = span.own_slots(windowed=windowed)
-        cached = [*span.held(windowed=windowed)[1]]
-        missing = len(own)
-        while missing:  # the span's own slots are the last
-            first, count = cached.pop()
-            if count > missing:
-                cached.append((first, count - missing))
-            missing -= min(count, missing)
         return (*cached, *((own[row], 1) for row in rows))
 
     recent = None if span.recent is None else kept(windowed=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from tpspec.comm.communicator import Purpose
 from tpspec.model.graphs import Forward
-from tpspec.model.layers import MlpLayer
+from tpspec.model.layers import MixingLayer
 from tpspec.model.runner import Runner
 from tpspec.model.steps import AddNorm
 from tpspec.staged import copied, sent
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Graphs, Recorder, Taps
-    from tpspec.model.layers import AnyLayer, MixingLayer, Norm, Shape
+    from tpspec.model.layers import AnyLayer, Norm, Shape
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.per_layer import TokenInputs
@@ -204,7 +204,7 @@ class Decoder:
 
     def _kept(self, layer: AnyLayer) -> tuple[MixingLayer | None, Mlp | None]:
         """The layer where its attention, and its MLP where that, is there and not left out."""
-        mixing = None if isinstance(layer, MlpLayer) or layer.index in self.left_out.attention else layer
+        mixing = layer if isinstance(layer, MixingLayer) and layer.index not in self.left_out.attention else None
         return mixing, None if layer.index in self.left_out.mlp else layer.mlp
 
     def _norms(self) -> Iterator[Norm | None]:

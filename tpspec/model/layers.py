@@ -88,50 +88,77 @@ class Sight(NamedTuple):
         return position - position % self.window if self.chunked else max(0, position - self.window + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer of one shard. qkv: [D] -> [(H + 2G) E]; [(H + G) E] where keys are their own values, or values are made
-    of what keys are made of, before its norm and rope; [H E] where it keeps nothing. o and mlp, where there is one,
-    give partial sums.
-    kept_by: the index of the layer whose keys and values it reads, which may be its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyLayer:
+    """What every layer of a shard may have. mlp, where there is one, gives partial sums.
 
-    attention_norm, mlp_norm: of what attention and the MLP read, or None. joint_norm: of queries and keys, in place of
-    q_norm and k_norm; or None. turns_first: those two are of what rope has turned, not of what it turns. v_norm: of
-    values; or None. attention_out_norm, mlp_out_norm: of the whole sums that
-    attention and the MLP give, before they are added; or None. mlp_joined: see AddNorm. rope: which of the model's
-    ropes turns queries and keys, or None. sinks: [H] of this shard, float32; or None. gate: what attention gives is
-    multiplied with it; or None. inputs: what reads a token's numbers for this layer, behind the MLP; or None. parallel:
-    the MLP reads what attention reads, and ranks sum what both give at once. beside: linear attention that reads the
-    same, and is summed likewise; or None. scale: of what leaves the layer.
+    mlp_norm: of what the MLP reads, or None. mlp_out_norm: of the whole sums that it gives, before they are added; or
+    None. mlp_joined: see AddNorm. inputs: what reads a token's numbers for this layer, behind the MLP; or None.
+    parallel: the MLP reads what attention reads, and ranks sum what both give at once. scale: of what leaves the layer.
     """
 
     index: int
+    mlp_norm: Norm | None
+    mlp: Mlp | None
+    mlp_out_norm: Norm | None = None
+    mlp_joined: tuple[Norm, Norm] | None = None
+    inputs: LayerInputs | None = None
+    parallel: bool = False
+    scale: float = 1.0
+
+
+class MlpLayer(AnyLayer):
+    """A layer that is an MLP alone."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixingLayer(AnyLayer):
+    """A layer whose rows tell each other something before its MLP. attention_norm, attention_out_norm: of what that
+    reads, and of the whole sums that it gives; or None."""
+
+    attention_norm: Norm | None
+    attention_out_norm: Norm | None = None
+
+    @property
+    def late_norm(self) -> LateNorm | None:
+        """Of what ranks sum behind it."""
+        return None
+
+    def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
+        """What its rows tell each other: this shard's part of the sum, [T, D]; of a layer with a late norm what that is
+        to be made of, [T, Y]. comm: for a norm over ranks' heads."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer(MixingLayer):
+    """A layer with attention. qkv: [D] -> [(H + 2G) E]; [(H + G) E] where keys are their own values, or values are made
+    of what keys are made of, before its norm and rope; [H E] where it keeps nothing. o gives partial sums.
+    kept_by: the index of the layer whose keys and values it reads, which may be its own.
+
+    joint_norm: of queries and keys, in place of q_norm and k_norm; or None. turns_first: those two are of what rope has
+    turned, not of what it turns. v_norm: of values; or None. rope: which of the model's ropes turns queries and keys;
+    or None. sinks: [H] of this shard, float32; or None. gate: what attention gives is multiplied with it; or None.
+    beside: linear attention that reads the same, and is summed likewise; or None.
+    """
+
     kept_by: int
     sight: Sight
-    attention_norm: Norm | None
     qkv: Linear
     q_norm: Norm | None
     k_norm: Norm | None
     o: Linear
-    attention_out_norm: Norm | None
-    mlp_norm: Norm | None
-    mlp: Mlp | None
-    mlp_out_norm: Norm | None
     rope: int | None
     joint_norm: JointNorm | None = None
     turns_first: bool = False
     v_norm: Norm | None = None
     sinks: Tensor | None = None
     gate: HeadGate | None = None
-    mlp_joined: tuple[Norm, Norm] | None = None
-    inputs: LayerInputs | None = None
-    parallel: bool = False
-    scale: float = 1.0
     beside: LinearLayer | None = None
-    late_norm: None = None
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
-        """What its rows tell each other: this shard's part of the sum, [T, D]. comm: for a norm over ranks' heads."""
         qkv_TX = self.qkv(x_TD)
         if self.joint_norm is not None:
             assert comm is not None, "the decoder that has such layers gives it"
@@ -141,28 +168,17 @@ class Layer:
         return given_TD if self.beside is None else given_TD + self.beside.mixed(x_TD, steps, round, comm)
 
 
-@dataclass(frozen=True, slots=True)
-class LinearLayer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearLayer(MixingLayer):
     """A layer with linear attention in place of attention."""
 
-    index: int
-    attention_norm: Norm
     mixer: Mixer
-    mlp_norm: Norm | None
-    mlp: Mlp | None
-    attention_out_norm: Norm | None = None
-    mlp_out_norm: Norm | None = None
-    mlp_joined: None = None
-    inputs: None = None
-    parallel: bool = False
-    scale: float = 1.0
 
     @property
     def late_norm(self) -> LateNorm | None:
         return self.mixer.late
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
-        """As of `Layer`; what a late norm is to be made of, [T, Y]."""
         mixer = self.mixer
         products = mixer.mixed(x_TD), mixer.rates(x_TD), mixer.gate(x_TD)
         if mixer.late is None:
@@ -173,44 +189,14 @@ class LinearLayer:
         return mixer.late.partly(made_TD, squares_T, steps, comm)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvLayer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvLayer(MixingLayer):
     """A layer with a short convolution in place of attention."""
 
-    index: int
-    attention_norm: Norm
     mixer: GatedConv
-    mlp_norm: Norm | None
-    mlp: Mlp | None
-    attention_out_norm: Norm | None = None
-    mlp_out_norm: Norm | None = None
-    mlp_joined: None = None
-    inputs: None = None
-    parallel: bool = False
-    scale: float = 1.0
-    late_norm: None = None
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
-        """As of `Layer`."""
         return self.mixer.out(steps.convolved(self, self.mixer.made(x_TD), round))
-
-
-@dataclass(frozen=True, slots=True)
-class MlpLayer:
-    """A layer that is an MLP alone."""
-
-    index: int
-    mlp_norm: Norm
-    mlp: Mlp
-    mlp_out_norm: None = None
-    mlp_joined: None = None
-    inputs: None = None
-    parallel: bool = False
-    scale: float = 1.0
-
-
-MixingLayer = Layer | LinearLayer | ConvLayer
-AnyLayer = MixingLayer | MlpLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,18 +193,25 @@ class Loader:
         if kind in (None, MLP, MIXTURE):
             mlp = Mlps(self.spec, self.shard, self.matrices).of_layer(index, at, whole=whole)
         if kind is not None and mlp is not None:
-            return MlpLayer(index, self.norms.of_rows(f"{at}{norms.mlp}.weight"), mlp)
+            return MlpLayer(index=index, mlp_norm=self.norms.of_rows(f"{at}{norms.mlp}.weight"), mlp=mlp)
         if mixers is None or index not in mixers.net.layers:
             return self._layer(index, layer, mlp)
         norm = self.norms.of_rows(f"{at}{linear.attention}.weight")
         mlp_norm = None if mlp is None else self.norms.of_rows(f"{at}{linear.mlp}.weight")
         if isinstance(mixers, Convolutions):
-            out_norms = self._out_norm(at, norms.attention_out), self._out_norm(at, norms.mlp_out)
-            return ConvLayer(index, norm, mixers.mixer(at), mlp_norm, mlp, *out_norms)
+            return ConvLayer(
+                index=index,
+                attention_norm=norm,
+                mixer=mixers.mixer(at),
+                attention_out_norm=self._out_norm(at, norms.attention_out),
+                mlp_norm=mlp_norm,
+                mlp=mlp,
+                mlp_out_norm=self._out_norm(at, norms.mlp_out),
+            )
         if mixers.net.beside:
-            beside = LinearLayer(index, norm, mixers.mixer(at), mlp_norm=None, mlp=None)
+            beside = LinearLayer(index=index, attention_norm=norm, mixer=mixers.mixer(at), mlp_norm=None, mlp=None)
             return replace(self._layer(index, layer, mlp), attention_norm=norm, beside=beside)
-        return LinearLayer(index, norm, mixers.mixer(at), mlp_norm, mlp)
+        return LinearLayer(index=index, attention_norm=norm, mixer=mixers.mixer(at), mlp_norm=mlp_norm, mlp=mlp)
 
     def _layer(self, index: int, layer: LayerSpec, mlp: Mlp | None) -> Layer:
         spec, names, at = self.spec, self.spec.norms, f"model.layers.{index}."
