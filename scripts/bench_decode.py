@@ -142,7 +142,7 @@ def run(arguments: list[str], threads: int) -> str:
 
 
 def find_model() -> Path:
-    from tpspec.topology.checkpoint import find
+    from tpspec.published.checkpoint import find
 
     return find(MODEL)
 
@@ -196,7 +196,7 @@ def decode_with_transformers(options: argparse.Namespace) -> None:
 def whole_decoder(options: argparse.Namespace, num_slots: int) -> Decoder:
     from tpspec.comm.communicator import OneRank
     from tpspec.model.loader import Loader
-    from tpspec.topology.shape import shape_of
+    from tpspec.published.shape import shape_of
     from tpspec.topology.shards import split
 
     (whole,) = split(shape_of(MODEL), (1.0,))

@@ -3,7 +3,7 @@
 
     python scripts/bench_gpu.py [--model meta-llama/Llama-3.1-8B-Instruct] [--only decode quantized] [--within 570]
 
-The model is a random checkpoint of a known shape (tpspec/topology/models.yaml), written to --to (a temporary folder;
+The model is a random checkpoint of a known shape (tpspec/published/models.yaml), written to --to (a temporary folder;
 16 GB for the 8B) and loaded as any other. It repeats what it reads, so that a draft of another is right. Every section
 runs in a process of its own, one after the other, and is told of as soon as it ends:
 
@@ -33,7 +33,7 @@ runs in a process of its own, one after the other, and is told of as soon as it 
                 how much of the time of the steps that its verified drafts took a round does not take longer than one
                 with n-gram drafts, which are right, too, take no time, and are about as many (told)
 
-Beside them stands which tiles products are made in, and which a gate is part of (tpspec/model/card_tiles.py), and by
+Beside them stands which tiles products are made in, and which a gate is part of (tpspec/model/card/tiles.py), and by
 how much they are faster for that.
 
 On a machine without a card `--device cpu --model smollm2-135m` tries the script, not the card.
@@ -126,7 +126,7 @@ def main() -> None:
 
 def tell_of_tiles() -> None:
     """Of those that products are made in: what a start says only to who asks for it."""
-    handler, log = logging.StreamHandler(), logging.getLogger("tpspec.model.card_tiles")
+    handler, log = logging.StreamHandler(), logging.getLogger("tpspec.model.card.tiles")
     handler.setFormatter(logging.Formatter(f"{SAYS}%(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -222,7 +222,7 @@ def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
     """Such a round against one whose kernels wait for each other's end; nothing where they always do."""
     if options.device != "cuda":
         return {}
-    from tpspec.model import card_overlap
+    from tpspec.model.card import overlap as card_overlap
 
     if not card_overlap.overlap(torch.device(options.device))["overlaps"]:
         return {}
@@ -233,7 +233,7 @@ def overlapped(options: argparse.Namespace, round_s: float) -> dict[str, Any]:
 
 def prompts(options: argparse.Namespace) -> dict[str, Any]:
     from tpspec.model.batch import Carried, Span
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.shape import ModelShape
 
     most = ModelShape.of(at(options.model, options.to)).max_positions or max(BEHIND) + MANY_ROWS
     behind = [start for start in BEHIND if start + MANY_ROWS <= most]
@@ -285,8 +285,8 @@ def mixture(options: argparse.Namespace) -> dict[str, Any]:
 
 def plain_rounds(engine: Any, options: argparse.Namespace) -> tuple[dict[str, Any], Callable[[int], float]]:
     """What they take, and the bytes that one of so many rows reads, in the middle of the text."""
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.caches import kv_bytes_read
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import split
     from tpspec.topology.sizes import expert_bytes, weight_bytes
 
@@ -335,7 +335,7 @@ def rounds_of(decoder: Any, num_rows: int, start: int) -> tuple[Callable[[], obj
 
 def products(options: argparse.Namespace) -> dict[str, Any]:
     from tpspec.model.linear import PlainLinear, linear, quantized_linear, rounded_linear
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.shape import ModelShape
 
     shape, found = ModelShape.of(at(options.model, options.to)), {}
     copied = copy_bytes_per_s(torch.device(options.device))
@@ -371,7 +371,7 @@ def products(options: argparse.Namespace) -> dict[str, Any]:
 def tabled(size: tuple[int, int], table: str, group: int, device: torch.device) -> Any:
     """A matrix whose codes stand for what that table has: of no weight, for times alone."""
     from tpspec.model.quantized import Quantized, Ready
-    from tpspec.topology.groups import Grid
+    from tpspec.published.groups import Grid
 
     num_outputs, num_inputs = size
     grid, kind, gains = Grid(group, 0, num_inputs), torch.int8 if table == "e4m3" else torch.uint8, None
@@ -389,7 +389,7 @@ def joined_to_apart(num_rows: int, hidden: int) -> float:
     from tpspec.comm.communicator import OneRank, Purpose
     from tpspec.comm.peer import PeerMemory, memory_bytes
     from tpspec.comm.replay_time import seconds_in_graph
-    from tpspec.model.card_steps import card_steps
+    from tpspec.model.card.steps import card_steps
     from tpspec.model.layers import Heads, Norm, Shape, Sight
     from tpspec.model.steps import AddNorm
 
@@ -529,9 +529,9 @@ def shared(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def gaps(options: argparse.Namespace) -> dict[str, Any]:
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.links import link
     from tpspec.topology.rounds import reduces
-    from tpspec.topology.shape import ModelShape
 
     sources = gaps_sources(options)
     plain, free, told = (answered(options, **draft) for draft in sources)

@@ -35,20 +35,20 @@ from tpspec.draft.model import ModelDrafter
 from tpspec.draft.protocol import Ask
 from tpspec.draft.run import ModelRun
 from tpspec.model.batch import Span
-from tpspec.model.card_many import ManySteps
-from tpspec.model.card_steps import CardSteps
-from tpspec.model.card_tilings import Tiling
+from tpspec.model.card.many import ManySteps
+from tpspec.model.card.steps import CardSteps
+from tpspec.model.card.tilings import Tiling
 from tpspec.model.graphs import Forward
 from tpspec.model.loader import load_whole
 from tpspec.model.steps import TorchSteps
 from tpspec.model.target import ShardedTarget
+from tpspec.published.checkpoint import find
+from tpspec.published.shape import ModelShape
 from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.roles.target import lead_rounds
 from tpspec.staged import Fetched
-from tpspec.topology.checkpoint import find
 from tpspec.topology.config import automatic
-from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:

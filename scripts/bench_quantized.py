@@ -22,8 +22,8 @@ from tpspec.comm.communicator import OneRank
 from tpspec.model.batch import Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.loader import Loader
-from tpspec.topology.checkpoint import find
-from tpspec.topology.shape import shape_of
+from tpspec.published.checkpoint import find
+from tpspec.published.shape import shape_of
 from tpspec.topology.shards import split
 
 MODEL = "smollm2-135m"

@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # python adds scripts/ to the path, not the repository
 
 from scripts.serving import ROOT, Server, environment
-from tpspec.topology.checkpoint import cache_root, find
+from tpspec.published.checkpoint import cache_root, find
 from tpspec.topology.config import load
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -23,11 +23,11 @@ import torch
 from tpspec.comm.channel import open_channel
 from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.messages import Stats, Stop, Submit, ToLead
+from tpspec.published.checkpoint import find
 from tpspec.request import Delta, Request
 from tpspec.roles.build import build_engine
 from tpspec.roles.target import follow_rounds, lead_rounds
 from tpspec.text import Text
-from tpspec.topology.checkpoint import find
 from tpspec.topology.config import automatic
 
 

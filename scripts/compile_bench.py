@@ -57,7 +57,7 @@ def main() -> None:
 
 def decode(options: argparse.Namespace) -> None:
     """Greedy and warm rounds, forwards of every number of rows; the same of kernels in turn."""
-    from tpspec.model import card_overlap
+    from tpspec.model.card import overlap as card_overlap
 
     asked(options, temperatures=(0.0, 0.8), counts=ROWS)
     with patch.object(card_overlap, "OVERLAP_FROM", (99, 0)):

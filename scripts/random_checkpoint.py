@@ -1,4 +1,4 @@
-"""Random weights in the shape of a known model (tpspec/topology/models.yaml): for what is timed, not read."""
+"""Random weights in the shape of a known model (tpspec/published/models.yaml): for what is timed, not read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(model: str, place: Path, *, repeats: bool, **keys: Any) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from tests.checkpoints import write_tokenizer
-    from tpspec.topology.shape import known_models
+    from tpspec.published.shape import known_models
 
     if place.exists():
         return

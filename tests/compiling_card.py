@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from tests import emulated_card
 from tests.emulated_card import OnCard
-from tpspec.model import card_tiles
+from tpspec.model.card import tiles as card_tiles
 
 VARIABLE, USUAL = "TPSPEC_COMPILE_FOR", "9.0"
 NOT_COMPILED, EXIT_CODE = "not compiled", 6  # a property of reports, which come from workers; pytest's own are less

@@ -82,7 +82,7 @@ def test_every_draft_for_a_model_that_repeats_is_right(
 ) -> None:
     """Stands against models of unrelated random weights, whose drafts are never right: nothing could be drafted ahead
     in gaps then, whatever the code does."""
-    monkeypatch.setattr("tpspec.topology.shape.known_models", lambda: SHAPES)
+    monkeypatch.setattr("tpspec.published.shape.known_models", lambda: SHAPES)
     for name in SHAPES:
         script.write(name, tmp_path / name, repeats=True)
     draft = {"source": "model", "model": str(tmp_path / "draft"), "tokens": 4}
@@ -124,7 +124,7 @@ def test_a_round_takes_what_lies_between_two_of_them(
 ) -> None:
     """Stands against a link that takes no time, drafts in gaps that never come, and rounds that share the time of the
     one that reads the prompt, or of the answer before it."""
-    monkeypatch.setattr("tpspec.topology.shape.known_models", lambda: SHAPES)
+    monkeypatch.setattr("tpspec.published.shape.known_models", lambda: SHAPES)
     for name in SHAPES:
         script.write(name, tmp_path / name, repeats=True)
     options = Namespace(device="cpu", model="target", draft="draft", to=tmp_path, tokens=40)

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.topology.shape import vocab_of
+from tpspec.published.shape import vocab_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

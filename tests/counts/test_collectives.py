@@ -22,9 +22,9 @@ from tpspec.comm.messages import Tally
 from tpspec.draft.protocol import Drafter
 from tpspec.engine.engine import Engine, Target
 from tpspec.model.batch import Moves, Span, StateCopy
+from tpspec.published.shape import shape_of
 from tpspec.request import Request, Sampling
 from tpspec.topology.rounds import collectives_per_round, round_bytes
-from tpspec.topology.shape import shape_of
 from tpspec.topology.target_shape import target_shape
 from tpspec.verify.rows import RowLogits
 

@@ -12,10 +12,10 @@ from tests.draft.kits import draft_section
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import Purpose
 from tpspec.engine.engine import Engine
+from tpspec.published.shape import shape_of
 from tpspec.request import Request, Sampling
 from tpspec.topology.config import Topology
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round
-from tpspec.topology.shape import shape_of
 
 TOLD = 8 + 64 * 8  # bytes a row: its winner, and the likeliest ids of the shard
 

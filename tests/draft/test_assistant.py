@@ -18,10 +18,10 @@ from tpspec.draft.protocol import Given, Taps
 from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
+from tpspec.published.assistants import check_assistant
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
-from tpspec.topology.assistants import check_assistant
 from tpspec.topology.caches import BLOCK, draft_slots, head_cache, target_slots
-from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
 
 CPU = torch.device("cpu")

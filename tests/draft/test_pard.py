@@ -19,9 +19,9 @@ from tpspec.draft.pard import Pard
 from tpspec.draft.protocol import Ask
 from tpspec.errors import UserError
 from tpspec.model.batch import Span
+from tpspec.published.shape import ModelShape
 from tpspec.roles.build_drafter import build_inline
 from tpspec.roles.fit import target_pool
-from tpspec.topology.shape import ModelShape
 from tpspec.verify.draw import Draw, pick
 from tpspec.verify.noise import CounterNoise
 from tpspec.verify.rows import RowLogits

@@ -18,10 +18,10 @@ from tpspec.draft.sources import SOURCES, source
 from tpspec.errors import UserError
 from tpspec.model.loader import load_whole
 from tpspec.model.target import ShardedTarget
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.roles.build_drafter import build_inline
 from tpspec.roles.fit import target_pool
 from tpspec.topology import sources
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.sublayers import Sublayers
 
 VOCAB = 263

@@ -22,9 +22,9 @@ from tpspec.draft.mtp import load_mtp
 from tpspec.draft.protocol import Taps
 from tpspec.draft.texts import Features, OverTexts, as_it_is
 from tpspec.model.batch import Span
+from tpspec.published.shape import ModelShape
 from tpspec.topology.caches import BLOCK, draft_slots, head_cache, layer_cache, target_slots
 from tpspec.topology.config import Topology
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.sizes import last_layer
 
 

@@ -20,9 +20,9 @@ from tests.worlds import serve, topology
 from tpspec.comm.messages import Submit, ToLead
 from tpspec.engine.engine import Engine
 from tpspec.engine.scheduler import CORRUPT
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.tokens import TokenTree
-from tpspec.topology.shape import ModelShape
 
 POISON = 77
 GREEDY, WARM, CUT = Sampling(), Sampling(temperature=0.8, seed=7), Sampling(temperature=0.9, top_p=0.8, seed=5)

@@ -47,19 +47,19 @@ from tpspec.model.graphs import CardRecorder, Forward, Graphs
 from tpspec.model.layers import Layer
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
+from tpspec.published.shape import ModelShape
 from tpspec.request import Delta, Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.roles.build_drafter import BRANCHES, build_ahead
 from tpspec.roles.door import pick_device
 from tpspec.roles.drafter import Drafter
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sublayers import NOTHING
 from tpspec.verify import shards
 from tpspec.verify.rows import RowLogits
 
 pytest.importorskip("triton")
-from tpspec.model.card_rows import MOST_ROWS
+from tpspec.model.card.rows import MOST_ROWS
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one: tests/gpu"),
@@ -98,8 +98,8 @@ STEPS = {
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tpspec.model.card_many import MOST_SPLITS, ManySteps
-    from tpspec.model.card_steps import CardSteps
+    from tpspec.model.card.many import MOST_SPLITS, ManySteps
+    from tpspec.model.card.steps import CardSteps
 
     fits = CardSteps.fits
     monkeypatch.setattr(CardSteps, "fits", lambda steps, spans, num: num <= FEW and fits(steps, spans, num))
@@ -285,7 +285,7 @@ def test_a_text_whose_places_are_more_than_a_recording_copies_is_not_launched_be
     folder: Path, few: None, released: list[Sequence[Span]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stands against a table the rest of which comes behind the forward that reads it: from 32,000 keys on."""
-    from tpspec.model import card_tables
+    from tpspec.model.card import tables as card_tables
 
     monkeypatch.setattr(card_tables, "USUAL_BLOCKS", 3)  # of 64 keys; what may be scattered is counted as two
     asks = [Request(0, (5, 6, 7, 8) * 28, 24)]
@@ -357,7 +357,7 @@ def test_rounds_that_verify_for_many_texts_are_replays(
     """Three texts of four rows each are more than the few of a recording here. Stands against a host that launches
     every kernel of a round once some users are served at a time (chunks of their prompts it does launch), and against
     padding that a mixture of so many rows sends to an expert, which torch sorts them by."""
-    from tpspec.model import card_router
+    from tpspec.model.card import router as card_router
 
     folder = small(kind, tmp_path)
     monkeypatch.setattr(card_router, "MOST_SORTED", FEW)
@@ -383,7 +383,7 @@ def test_whichever_tiles_are_the_fastest_a_text_is_the_same(
 ) -> None:
     """Of products and of a gate in the kernel of its product, which a round then does not launch. In 16 bits: of
     float32 products are torch's."""
-    from tpspec.model import card_products
+    from tpspec.model.card import products as card_products
 
     told, kernels = [], list[list[str]]()
 
@@ -793,8 +793,8 @@ def test_rounds_that_cannot_be_recorded_have_compiled_their_kernels_before_the_f
     folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stands against seconds in Triton's compiler in the middle of a text, for each tile that it first meets."""
-    from tpspec.model.card_many import ManySteps
-    from tpspec.model.card_steps import CardSteps
+    from tpspec.model.card.many import ManySteps
+    from tpspec.model.card.steps import CardSteps
 
     attention, rows = CardSteps.attention, list[int]()
 

@@ -15,11 +15,11 @@ from tpspec.cache.windows import WindowedPool
 from tpspec.engine.plan import Commit, Plan
 from tpspec.engine.scheduler import Scheduler
 from tpspec.engine.text_states import Stateless
+from tpspec.published.shape import shape_of
 from tpspec.request import Request
 from tpspec.tokens import Verdict
 from tpspec.topology.caches import recent_of
 from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig
-from tpspec.topology.shape import shape_of
 
 
 @dataclass

@@ -13,9 +13,9 @@ from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader
+from tpspec.published import checkpoint
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
-from tpspec.topology import checkpoint
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.verify.noise import CounterNoise, Stream
 

@@ -13,8 +13,8 @@ from tests.model import published
 from tests.worlds import serve, topology
 from tpspec.model.linear import quantized_linear
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready, Rounded
+from tpspec.published.groups import Grid, grid_of
 from tpspec.request import Request
-from tpspec.topology.groups import Grid, grid_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")

@@ -28,17 +28,19 @@ from tpspec.engine.engine import Engine
 from tpspec.model.batch import Span
 from tpspec.model.graphs import Forward
 from tpspec.model.loader import Loader
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.staged import Fetched
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_norms, card_overlap, card_products
-from tpspec.model.card_attention import attend, join
-from tpspec.model.card_flash import Flash
-from tpspec.model.card_heads import place
+from tpspec.model.card import norms as card_norms
+from tpspec.model.card import overlap as card_overlap
+from tpspec.model.card import products as card_products
+from tpspec.model.card.attention import attend, join
+from tpspec.model.card.flash import Flash
+from tpspec.model.card.heads import place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")]
 CUDA = torch.device("cuda")

@@ -27,10 +27,10 @@ from tpspec.draft.run import load_run
 from tpspec.errors import UserError
 from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import load_whole
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.tokens import NO_DRAFT, TokenTree, Verdict
-from tpspec.topology.shape import ModelShape
 from tpspec.verify.noise import CounterNoise
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from tests.checkpoints import tiny
 from tpspec.errors import UserError
 from tpspec.measure.__main__ import main
 from tpspec.measure.skips import Price, search
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.text import Text
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.sublayers import NOTHING, Sublayers, skipped
 
 LAYERS = 6

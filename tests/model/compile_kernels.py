@@ -43,10 +43,10 @@ from tpspec.model import (
     card_sums,
     card_tiles,
 )
-from tpspec.model.card_norms import norm_warps
-from tpspec.model.card_overlap import OVERLAP_FROM
-from tpspec.model.card_steps import JOINED
-from tpspec.model.card_tilings import LEAST_SIDE, Tiling
+from tpspec.model.card.norms import norm_warps
+from tpspec.model.card.overlap import OVERLAP_FROM
+from tpspec.model.card.steps import JOINED
+from tpspec.model.card.tilings import LEAST_SIDE, Tiling
 from tpspec.verify import card_noise
 
 TABLE = {"table_at": "*i64", "most_rows": "i32"}

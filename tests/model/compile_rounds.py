@@ -18,8 +18,8 @@ from tests.model import published
 from tests.rounds import tree_and_chain
 from tpspec.comm.communicator import Communicator, OneRank
 from tpspec.model.loader import Loader
+from tpspec.published.shape import ModelShape
 from tpspec.topology.links import straight
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.verify.largest import largest
 from tpspec.verify.noise import CounterNoise

@@ -20,15 +20,16 @@ from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
 from tpspec.model.steps import TorchSteps
-from tpspec.topology.experts import Experts
-from tpspec.topology.formats import Table
-from tpspec.topology.groups import Grid, grid_of
+from tpspec.published.experts import Experts
+from tpspec.published.formats import Table
+from tpspec.published.groups import Grid, grid_of
 
 pytest.importorskip("triton")
-from tpspec.model import card_experts, card_router
-from tpspec.model.card_experts import CardMixture, Stack
-from tpspec.model.card_overlap import IN_TURN
-from tpspec.model.card_router import Tiles
+from tpspec.model.card import experts as card_experts
+from tpspec.model.card import router as card_router
+from tpspec.model.card.experts import CardMixture, Stack
+from tpspec.model.card.overlap import IN_TURN
+from tpspec.model.card.router import Tiles
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -22,7 +22,7 @@ from tpspec.model.batch import Span
 from tpspec.model.decoder import Decoder
 
 pytest.importorskip("triton")
-from tpspec.model import card_flash
+from tpspec.model.card import flash as card_flash
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu tries the real one")
 EVEN = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 1}

@@ -16,7 +16,9 @@ import torch
 from scripts.serving import environment
 
 pytest.importorskip("triton")
-from tpspec.model import card_experts, card_groups, card_tiles
+from tpspec.model.card import experts as card_experts
+from tpspec.model.card import groups as card_groups
+from tpspec.model.card import tiles as card_tiles
 
 HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.

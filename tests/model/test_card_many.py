@@ -23,11 +23,14 @@ from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.loader import Loader
-from tpspec.topology.shape import ModelShape
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model import card_many, card_rows, card_tables, card_tilings
+from tpspec.model.card import many as card_many
+from tpspec.model.card import rows as card_rows
+from tpspec.model.card import tables as card_tables
+from tpspec.model.card import tilings as card_tilings
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 LONG = card_rows.MOST_ROWS + 10  # rows, and keys of more than one block

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 from triton import knobs
 
-from tpspec.model import card_overlap
+from tpspec.model.card import overlap as card_overlap
 
 CARD = torch.device("cuda", 0)
 

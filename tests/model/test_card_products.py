@@ -13,18 +13,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from tpspec.model.quantized import TABLES, DequantizedLinear, Quantized, Ready, Rounded
-from tpspec.topology.formats import Table
-from tpspec.topology.groups import Grid, grid_of
+from tpspec.published.formats import Table
+from tpspec.published.groups import Grid, grid_of
 
 pytest.importorskip("triton")
 from triton import knobs
 
-from tpspec.model import card_coded, card_codes, card_rows, card_tiles
-from tpspec.model.card_coded import CodedLinear
-from tpspec.model.card_fragments import FragmentLinear, product_of
-from tpspec.model.card_overlap import IN_TURN
-from tpspec.model.card_products import FewRowsLinear, TriedProduct, has_tensor_cores
-from tpspec.model.card_tiles import CODED_TILES, FRAGMENT_TILES, GATED_TILES, TILES, Tile
+from tpspec.model.card import coded as card_coded
+from tpspec.model.card import codes as card_codes
+from tpspec.model.card import rows as card_rows
+from tpspec.model.card import tiles as card_tiles
+from tpspec.model.card.coded import CodedLinear
+from tpspec.model.card.fragments import FragmentLinear, product_of
+from tpspec.model.card.overlap import IN_TURN
+from tpspec.model.card.products import FewRowsLinear, TriedProduct, has_tensor_cores
+from tpspec.model.card.tiles import CODED_TILES, FRAGMENT_TILES, GATED_TILES, TILES, Tile
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

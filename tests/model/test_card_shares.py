@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 
 from tests.model.test_card_products import KINDS
 from tpspec.model.quantized import Quantized, Ready
-from tpspec.topology.groups import Grid
+from tpspec.published.groups import Grid
 
 pytest.importorskip("triton")
 from triton.runtime import interpreter
 
-from tpspec.model import card_coded, card_rows, card_shares
-from tpspec.model.card_coded import CodedLinear, CodedProduct
-from tpspec.model.card_fragments import FragmentLinear, product_of
-from tpspec.model.card_overlap import IN_TURN
-from tpspec.model.card_shares import Shares, shares
-from tpspec.model.card_tiles import CODED_TILES, FRAGMENT_TILES, CodedTile, FragmentTile
+from tpspec.model.card import coded as card_coded
+from tpspec.model.card import rows as card_rows
+from tpspec.model.card import shares as card_shares
+from tpspec.model.card.coded import CodedLinear, CodedProduct
+from tpspec.model.card.fragments import FragmentLinear, product_of
+from tpspec.model.card.overlap import IN_TURN
+from tpspec.model.card.shares import Shares, shares
+from tpspec.model.card.tiles import CODED_TILES, FRAGMENT_TILES, CodedTile, FragmentTile
 
 ON_CARD = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_CARD else []

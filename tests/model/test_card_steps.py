@@ -24,8 +24,8 @@ from tpspec.model.decoder import Decoder
 from tpspec.model.gates import HeadGate
 from tpspec.model.layers import Heads, Sight
 from tpspec.model.loader import Loader
-from tpspec.topology.gating import Gating
-from tpspec.topology.shape import ModelShape
+from tpspec.published.gating import Gating
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
@@ -33,7 +33,11 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tpspec.model import card_attention, card_rows, card_steps, card_tables, card_tilings
+from tpspec.model.card import attention as card_attention
+from tpspec.model.card import rows as card_rows
+from tpspec.model.card import steps as card_steps
+from tpspec.model.card import tables as card_tables
+from tpspec.model.card import tilings as card_tilings
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -16,7 +16,7 @@ from triton import knobs
 from triton.runtime.errors import OutOfResources
 
 from tests import emulated_card
-from tpspec.model import card_tiles
+from tpspec.model.card import tiles as card_tiles
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 
 pytest.importorskip("triton")
-from tpspec.model.card_wide import MOST_SPLITS, WideSteps
+from tpspec.model.card.wide import MOST_SPLITS, WideSteps
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 MOST_ROWS = 96

@@ -17,8 +17,8 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.loader import Loader
+from tpspec.published.shape import ModelShape
 from tpspec.topology.caches import States, kv_bytes, state_bytes
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import weight_bytes
 

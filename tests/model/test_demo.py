@@ -25,7 +25,7 @@ from tests.checkpoints import SPECIAL_TOKENS, tiny
 from tpspec.errors import UserError
 from tpspec.model import demo, from_gguf
 from tpspec.model.from_gguf import INSIDE, OUTSIDE, convert
-from tpspec.topology.checkpoint import DEMO_MODELS
+from tpspec.published.checkpoint import DEMO_MODELS
 
 NAME = "smollm2-135m"
 HEADS = {"attn_q": 9, "attn_k": 3}

@@ -14,8 +14,8 @@ from tests.checkpoints import tiny
 from tpspec.model.batch import Span
 from tpspec.model.embedding import Embedding
 from tpspec.model.loader import load_whole
+from tpspec.published.shape import ModelShape
 from tpspec.staged import WORDS
-from tpspec.topology.shape import ModelShape
 
 TABLE_VD = torch.randn(11, 6, generator=torch.Generator().manual_seed(0))
 TOKENS = [3, 0, 10, 3]

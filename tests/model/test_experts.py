@@ -20,8 +20,8 @@ from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.linear import PlainLinear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.steps import TorchSteps
-from tpspec.topology.experts import Experts, experts_of
-from tpspec.topology.reads import Reads
+from tpspec.published.experts import Experts, experts_of
+from tpspec.published.reads import Reads
 
 CPU = torch.device("cpu")
 HIDDEN, CHANNELS = 48, 40

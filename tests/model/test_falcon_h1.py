@@ -11,8 +11,8 @@ import pytest
 from tests.checkpoints import tiny
 from tpspec.errors import UserError
 from tpspec.model.spec import read_spec
+from tpspec.published.shape import ModelShape
 from tpspec.topology.rounds import reduces
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 

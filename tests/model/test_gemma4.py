@@ -21,9 +21,9 @@ from tpspec.measure.skips import Price, search
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader, load_whole
 from tpspec.model.spec import read_spec
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.topology.rounds import round_bytes
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import weight_bytes
 from tpspec.topology.sublayers import Sublayers

@@ -30,8 +30,8 @@ from tpspec.request import Request, Sampling
 from tpspec.topology.working import ROW_COUNTS, WIDE_COUNTS, most_verified, wide_counts
 
 pytest.importorskip("triton")
-from tpspec.model.card_steps import CardSteps
-from tpspec.model.card_tilings import Tiling
+from tpspec.model.card.steps import CardSteps
+from tpspec.model.card.tilings import Tiling
 
 CPU = torch.device("cpu")
 HIDDEN = 4

@@ -24,10 +24,10 @@ from tpspec.model.batch import Span
 from tpspec.model.joint_norm import JointNorm
 from tpspec.model.loader import Loader
 from tpspec.model.steps import WithoutKernels
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.topology.config import Quantize
 from tpspec.topology.rounds import FEW_ROWS
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import weight_bytes
 from tpspec.topology.target_shape import target_shape

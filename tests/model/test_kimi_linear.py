@@ -14,8 +14,8 @@ from tests.checkpoints import BASE, KINDS, tiny
 from tests.model.test_delta_net import IDS, loaded, logits_of
 from tpspec.errors import UserError
 from tpspec.model.spec import read_spec
-from tpspec.topology.multimodal import text_config
-from tpspec.topology.shape import ModelShape
+from tpspec.published.multimodal import text_config
+from tpspec.published.shape import ModelShape
 
 FILE = "model.safetensors"
 SECTION: dict[str, Any] = KINDS["kimi_linear"]["linear_attn_config"]

@@ -13,14 +13,14 @@ from tests.worlds import topology
 from tpspec.errors import UserError
 from tpspec.model.gates import HeadGate
 from tpspec.model.spec import resolve
+from tpspec.published.gating import Gating
+from tpspec.published.global_heads import GlobalHeads
+from tpspec.published.shape import ModelShape
 from tpspec.topology.caches import num_attended
 from tpspec.topology.cards import parse_gpus
-from tpspec.topology.gating import Gating
-from tpspec.topology.global_heads import GlobalHeads
 from tpspec.topology.layout import Wish
 from tpspec.topology.plan import plan
 from tpspec.topology.report import describe
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def test_squares_are_told_to_sixteen_bits_in_columns_of_eight(squares: float) ->
 @pytest.mark.parametrize(("dim", "rank", "size"), [(12, 0, 1), (96, 2, 3), (1025, 1, 2), (2048, 7, 8)], ids=str)
 def test_a_card_makes_what_torch_makes(dim: int, rank: int, size: int, dtype: torch.dtype) -> None:
     """Stands against columns beyond a program's, and another rank's."""
-    card = pytest.importorskip("tpspec.model.card_steps", reason="no Triton")
+    card = pytest.importorskip("tpspec.model.card.steps", reason="no Triton")
     shape = Shape(frozenset({Sight(Heads((0,), 16), None)}), dtype, CARD, 1.0, "silu")
     store = KVStore({0: Kept(1, 16)}, 64, dtype, CARD)
     steps = card.CardSteps(shape, [], store, dict.fromkeys(shape.heads, card.Tiling(32, 16, 0, 64)))

@@ -19,9 +19,9 @@ from tpspec.model.latent import EPS, Reduced, around, turned_last
 from tpspec.model.layers import Norm
 from tpspec.model.linear import PlainLinear
 from tpspec.model.loader import Loader
+from tpspec.published.latent import Latent
+from tpspec.published.shape import ModelShape
 from tpspec.topology.caches import kv_bytes
-from tpspec.topology.latent import Latent
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")

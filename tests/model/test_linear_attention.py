@@ -87,7 +87,7 @@ class Case:
             if (rows := compiled_rows()) is None:
                 pytest.skip("no compiled library here")
             return CompiledSteps(rows, shape, [], store, self.states)
-        card = pytest.importorskip("tpspec.model.card_many", reason="no Triton")
+        card = pytest.importorskip("tpspec.model.card.many", reason="no Triton")
         tilings = dict.fromkeys(shape.heads, card.Tiling(32, 16, 0, 64))
         if way == "card":
             return card.CardSteps(shape, [], store, tilings, self.states)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.loader import Loader
 from tpspec.model.weights import SINGLE
-from tpspec.topology.shape import ModelShape
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import weight_bytes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tpspec.topology.checkpoint import find
-from tpspec.topology.shape import shape_of
+from tpspec.published.checkpoint import find
+from tpspec.published.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import weight_bytes
 
@@ -26,7 +26,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.model.spec import read_spec
 from tpspec.model.loader import Loader
 from tpspec.model.linear import can_pack
-from tpspec.topology.shape import shape_of
+from tpspec.published.shape import shape_of
 from tpspec.topology.shards import split
 
 def peak():

@@ -16,9 +16,9 @@ from tpspec.errors import UserError
 from tpspec.model.linear import PlainLinear
 from tpspec.model.loader import Loader
 from tpspec.model.short_values import Cut, Filled
-from tpspec.topology.global_heads import GlobalHeads
-from tpspec.topology.multimodal import text_config
-from tpspec.topology.shape import ModelShape
+from tpspec.published.global_heads import GlobalHeads
+from tpspec.published.multimodal import text_config
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import weight_bytes
 

@@ -19,11 +19,11 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.loader import Loader
 from tpspec.model.weights import SINGLE
+from tpspec.published.formats import Scheme, Stored
+from tpspec.published.multimodal import FLAT, spellings, text_config, text_name
+from tpspec.published.shape import ModelShape, vocab_of
 from tpspec.request import Request, Sampling
 from tpspec.text import Text
-from tpspec.topology.formats import Scheme, Stored
-from tpspec.topology.multimodal import FLAT, spellings, text_config, text_name
-from tpspec.topology.shape import ModelShape, vocab_of
 from tpspec.topology.shards import split
 
 IDS = tuple(torch.randint(3, 263, (30,), generator=torch.Generator().manual_seed(0)).tolist())

@@ -28,11 +28,11 @@ from tpspec.model.loader import Loader, load_whole
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
 from tpspec.model.short_values import Filled
+from tpspec.published import checkpoint
+from tpspec.published.checkpoint import find
+from tpspec.published.groups import TILE, grid_of
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.request import Request, Sampling
-from tpspec.topology import checkpoint
-from tpspec.topology.checkpoint import find
-from tpspec.topology.groups import TILE, grid_of
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import weight_bytes
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tpspec.model.quantized import Matrix
-    from tpspec.topology.groups import Bits
+    from tpspec.published.groups import Bits
 
 CPU = torch.device("cpu")
 KINDS = pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -285,7 +285,7 @@ from tpspec.comm.communicator import OneRank
 from tpspec.model.spec import read_spec
 from tpspec.model.loader import Loader
 from tpspec.model.quantized import quantize
-from tpspec.topology.shape import shape_of
+from tpspec.published.shape import shape_of
 from tpspec.topology.shards import split
 
 def peak():

@@ -14,9 +14,9 @@ from tpspec.cache.pages import PagePool
 from tpspec.cache.windows import WindowedPool
 from tpspec.comm.communicator import OneRank
 from tpspec.model.loader import Loader
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.topology.caches import kv_bytes, recent_slots, target_slots
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")

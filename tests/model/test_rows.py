@@ -19,8 +19,8 @@ from tpspec.model.decoder import Decoder
 from tpspec.model.linear import PackedLinear, PlainLinear, can_pack
 from tpspec.model.loader import Loader
 from tpspec.model.products import TiledLinear, compiled_products
-from tpspec.topology import checkpoint
-from tpspec.topology.shape import ModelShape
+from tpspec.published import checkpoint
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")

@@ -22,10 +22,10 @@ from tpspec.model.batch import Carried, Span
 from tpspec.model.layers import ConvLayer, Heads, Norm, Shape, Sight
 from tpspec.model.short_conv import GatedConv
 from tpspec.model.spec import read_spec, resolve
-from tpspec.topology.reads import Reads
-from tpspec.topology.shape import ModelShape
+from tpspec.published.reads import Reads
+from tpspec.published.shape import ModelShape
+from tpspec.published.windows import windows_of
 from tpspec.topology.shards import split
-from tpspec.topology.windows import windows_of
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 

@@ -18,12 +18,12 @@ from tpspec.model.batch import Span
 from tpspec.model.compiled import MOST_ROWS, compiled_rows
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
 from tpspec.topology.caches import kv_bytes
 from tpspec.topology.config import load
 from tpspec.topology.report import describe
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")

@@ -20,12 +20,12 @@ from tpspec.model.limits import Limits
 from tpspec.model.loader import Loader
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import SINGLE
+from tpspec.published.checkpoint import read_config
+from tpspec.published.gating import Gating
+from tpspec.published.global_heads import GlobalHeads
+from tpspec.published.multimodal import text_config
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
-from tpspec.topology.checkpoint import read_config
-from tpspec.topology.gating import Gating
-from tpspec.topology.global_heads import GlobalHeads
-from tpspec.topology.multimodal import text_config
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import weight_bytes
 

@@ -35,17 +35,17 @@ from tpspec.model.products import compiled_products, multiplies_pairs
 from tpspec.model.quantized import TABLES, DequantizedLinear, Quantized, Ready, scales_of
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
+from tpspec.published.formats import Scheme, Table
+from tpspec.published.groups import Grid
+from tpspec.published.quantizers import stored_as
+from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.topology.cards import card
 from tpspec.topology.config import load
-from tpspec.topology.formats import Scheme, Table
-from tpspec.topology.groups import Grid
 from tpspec.topology.layout import Wish
 from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
-from tpspec.topology.quantizers import stored_as
 from tpspec.topology.report import describe
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import weight_bytes
 

@@ -19,9 +19,9 @@ from tests.model.test_stored import AT, CPU, changed, logits
 from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.loader import Loader, load_whole
-from tpspec.topology.formats import Scheme, Stored
-from tpspec.topology.quantizers import stored_as
-from tpspec.topology.shape import ModelShape
+from tpspec.published.formats import Scheme, Stored
+from tpspec.published.quantizers import stored_as
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import weight_bytes
 

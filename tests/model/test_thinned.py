@@ -13,8 +13,8 @@ from tests.checkpoints import tiny
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
+from tpspec.published.shape import shape_of
 from tpspec.topology.rounds import collectives_per_draft
-from tpspec.topology.shape import shape_of
 from tpspec.topology.sublayers import NOTHING, Sublayers, behind
 
 LAYERS, ROWS = 4, 9

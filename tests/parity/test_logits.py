@@ -16,8 +16,8 @@ from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import Loader
-from tpspec.topology import checkpoint
-from tpspec.topology.shape import ModelShape
+from tpspec.published import checkpoint
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 
 CPU = torch.device("cpu")

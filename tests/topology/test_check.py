@@ -15,11 +15,11 @@ from tests.draft.heads.assistant import assistant
 from tests.worlds import topology
 from tpspec.draft.head_files import PATTERNS
 from tpspec.errors import UserError
+from tpspec.published.checkpoint import HEADS
+from tpspec.published.head_files import HEAD_FILES
 from tpspec.roles.fit import draft_bytes, shard_bytes
 from tpspec.topology.__main__ import main
-from tpspec.topology.checkpoint import HEADS
 from tpspec.topology.config import load
-from tpspec.topology.head_files import HEAD_FILES
 from tpspec.topology.report import describe, memories
 
 ROOT = Path(__file__).parents[2]

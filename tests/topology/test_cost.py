@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpspec.published.experts import Experts
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.topology.caches import kv_bytes_read
 from tpspec.topology.cards import card
 from tpspec.topology.cost import (
@@ -29,10 +31,8 @@ from tpspec.topology.cost import (
     tokens_by_position,
     tokens_per_round,
 )
-from tpspec.topology.experts import Experts
 from tpspec.topology.links import Curve, LinkTable, link, straight
 from tpspec.topology.rounds import collectives_per_draft
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sublayers import Sublayers
 

@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoints import tiny
 from tests.topology.test_cost import PUBLISHED
 from tpspec.errors import OutOfMemory, UserError
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.topology.__main__ import main
 from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
 from tpspec.topology.cards import card, cards, parse_gpus
@@ -20,7 +21,6 @@ from tpspec.topology.layout import Plan, Ranking, Wish
 from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.proposal import propose, yaml_of
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import layer_bytes, num_params, weight_bytes
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load

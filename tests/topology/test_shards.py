@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpspec.errors import UserError
+from tpspec.published.experts import Experts
+from tpspec.published.groups import grid_of
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
-from tpspec.topology.experts import Experts
-from tpspec.topology.groups import grid_of
 from tpspec.topology.rounds import collectives_per_round, round_bytes
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sizes import WIDE_BYTES, expert_bytes, layer_bytes, num_params, weight_bytes
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.checkpoints import tiny
 from tpspec.draft.eagle_checkpoint import _spec
 from tpspec.errors import UserError
-from tpspec.topology.checkpoint import read_config
+from tpspec.published.checkpoint import read_config
 from tpspec.train.batches import Batch
 from tpspec.train.eagle import EagleHead
 from tpspec.train.loop import Plan, rate_at

@@ -22,8 +22,8 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.decoder import FINAL
 from tpspec.model.loader import Loader
+from tpspec.published.shape import ModelShape
 from tpspec.text import Text
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split as split_shape
 from tpspec.train.__main__ import main
 from tpspec.train.batches import split

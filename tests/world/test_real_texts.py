@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tpspec.topology.checkpoint import find
+from tpspec.published.checkpoint import find
 
 ROOT = Path(__file__).parents[2]
 HEAD = "smollm2-135m-eagle3"  # which comes with the package

@@ -24,6 +24,7 @@ from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.gap import SWITCH
 from tpspec.model.batch import Span
+from tpspec.published.shape import known_models
 from tpspec.request import Request, Sampling
 from tpspec.roles import agree, memory
 from tpspec.roles.build import build_engine
@@ -45,7 +46,6 @@ from tpspec.topology.balance import Capacity
 from tpspec.topology.caches import FUTURES
 from tpspec.topology.config import Topology, from_json, to_json
 from tpspec.topology.report import memories
-from tpspec.topology.shape import known_models
 from tpspec.topology.working import most_blocks, recorded_bytes
 from tpspec.verify.shards import tell_candidates
 

@@ -14,11 +14,11 @@ import torch
 
 from tests.checkpoints import tiny
 from tests.worlds import topology
+from tpspec.published.shape import ModelShape
 from tpspec.roles.weights import _waits_s, capacity, with_weights
 from tpspec.topology.balance import Capacity
 from tpspec.topology.config import Topology
 from tpspec.topology.links import link_for
-from tpspec.topology.shape import ModelShape
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -9,7 +9,7 @@ Annotations are Triton's.
 
 The memory of a rank, once for each leg: flags [2, N, P] of int32, then messages [2, N, CAPACITY bytes]; N ranks, P
 programs. A program has the same piece of every message, whoever wrote it, so that programs need not know each other.
-A third leg, with epochs of its own, is for kernels that sum a row a program and go on with it (model/card_sums.py).
+A third leg, with epochs of its own, is for kernels that sum a row a program and go on with it (model/card/sums.py).
 """
 
 from __future__ import annotations

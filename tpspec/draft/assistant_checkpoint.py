@@ -18,8 +18,8 @@ from tpspec.model.matrices import Matrices
 from tpspec.model.places import whole_place
 from tpspec.model.spec import resolved
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.assistants import check_assistant, text_fields
-from tpspec.topology.shape import ModelShape
+from tpspec.published.assistants import check_assistant, text_fields
+from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:

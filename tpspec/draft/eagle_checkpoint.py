@@ -19,9 +19,9 @@ from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.spec import ModelSpec, resolved
-from tpspec.topology.checkpoint import read_config
-from tpspec.topology.head_files import is_third, layer_fields, layer_of, layer_shape, other_width
-from tpspec.topology.shape import ModelShape
+from tpspec.published.checkpoint import read_config
+from tpspec.published.head_files import is_third, layer_fields, layer_of, layer_shape, other_width
+from tpspec.published.shape import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from tpspec.errors import UserError
 from tpspec.model.weights import codes_in
-from tpspec.topology.head_files import HEAD_FILES as PATTERNS
-from tpspec.topology.head_files import head_files
+from tpspec.published.head_files import HEAD_FILES as PATTERNS
+from tpspec.published.head_files import head_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,9 +17,9 @@ from tpspec.model.linear import PlainLinear, linear, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.places import in_heads
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.groups import BITS, HEAD_BITS
-from tpspec.topology.latent import LATENT, MADE, REDUCED
-from tpspec.topology.mixtures import mlp_names
+from tpspec.published.groups import BITS, HEAD_BITS
+from tpspec.published.latent import LATENT, MADE, REDUCED
+from tpspec.published.mixtures import mlp_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
-    from tpspec.topology.gating import Gating
-    from tpspec.topology.groups import Bits
-    from tpspec.topology.latent import Latent
-    from tpspec.topology.mlp_names import MlpNames
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.gating import Gating
+    from tpspec.published.groups import Bits
+    from tpspec.published.latent import Latent
+    from tpspec.published.mlp_names import MlpNames
+    from tpspec.published.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

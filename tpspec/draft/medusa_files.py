@@ -19,8 +19,8 @@ from tpspec.errors import UserError
 from tpspec.model.embedding import head_of
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.checkpoint import read_config
-from tpspec.topology.head_files import IN_MODEL
+from tpspec.published.checkpoint import read_config
+from tpspec.published.head_files import IN_MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,8 +20,8 @@ from tpspec.model.places import whole_place
 from tpspec.model.spec import read_spec
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.head_files import behind_last, no_layer
-from tpspec.topology.shape import ModelShape
+from tpspec.published.head_files import behind_last, no_layer
+from tpspec.published.shape import ModelShape
 from tpspec.topology.sources import check_behind
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Given
-    from tpspec.topology.formats import Stored
+    from tpspec.published.formats import Stored
 
 # What the layouts call the same things; the rest of a layer has a whole model's names.
 DEEPSEEK = {

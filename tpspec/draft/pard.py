@@ -18,9 +18,9 @@ from tpspec.draft.record import Record
 from tpspec.draft.run import load_run
 from tpspec.errors import UserError
 from tpspec.model.batch import Span
+from tpspec.published.checkpoint import read_config
+from tpspec.published.shape import ModelShape
 from tpspec.tokens import NO_DRAFT, NO_TOKEN, TokenTree
-from tpspec.topology.checkpoint import read_config
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.sources import SOURCES
 from tpspec.verify.draw import Draw, rank, sample
 from tpspec.verify.rows import RowLogits

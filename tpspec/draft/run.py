@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.cache.seats import Seats
 from tpspec.model.loader import load_whole
-from tpspec.topology.shape import ModelShape
+from tpspec.published.shape import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,9 +27,9 @@ from tpspec.draft.run import load_run
 from tpspec.draft.suffix import Suffix
 from tpspec.draft.thin import ThinRun
 from tpspec.errors import UserError
+from tpspec.published.head_files import is_assistant
+from tpspec.published.shape import ModelShape
 from tpspec.tokens import NO_DRAFT, TokenTree
-from tpspec.topology.head_files import is_assistant
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.sources import SOURCES as KINDS
 
 if TYPE_CHECKING:

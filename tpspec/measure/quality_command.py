@@ -23,15 +23,15 @@ from tpspec.measure.savings import built_in_prompts
 from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
+from tpspec.published.checkpoint import find
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.shape import ModelShape
+from tpspec.published.tokenizers import check_same_tokenizer, difference
 from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
-from tpspec.topology.checkpoint import find
-from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.report import table
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import weight_bytes
-from tpspec.topology.tokenizers import check_same_tokenizer, difference
 
 if TYPE_CHECKING:
     from tpspec.model.decoder import Decoder

@@ -18,7 +18,7 @@ from tpspec.topology.sublayers import NOTHING, Sublayers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.shape import ModelShape
 
 MOST_DRAFTED = 16
 LEAST_AGREEMENT = 0.2  # a draft that is right less often is on no way to anything

@@ -23,11 +23,11 @@ from tpspec.measure.skips import Found, Price, search
 from tpspec.model.batch import Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
+from tpspec.published.checkpoint import find
+from tpspec.published.shape import ModelShape
 from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
-from tpspec.topology.checkpoint import find
 from tpspec.topology.report import table
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.sources import check_thins
 from tpspec.topology.sublayers import FILE, Sublayers
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.measure.trace import samples_of
+from tpspec.published.checkpoint import local
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.shape import shape_of
 from tpspec.topology.caches import kv_bytes_read, num_attended, target_cache
 from tpspec.topology.calibration import Sample, fit
-from tpspec.topology.checkpoint import local
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
-from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.links import LinkTable
-from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES
@@ -26,9 +26,9 @@ from tpspec.topology.target_shape import target_shape
 
 if TYPE_CHECKING:
     from tpspec.measure.trace import Recording, Round
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.cards import Card
     from tpspec.topology.config import Topology
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
     from tpspec.topology.sublayers import Sublayers
 

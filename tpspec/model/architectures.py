@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETA, THETAS, Architecture, NormNames
-from tpspec.topology.windows import CONV, FULL
+from tpspec.published.windows import CONV, FULL
 
 if TYPE_CHECKING:
     from tpspec.model.layers import Gate

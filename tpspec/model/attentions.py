@@ -16,8 +16,8 @@ from tpspec.model.layers import Heads, Sight
 from tpspec.model.norms import Norms
 from tpspec.model.places import Place, below, numbers_of, rows_of
 from tpspec.model.short_values import Cut, Filled
-from tpspec.topology.latent import LATENT, MADE, REDUCED
-from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.published.latent import LATENT, MADE, REDUCED
+from tpspec.published.model_types import MODEL_TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.matrices import Matrices
     from tpspec.model.spec import ModelSpec
-    from tpspec.topology.latent import Latent
+    from tpspec.published.latent import Latent
     from tpspec.topology.shards import Shard
 
 

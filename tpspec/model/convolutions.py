@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from tpspec.cache.states import StateSizes, StateStore
 from tpspec.model.places import Place, rows_of
 from tpspec.model.short_conv import GatedConv
+from tpspec.published.short_conv import IN, MODULE, OUT, PARTS
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT
-from tpspec.topology.short_conv import IN, MODULE, OUT, PARTS
 
 if TYPE_CHECKING:
     from tpspec.model.matrices import Matrices
-    from tpspec.topology.short_conv import ShortConv
+    from tpspec.published.short_conv import ShortConv
 
 
 @dataclass(frozen=True, slots=True)

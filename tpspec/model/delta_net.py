@@ -52,7 +52,7 @@ class Mixer:
     skips: [H], float32, what its value counts in the answer of a row; where there are some, this is Mamba-2: both rates
     are one, queries and keys stay as long as they are, and what has passed the gate has a norm, of [H V], for all value
     heads of a key head together, or none: norm is None. late: that is made of the sum over ranks, which hold others of
-    its heads; or None. conv_biases: [M], or None. most_written: see topology/delta_net.py; where states do not sum.
+    its heads; or None. conv_biases: [M], or None. most_written: see published/delta_net.py; where states do not sum.
     """
 
     mixed: Linear

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from safetensors import SafetensorError
 
 from tpspec.errors import UserError
-from tpspec.topology.checkpoint import cache_root
+from tpspec.published.checkpoint import cache_root
 
 SUMS = "SHA256SUMS"
 NEEDED = {"config.json", "model.safetensors", "tokenizer.json"}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from tpspec.published.formats import HEAD, UNUSED
 from tpspec.staged import WORDS
-from tpspec.topology.formats import HEAD, UNUSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

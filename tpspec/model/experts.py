@@ -2,7 +2,7 @@
 
 Every shard has its channels of every expert and the whole router, so all shards must send a row to the same ones: the
 router computes in float32, whatever the model's dtype, where two experts hardly ever come so close that machines which
-round differently would choose differently. card_experts.py does the same on a card. Must not know ranks or names.
+round differently would choose differently. card/experts.py does the same on a card. Must not know ranks or names.
 
 Shapes: T rows, D hidden, N experts, K of them for each row.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tpspec.topology.experts import GROUP_SCORES
+from tpspec.published.experts import GROUP_SCORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import GatedMlp, Mlp
     from tpspec.model.steps import Steps
-    from tpspec.topology.experts import Experts
+    from tpspec.published.experts import Experts
 
 
 class Router:
@@ -156,7 +156,7 @@ def mixture_of(
     """For where the experts are: on a card, their products are the references. whole: see Mixture."""
     if not on_card:
         return Mixture(router, experts, whole=whole, around=around)
-    from tpspec.model.card_experts import CardMixture  # Triton comes with torch for cards only
+    from tpspec.model.card.experts import CardMixture  # Triton comes with torch for cards only
 
     return CardMixture(router, experts, around)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpspec.errors import UserError
-from tpspec.topology.windows import CONV
+from tpspec.published.windows import CONV
 
 if TYPE_CHECKING:
     from torch import Tensor

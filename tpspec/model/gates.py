@@ -1,4 +1,4 @@
-"""The gate of attention: what query heads give is multiplied with it, in place of 1. card_gates.py does it on a card.
+"""The gate of attention: what query heads give is multiplied with it, in place of 1. card/gates.py does it on a card.
 
 Source: Qwen3-Next (gated attention, arXiv 2505.06708); by heads: Step 3.5; of softplus: Laguna. What the gate of an MLP
 goes through is steps.py's matter. Must not know shards.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.linear import Linear
-    from tpspec.topology.gating import Gating
+    from tpspec.published.gating import Gating
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Each rank sums the squares of its own numbers, and ranks add those up: a collective more in each layer, of eight bytes a
 row. Or, in rounds of few rows, each makes the queries and keys of all heads, and waits for nobody: that is reading the
 weights of the others, which takes less time than a slow bus does for the smallest message. OLMo 2 (arXiv 2501.00656,
-3.2) and MiniMax-M2 have such norms. Here in torch; card_joint.py does it on a card.
+3.2) and MiniMax-M2 have such norms. Here in torch; card/joint.py does it on a card.
 
 Shapes: T rows, D hidden, X numbers that a product gives, N of a layer's qkv that are normed: queries, then keys.
 """

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.model.quantized import Quantized, Ready
-from tpspec.topology.groups import GROUPS, Grid, stored_grid
-from tpspec.topology.mixtures import has_narrow_columns
+from tpspec.published.groups import GROUPS, Grid, stored_grid
+from tpspec.published.mixtures import has_narrow_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.places import Place
-    from tpspec.topology.formats import Scheme, Table
+    from tpspec.published.formats import Scheme, Table
 
 
 @dataclass(frozen=True, slots=True)

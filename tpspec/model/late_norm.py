@@ -2,7 +2,7 @@
 
 For it multiplies a row by one number, which is as well done behind a product. So it costs no collective more: each rank
 sums the squares of its own numbers, and tells them in columns beside the sum, which are its own, in two parts, for the
-dtype of rows may have 8 bits. Mamba-2 of one group has such a norm, as Granite 4's. Here in torch; card_late.py does it
+dtype of rows may have 8 bits. Mamba-2 of one group has such a norm, as Granite 4's. Here in torch; card/late.py does it
 on a card. Must not know what is normed.
 
 Shapes: T rows, D hidden, Y = D + 2 columns for each rank.

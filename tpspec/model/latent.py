@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
-    from tpspec.topology.latent import Latent
+    from tpspec.published.latent import Latent
 
 QUERY_NORM, KEY_NORM = "q_a_layernorm.weight", "kv_a_layernorm.weight"  # as checkpoints call them
 EPS = 1e-6  # of the norms within attention, whatever the config says of the others; as transformers

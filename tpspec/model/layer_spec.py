@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
 from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
-from tpspec.topology.windows import CHUNKED, CONV, FULL, KEYS, SLIDING
+from tpspec.published.windows import CHUNKED, CONV, FULL, KEYS, SLIDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.model.architecture import Architecture
-    from tpspec.topology.global_heads import GlobalHeads
-    from tpspec.topology.sharing import Sharing
+    from tpspec.published.global_heads import GlobalHeads
+    from tpspec.published.sharing import Sharing
 
 
 @dataclass(frozen=True, slots=True)

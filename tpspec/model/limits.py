@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpspec.topology.reads import MOST
+from tpspec.published.reads import MOST
 
 if TYPE_CHECKING:
-    from tpspec.topology.reads import Reads
+    from tpspec.published.reads import Reads
 
 EXPERTS, SHARED = "swiglu_limits", "swiglu_limits_shared"
 

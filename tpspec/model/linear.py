@@ -3,7 +3,7 @@
 On CPU the weight is reordered once. In bfloat16, where the CPU multiplies pairs, and where oneDNN does not know its
 vectors (AVX2), into the tiles of products.c: a row's result is then independent of the rows beside it. Elsewhere into
 oneDNN's blocked layout (the one torch's compiler uses); where there is neither, the plain product serves. On a card a
-row's result is independent of the rows beside it in 16 bits, too (card_products.py).
+row's result is independent of the rows beside it in 16 bits, too (card/products.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products, multiplies_pairs
 from tpspec.model.quantized import DequantizedLinear, Rounded
-from tpspec.topology.groups import grid_of
+from tpspec.published.groups import grid_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.quantized import Matrix
-    from tpspec.topology.groups import Bits, Grid
+    from tpspec.published.groups import Bits, Grid
 
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
@@ -135,7 +135,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 def linear(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
     dtype, on_cpu = weight_OI.dtype, weight_OI.device.type == "cpu"
     if weight_OI.device.type == "cuda" and dtype in HALVES:
-        from tpspec.model.card_products import FewRowsLinear, has_tensor_cores  # Triton comes with torch for cards only
+        from tpspec.model.card.products import FewRowsLinear, has_tensor_cores  # Triton comes with torch for cards only
 
         if has_tensor_cores(weight_OI.device):
             return FewRowsLinear(weight_OI, bias_O)
@@ -152,7 +152,7 @@ def quantized_linear(matrix: Matrix, bias_O: Tensor | None, device: torch.device
     if reference:
         return DequantizedLinear(matrix, bias_O)
     if device.type == "cuda":
-        from tpspec.model.card_fragments import product_of  # Triton comes with torch for cards only
+        from tpspec.model.card.fragments import product_of  # Triton comes with torch for cards only
 
         return product_of(matrix, bias_O, device)
     if device.type == "cpu" and (loaded := compiled_products()) is not None:

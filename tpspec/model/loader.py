@@ -30,11 +30,11 @@ from tpspec.model.places import rows_of, whole_place
 from tpspec.model.rope import Rope
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
-from tpspec.topology import per_layer
-from tpspec.topology.blocks import MIXTURE, MLP
-from tpspec.topology.formats import check_unquantized
-from tpspec.topology.model_types import MODEL_TYPES
-from tpspec.topology.shape import check_dtype
+from tpspec.published import per_layer
+from tpspec.published.blocks import MIXTURE, MLP
+from tpspec.published.formats import check_unquantized
+from tpspec.published.model_types import MODEL_TYPES
+from tpspec.published.shape import check_dtype
 from tpspec.topology.shards import split
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.config import Quantize
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 

@@ -16,8 +16,8 @@ from tpspec.model.places import Place
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.stored_floats import scales_of_all
-from tpspec.topology.groups import BITS, HEAD_BITS, grid_of
-from tpspec.topology.mixtures import has_narrow_columns
+from tpspec.published.groups import BITS, HEAD_BITS, grid_of
+from tpspec.published.mixtures import has_narrow_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tpspec.model.laid import Slice
     from tpspec.model.linear import Linear
     from tpspec.model.weights import Checkpoint
+    from tpspec.published.formats import Scheme, Stored
+    from tpspec.published.groups import Bits, Grid
     from tpspec.topology.config import Quantize
-    from tpspec.topology.formats import Scheme, Stored
-    from tpspec.topology.groups import Bits, Grid
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.matrices import Matrices
     from tpspec.model.product_scales import Scales
-    from tpspec.topology.delta_net import DeltaNet
+    from tpspec.published.delta_net import DeltaNet
     from tpspec.topology.shards import Shard
 
 CONVOLUTION = "conv1d"

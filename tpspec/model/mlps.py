@@ -17,9 +17,9 @@ from tpspec.model.experts import Apart, Around, Multiplied, Router, Shared, mixt
 from tpspec.model.limits import Limits
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.places import Place, below, rows_of, whole_place
-from tpspec.topology.blocks import MLP
-from tpspec.topology.experts import BEFORE, BEHIND
-from tpspec.topology.mixtures import mlp_names
+from tpspec.published.blocks import MLP
+from tpspec.published.experts import BEFORE, BEHIND
+from tpspec.published.mixtures import mlp_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tpspec.model.matrices import Matrices
     from tpspec.model.mlp import Mlp
     from tpspec.model.spec import ModelSpec
-    from tpspec.topology.experts import Experts
-    from tpspec.topology.mlp_names import MlpNames
+    from tpspec.published.experts import Experts
+    from tpspec.published.mlp_names import MlpNames
     from tpspec.topology.shards import Shard
 
 EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from tpspec.model.quantized import TABLES
 from tpspec.native import library
-from tpspec.topology.groups import TILE
+from tpspec.published.groups import TILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.quantized import Matrix
-    from tpspec.topology.groups import Bits
+    from tpspec.published.groups import Bits
 
 LIBRARY = "tpspec.model._products"
 VERSION = 9  # of products.c

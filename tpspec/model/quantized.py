@@ -3,7 +3,7 @@
 What codes of a table stand for: OCP Microscaling Formats 1.0 (E2M1), QLoRA (arXiv 2305.14314, appendix E: NF4) and
 bitsandbytes (its FP4: 2 bits of exponent with one of fraction, but for the least).
 
-It is the reference of products.py and card_coded.py, and what runs on a CPU where products.c was not built. Must not
+It is the reference of products.py and card/coded.py, and what runs on a CPU where products.c was not built. Must not
 know shards or checkpoints.
 
 Shapes: O outputs, I inputs of this shard, W columns of the groups it touches, G groups, X columns of a group; T rows.
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.topology.formats import Table
-    from tpspec.topology.groups import Bits, Grid
+    from tpspec.published.formats import Table
+    from tpspec.published.groups import Bits, Grid
 
 MIDDLE = 8  # the code of four bits that zeros are given for
 TABLES: dict[str, tuple[float, ...]] = {  # what each code of four bits stands for

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore
     from tpspec.model.batch import Span
-    from tpspec.model.card_many import ManySteps
+    from tpspec.model.card.many import ManySteps
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Recorder, Run, Taps
     from tpspec.model.layers import Shape
@@ -73,9 +73,9 @@ class Runner:
         if compiled and not self._on_card:
             self.few = compiled_steps(shape, ropes, store, states)
         elif compiled:
-            from tpspec.model.card_many import many_steps  # Triton comes with torch for cards only
-            from tpspec.model.card_steps import card_steps
-            from tpspec.model.card_wide import wide_steps
+            from tpspec.model.card.many import many_steps  # Triton comes with torch for cards only
+            from tpspec.model.card.steps import card_steps
+            from tpspec.model.card.wide import wide_steps
 
             self.many = many_steps(shape, ropes, store, states)
             self.few = steps = card_steps(shape, ropes, store, states)

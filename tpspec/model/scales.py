@@ -13,7 +13,7 @@ from tpspec.model.frequencies import head_dim_of
 
 if TYPE_CHECKING:
     from tpspec.model.architecture import Architecture
-    from tpspec.topology.latent import Latent
+    from tpspec.published.latent import Latent
 
 
 def flag(config: Any, flag: bool | str | None) -> bool:

@@ -39,22 +39,22 @@ from tpspec.model.scales import (
     score_scale,
     value_scale,
 )
-from tpspec.topology.blocks import blocks_of
-from tpspec.topology.checkpoint import read_config
-from tpspec.topology.delta_net import delta_net_of
-from tpspec.topology.experts import experts_of
-from tpspec.topology.gating import gating_of
-from tpspec.topology.global_heads import global_heads_of, key_heads, query_heads
-from tpspec.topology.latent import latent_of
-from tpspec.topology.mixtures import mlp_names
-from tpspec.topology.model_types import MODEL_TYPES
-from tpspec.topology.multimodal import text_config
-from tpspec.topology.per_layer import num_ids_of, per_layer_of
-from tpspec.topology.reads import Reads
-from tpspec.topology.shape import ModelShape, intermediate_key, values_of
-from tpspec.topology.sharing import sharing_of
-from tpspec.topology.short_conv import adjusted, short_conv_of
-from tpspec.topology.windows import FULL
+from tpspec.published.blocks import blocks_of
+from tpspec.published.checkpoint import read_config
+from tpspec.published.delta_net import delta_net_of
+from tpspec.published.experts import experts_of
+from tpspec.published.gating import gating_of
+from tpspec.published.global_heads import global_heads_of, key_heads, query_heads
+from tpspec.published.latent import latent_of
+from tpspec.published.mixtures import mlp_names
+from tpspec.published.model_types import MODEL_TYPES
+from tpspec.published.multimodal import text_config
+from tpspec.published.per_layer import num_ids_of, per_layer_of
+from tpspec.published.reads import Reads
+from tpspec.published.shape import ModelShape, intermediate_key, values_of
+from tpspec.published.sharing import sharing_of
+from tpspec.published.short_conv import adjusted, short_conv_of
+from tpspec.published.windows import FULL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,14 +63,14 @@ if TYPE_CHECKING:
     from tpspec.model.architecture import Architecture, NormNames
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.layers import Gate
-    from tpspec.topology.delta_net import DeltaNet
-    from tpspec.topology.experts import Experts
-    from tpspec.topology.formats import Stored
-    from tpspec.topology.gating import Gating
-    from tpspec.topology.global_heads import GlobalHeads
-    from tpspec.topology.latent import Latent
-    from tpspec.topology.sharing import Sharing
-    from tpspec.topology.short_conv import ShortConv
+    from tpspec.published.delta_net import DeltaNet
+    from tpspec.published.experts import Experts
+    from tpspec.published.formats import Stored
+    from tpspec.published.gating import Gating
+    from tpspec.published.global_heads import GlobalHeads
+    from tpspec.published.latent import Latent
+    from tpspec.published.sharing import Sharing
+    from tpspec.published.short_conv import ShortConv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

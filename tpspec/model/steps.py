@@ -1,7 +1,7 @@
 """What happens between the matrix products of a layer: norm, rope and cache write, attention, gate. Here in torch.
 
-This is the reference, and what runs for many rows on a CPU; compiled.py does the same for a few there, card_steps.py
-for few and card_many.py for many on a card.
+This is the reference, and what runs for many rows on a CPU; compiled.py does the same for a few there, card/steps.py
+for few and card/many.py for many on a card.
 Knows rows, slots and masks; must not know drafts, ranks or which architecture it is.
 
 Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shard, E head dim, C mlp channels.

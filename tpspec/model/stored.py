@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tpspec.model.places import Place
     from tpspec.model.weights import Checkpoint
-    from tpspec.topology.formats import Kind, Scheme
+    from tpspec.published.formats import Kind, Scheme
 
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble of a word in which each of eight outputs stands
 

@@ -17,14 +17,14 @@ import torch
 from tpspec.errors import UserError
 from tpspec.model.quantized import TABLES
 from tpspec.model.stored_parts import count_groups, row_chunks
-from tpspec.topology.reads import Reads
+from tpspec.published.reads import Reads
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.places import Place
     from tpspec.model.stored_parts import Parts
-    from tpspec.topology.formats import Scheme
+    from tpspec.published.formats import Scheme
 
 LARGEST = 127  # the code of a row's largest weight, where codes have 8 bits
 NEAR = 1e-6  # what a number of a table may be off by in a file

@@ -14,7 +14,7 @@ from tpspec.errors import UserError
 from tpspec.model.laid import Codes
 from tpspec.model.quantized import unpacked_nibbles
 from tpspec.model.stored_parts import SCALES, count_groups, groups_in_order, whole_words
-from tpspec.topology.formats import MXFP4
+from tpspec.published.formats import MXFP4
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tpspec.model.places import Place
     from tpspec.model.stored_parts import Parts
     from tpspec.model.weights import Checkpoint
-    from tpspec.topology.formats import Scheme
+    from tpspec.published.formats import Scheme
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two

@@ -10,14 +10,14 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.quantized import AT_ONCE
-from tpspec.topology.formats import UNUSED
+from tpspec.published.formats import UNUSED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.places import Place
     from tpspec.model.weights import Checkpoint
-    from tpspec.topology.formats import Kind, Scheme
+    from tpspec.published.formats import Kind, Scheme
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 TENSORS: dict[Kind, set[str]] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from tpspec.errors import UserError
-from tpspec.topology.multimodal import text_name
+from tpspec.published.multimodal import text_name
 
 if TYPE_CHECKING:
     from torch import Tensor

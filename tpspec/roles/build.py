@@ -23,11 +23,11 @@ from tpspec.engine.whole import Whole
 from tpspec.grammar import Vocabulary
 from tpspec.model.loader import Loader
 from tpspec.model.target import ShardedTarget
+from tpspec.published.checkpoint import find
+from tpspec.published.shape import ModelShape
 from tpspec.roles.build_drafter import DTYPES, branches_of, build_inline, taps_elsewhere, ways_of
 from tpspec.roles.fit import target_pool
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT, num_positions, num_states, recent_slots, target_slots
-from tpspec.topology.checkpoint import find
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.target_shape import found_target
 from tpspec.topology.working import most_verified

@@ -17,12 +17,12 @@ from tpspec.draft.protocol import Given, Modelled
 from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
 from tpspec.draft.sources import source
 from tpspec.engine.remote import Way
+from tpspec.published.checkpoint import find
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.shape import ModelShape
+from tpspec.published.tokenizers import check_same_tokenizer
 from tpspec.roles.fit import draft_pool
 from tpspec.topology.caches import draft_slots, num_positions
-from tpspec.topology.checkpoint import find
-from tpspec.topology.fused import DTYPE_BYTES
-from tpspec.topology.shape import ModelShape
-from tpspec.topology.tokenizers import check_same_tokenizer
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import PagePool
 from tpspec.cache.windows import WindowedPool
+from tpspec.published.checkpoint import find
+from tpspec.published.shape import ModelShape
 from tpspec.roles.memory import check_memory
 from tpspec.topology.caches import draft_slots, recent_slots, target_slots
-from tpspec.topology.checkpoint import find
 from tpspec.topology.held import drafter_memory, shard_memory
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.target_shape import found_target
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.comm.gap import in_a_thread
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.shape import ModelShape
 from tpspec.roles.fit import found_drafter
 from tpspec.roles.memory import free_bytes
 from tpspec.topology.config import USUAL_TOKENS
-from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.held import MOST_TAPS, drafter_memory, shard_memory
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.target_shape import found_target
 

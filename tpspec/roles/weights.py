@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.shape import ModelShape
 from tpspec.roles.fit import draft_bytes
 from tpspec.roles.memory import free_bytes
 from tpspec.roles.room import left_on
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import target_cache
 from tpspec.topology.cards import card
-from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.held import shard_memory
 from tpspec.topology.rounds import NORM_BYTES, all_reduces
-from tpspec.topology.shape import ModelShape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, weight_bytes
 from tpspec.topology.target_shape import found_target

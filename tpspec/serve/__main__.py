@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from tpspec.comm.launcher import Launcher
 from tpspec.comm.watch import end_at_once
 from tpspec.errors import UserError, WorldFailure
+from tpspec.published.checkpoint import find
 from tpspec.roles.door import add_topology_options, find_place, guarded, open_seat, warn_of_open_store
 from tpspec.serve.frontend import Frontend
-from tpspec.topology.checkpoint import find
 from tpspec.topology.config import to_json
 
 if TYPE_CHECKING:

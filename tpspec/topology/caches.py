@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.topology.fused import DTYPE_BYTES
-from tpspec.topology.head_files import is_assistant, layer_shape
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.head_files import is_assistant, layer_shape
 from tpspec.topology.shards import by_heads, split
 from tpspec.topology.sizes import WIDE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.config import CacheConfig, EngineConfig, ServeConfig, Topology
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
 
 BLOCK = 256  # tokens of a text whose features are kept together

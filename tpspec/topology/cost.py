@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from tpspec.topology.rounds import NORM_BYTES, AllReduces, all_reduces
 
 if TYPE_CHECKING:
+    from tpspec.published.experts import Experts
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.cards import Card
-    from tpspec.topology.experts import Experts
     from tpspec.topology.links import LinkTable
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.sublayers import Sublayers
 
 

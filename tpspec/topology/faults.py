@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from tpspec.topology.reads import shown
+from tpspec.published.reads import shown
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpspec.published.head_files import head_bytes, is_assistant, layer_shape
 from tpspec.topology.caches import draft_cache, draft_slots, head_cache, layer_cache, target_cache, target_slots
-from tpspec.topology.head_files import head_bytes, is_assistant, layer_shape
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import last_layer, layer_bytes, weight_bytes
 from tpspec.topology.working import ROW_COUNTS, fixed_bytes, most_verified, recorded_bytes, working_bytes
@@ -17,8 +17,8 @@ from tpspec.topology.working import ROW_COUNTS, fixed_bytes, most_verified, reco
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.config import Topology
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tpspec.topology.checkpoint import local
+from tpspec.published.checkpoint import local
 from tpspec.topology.links import link_for
 from tpspec.topology.sources import SOURCES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.cards import Card
     from tpspec.topology.cost import Prediction, StepCost
     from tpspec.topology.links import LinkTable
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.sublayers import Sublayers
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpspec.topology import short_conv
-from tpspec.topology.fused import Fused
-from tpspec.topology.latent import LATENT, REDUCED
-from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.published import short_conv
+from tpspec.published.fused import Fused
+from tpspec.published.latent import LATENT, REDUCED
+from tpspec.published.model_types import MODEL_TYPES
 
 if TYPE_CHECKING:
-    from tpspec.topology.delta_net import DeltaNet
-    from tpspec.topology.latent import Latent
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.delta_net import DeltaNet
+    from tpspec.published.latent import Latent
+    from tpspec.published.shape import ModelShape
+    from tpspec.published.short_conv import ShortConv
     from tpspec.topology.shards import Shard
-    from tpspec.topology.short_conv import ShortConv
 
 
 def attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:

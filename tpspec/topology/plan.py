@@ -10,6 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.model_types import MODEL_TYPES
+from tpspec.published.shape import shape_of
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import (
     States,
@@ -35,10 +38,7 @@ from tpspec.topology.cost import (
     thin_step,
     tokens_per_round,
 )
-from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.layout import Layout, Plan, Ranking, Refusal, Wish
-from tpspec.topology.model_types import MODEL_TYPES
-from tpspec.topology.shape import shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES, check_behind
@@ -46,7 +46,7 @@ from tpspec.topology.sources import SOURCES, check_behind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 QUANTIZED: dict[int, str | None] = {16: None, 8: "int8", 4: "int4"}

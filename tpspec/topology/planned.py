@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpspec.published.shape import shape_of
 from tpspec.topology.config import Placement, Topology
 from tpspec.topology.layout import boxed
 from tpspec.topology.plan import FAN_OUT, widths
-from tpspec.topology.shape import shape_of
 
 if TYPE_CHECKING:
     from tpspec.topology.layout import Plan, Wish

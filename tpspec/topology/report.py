@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpspec.topology.assistants import check_assistant
+from tpspec.published.assistants import check_assistant
+from tpspec.published.checkpoint import check_name, local
+from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.head_files import check_eagle, check_layer, is_assistant
+from tpspec.published.shape import ModelShape, shape_of
+from tpspec.published.tokenizers import FILE, check_same_tokenizer
 from tpspec.topology.caches import draft_states, each_state, num_states
-from tpspec.topology.checkpoint import check_name, local
 from tpspec.topology.config import Topology
-from tpspec.topology.fused import DTYPE_BYTES
-from tpspec.topology.head_files import check_eagle, check_layer, is_assistant
 from tpspec.topology.held import Memory, drafter_memory, shard_memory
 from tpspec.topology.rounds import FEW_ROWS, collectives_per_draft, collectives_per_round, round_bytes
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import Shard, split
 from tpspec.topology.sources import check_behind
 from tpspec.topology.target_shape import target_shape
-from tpspec.topology.tokenizers import FILE, check_same_tokenizer
 
 HEADERS = ("rank", "role", "query heads", "kv heads", "channels", "vocab rows", "weights", "kv cache")
 NO_SLICES = ("-", "-", "-", "-")

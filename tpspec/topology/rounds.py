@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tpspec.topology.sublayers import NOTHING
 
 if TYPE_CHECKING:
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.sublayers import Sublayers
 
 NORM_BYTES = 8  # of a row, in the all-reduce of a norm over all heads: two sums, in float32

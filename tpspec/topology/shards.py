@@ -16,8 +16,8 @@ from tpspec.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tpspec.topology.delta_net import DeltaNet
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.delta_net import DeltaNet
+    from tpspec.published.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

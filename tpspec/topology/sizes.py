@@ -9,20 +9,21 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tpspec.topology import mixing, per_layer, short_conv
-from tpspec.topology.blocks import MIXTURE
-from tpspec.topology.experts import BEFORE, BEHIND
-from tpspec.topology.formats import HEAD
-from tpspec.topology.fused import DTYPE_BYTES, Fused, Held, alike
-from tpspec.topology.groups import HEAD_BITS
-from tpspec.topology.model_types import MODEL_TYPES
+from tpspec.published import per_layer, short_conv
+from tpspec.published.blocks import MIXTURE
+from tpspec.published.experts import BEFORE, BEHIND
+from tpspec.published.formats import HEAD
+from tpspec.published.fused import DTYPE_BYTES, Fused, Held, alike
+from tpspec.published.groups import HEAD_BITS
+from tpspec.published.model_types import MODEL_TYPES
+from tpspec.topology import mixing
 from tpspec.topology.shards import by_heads, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tpspec.topology.mlp_names import MlpNames
-    from tpspec.topology.shape import ModelShape
+    from tpspec.published.mlp_names import MlpNames
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
 
 WIDE_BYTES = 4  # of a weight of a norm or router: float32, whatever the rest is held in

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from tpspec.errors import UserError
-from tpspec.topology.shape import ModelShape
-from tpspec.topology.sharing import Sharing
+from tpspec.published.shape import ModelShape
+from tpspec.published.sharing import Sharing
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
 Value = int | float | str

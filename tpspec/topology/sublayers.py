@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpspec.errors import UserError
-from tpspec.topology.checkpoint import read_config
-from tpspec.topology.reads import Reads
+from tpspec.published.checkpoint import read_config
+from tpspec.published.reads import Reads
 
 FILE = "layer_skip.json"
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.topology.checkpoint import find
+from tpspec.published.checkpoint import find
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.topology.rounds import FEW_ROWS
-from tpspec.topology.shape import ModelShape, shape_of
 
 if TYPE_CHECKING:
     from tpspec.topology.config import Topology

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpspec.published.shape import ModelShape, shape_of
 from tpspec.topology.caches import kv_bytes_read, num_attended
 from tpspec.topology.cards import Card, card
 from tpspec.topology.cost import Load, StepCost, sequential_round_s, step_cost, tokens_per_round
 from tpspec.topology.links import link
 from tpspec.topology.report import table
-from tpspec.topology.shape import ModelShape, shape_of
 from tpspec.topology.shards import split
 from tpspec.topology.sizes import expert_params, num_params
 

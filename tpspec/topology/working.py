@@ -9,14 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+from tpspec.published.fused import DTYPE_BYTES
 from tpspec.topology.caches import num_positions
-from tpspec.topology.fused import DTYPE_BYTES
 from tpspec.topology.shards import by_heads
 from tpspec.topology.sizes import WIDE_BYTES
 
 if TYPE_CHECKING:
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.config import Topology
-    from tpspec.topology.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # rows of forwards that are recorded

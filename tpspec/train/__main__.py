@@ -18,9 +18,9 @@ import torch
 from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.prompts import read_prompts
+from tpspec.published.checkpoint import find
 from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
-from tpspec.topology.checkpoint import find
 from tpspec.train.command import Apprenticeship, Order, tap
 from tpspec.train.eagle import EagleHead
 from tpspec.train.files import make_folder

@@ -14,9 +14,9 @@ import torch
 
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import News
+from tpspec.published.checkpoint import find, read_config
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
-from tpspec.topology.checkpoint import find, read_config
 from tpspec.topology.config import automatic
 from tpspec.train.prompts import INVENTING
 from tpspec.train.texts import Told

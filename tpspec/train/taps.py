@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from tpspec.errors import UserError
 from tpspec.model.spec import read_spec, transformers_config
-from tpspec.topology.checkpoint import read_config
+from tpspec.published.checkpoint import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ from tpspec.model.architecture import FINAL_NORM
 from tpspec.model.embedding import TABLE, head_of
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
-from tpspec.topology.checkpoint import read_config
+from tpspec.published.checkpoint import read_config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,8 +22,8 @@ from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.peer import PeerMemory, attempt, memory_bytes, warm_up
 from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
-from tpspec.model.card_steps import CardSteps
-from tpspec.model.card_tilings import Tiling
+from tpspec.model.card.steps import CardSteps
+from tpspec.model.card.tilings import Tiling
 from tpspec.model.layers import Heads, Norm, Shape, Sight
 from tpspec.model.steps import AddNorm
 

@@ -19,7 +19,7 @@ from tpspec.comm.messages import News
 from tpspec.comm.peer import PeerMemory
 from tpspec.comm.peer_cards import share_cards
 from tpspec.comm.through_host import ThroughHost
-from tpspec.model.card_steps import card_steps
+from tpspec.model.card.steps import card_steps
 from tpspec.model.layers import Heads, Norm, Shape, Sight
 from tpspec.model.steps import AddNorm
 from tpspec.request import Request

@@ -1,0 +1,1 @@
+"""What runs on CUDA cards alone: kernels of ours, in Triton, and their host sides. Imported there only."""

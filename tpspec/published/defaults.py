@@ -1,0 +1,56 @@
+"""What a type of model means by the keys that its config.json leaves out, as transformers does.
+
+Knows keys and numbers. What a shape is made of them is `shape`'s matter, which layers one has `model/`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Of one type. None: a config has to say it, see ModelShape.from_config."""
+
+    # Sizes
+    hidden: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    values: tuple[str, int] | None = None  # the key for numbers of a head's value, if they are not those of its key
+    vocab: int | None = None
+    intermediate: tuple[str, int | None] = ("intermediate_size", None)  # the key for channels of an MLP, or an expert
+    tied: bool = False
+    float16: bool = True  # whether numbers stay within those
+
+    # Attention: what it is called within a layer, and the matrices of queries, keys and values within that (of one name
+    # they are one, their rows in that order), and the one behind.
+    attention: str = "self_attn"
+    qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+    out: str = "o_proj"
+    biased: bool | Literal["always"] = False  # whether qkv are, where bias_key is left out; or whatever it says
+    bias_key: str = "attention_bias"
+    o_biased: bool | str = True  # whether `out` is where those are, or the key that says it
+    sinks: str | None = None  # what those of query heads are called (model/attention.py)
+    sinks_everywhere: bool = True  # layers without a window have them, too
+    normed: bool | str = False  # queries and keys have norms, always or where that key says so
+    jointly: bool = False  # those are of all heads together (model/joint_norm.py)
+    turns_first: bool = False  # of heads that rope has turned
+    parallel: bool = False  # attention and MLP of a layer read the same, and are summed at once
+
+    # MLPs: whether mlp_bias counts (where it is left out, "usually" means that they have biases), or bias_key.
+    mlp_biased: bool | Literal["likewise", "usually"] = False
+
+    # Norms of the hidden state, in each layer
+    layer_norms: int = 2
+    mixture_normed: bool = False  # there is one more, of what a mixture of experts gives
+    norms_biased: bool = False
+    out_normed: str | None = None  # the key that may say that two are missing
+    behind: bool = False  # they are of what layers give, and of nothing else
+
+    head_biased: bool | str = False  # the output head is, always or where that key says so
+
+    always: tuple[str, ...] = ()  # keys that must be true where they are said
+    never: tuple[str, ...] = ()  # keys that must be null, false or empty

@@ -1,8 +1,0 @@
-"""The types that model/architectures.py declares, and what each means by what its config.json leaves out."""
-
-from __future__ import annotations
-
-from tpspec.topology.dense_types import DENSE_TYPES
-from tpspec.topology.mixed_types import MIXED_TYPES
-
-MODEL_TYPES = DENSE_TYPES | MIXED_TYPES
