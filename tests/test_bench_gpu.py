@@ -282,6 +282,7 @@ def test_how_late_a_host_is_told_is_measured_in_every_way(script: ModuleType, mo
     assert late_s >= 0.02
 
 
+@pytest.mark.slow
 def test_what_it_launches_is_compiled_on_a_machine_without_a_card(tmp_path: Path) -> None:
     """Stands against minutes of a card that go for a compiler."""
     pytest.importorskip("triton")

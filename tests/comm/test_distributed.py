@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from scripts.serving import free_port
+from tests.slow import slowly
 from tpspec.comm import distributed
 from tpspec.comm.communicator import OneRank, Purpose, sum_in_order
 from tpspec.comm.distributed import Place, join_world
@@ -117,7 +118,7 @@ def test_news_arrives_in_order_and_complete() -> None:
     assert "rank 2 heard True" in ended.stdout
 
 
-@pytest.mark.parametrize("transport", ["gloo", "auto"])
+@pytest.mark.parametrize("transport", ["auto", *slowly("gloo")])
 @pytest.mark.parametrize(("how", "least", "most"), [("dies", 0.0, 3.0), ("hangs", 2.0, 5.0)])
 def test_a_lost_rank_ends_the_world_within_the_limit(how: str, least: float, most: float, transport: str) -> None:
     """The default limit of torch.distributed is half an hour."""

@@ -25,6 +25,7 @@ from tests.draft.kits import draft_section
 from tests.emulated_card import CARD, Card, emulated_card
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.model.published import of_tables, publish, publish_mxfp4
+from tests.slow import slowly
 from tests.worlds import Script, Told, drafting_beside, once_it_drafts, serve, topology
 from tpspec.comm import peer
 from tpspec.comm.communicator import Communicator, OneRank
@@ -377,7 +378,7 @@ def test_rounds_that_verify_for_many_texts_are_replays(
     assert max(launched) <= 3  # of prompts
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", ["int8", *slowly(None)])
 def test_whichever_tiles_are_the_fastest_a_text_is_the_same(
     quantize: str | None, folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +417,16 @@ def test_drafts_of_a_part_of_the_layers_are_recorded_of_few_rows_alone(folder: P
         assert [decoder.is_replay(100, 100), thin.is_replay(100, 100), thin.is_replay(64, 64)] == [True, False, True]
 
 
-@pytest.mark.parametrize("source", STEPS)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "ngram",
+        "medusa",
+        "eagle",
+        "layer_skip",
+        *slowly("none", "suffix", "lookahead", "pard", "model", "mtp", "early_exit"),
+    ],
+)
 def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few: None, tmp_path: Path) -> None:
     """Once for those that it drafts at once. Each pass of a model or a head is a replay."""
     target = shutil.copytree(folder, tmp_path / "target")
@@ -494,41 +504,43 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        ("qwen3_moe", {}),
-        ("mixtral", {"quantize": "int8"}),
-        ("glm4_moe", {}),
         ("glm4_moe_lite", {}),
-        ("deepseek_v3", {}),
-        ("gemma2", {}),
         ("gemma3", {}),
-        ("gemma4", {}),
-        ("gemma4_moe", {"quantize": "int8"}),
-        ("laguna", {}),
-        ("step3p5", {"quantize": "int8"}),
         ("gemma4_small", {}),
-        ("mimo", {}),
-        ("phimoe", {}),
         ("gpt_oss", {}),
-        ("starcoder2", {"quantize": "int8"}),
-        ("phi", {"quantize": "int8"}),
-        ("nanochat", {}),
-        ("apertus", {}),
-        ("hunyuan", {"quantize": "int4"}),
         ("olmo3", {}),
-        ("cohere2", {}),
-        ("cohere2_moe", {}),
-        ("flint", {}),
-        ("kolibri1", {}),
-        ("llama4", {"quantize": "int8"}),
-        ("muse_glimmer", {}),
         ("nemotron_h", {}),
-        ("granite_hybrid", {}),
-        ("falcon_h1", {"quantize": "int8"}),
         ("kimi_linear", {}),
-        ("olmo_hybrid", {}),
-        ("lfm2", {"quantize": "int8"}),
-        ("lfm2_moe", {}),
+        ("llama4", {"quantize": "int8"}),
         ("lfm3", {"quantize": "int4"}),
+        ("step3p5", {"quantize": "int8"}),
+        *slowly(
+            ("qwen3_moe", {}),
+            ("mixtral", {"quantize": "int8"}),
+            ("glm4_moe", {}),
+            ("deepseek_v3", {}),
+            ("gemma2", {}),
+            ("gemma4", {}),
+            ("gemma4_moe", {"quantize": "int8"}),
+            ("laguna", {}),
+            ("mimo", {}),
+            ("phimoe", {}),
+            ("starcoder2", {"quantize": "int8"}),
+            ("phi", {"quantize": "int8"}),
+            ("nanochat", {}),
+            ("apertus", {}),
+            ("hunyuan", {"quantize": "int4"}),
+            ("cohere2", {}),
+            ("cohere2_moe", {}),
+            ("flint", {}),
+            ("kolibri1", {}),
+            ("muse_glimmer", {}),
+            ("granite_hybrid", {}),
+            ("falcon_h1", {"quantize": "int8"}),
+            ("olmo_hybrid", {}),
+            ("lfm2", {"quantize": "int8"}),
+            ("lfm2_moe", {}),
+        ),
     ],
 )
 def test_texts_of_any_architecture_are_those_of_the_cpu(
@@ -591,7 +603,7 @@ FORMS = of_tables()
 # Rows that are padding are sent to no expert: what a gate finds there is anything.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("kind", "form"), [*(("llama", name) for name in FORMS), ("qwen3_moe", "nvfp4"), ("qwen3_moe", "fp8")]
+    ("kind", "form"), [("qwen3_moe", "nvfp4"), *slowly(*(("llama", name) for name in FORMS), ("qwen3_moe", "fp8"))]
 )
 def test_texts_of_codes_that_are_no_even_steps_are_those_of_the_cpu(
     kind: str, form: str, few: None, tmp_path: Path

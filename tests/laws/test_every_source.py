@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoints import tiny
 from tests.draft.kits import draft_section
 from tests.draft.liar import Liar
+from tests.slow import slowly
 from tests.worlds import serve, topology
 from tpspec.draft.protocol import Ask
 from tpspec.draft.sources import SOURCES
@@ -61,7 +62,7 @@ def plain(target: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("sampling", sorted(SAMPLINGS))
-@pytest.mark.parametrize(("num_ranks", "number"), [(1, 1), (1, 4), (2, 4), (3, 1)])
+@pytest.mark.parametrize(("num_ranks", "number"), [(2, 4), (3, 1), *slowly((1, 1), (1, 4))])
 @pytest.mark.parametrize("tree", ["chain", "dynamic"])
 @pytest.mark.parametrize("name", [*sorted(SOURCES), *map(" and ".join, LISTS)])
 def test_texts_are_those_of_plain_decoding(

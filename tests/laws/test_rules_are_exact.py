@@ -31,7 +31,7 @@ DRAFTERS = [silent, certain_chain, certain_tree, coupled_chain, sampled_chain, s
 
 
 # Noise that the rule does not share with the drafter multiplies the cases; two tokens are still several rounds.
-LONG = {"match": {sampled_chain, sampled_tree}, "rejection": {coupled_chain}}
+LONG = {"match": {sampled_chain, sampled_tree}, "rejection": {coupled_chain, sampled_tree}}
 
 
 def length_of(name: str, drafter) -> int:
@@ -67,6 +67,11 @@ def test_truncation_keeps_the_law_of_the_target(name: str, drafter, wanted: Samp
 @pytest.mark.parametrize("name", RULES)
 def test_four_tokens_in_several_rounds_keep_the_law_of_the_target(name: str) -> None:
     check(name, chain_of_one, PLAIN, 4)
+
+
+@pytest.mark.slow
+def test_three_tokens_of_sampled_trees_keep_the_law_of_the_target() -> None:
+    check("rejection", sampled_tree, PLAIN, 3)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

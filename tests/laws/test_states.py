@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import tiny
 from tests.draft.heads import mtp
+from tests.slow import slowly
 from tests.worlds import serve, topology
 from tpspec.cache.pages import PagePool
 from tpspec.comm.communicator import OneRank
@@ -98,8 +99,7 @@ def test_a_plain_text_is_that_of_transformers(targets: dict[str, Path]) -> None:
         assert logits.argmax(1)[len(ask.prompt) - 1 : -1].tolist() == said, kind
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "num_ranks"), [*zip(WORLDS, (1, 3, 1, 3), strict=True)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_that_are_right_and_wrong_leave_the_text_as_it_is(
     kind: str, world: str, num_ranks: int, targets: dict[str, Path]
@@ -131,7 +131,7 @@ def test_sources_leave_the_text_as_it_is(source: str, tree: str, accept: str, tm
     assert told.stats[-1].drafted > 0
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [*list(WORLDS)[1:3], *slowly("as it comes", "deterministic")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_that_keeps_states_drafts_for_itself_and_is_always_right(
     kind: str, world: str, targets: dict[str, Path]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from tests.slow import slowly
 from tpspec.model.quantized import TABLES, DequantizedLinear, Quantized, Ready, Rounded
 from tpspec.published.formats import Table
 from tpspec.published.groups import Grid, grid_of
@@ -251,10 +252,12 @@ TABLED += [("e2m1", 32, False), ("e2m1", 16, True)]  # MXFP4, NVFP4
 TABLED += [("e4m3", 32, False), ("e4m3", 128, False)]
 
 
-@pytest.mark.parametrize(("table", "group", "has_gains"), TABLED)
-@pytest.mark.parametrize("on_tensor_cores", [False, True])
+@pytest.mark.parametrize(
+    ("table", "group", "has_gains", "on_tensor_cores"),
+    [*((*case, True) for case in TABLED), *slowly(*((*case, False) for case in TABLED))],
+)
 def test_codes_of_a_table_are_what_it_has_for_them(
-    on_tensor_cores: bool, table: Table, group: int, has_gains: bool, monkeypatch: pytest.MonkeyPatch
+    table: Table, group: int, has_gains: bool, on_tensor_cores: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of few rows, and of as many as larger tiles are for. Stands against the middle of codes that are numbers, which
     is taken off in the end, and a card on which fragments, that know no table, make a product of such codes; and, where

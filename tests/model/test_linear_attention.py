@@ -197,7 +197,7 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, sizes:
     neighbour and not its parent, and what is left in another's slot; and, of a norm that is made later, squares of
     another row, or of what has a weight already."""
 
-    @settings(max_examples={"card": 6, "many": 4}.get(way, 60))
+    @settings(max_examples={"card": 4, "many": 3}.get(way, 25))
     @given(plans())
     def holds(plan: list[list[tuple[int, list[int], int]]]) -> None:
         case, reference = Case(way, sizes, kernel=kernel), Case("torch", sizes | {"late": False}, kernel=kernel)

@@ -62,7 +62,7 @@ def test_rounds_of_any_texts_and_trees_are_those_of_whole_texts(way: str, channe
     """Stands against a row that sees its neighbour and not its parent, what another text has left, and channels beyond
     a program's or a vector's."""
 
-    @settings(max_examples={"card": 6, "many": 4}.get(way, 60))
+    @settings(max_examples={"card": 4, "many": 3}.get(way, 25))
     @given(plans())
     def holds(plan: list[list[tuple[int, list[int], int]]]) -> None:
         case, reference = ConvCase(way, channels, kernel=kernel), ConvCase("torch", channels, kernel=kernel)

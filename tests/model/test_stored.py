@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.checkpoints import tiny
 from tests.model import published
 from tests.model.published import Format, publish, publish_mxfp4
 from tests.model.test_quantized import EPS, compiled, held, noise, parts_of
+from tests.slow import slowly
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
@@ -117,6 +119,7 @@ MIXTURES = (
     "step3p5",
     "lfm2_moe",
 )
+OF_EXPERTS = ("gptq of 3 bits", "gptq in the order of activations", "awq", "packed", "fp8", "nvfp4")
 RENAMED = ("exaone", "phi", "starcoder2")  # whose matrices have other names than most
 WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there
 WIDE = {"hidden_size": 192, "head_dim": 32, "intermediate_size": 256}  # of whole blocks of 64
@@ -185,15 +188,12 @@ def logits(
     return torch.cat(ThreadWorld(len(weights)).run(rank), -1)
 
 
-@pytest.mark.parametrize("weights", [(1,), (2, 3), (3, 1, 2)], ids=str)
 @EVERY
-def test_logits_are_those_of_the_weights_that_the_codes_stand_for(
-    written: Any, name: str, weights: tuple[int, ...]
-) -> None:
+def test_logits_are_those_of_the_weights_that_the_codes_stand_for(written: Any, name: str) -> None:
     """Stands against zero points one off, AWQ's order of nibbles, columns whose group is another's (desc_act), and
     slices that begin within a word, a group or a block."""
     quantized, meant = written(name)
-    assert (logits(quantized, weights) - logits(meant, (1,))).abs().max() < 1e-4
+    assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq in the order of activations"])
@@ -229,9 +229,13 @@ def test_matrices_of_other_names_are_codes_too(written: Any, name: str, kind: st
     assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, whole, "bfloat16")
 
 
-@pytest.mark.parametrize("kind", MIXTURES)
 @pytest.mark.parametrize(
-    "name", ["gptq", "gptq of 3 bits", "gptq in the order of activations", "awq", "packed", "fp8", "nvfp4"]
+    ("name", "kind"),
+    [
+        *(("gptq", kind) for kind in MIXTURES),
+        *((name, kind) for name in OF_EXPERTS for kind in ("mixtral", "deepseek_v3")),
+        *slowly(*product(OF_EXPERTS, [kind for kind in MIXTURES if kind not in ("mixtral", "deepseek_v3")])),
+    ],
 )
 def test_experts_are_stored_as_other_matrices_are(written: Any, name: str, kind: str) -> None:
     """Stands against codes of an expert taken for a plain weight because of its name (w1), and a router, which nobody

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import tiny
 from tests.draft.liar import Liar
+from tests.slow import slowly
 from tests.worlds import CPU, topology
 from tpspec.comm.channel import thread_channels
 from tpspec.comm.communicator import Communicator
@@ -210,7 +211,7 @@ def plain() -> dict[str, dict[str, Any]]:
     return {}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [0.8, *slowly(0.0)])
 @pytest.mark.parametrize(("kind", "fields"), ASKED, ids=NAMES)
 def test_drafts_streams_and_ranks_change_nothing(
     server: Server, plain: dict[str, dict[str, Any]], kind: str, fields: dict[str, Any], temperature: float

@@ -74,7 +74,7 @@ def raw(form: Format, text: str) -> str:
     return f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(schema=unions(), form=sampled_from([CODER, GLM]))
 def test_what_a_schema_lets_through_is_read_as_what_it_allows(vocabulary: Path, schema: Any, form: Format) -> None:
     """The grammar of a string beside a number said nothing of the number, which the reader then took the string for."""

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.checkpoints import tiny
+from tests.slow import slowly
 from tests.world.test_serving import CACHE, SOON_S, Server, Stream, no_rank_failed, until
 
 pytestmark = pytest.mark.alone
@@ -30,7 +31,7 @@ ASKS: list[dict[str, Any]] = [
 PLACEMENTS: dict[str, tuple[dict[str, int], int]] = {"dedicated": ({"dedicated": 2}, 3), "gaps": ({"gaps": 1}, 2)}
 
 
-@pytest.fixture(params=PLACEMENTS)
+@pytest.fixture(params=["dedicated", *slowly("gaps")])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     placement, num_ranks = PLACEMENTS[request.param]
     model = str(tiny("smollm2", tmp_path / "model", max_position_embeddings=CACHE))

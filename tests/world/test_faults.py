@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import tiny
+from tests.slow import slowly
 from tests.world.test_bad_input import ENV, SOON_S, WORLDS, torchrun
 from tests.world.test_serving import Server, Stream
 from tpspec.errors import OutOfMemory, UserError, WorldFailure
@@ -39,8 +40,8 @@ def topology_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], s
 
 @pytest.mark.parametrize(("when", "says", "cure", "error"), [
     ("loading", "rank 1: loading ran out of memory", "use more ranks, a smaller cache.tokens or", OutOfMemory),
-    ("preparing", "rank 1 is out of memory", "use a smaller cache.tokens or engine.max_rows", WorldFailure),
     ("a round", "rank 1 is out of memory", "use a smaller cache.tokens or engine.max_rows", WorldFailure),
+    *slowly(("preparing", "rank 1 is out of memory", "use a smaller cache.tokens or engine.max_rows", WorldFailure)),
 ])  # fmt: skip
 def test_a_rank_that_runs_out_of_memory_ends_the_world_by_name(
     when: str, says: str, cure: str, error: type[UserError], topology_file: Callable[[int], str],

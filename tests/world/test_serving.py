@@ -28,6 +28,7 @@ from openai import OpenAI
 from scripts.serving import free_port
 from tests.checkpoints import tiny
 from tests.processes import lives
+from tests.slow import slowly
 
 pytestmark = pytest.mark.alone
 
@@ -421,8 +422,7 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_no_process(start: Calla
         pass  # the port is free again
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("when", ["mid-stream", "idle"])
+@pytest.mark.parametrize(("rank", "when"), [(0, "mid-stream"), (1, "idle"), *slowly((1, "mid-stream"), (0, "idle"))])
 def test_a_killed_rank_ends_the_world_within_seconds(start: Callable[..., Server], rank: int, when: str) -> None:
     """Stands against followers that wait for a lead that is gone, a client that waits for ever, a launcher that waits
     30 s for ranks that ignore its signal, and an HTTP process that nobody owns."""
