@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import tiny
 from tests.draft.liar import Liar
+from tests.slow import slowly
 from tests.worlds import serve, topology
 from tpspec.comm.messages import Submit, ToLead
 from tpspec.engine.engine import Engine
@@ -67,8 +68,7 @@ def in_torch(rank: int, engine: Engine) -> None:
 def as_built(rank: int, engine: Engine) -> None: ...
 
 
-@pytest.mark.parametrize("begin", [as_built, in_torch])
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(("begin", "num_ranks"), [(as_built, 2), (in_torch, 1), *slowly((as_built, 1), (in_torch, 2))])
 @pytest.mark.parametrize("world", WORLDS)
 def test_who_meets_a_nan_ends_and_neighbours_and_successors_do_not_notice(
     target: Path, world: str, num_ranks: int, begin: Callable[[int, Engine], None]

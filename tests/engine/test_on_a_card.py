@@ -245,7 +245,7 @@ def test_plain_rounds_are_launched_before_the_verdicts_of_the_one_before_them(
     assert {1, 2} <= set(map(len, released))
 
 
-@pytest.mark.parametrize(("dtype", "num_greedy"), [("float32", 0), ("bfloat16", 1)])
+@pytest.mark.parametrize(("dtype", "num_greedy"), [("float32", 0), *slowly(("bfloat16", 1))])
 def test_a_round_of_rows_that_keep_few_ids_is_launched_before_their_verdicts_and_may_be_in_vain(
     dtype: str, num_greedy: int, folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +351,7 @@ def test_whatever_befalls_a_round_the_card_does_not_wait_for_ever(fails: str, fo
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # in rows that are padding
-@pytest.mark.parametrize("kind", ["smollm2", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["smollm2", *slowly("qwen3_moe")])
 def test_rounds_that_verify_for_many_texts_are_replays(
     kind: str, few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +378,8 @@ def test_rounds_that_verify_for_many_texts_are_replays(
     assert max(launched) <= 3  # of prompts
 
 
-@pytest.mark.parametrize("quantize", ["int8", *slowly(None)])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", [None, "int8"])
 def test_whichever_tiles_are_the_fastest_a_text_is_the_same(
     quantize: str | None, folder: Path, few: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,7 +480,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FEATURES)
+@pytest.mark.parametrize("kind", [*list(FEATURES)[1::2], *slowly(*list(FEATURES)[::2])])
 def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path: Path) -> None:
     """Of requests that come one after another, begin as others did and are told odds, with small weights or caches."""
     keys = dict(FEATURES[kind])
@@ -622,7 +623,7 @@ def test_texts_of_codes_that_are_no_even_steps_are_those_of_the_cpu(
     assert card.replays > 0
 
 
-@pytest.mark.parametrize("source", ["ngram", "model"])
+@pytest.mark.parametrize("source", ["ngram", *slowly("model")])
 def test_states_stay_on_the_card(source: str, few: None, tmp_path: Path) -> None:
     """Of layers with linear attention. Stands against a place among rows that the host waits for, and what a recording
     took for the same in every round: whose state a row reads, and which rows its text has kept. The last text begins

@@ -11,6 +11,7 @@ import torch
 
 from tests.laws.test_noise import chi_squared, limit
 from tests.laws.tiny import MANY, PLAIN, PROMPT, VOCAB, law_after, other, plain_law, rows_of, seeded, target
+from tests.slow import slowly
 from tpspec.request import Sampling
 from tpspec.tokens import Draws, TokenTree
 from tpspec.verify import RULES, rule
@@ -76,7 +77,12 @@ def texts_of(name: str, propose, wanted: Sampling, num: int) -> list[tuple[int, 
 
 @pytest.mark.parametrize(
     ("name", "propose", "wanted"),
-    [("match", coupled, PLAIN), ("rejection", sampled, PLAIN), ("rejection", coupled, PLAIN), ("match", sampled, CUT)],
+    [
+        ("match", coupled, PLAIN),
+        ("rejection", sampled, PLAIN),
+        ("rejection", coupled, PLAIN),
+        *slowly(("match", sampled, CUT)),
+    ],
 )
 def test_texts_follow_the_law_of_the_target(name, propose, wanted) -> None:
     texts = texts_of(name, propose, wanted, NUM_TEXTS)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.slow import slowly
 from tpspec.cache.store import Kept, KVStore
 from tpspec.errors import UserError
 from tpspec.model.experts import Mixture, Router
@@ -180,9 +181,11 @@ def test_experts_that_are_chosen_one_by_one_are_what_the_reference_makes_of_them
     assert (made_TD - due_TD).abs().max() <= 1e-5 * due_TD.abs().max()
 
 
-@pytest.mark.parametrize("num_processors", [2, 20, 1000])
+@pytest.mark.parametrize(
+    ("num_rows", "num_processors"),
+    [(1, 1000), (6, 20), (50, 2), *slowly((1, 2), (1, 20), (6, 2), (6, 1000), (50, 20), (50, 1000))],
+)
 @pytest.mark.parametrize("bits", [8, 4, "floats"])
-@pytest.mark.parametrize("num_rows", [1, 6, 50])
 def test_codes_of_experts_in_words_are_what_the_reference_makes_of_them(
     num_rows: int, bits: Literal[8, 4, "floats"], num_processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def test_what_is_said_around_calls_is_free_but_no_call_hides_in_it(vocabulary: P
 
 
 @EACH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=data())
 def test_no_call_read_out_of_what_was_let_through_breaks_its_schema(
     vocabulary: Path, form: Format, data: DataObject

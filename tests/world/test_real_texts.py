@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.slow import slowly
 from tpspec.published.checkpoint import find
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +151,7 @@ def outcome(
     return found
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, *slowly(3)])
 def test_logits_of_the_real_model_equal_those_of_transformers(
     model: Path, ids: list[list[int]], outcome: Callable[[int], Outcome], num_ranks: int
 ) -> None:
@@ -162,7 +163,7 @@ def test_logits_of_the_real_model_equal_those_of_transformers(
     assert (logits_TV - expected_TV).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, *slowly(3)])
 def test_every_drafter_and_rank_count_gives_the_text_of_transformers(
     ids: list[list[int]], greedy: list[list[int]], outcome: Callable[[int], Outcome], num_ranks: int
 ) -> None:
@@ -178,7 +179,7 @@ def test_every_drafter_and_rank_count_gives_the_text_of_transformers(
     assert min(accepted[1:-1] if num_ranks < 3 else accepted[1:]) > 0  # the last is the liar's
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_ranks", [2, *slowly(1)])
 def test_deterministic_bfloat16_texts_do_not_depend_on_drafts_or_company(
     model: Path, shallow: Path, ids: list[list[int]], tmp_path: Path, num_ranks: int
 ) -> None:
