@@ -162,7 +162,7 @@ def test_layers_are_those_of_transformers_where_a_config_does_not_say() -> None:
     """Of LFM3, whose others have a window or none."""
     config = {"model_type": "lfm3", "num_hidden_layers": 11}
     shape, spec = ModelShape.from_config(config, "here"), resolve(AutoConfig.for_model(**config), "there")
-    assert shape.short_conv == spec.short_conv
+    assert shape.short_conv == spec.shape.short_conv
     windows = [layer.window for layer in spec.layers]
     assert windows_of(Reads(config, "here"), "lfm3", 11) == (*windows,)
     assert [layer for layer, window in enumerate(windows) if window] == [4, 8]
@@ -176,9 +176,9 @@ def test_lfm2s_config_as_it_was_published_is_the_same_model(tmp_path: Path) -> N
     assert (shape.intermediate, shape.tied) == (96, True)  # 100 * 2 / 3 = 66, * 1.3 = 85, in steps of 24
     old = {"block_ff_dim": 100, "intermediate_size": ..., "tie_embedding": True, "tie_word_embeddings": ...}
     assert changed(folder, old | {"full_attn_idxs": [1], "layer_types": ...}) == shape
-    assert read_spec(folder).intermediate == 96
-    assert read_spec(folder).tied
-    assert changed(folder, {"block_auto_adjust_ff_dim": False}).intermediate == read_spec(folder).intermediate == 100
+    assert read_spec(folder).shape == shape
+    assert changed(folder, {"block_auto_adjust_ff_dim": False}).intermediate == 100
+    assert read_spec(folder).shape.intermediate == 100
 
 
 def test_lfm3s_rope_as_it_was_published_turns_a_part_of_each_head(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_windows_that_are_read_otherwise_are_refused(tmp_path: Path, monkeypatch
     """Stands against another transformers, whose defaults have changed: pages would be dropped that rows still see."""
     (tmp_path / "config.json").write_text(json.dumps(OF_TYPE["gpt_oss"]))
     monkeypatch.setitem(SLIDES, "gpt_oss", Sliding(128, has_one=lambda _, layer: layer % 3 == 0))
-    with pytest.raises(UserError, match="1 layers have a window of 8 tokens, but not as this version"):
+    with pytest.raises(UserError, match="num_windowed 1 is not what this version of transformers reads, 2;"):
         read_spec(tmp_path)
 
 

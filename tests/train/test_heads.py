@@ -112,8 +112,8 @@ def test_a_head_has_as_many_heads_as_its_kind_may_have(tmp_path: Path) -> None:
     assert (found.num_heads, found.num_kv_heads, found.head_dim) == (4, 2, 24)
     vocabulary = DraftVocabulary(IDS, found.vocab, 1.0)
     head = EagleHead(found, vocabulary, torch.ones(3 * found.hidden), channels=40, depth=DEPTH)
-    spec = _spec(head.config(), "here")
-    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 2, 24)
+    shape = _spec(head.config(), "here").shape
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (4, 2, 24)
     with pytest.raises(UserError, match=r"here/config.json: not a configuration transformers can read"):
         _spec(head.config() | {"num_attention_heads": 6}, "here")
 

@@ -51,9 +51,9 @@ def load_assistant(given: Given) -> Assistant:
         taps=(*kept.values(), FINAL),
         keepers={_at(spec, target.spec.layers[index]): target.attentions.keeper(index) for index in kept.values()},
         embedding=target.embedding(),
-        enter=own.column_parallel([whole_place(ENTER, spec.hidden, 2 * target.spec.hidden)], biased=False),
+        enter=own.column_parallel([whole_place(ENTER, spec.shape.hidden, 2 * target.spec.shape.hidden)], biased=False),
         model=loader.alone(given.num_slots, num_positions=given.num_positions),
-        leave=own.column_parallel([whole_place(LEAVE, target.spec.hidden, spec.hidden)], biased=False),
+        leave=own.column_parallel([whole_place(LEAVE, target.spec.shape.hidden, spec.shape.hidden)], biased=False),
         max_positions=shape.max_positions,
     )
 

@@ -138,14 +138,14 @@ class _Loader:
     def head(self) -> Head:
         form, parts = self.form, self.parts
         spec, files = parts.spec, parts.files
-        if not form.third and spec.hidden != parts.target.hidden:
-            raise other_width(files.folder, spec.hidden, parts.target.hidden)
+        if not form.third and spec.shape.hidden != parts.target.hidden:
+            raise other_width(files.folder, spec.shape.hidden, parts.target.hidden)
         made = Head(
             taps=form.taps,
             project=self._projection() if form.third else as_it_is,
             embedding=parts.embedding(),
             enter=self._side_by_side() if form.third else self._fused(),
-            layer=parts.layer("layers.0.", width=2 * spec.hidden if form.third else spec.hidden),
+            layer=parts.layer("layers.0.", width=2 * spec.shape.hidden if form.third else spec.shape.hidden),
             norm=parts.norm("norm.weight") if form.third and form.norms_output else None,
             feeds_normed=form.feeds_normed,
             ids=self._ids(),
@@ -163,7 +163,7 @@ class _Loader:
         width = parts.target.hidden
         together = parts.norm("input_norm.weight", num * width) if self.form.norms_together else None
         apart = [parts.norm(f"fc_norm.{i}.weight", width) for i in range(num)] if self.form.norms_apart else None
-        fc = parts.matrix(["fc"], [parts.spec.hidden], num * width)
+        fc = parts.matrix(["fc"], [parts.spec.shape.hidden], num * width)
 
         def project(taps_TW: Tensor) -> Tensor:
             if together is not None:
@@ -176,7 +176,7 @@ class _Loader:
         return project
 
     def _fused(self) -> Fused:
-        hidden = self.parts.spec.hidden
+        hidden = self.parts.spec.shape.hidden
         return Fused(self.parts.matrix(["fc"], [hidden], 2 * hidden, biased=self.form.fc_bias))
 
     def _side_by_side(self) -> SideBySide:
@@ -184,7 +184,7 @@ class _Loader:
         return SideBySide(*norms, self.form.normed_residual)
 
     def _num_ids(self) -> int:
-        return self.form.draft_vocab or (self.parts.spec.vocab if self.form.third else self.parts.target.vocab)
+        return self.form.draft_vocab or (self.parts.spec.shape.vocab if self.form.third else self.parts.target.vocab)
 
     def _ids(self) -> Tensor | None:
         """d2t is an offset: the target's id less the head's own."""

@@ -54,7 +54,7 @@ class Parts:
         spec, attention = self.spec, at + "self_attn."
         mlp_norm = self.norm(at + "post_attention_layernorm.weight")
         # First, for its rows stand among those that make queries.
-        gate = None if spec.gating is None else self._gate(spec.gating, attention, width)
+        gate = None if spec.shape.gating is None else self._gate(spec.shape.gating, attention, width)
         qkv, o = self._attention(attention, width)
         return Layer(
             index=0,
@@ -62,8 +62,8 @@ class Parts:
             sight=self._sight(),
             attention_norm=mlp_norm,  # never called
             qkv=qkv,
-            q_norm=self._head_norm(attention + "q_norm.weight") if spec.qk_norm else None,
-            k_norm=self._head_norm(attention + "k_norm.weight") if spec.qk_norm else None,
+            q_norm=self._head_norm(attention + "q_norm.weight") if spec.shape.qk_norm else None,
+            k_norm=self._head_norm(attention + "k_norm.weight") if spec.shape.qk_norm else None,
             o=o,
             attention_out_norm=None,
             mlp_norm=mlp_norm,
@@ -87,21 +87,21 @@ class Parts:
         """Whose rows stand behind those of each head's query."""
         sizes = [self._layer.head_dim] * 2 * self._layer.num_heads
         self.files.divide(at + "q_proj", at + "gate", sizes)
-        product = self.matrix([at + "gate"], [sum(sizes) // 2], width, biased=self.spec.qkv_bias)
+        product = self.matrix([at + "gate"], [sum(sizes) // 2], width, biased=self.spec.shape.qkv_bias)
         return HeadGate(product, gating, self._layer.head_dim)
 
     def _attention(self, at: str, width: int) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
         spec = self.spec
-        if spec.latent is not None:
-            return self._latent_attention(at, spec.latent, width)
+        if spec.shape.latent is not None:
+            return self._latent_attention(at, spec.shape.latent, width)
         layer, names = self._layer, [at + "q_proj", at + "k_proj", at + "v_proj"]
         queries, keys, order = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim, layer.head_order
-        qkv = self.matrix(names, [queries, keys, keys], width, biased=spec.qkv_bias, orders=[order, order, None])
+        qkv = self.matrix(names, [queries, keys, keys], width, biased=spec.shape.qkv_bias, orders=[order, order, None])
         return qkv, self._o(at, queries)
 
     def _latent_attention(self, at: str, latent: Latent, width: int) -> tuple[Linear, Linear]:
-        count, alternate = self.spec.num_heads, self.spec.alternate_rope
+        count, alternate = self.spec.shape.num_heads, self.spec.alternate_rope
         order, key_order = (
             turned_last(left, latent.turned, alternate=alternate) for left in (latent.plain, latent.rank)
         )
@@ -121,37 +121,37 @@ class Parts:
         )
 
     def _o(self, at: str, width: int) -> Linear:
-        return self.matrix([at + "o_proj"], [self.spec.hidden], width, biased=self.spec.o_bias)
+        return self.matrix([at + "o_proj"], [self.spec.shape.hidden], width, biased=self.spec.shape.o_bias)
 
     def _mlp_or_mixture(self, layer: str) -> Mlp:
-        spec, names, experts = self.spec, mlp_names(self.spec.model_type), self.spec.experts
+        spec, names, experts = self.spec, mlp_names(self.spec.shape.model_type), self.spec.shape.experts
         at = f"{layer}{names.module}."
         if experts is None:
-            return self._mlp(at, names, spec.intermediate)
-        weight_ND = self._wide(f"{at}{names.router}.weight", experts.count, spec.hidden)
+            return self._mlp(at, names, spec.shape.intermediate)
+        weight_ND = self._wide(f"{at}{names.router}.weight", experts.count, spec.shape.hidden)
         bias_N = self._wide(f"{layer}{names.correction}", experts.count) if experts.corrected else None
         router, on_card = Router(weight_ND, experts, bias_N), self.given.device.type == "cuda"
         parts = replace(self, reference=on_card)
-        mlps = [parts._mlp(f"{at}experts.{index}.", names, spec.intermediate) for index in range(experts.count)]
+        mlps = [parts._mlp(f"{at}experts.{index}.", names, spec.shape.intermediate) for index in range(experts.count)]
         mixture = mixture_of(router, mlps, on_card=on_card)
         if not experts.shared:
             return mixture
-        gate = self._wide(f"{at}{names.shared_gate}.weight", 1, spec.hidden) if experts.shared_gated else None
+        gate = self._wide(f"{at}{names.shared_gate}.weight", 1, spec.shape.hidden) if experts.shared_gated else None
         shared = self._mlp(f"{layer}{names.shared}.", names.plain, experts.shared)
         return Shared(mixture, shared, gate, experts.shared_scale)
 
     def _mlp(self, at: str, names: MlpNames, channels: int) -> GatedMlp:
         spec, read = self.spec, [at + name for name in (names.gate, names.up) if name is not None]
         return GatedMlp(
-            self.matrix(read, [channels] * len(read), spec.hidden, biased=spec.mlp_bias),
-            self.matrix([at + names.down], [spec.hidden], channels, biased=spec.mlp_bias),
+            self.matrix(read, [channels] * len(read), spec.shape.hidden, biased=spec.shape.mlp_bias),
+            self.matrix([at + names.down], [spec.shape.hidden], channels, biased=spec.shape.mlp_bias),
         )
 
     def shape(self) -> Shape:
         spec, given = self.spec, self.given
         return Shape(
             frozenset({self._sight()}), given.dtype, given.device, spec.score_scale, spec.gate,
-            keys_alone=spec.latent is not None,
+            keys_alone=spec.shape.latent is not None,
         )  # fmt: skip
 
     def embedding(self) -> Embedding:
@@ -161,17 +161,17 @@ class Parts:
     def _table(self) -> Tensor:
         spec, name, wanted = self.spec, "embed_tokens.weight", self.given.vocab
         if name not in self.files:
-            return Checkpoint(self.given.target).mapped("model." + name, (self.target.vocab, spec.hidden))
-        if spec.vocab < wanted:
-            raise UserError(f"{self.files.folder}: vocab_size is {spec.vocab}; should be the target's {wanted}")
-        return self.files.take(name, spec.vocab, spec.hidden)
+            return Checkpoint(self.given.target).mapped("model." + name, (self.target.vocab, spec.shape.hidden))
+        if spec.shape.vocab < wanted:
+            raise UserError(f"{self.files.folder}: vocab_size is {spec.shape.vocab}; should be the target's {wanted}")
+        return self.files.take(name, spec.shape.vocab, spec.shape.hidden)
 
     def lm_head(self, num_ids: int) -> Linear:
         """The head's own where it has one, else the target's, whole."""
         name = "lm_head.weight"
         if name in self.files or num_ids != self.target.vocab:
-            return self.linear(self.files.take(name, num_ids, self.spec.hidden), bits=HEAD_BITS)
-        checkpoint, shape = Checkpoint(self.given.target), (num_ids, self.spec.hidden)
+            return self.linear(self.files.take(name, num_ids, self.spec.shape.hidden), bits=HEAD_BITS)
+        checkpoint, shape = Checkpoint(self.given.target), (num_ids, self.spec.shape.hidden)
         own = head_of(checkpoint, shape, tied=self.target.tied)
         bias_O = checkpoint.read(f"{own}.bias", (num_ids,)) if self.target.head_bias else None
         return self.linear(checkpoint.read(f"{own}.weight", shape), bias_O, HEAD_BITS)
@@ -204,7 +204,7 @@ class Parts:
         return rounded_linear(weight_OI, bias_O, bits or BITS[quantize], reference=self.reference)
 
     def norm(self, name: str, size: int | None = None) -> Norm:
-        weight = self._wide(name, self.spec.hidden if size is None else size)
+        weight = self._wide(name, self.spec.shape.hidden if size is None else size)
         return Norm(weight + 1 if self.spec.one_more else weight, self.spec.eps)
 
     def _head_norm(self, name: str) -> Norm:

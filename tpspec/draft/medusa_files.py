@@ -17,17 +17,16 @@ import torch
 from tpspec.draft.head_files import HeadFiles
 from tpspec.errors import UserError
 from tpspec.model.embedding import head_of
-from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
 from tpspec.published.checkpoint import read_config
 from tpspec.published.head_files import IN_MODEL
+from tpspec.published.shape import ModelShape
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from tpspec.model.spec import ModelSpec
 
 IN_VLLM = "medusa_heads."  # prefix of a head's tensors
 
@@ -50,24 +49,24 @@ def read_heads(folder: Path, target: Path) -> MedusaWeights:
     """The heads in `folder`, made for the model in `target`. Refuses by name what is missing, misshapen or unknown."""
     # In a whole model the names of the heads have a prefix, and all others are no matter of ours.
     in_model = HeadFiles(folder, lambda name: name.removeprefix(IN_MODEL) if name.startswith(IN_MODEL) else None)
-    files, spec = in_model or HeadFiles(folder, lambda name: name.removeprefix(IN_VLLM)), read_spec(target)
+    files, shape = in_model or HeadFiles(folder, lambda name: name.removeprefix(IN_VLLM)), ModelShape.of(target)
     if any(name.startswith("blocks.") for name in files.shapes):
-        weights = _vllm(files, read_config(folder), spec, target)
+        weights = _vllm(files, read_config(folder), shape, target)
     else:
-        weights = _original(files, spec)
+        weights = _original(files, shape)
     files.check_all_taken(())
     return weights
 
 
-def _original(files: HeadFiles, spec: ModelSpec) -> MedusaWeights:
+def _original(files: HeadFiles, shape: ModelShape) -> MedusaWeights:
     """FasterDecoding's: of head i block j is `i.j.linear`, and behind the last block stands the output."""
     num_heads = 1 + _highest(files, r"(\d+)\..*")
     if num_heads == 0:
         raise UserError(f"{files.folder} holds no Medusa heads; their tensors are called 0.0.linear.weight and so on")
     num_layers = max(_highest(files, r"\d+\.(\d+)\.weight"), 1 + _highest(files, r"\d+\.(\d+)\.linear\.\w+"))
     names = [_block_names(files, head, num_layers) for head in range(num_heads)]
-    weights, biases = _blocks(files, names, spec.hidden, biased=True)
-    outputs = [files.take(f"{head}.{num_layers}.weight", spec.vocab, spec.hidden) for head in range(num_heads)]
+    weights, biases = _blocks(files, names, shape.hidden, biased=True)
+    outputs = [files.take(f"{head}.{num_layers}.weight", shape.vocab, shape.hidden) for head in range(num_heads)]
     return MedusaWeights(weights, biases, tuple(outputs))
 
 
@@ -78,14 +77,14 @@ def _block_names(files: HeadFiles, head: int, num_layers: int) -> list[str]:
     return there * num_layers if len(there) == 1 else names
 
 
-def _vllm(files: HeadFiles, config: dict[str, object], spec: ModelSpec, target: Path) -> MedusaWeights:
+def _vllm(files: HeadFiles, config: dict[str, object], shape: ModelShape, target: Path) -> MedusaWeights:
     num_heads = 1 + _highest(files, r"blocks\.(\d+)\..*")
     num_layers = 1 + _highest(files, r"blocks\.\d+\.layers\.(\d+)\..*")
     names = [[f"blocks.{head}.layers.{layer}" for layer in range(num_layers)] for head in range(num_heads)]
     biased = bool(config.get("medusa_fc_bias")) or any(name.endswith(".bias") for name in files.shapes)
-    weights, biases = _blocks(files, names, spec.hidden, biased=biased)
-    ids = _token_map(files, config, spec.vocab)
-    outputs = _outputs(files, config, spec, target, num_heads, spec.vocab if ids is None else len(ids))
+    weights, biases = _blocks(files, names, shape.hidden, biased=biased)
+    ids = _token_map(files, config, shape.vocab)
+    outputs = _outputs(files, config, shape, target, num_heads, shape.vocab if ids is None else len(ids))
     if ids is not None:
         outputs = [output if len(output) == len(ids) else output[ids] for output in outputs]
     return MedusaWeights(weights, biases, tuple(outputs), ids)
@@ -116,18 +115,18 @@ def _token_map(files: HeadFiles, config: dict[str, object], vocab: int) -> Tenso
 
 
 def _outputs(
-    files: HeadFiles, config: dict[str, object], spec: ModelSpec, target: Path, num_heads: int, num_ids: int
+    files: HeadFiles, config: dict[str, object], shape: ModelShape, target: Path, num_heads: int, num_ids: int
 ) -> list[Tensor]:
     """With `original_lm_head` all heads share one: the file's, or where it has none the target's own."""
     names = [f"lm_heads.{head}.weight" for head in range(num_heads)]
     if config.get("original_lm_head"):
         names = [name for name in (names[0], "lm_head.weight") if name in files][:1]
     if not names:
-        checkpoint, shape = Checkpoint(target), (spec.vocab, spec.hidden)
-        return [checkpoint.read(f"{head_of(checkpoint, shape, tied=spec.tied)}.weight", shape)]
+        checkpoint, whole = Checkpoint(target), (shape.vocab, shape.hidden)
+        return [checkpoint.read(f"{head_of(checkpoint, whole, tied=shape.tied)}.weight", whole)]
     # Rows that no id leads to may have been left where they were.
-    sizes = [spec.vocab if files.shapes.get(name, ())[:1] == (spec.vocab,) else num_ids for name in names]
-    return [files.take(name, size, spec.hidden) for name, size in zip(names, sizes, strict=True)]
+    sizes = [shape.vocab if files.shapes.get(name, ())[:1] == (shape.vocab,) else num_ids for name in names]
+    return [files.take(name, size, shape.hidden) for name, size in zip(names, sizes, strict=True)]
 
 
 def _highest(files: HeadFiles, pattern: str) -> int:

@@ -55,8 +55,8 @@ def load_mtp(given: Given) -> Head:
     for at, layer_at, names in ((mtp, f"{mtp}layers.0.", QWEN), (behind, behind, DEEPSEEK)):
         files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names))
         if files:
-            if spec.stored is not None:
-                files.in_floats(partial(_plain, StoredMatrices(Checkpoint(given.target)), spec.stored, given.dtype))
+            if target.stored is not None:
+                files.in_floats(partial(_plain, StoredMatrices(Checkpoint(given.target)), target.stored, given.dtype))
             return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
     raise no_layer(given.target, target.num_layers)
 
@@ -92,8 +92,8 @@ def _spelt(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], str
 
 
 def _head(parts: Parts, *, feeds_normed: bool) -> Head:
-    spec, files, hidden = parts.spec, parts.files, parts.spec.hidden
-    if spec.experts is None and (experts := files.like(EXPERTS)):
+    spec, files, hidden = parts.spec, parts.files, parts.spec.shape.hidden
+    if spec.shape.experts is None and (experts := files.like(EXPERTS)):
         raise UserError(f"{files.folder}: the layer for multi-token prediction has experts ({experts}); none run here")
     enter = Fused(
         parts.matrix(["fc"], [hidden], 2 * hidden),

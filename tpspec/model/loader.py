@@ -33,7 +33,6 @@ from tpspec.model.weights import Checkpoint
 from tpspec.published import per_layer
 from tpspec.published.blocks import MIXTURE, MLP
 from tpspec.published.formats import check_unquantized
-from tpspec.published.model_types import MODEL_TYPES
 from tpspec.published.shape import check_dtype
 from tpspec.topology.shards import split
 
@@ -66,6 +65,10 @@ class Loader:
     replicates: bool = False
 
     @property
+    def shape(self) -> ModelShape:
+        return self.spec.shape
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.matrices.dtype
 
@@ -94,11 +97,11 @@ class Loader:
     ) -> Loader:
         """In one dtype onto one device. quantize: what its matrices are held in, if not that dtype."""
         spec, checkpoint = read_spec(folder), Checkpoint(folder)
-        check_dtype(spec.model_type, str(dtype).removeprefix("torch."))
-        check_unquantized(spec.stored, quantize)
-        if shard.index == 0 and spec.stored is not None:
+        check_dtype(spec.shape.model_type, str(dtype).removeprefix("torch."))
+        check_unquantized(spec.shape.stored, quantize)
+        if shard.index == 0 and spec.shape.stored is not None:
             _tell(folder, spec, dtype, quantize)
-        matrices = Matrices(checkpoint, spec.stored, dtype, device, quantize, adds_biases=shard.index == 0)
+        matrices = Matrices(checkpoint, spec.shape.stored, dtype, device, quantize, adds_biases=shard.index == 0)
         return cls(spec, shard, matrices, replicates)
 
     def alone(
@@ -144,11 +147,11 @@ class Loader:
         kept = {index: Kept(sight.heads.num_kv, sight.heads.dim, sight.is_windowed) for index, sight in sights.items()}
         store = KVStore(
             kept, num_slots, self.dtype, self.device, small=small_cache, num_recent=num_recent,
-            keys_alone=spec.latent is not None, num_positions=num_positions,
+            keys_alone=spec.shape.latent is not None, num_positions=num_positions,
         )  # fmt: skip
         return Decoder(
             embedding=self._embedding(),
-            inputs=self._context() if spec.per_layer else None,
+            inputs=self._context() if spec.shape.per_layer else None,
             layers=layers,
             norm=self._final_norm(),
             head=head,
@@ -166,13 +169,13 @@ class Loader:
 
     @property
     def _mixers(self) -> Mixers | Convolutions | None:
-        spec = self.spec
-        if spec.short_conv is not None:
-            return Convolutions(spec.short_conv, self.shard.conv_channels, self.matrices, spec.hidden)
-        if spec.delta_net is None:
+        shape = self.shape
+        if shape.short_conv is not None:
+            return Convolutions(shape.short_conv, self.shard.conv_channels, self.matrices, shape.hidden)
+        if shape.delta_net is None:
             return None
-        eps = spec.eps * spec.hidden_scale**2
-        return Mixers(spec.delta_net, self.shard, self.matrices, spec.hidden, eps, spec.scales)
+        eps = self.spec.eps * self.spec.hidden_scale**2
+        return Mixers(shape.delta_net, self.shard, self.matrices, shape.hidden, eps, self.spec.scales)
 
     def _shape(self, sights: Iterable[Sight]) -> Shape:
         return Shape(
@@ -182,14 +185,14 @@ class Loader:
             score_scale=self.spec.score_scale,
             score_cap=self.spec.score_cap,
             gate=self.spec.gate,
-            keys_alone=self.spec.latent is not None,
+            keys_alone=self.shape.latent is not None,
         )
 
     def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> AnyLayer:
         """whole: see Mixture."""
         mixers, at = self._mixers, f"model.layers.{index}."
         norms, linear = self.spec.norms, self.spec.linear_norms
-        kind, mlp = self.spec.blocks[index] if self.spec.blocks else None, None
+        kind, mlp = self.shape.blocks[index] if self.shape.blocks else None, None
         if kind in (None, MLP, MIXTURE):
             mlp = Mlps(self.spec, self.shard, self.matrices).of_layer(index, at, whole=whole)
         if kind is not None and mlp is not None:
@@ -214,22 +217,22 @@ class Loader:
         return LinearLayer(index=index, attention_norm=norm, mixer=mixers.mixer(at), mlp_norm=mlp_norm, mlp=mlp)
 
     def _layer(self, index: int, layer: LayerSpec, mlp: Mlp | None) -> Layer:
-        spec, names, at = self.spec, self.spec.norms, f"model.layers.{index}."
+        spec, shape, names, at = self.spec, self.shape, self.spec.norms, f"model.layers.{index}."
 
         def norm(name: str) -> Norm:
             return self.norms.of_rows(f"{at}{name}.weight")
 
-        attentions, inner = self.attentions, f"{at}{MODEL_TYPES[spec.model_type].attention}."
+        attentions, inner = self.attentions, f"{at}{shape.usual.attention}."
         qkv, o = attentions.products(inner, layer)
         q_norm, k_norm, v_norm = attentions.head_norms(inner, layer)
         attention_norm = None if names.attention is None else norm(names.attention)
-        mlp_norm = attention_norm if spec.parallel else None
+        mlp_norm = attention_norm if shape.parallel else None
         mlp_out = names.mlp_out
-        if spec.experts is not None and index in spec.experts.layers(len(spec.layers)):
+        if shape.experts is not None and index in shape.experts.layers(len(spec.layers)):
             mlp_out = names.mixture_out or mlp_out
-        is_apart = spec.experts is not None and spec.experts.apart
+        is_apart = shape.experts is not None and shape.experts.apart
         if is_apart:
-            mlp_norm = self.norms.without_weight(spec.hidden)
+            mlp_norm = self.norms.without_weight(shape.hidden)
         elif names.mlp is not None and mlp is not None:
             mlp_norm = norm(names.mlp)
         return Layer(
@@ -248,12 +251,12 @@ class Loader:
             mlp_joined=(norm(f"{names.mlp_out}_1"), norm(f"{names.mlp_out}_2")) if is_apart else None,
             rope=layer.rope,
             joint_norm=attentions.joint_norm(inner, layer),
-            turns_first=spec.turns_first,
+            turns_first=shape.usual.turns_first,
             v_norm=v_norm,
             sinks=attentions.sinks(inner, layer),
             gate=attentions.gate(inner, layer),
-            inputs=self._inputs(at) if spec.per_layer else None,
-            parallel=spec.parallel,
+            inputs=self._inputs(at) if shape.per_layer else None,
+            parallel=shape.parallel,
             scale=self.matrices.wide(at + "layer_scalar", (1,)).item() if spec.scaled_layers else 1.0,
         )
 
@@ -263,17 +266,15 @@ class Loader:
 
     def embedding(self) -> Embedding:
         """Of tokens, and nothing besides."""
-        spec = self.spec
-        return self._table(TABLE, (spec.vocab, spec.hidden), spec.embedding_scale, spec.embedding_eps)
+        size = self.shape.vocab, self.shape.hidden
+        return self._table(TABLE, size, self.spec.embedding_scale, self.spec.embedding_eps)
 
     def _embedding(self) -> Tables:
-        spec = self.spec
-        tokens = self.embedding()
-        if not spec.per_layer:
+        tokens, each = self.embedding(), self.shape.per_layer
+        if not each:
             return tokens
-        width = len(spec.layers) * spec.per_layer
-        name = f"model.{per_layer.TABLE}"
-        return Joined([tokens, self._table(name, (spec.num_per_layer_ids, width), spec.per_layer**0.5)])
+        size = self.spec.num_per_layer_ids, self.shape.num_layers * each
+        return Joined([tokens, self._table(f"model.{per_layer.TABLE}", size, each**0.5)])
 
     def _table(self, name: str, shape: tuple[int, int], scale: float | None, eps: float | None = None) -> Embedding:
         table_VD = self.matrices.checkpoint.mapped(f"{name}.weight", shape)
@@ -282,13 +283,13 @@ class Loader:
 
     def _context(self) -> TokenInputs:
         """Whole on every rank, as what layers make of it is."""
-        size, num_layers = self.spec.per_layer, len(self.spec.layers)
-        place = whole_place(f"model.{per_layer.CONTEXT}", num_layers * size, self.spec.hidden)
+        size, num_layers, hidden = self.shape.per_layer, self.shape.num_layers, self.shape.hidden
+        place = whole_place(f"model.{per_layer.CONTEXT}", num_layers * size, hidden)
         product = self.matrices.column_parallel([place], biased=False)
-        return TokenInputs(product, self.norms.of(f"model.{per_layer.NORM}.weight", size), self.spec.hidden, num_layers)
+        return TokenInputs(product, self.norms.of(f"model.{per_layer.NORM}.weight", size), hidden, num_layers)
 
     def _inputs(self, at: str) -> LayerInputs:
-        size, hidden = self.spec.per_layer, self.spec.hidden
+        size, hidden = self.shape.per_layer, self.shape.hidden
         gate, out = whole_place(at + per_layer.GATE, size, hidden), whole_place(at + per_layer.OUT, hidden, size)
         return LayerInputs(
             gate=self.matrices.column_parallel([gate], biased=False),
@@ -297,10 +298,10 @@ class Loader:
         )
 
     def _head(self) -> Linear:
-        spec = self.spec
-        name = head_of(self.matrices.checkpoint, (spec.vocab, spec.hidden), tied=spec.tied)
-        head = self.matrices.head(rows_of(name, self.shard.vocab, spec.vocab, spec.hidden), biased=spec.head_bias)
-        return head if spec.cap is None else Capped(head, spec.cap)
+        shape, cap = self.shape, self.spec.cap
+        name = head_of(self.matrices.checkpoint, (shape.vocab, shape.hidden), tied=shape.tied)
+        head = self.matrices.head(rows_of(name, self.shard.vocab, shape.vocab, shape.hidden), biased=shape.head_bias)
+        return head if cap is None else Capped(head, cap)
 
     def _final_norm(self) -> Norm:
         norm, scale = self.norms.of_rows(FINAL_NORM), self.spec.final_scale
@@ -318,7 +319,7 @@ def _trim() -> None:
 
 def _tell(folder: Path, spec: ModelSpec, dtype: torch.dtype, quantize: Quantize | None) -> None:
     """What a reader of a quantized checkpoint might not expect."""
-    stored, kind = spec.stored, str(dtype).removeprefix("torch.")
+    stored, kind = spec.shape.stored, str(dtype).removeprefix("torch.")
     assert stored is not None, "only of such"
     if quantize is None and not stored.is_small:
         way = "" if stored.widths else "; with quantize: int8 it is one, rounded once more"

@@ -19,7 +19,6 @@ from tpspec.model.mlp import GatedMlp
 from tpspec.model.places import Place, below, rows_of, whole_place
 from tpspec.published.blocks import MLP
 from tpspec.published.experts import BEFORE, BEHIND
-from tpspec.published.mixtures import mlp_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from tpspec.model.spec import ModelSpec
     from tpspec.published.experts import Experts
     from tpspec.published.mlp_names import MlpNames
+    from tpspec.published.shape import ModelShape
     from tpspec.topology.shards import Shard
 
 EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own
@@ -42,16 +42,20 @@ class Mlps:
     shard: Shard
     matrices: Matrices
 
+    @property
+    def shape(self) -> ModelShape:
+        return self.spec.shape
+
     def of_layer(self, index: int, layer: str, *, whole: bool) -> Mlp:
         """layer: what the names of its modules begin with."""
-        spec, shard, experts = self.spec, self.shard, self.spec.experts
-        names = mlp_names(spec.model_type, mixed=experts is not None)
+        spec, shape, shard, experts = self.spec, self.shape, self.shard, self.shape.experts
+        names = shape.mlp_names
         at = names.within(layer)
-        if spec.sharing is not None and index >= spec.sharing.first:
-            return self._mlp(at, names, shard.sharing_channels, spec.sharing.channels)
+        if shape.sharing is not None and index >= shape.sharing.first:
+            return self._mlp(at, names, shard.sharing_channels, shape.sharing.channels)
         if experts is None:
-            return replace(self._mlp(at, names, shard.channels, spec.intermediate), numbers=self._bends(at, names))
-        if index not in experts.layers(len(spec.layers)) or (spec.blocks and spec.blocks[index] == MLP):
+            return replace(self._mlp(at, names, shard.channels, shape.intermediate), numbers=self._bends(at, names))
+        if index not in experts.layers(shape.num_layers) or (shape.blocks and shape.blocks[index] == MLP):
             return self._mlp(names.without_experts(layer), names.plain, shard.dense, experts.dense)
         if names.together is None:
             for module in {"mlp", names.module}:
@@ -65,7 +69,7 @@ class Mlps:
         if experts.apart:
             return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
-        gate_1D = self.matrices.wide(gate, (1, spec.hidden)) if experts.shared_gated else None
+        gate_1D = self.matrices.wide(gate, (1, shape.hidden)) if experts.shared_gated else None
         return Shared(mixture, shared, gate_1D, experts.shared_scale)
 
     def _bends(self, at: str, names: MlpNames) -> tuple[float, ...]:
@@ -77,15 +81,15 @@ class Mlps:
 
     def _plain_norm(self, name: str) -> Tensor:
         """What rows that are normed without a weight are multiplied with."""
-        return self.matrices.wide(name, (self.spec.hidden,)).to(self.matrices.dtype)
+        return self.matrices.wide(name, (self.shape.hidden,)).to(self.matrices.dtype)
 
     def _around(self, at: str, experts: Experts) -> Around | None:
         if experts.apart:
             return Around(Multiplied(self._plain_norm(f"{at}{EXPERTS_NORM}.weight")), None)
         if not experts.latent:
             return None
-        before = rows_of(at + BEFORE, range(experts.latent), experts.latent, self.spec.hidden)
-        behind = whole_place(at + BEHIND, self.spec.hidden, experts.latent)
+        before = rows_of(at + BEFORE, range(experts.latent), experts.latent, self.shape.hidden)
+        behind = whole_place(at + BEHIND, self.shape.hidden, experts.latent)
         return Around(*(self.matrices.column_parallel([place], biased=False) for place in (before, behind)))
 
     def _mixture(self, layer: str, names: MlpNames, experts: Experts, limit: tuple[float, ...], *, whole: bool) -> Mlp:
@@ -99,10 +103,10 @@ class Mlps:
 
     def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:
         """stand: see _stand."""
-        channels, size = self.shard.channels, self.spec.intermediate
+        channels, size = self.shard.channels, self.shape.intermediate
         if names.together is None or stand is None:
             return self._mlp(f"{at}experts.{index}.", names, channels, size, experts.latent)
-        hidden, biased, (*made, down_name) = range(self.spec.hidden), experts.biased, names.together
+        hidden, biased, (*made, down_name) = range(self.shape.hidden), experts.biased, names.together
         place = partial(Place, expert=(index, experts.count), upright=stand, alternate=names.alternate)
         if len(made) > 1:
             gate_up = [place(at + name, size, len(hidden), channels, hidden) for name in made]
@@ -118,7 +122,7 @@ class Mlps:
     def _stand(self, at: str, names: MlpNames, count: int) -> bool | None:
         """Whether the matrices of experts that are one tensor have a row for each output, as its shape tells; None
         where each expert has its own."""
-        hidden, size, checkpoint = self.spec.hidden, self.spec.intermediate, self.matrices.checkpoint
+        hidden, size, checkpoint = self.shape.hidden, self.shape.intermediate, self.matrices.checkpoint
         if names.together is None or not (names.alternate or at + names.together[0] in checkpoint):
             return None
         if names.alternate:
@@ -148,12 +152,12 @@ class Mlps:
             raise UserError(
                 f"{self.matrices.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight"
             )
-        place = rows_of(name, range(experts.count), experts.count, self.spec.hidden)
+        place = rows_of(name, range(experts.count), experts.count, self.shape.hidden)
         self.matrices.check_biases([place], biased=experts.biased)
-        weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.spec.hidden))
+        weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.shape.hidden))
         if experts.apart:  # it reads what is normed without a weight, and has one of its own
             at = name.removesuffix("proj")
-            own_D = self.matrices.wide(at + "scale", (self.spec.hidden,)) * self.spec.hidden**-0.5
+            own_D = self.matrices.wide(at + "scale", (self.shape.hidden,)) * self.shape.hidden**-0.5
             scales_N = self.matrices.wide(at + "per_expert_scale", (experts.count,))
             return Router(weight_ND * own_D, experts, scales_N=scales_N)
         if not (experts.corrected or experts.biased):
@@ -167,7 +171,7 @@ class Mlps:
 
     def _mlp(self, at: str, names: MlpNames, channels: range, size: int, latent: int = 0) -> GatedMlp:
         """channels: of so many, those of this shard. latent: numbers that it reads, if not the hidden state."""
-        biased, hidden = self.spec.mlp_bias, range(latent or self.spec.hidden)
+        biased, hidden = self.shape.mlp_bias, range(latent or self.shape.hidden)
         read = [name for name in (names.gate, names.up) if name is not None]
         parts = [rows_of(at + name, channels, size, len(hidden)) for name in read]
         scales = self.spec.scales

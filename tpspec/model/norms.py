@@ -39,8 +39,8 @@ class Norms:
 
     def of_rows(self, name: str) -> Norm:
         """Of the hidden state."""
-        bias, size = f"{name.removesuffix('weight')}bias", self.spec.hidden
-        bias_D = self.matrices.wide(bias, (size,)) if self.spec.norms_biased else None
+        bias, size = f"{name.removesuffix('weight')}bias", self.spec.shape.hidden
+        bias_D = self.matrices.wide(bias, (size,)) if self.spec.shape.usual.norms_biased else None
         return replace(self.of(name, size), centred=self.spec.centred, bias=bias_D)
 
     def of_heads(self, name: str, layer: LayerSpec) -> Norm:

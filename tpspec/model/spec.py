@@ -5,7 +5,7 @@ Must not know shards, ranks or tensors' values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,21 +39,12 @@ from tpspec.model.scales import (
     score_scale,
     value_scale,
 )
-from tpspec.published.blocks import blocks_of
 from tpspec.published.checkpoint import read_config
-from tpspec.published.delta_net import delta_net_of
-from tpspec.published.experts import experts_of
-from tpspec.published.gating import gating_of
-from tpspec.published.global_heads import global_heads_of, key_heads, query_heads
-from tpspec.published.latent import latent_of
 from tpspec.published.mixtures import mlp_names
-from tpspec.published.model_types import MODEL_TYPES
-from tpspec.published.multimodal import text_config
-from tpspec.published.per_layer import num_ids_of, per_layer_of
+from tpspec.published.multimodal import STORAGE, text_config
+from tpspec.published.per_layer import num_ids_of
 from tpspec.published.reads import Reads
-from tpspec.published.shape import ModelShape, intermediate_key, values_of
-from tpspec.published.sharing import sharing_of
-from tpspec.published.short_conv import adjusted, short_conv_of
+from tpspec.published.shape import ModelShape
 from tpspec.published.windows import FULL
 
 if TYPE_CHECKING:
@@ -63,85 +54,50 @@ if TYPE_CHECKING:
     from tpspec.model.architecture import Architecture, NormNames
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.layers import Gate
-    from tpspec.published.delta_net import DeltaNet
-    from tpspec.published.experts import Experts
     from tpspec.published.formats import Stored
-    from tpspec.published.gating import Gating
-    from tpspec.published.global_heads import GlobalHeads
     from tpspec.published.latent import Latent
-    from tpspec.published.sharing import Sharing
-    from tpspec.published.short_conv import ShortConv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """One checkpoint's architecture, resolved: sizes, options and rope frequencies; how quantized matrices are stored.
-    Source: its config.json. What has no comment is as in Architecture."""
+    """One checkpoint's architecture, resolved: its shape, options and rope frequencies. Source: its config.json, as
+    transformers reads it. What has no comment is as in Architecture."""
 
-    model_type: str
+    shape: ModelShape
     layers: tuple[LayerSpec, ...]
-    hidden: int
-    num_heads: int  # as the next two, of layers that have no GlobalHeads
-    num_kv_heads: int
-    head_dim: int
-    intermediate: int  # of each expert, where there are some
-    vocab: int
-    tied: bool
 
     # Attention
-    qkv_bias: bool
-    o_bias: bool
-    values: int  # see ModelShape
     value_scale: float
-    sinks: str | None  # this, parallel, turns_first: see Defaults
-    parallel: bool
-    qk_norm: bool
-    joint_norm: bool  # that is of all heads
     plain_norm: bool
     v_norm: bool
-    turns_first: bool
-    gating: Gating | None
     score_scale: float  # of products of queries and keys
     score_cap: float | None
     ropes: tuple[Frequencies, ...]
+    alternate_rope: bool  # see model/latent.py
 
     # Norms of rows
     norms: NormNames
     linear_norms: NormNames
     norms_weighed: bool
-    norms_biased: bool  # see Defaults
     one_more: bool | Literal["layers"]
     centred: bool
     eps: float
     out_eps: float  # of what layers give
 
     # MLPs
-    mlp_bias: bool
     gate: Gate
+    limits: tuple[Limits, ...]  # of each layer; or none
 
     # Embeddings and logits
-    head_bias: bool
     embedding_scale: float | None  # None: 1
     embedding_eps: float | None  # of their norm, if they have one
+    num_per_layer_ids: int
     scaled_layers: bool
     cap: float | None  # of logits
-    hidden_scale: float = 1.0  # this and the next: see Multipliers
-    final_scale: float = 1.0
+    hidden_scale: float  # this and the next: see Multipliers
+    final_scale: float
 
-    # What few have
-    stored: Stored | None = None
-    experts: Experts | None = None
-    latent: Latent | None = None
-    alternate_rope: bool = False  # see model/latent.py
-    delta_net: DeltaNet | None = None
-    short_conv: ShortConv | None = None
-    blocks: tuple[str, ...] = ()  # this and per_layer: see ModelShape
-    global_heads: GlobalHeads | None = None
-    sharing: Sharing | None = None
-    per_layer: int = 0
-    num_per_layer_ids: int = 0
-    limits: tuple[Limits, ...] = ()  # of each layer; or none
-    scales: Scales = NO_SCALES  # of products
+    scales: Scales  # of products
 
     def adds_one(self, norm: str) -> bool:
         """Whether the norm with a weight of that name multiplies by 1 + weight."""
@@ -149,32 +105,27 @@ class ModelSpec:
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """The architecture of the checkpoint in `folder`, through transformers' own configuration classes."""
+    """The architecture of the checkpoint in `folder`, through transformers' own configuration classes. UserError where
+    these read another shape than we do: memory and caches go by ours."""
     where = f"{folder}/config.json"
     shape = ModelShape.of(folder)  # which refuses by name what is no size
     spec = resolved(read_config(folder), where, shape.stored)
-    windows = [layer.window for layer in spec.layers if layer.window is not None]
-    if (max(windows, default=None), len(windows)) != (shape.window, shape.num_windowed):  # the cache goes by the shape
-        raise UserError(
-            f"{where}: {shape.num_windowed} layers have a window of {shape.window} tokens, but not as this version of "
-            "transformers reads it; should be tried with another version"
-        )
-    for kind in ("experts", "latent", "delta_net", "short_conv", "blocks", "global_heads", "sharing"):
-        own, its = getattr(shape, kind), getattr(spec, kind)
+    for name in [field.name for field in fields(ModelShape) if field.name != "max_positions"]:  # which it makes up
+        own, its = getattr(shape, name), getattr(spec.shape, name)
         if own != its:
             raise UserError(
-                f"{where}: {own} is not what this version of transformers reads, {its}; should have no two keys of "
-                "which each says something else (head_dim, layer_types, num_experts_per_tok)"
+                f"{where}: {name} {own} is not what this version of transformers reads, {its}; should have no two keys "
+                "of which each says something else (head_dim, layer_types, num_experts_per_tok)"
             )
-    return spec
+    return replace(spec, shape=shape)
 
 
-def resolved(fields: Mapping[str, Any], where: str, stored: Stored | None = None) -> ModelSpec:
+def resolved(said: Mapping[str, Any], where: str, stored: Stored | None = None) -> ModelSpec:
     """`resolve` of a config's keys. UserError for what transformers cannot read."""
     from huggingface_hub.errors import StrictDataclassError  # of no other class: Exception is its base
 
     try:
-        return resolve(transformers_config(fields), where, stored)
+        return resolve(transformers_config(said), where, stored)
     except (
         OSError,
         ValueError,
@@ -206,22 +157,13 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     said, whole = Reads(text_config(config.to_dict()), where), config
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
-    arch, kind = _declaration(config, where), config.model_type
+    arch = _declaration(config, where)
+    shape = ModelShape.from_config({key: said.config[key] for key in said.config if key not in STORAGE}, where)
+    latent, wide, num_layers = shape.latent, shape.global_heads, shape.num_layers
     ropes = _ropes(config, said, arch, where)
-    latent = latent_of(said, kind)
-    head_dim, num_layers = head_dim_of(config) if latent is None else latent.cached, config.num_hidden_layers
-    num_heads = query_heads(said, kind, num_layers, config.num_attention_heads)
-    num_kv_heads = 1 if latent is not None else config.num_key_value_heads or num_heads
-    num_kv_heads = key_heads(said, kind, num_layers, num_heads, num_kv_heads)
     growth = growth_alone(config, where) if arch.tuned else None
-    usual = LayerSpec(None if growth is None else len(ropes), None, num_heads, num_kv_heads, head_dim)
-    wide = global_heads_of(said, kind, num_layers, num_heads, num_kv_heads, head_dim)
-    blocks = blocks_of(said, kind)
-    experts = experts_of(said, kind, blocks)
-    key, _ = intermediate_key(kind, experts)
-    intermediate = adjusted(said, kind, getattr(config, key))
-    sharing = sharing_of(said, kind, num_layers, intermediate)
-    per_layer = per_layer_of(said, kind, config.vocab_size)
+    still_rope = None if growth is None else len(ropes)
+    usual = LayerSpec(still_rope, None, shape.num_heads, shape.num_kv_heads, shape.head_dim)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
     orders = {kinds: None if latent else head_order(config, arch, rope, where) for kinds, rope in ropes.items()}
     if latent is not None and ropes:
@@ -232,65 +174,37 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     if arch.out_norms is not None and not flag(config, arch.out_norms):
         norms = replace(norms, attention_out=None, mlp_out=None)
     return ModelSpec(
-        model_type=kind,
-        hidden=config.hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        vocab=config.vocab_size,
-        eps=_eps(config, arch) / numbers.residual**2,
-        out_eps=_eps(config, arch) if arch.out_eps is None else getattr(config, arch.out_eps),
-        tied=getattr(config, "tie_word_embeddings", False),
-        qkv_bias=flag(config, arch.qkv_bias),
-        o_bias=flag(config, arch.o_bias),
-        mlp_bias=flag(config, arch.mlp_bias),
-        head_bias=said.said(MODEL_TYPES[kind].head_biased),
-        values=values_of(said, MODEL_TYPES[kind], head_dim),
+        shape=replace(shape, stored=stored),
+        layers=layers_of(config, arch, orders, usual, wide, shape.sharing, where),
         value_scale=value_scale(config, arch, where),
-        sinks=MODEL_TYPES[kind].sinks,
-        qk_norm=flag(config, arch.qk_norm),
-        joint_norm=MODEL_TYPES[kind].jointly,
-        turns_first=MODEL_TYPES[kind].turns_first,
         plain_norm=flag(config, arch.plain_norm),
         v_norm=arch.v_norm,
-        norms=norms,
-        norms_weighed=arch.weighed,
-        linear_norms=arch.linear_norms or norms,
-        one_more=arch.one_more,
-        centred=arch.centred,
-        norms_biased=MODEL_TYPES[kind].norms_biased,
-        parallel=MODEL_TYPES[kind].parallel,
-        gating=gating_of(said, kind),
-        gate=_gate(arch, kind),
         score_scale=score_scale(config, arch, where) * scales.scores
         if latent is None
         else latent_scale(config, latent),
-        embedding_scale=scales.embedding if arch.scaled else embedding_scale(config, arch, numbers),
-        embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
-        scaled_layers=arch.scaled_layers,
-        cap=cap(config, "final_logit_softcapping", where) if arch.capped else None,
         score_cap=cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
-        layers=layers_of(config, arch, orders, usual, wide, sharing, where),
         ropes=(
             *(
-                frequencies_of(config, whole, layers, rope, dims.get(layers, head_dim), where)
+                frequencies_of(config, whole, layers, rope, dims.get(layers, shape.head_dim), where)
                 for layers, rope in ropes.items()
             ),
-            *([] if growth is None else [still(head_dim, growth)]),
+            *([] if growth is None else [still(shape.head_dim, growth)]),
         ),
-        stored=stored,
-        experts=experts,
-        latent=latent,
         alternate_rope=flag(config, arch.alternate_rope),
-        delta_net=delta_net_of(said, kind, num_layers, config.hidden_size, blocks),
-        short_conv=short_conv_of(said, kind, num_layers, config.hidden_size),
-        blocks=blocks,
-        global_heads=wide,
-        sharing=sharing,
-        per_layer=per_layer,
-        num_per_layer_ids=num_ids_of(said) if per_layer else 0,
-        limits=limits_of(said, num_layers, experts.first_layer) if arch.limited and experts else (),
+        norms=norms,
+        linear_norms=arch.linear_norms or norms,
+        norms_weighed=arch.weighed,
+        one_more=arch.one_more,
+        centred=arch.centred,
+        eps=_eps(config, arch) / numbers.residual**2,
+        out_eps=_eps(config, arch) if arch.out_eps is None else getattr(config, arch.out_eps),
+        gate=_gate(arch, shape.model_type),
+        limits=limits_of(said, num_layers, shape.experts.first_layer) if arch.limited and shape.experts else (),
+        embedding_scale=scales.embedding if arch.scaled else embedding_scale(config, arch, numbers),
+        embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
+        num_per_layer_ids=num_ids_of(said) if shape.per_layer else 0,
+        scaled_layers=arch.scaled_layers,
+        cap=cap(config, "final_logit_softcapping", where) if arch.capped else None,
         hidden_scale=numbers.residual,
         final_scale=logit_scale(config, arch, numbers, where) * scales.logits,
         scales=scales,

@@ -11,7 +11,6 @@ from tpspec.errors import UserError
 from tpspec.published.checkpoint import read_config, tensors
 from tpspec.published.defaults import Defaults
 from tpspec.published.fused import DTYPE_BYTES
-from tpspec.published.model_types import MODEL_TYPES
 from tpspec.published.multimodal import STORAGE
 from tpspec.published.shape import ModelShape
 
@@ -135,7 +134,7 @@ def layer_shape(folder: Path) -> ModelShape:
     where = f"{folder}/config.json"
     fields = USUAL | layer_fields(layer_of(read_config(folder), where))
     shape = ModelShape.from_config({key: fields[key] for key in fields if key not in STORAGE}, where)
-    usual = MODEL_TYPES[shape.model_type]
+    usual = shape.usual
     attends_so = (
         (usual.attention, usual.out) != (Defaults().attention, Defaults().out)
         or usual.behind
@@ -144,7 +143,7 @@ def layer_shape(folder: Path) -> ModelShape:
         or shape.parallel
         or shape.blocks
     )
-    acts_so = shape.experts or shape.stateful or shape.mlp_names.bends or shape.norms_biased
+    acts_so = shape.experts or shape.stateful or shape.mlp_names.bends or shape.usual.norms_biased
     if attends_so or acts_so or shape.layer_norms != Defaults().layer_norms:
         raise UserError(f"{where}: model_type is {shape.model_type}; heads of such layers are not supported")
     return shape

@@ -181,6 +181,11 @@ class ModelShape:
         return replace(shape, stored=replace(shape.stored, seen=seen))
 
     @property
+    def usual(self) -> Defaults:
+        """What its type means by keys that a config leaves out, and what is the same in all models of that."""
+        return MODEL_TYPES[self.model_type]
+
+    @property
     def group(self) -> int:
         """Query heads that read one KV head, of layers that have no GlobalHeads."""
         return self.num_heads // self.num_kv_heads
@@ -201,16 +206,11 @@ class ModelShape:
         """Of the matrices before it."""
         if self.latent is not None:
             return self.latent.names
-        return MODEL_TYPES[self.model_type].qkv[: self.num_made]
+        return self.usual.qkv[: self.num_made]
 
     @property
     def mlp_names(self) -> MlpNames:
         return mlp_names(self.model_type, mixed=self.experts is not None)
-
-    @property
-    def norms_biased(self) -> bool:
-        """Those of the hidden state."""
-        return MODEL_TYPES[self.model_type].norms_biased
 
     @property
     def stateful(self) -> frozenset[int]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from tpspec.published import short_conv
 from tpspec.published.fused import Fused
 from tpspec.published.latent import LATENT, REDUCED
-from tpspec.published.model_types import MODEL_TYPES
 
 if TYPE_CHECKING:
     from tpspec.published.delta_net import DeltaNet
@@ -26,7 +25,7 @@ def attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
     if shape.latent is not None:
         return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
     num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
-    at, hidden, gating = f"{at}{MODEL_TYPES[shape.model_type].attention}.", range(shape.hidden), shape.gating
+    at, hidden, gating = f"{at}{shape.usual.attention}.", range(shape.hidden), shape.gating
     rows = (num_q, num_kv, len(shard.kv_heads) * shape.value_dim)[: shape.num_made]
     made = [tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))]
     if gating is not None:  # a product of its own, though its rows may be among those of queries
@@ -111,7 +110,7 @@ def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) 
 
 def _o(shape: ModelShape, shard: Shard, at: str, head_dim: int) -> Fused:
     columns = range(shard.heads.start * head_dim, shard.heads.stop * head_dim)
-    return Fused(((at + MODEL_TYPES[shape.model_type].out, shape.hidden),), columns, shape.num_heads * head_dim)
+    return Fused(((at + shape.usual.out, shape.hidden),), columns, shape.num_heads * head_dim)
 
 
 def num_made(shape: ModelShape, shard: Shard) -> int:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.published.fused import DTYPE_BYTES
-from tpspec.published.model_types import MODEL_TYPES
 from tpspec.published.shape import shape_of
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import (
@@ -205,7 +204,7 @@ class _Planner:
         if all(self.wish.gpus[index].dtype == "bfloat16" for index in layout.shards):
             return "bfloat16"
         models = [self.target] if self.draft is None or layout.placement == "none" else [self.target, self.draft]
-        return "float16" if all(MODEL_TYPES[shape.model_type].float16 for shape in models) else "float32"
+        return "float16" if all(shape.usual.float16 for shape in models) else "float32"
 
     def _load(self, shape: ModelShape, shard: Shard, bits: int, dtype: str) -> Load:
         quantize = widths(shape).get(bits)

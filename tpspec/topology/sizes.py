@@ -15,7 +15,6 @@ from tpspec.published.experts import BEFORE, BEHIND
 from tpspec.published.formats import HEAD
 from tpspec.published.fused import DTYPE_BYTES, Fused, Held, alike
 from tpspec.published.groups import HEAD_BITS
-from tpspec.published.model_types import MODEL_TYPES
 from tpspec.topology import mixing
 from tpspec.topology.shards import by_heads, split
 
@@ -38,9 +37,9 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     """
     held = Held.of(shape, dtype, quantize)
     num_norms = shape.num_layers * shape.layer_norms + 1
-    if MODEL_TYPES[shape.model_type].mixture_normed:
+    if shape.usual.mixture_normed:
         num_norms += len(_with_experts(shape))
-    norms = num_norms * shape.hidden * (2 if shape.norms_biased else 1)
+    norms = num_norms * shape.hidden * (2 if shape.usual.norms_biased else 1)
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
     head = held.bytes_of([_head(shape, shard)], HEAD_BITS) + len(shard.vocab) * shape.head_bias * DTYPE_BYTES[dtype]
     mlps = _mlp_bytes(shard, held) + _expert_bytes(shard, held) + _per_layer_bytes(held)
@@ -95,7 +94,7 @@ def _attention_bytes(layers: Layers, held: Held) -> int:
 
 def _has_sinks(shape: ModelShape) -> bool:
     """Of layers that all have a window, or none."""
-    return shape.sinks is not None and (shape.num_windowed > 0 or MODEL_TYPES[shape.model_type].sinks_everywhere)
+    return shape.sinks is not None and (shape.num_windowed > 0 or shape.usual.sinks_everywhere)
 
 
 def _linear_bytes(shard: Shard, held: Held) -> int:
@@ -186,7 +185,7 @@ def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str
     """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
     layers = (f"model.layers.{index}." for index in which)
     gate = (shape.gating.own,) if shape.gating is not None and shape.gating.own is not None else ()
-    usual = MODEL_TYPES[shape.model_type]
+    usual = shape.usual
     names = (*shape.attention_names, *gate, usual.out)
     return alike(shape.stored, layers, [f"{usual.attention}.{name}" for name in names])
 

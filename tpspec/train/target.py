@@ -55,29 +55,29 @@ def taught(folder: Path) -> Taught:
     config: dict[str, Any] = read_config(folder)
     spec, checkpoint = read_spec(folder), Checkpoint(folder)
     eos = config.get("eos_token_id")
-    shape = (spec.vocab, spec.hidden)
+    shape = (spec.shape.vocab, spec.shape.hidden)
     embedding_VD = checkpoint.mapped(f"{TABLE}.weight", shape)
-    head = head_of(checkpoint, shape, tied=spec.tied)
-    of_values = spec.num_kv_heads if spec.latent is None else spec.num_heads
-    num_heads, num_kv_heads = _head_counts(spec.hidden, spec.num_heads, of_values)
+    head = head_of(checkpoint, shape, tied=spec.shape.tied)
+    of_values = spec.shape.num_kv_heads if spec.shape.latent is None else spec.shape.num_heads
+    num_heads, num_kv_heads = _head_counts(spec.shape.hidden, spec.shape.num_heads, of_values)
     return Taught(
         folder=folder,
         config=config,
         eos_ids=tuple(eos if isinstance(eos, list) else [] if eos is None else [eos]),
-        hidden=spec.hidden,
+        hidden=spec.shape.hidden,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=spec.head_dim if spec.latent is None else spec.latent.values,
+        head_dim=spec.shape.head_dim if spec.shape.latent is None else spec.shape.latent.values,
         num_layers=len(spec.layers),
-        has_experts=spec.experts is not None,
-        has_states=(spec.delta_net or spec.short_conv) is not None,
-        vocab=spec.vocab,
+        has_experts=spec.shape.experts is not None,
+        has_states=(spec.shape.delta_net or spec.shape.short_conv) is not None,
+        vocab=spec.shape.vocab,
         eps=spec.eps,
         rope_theta=_theta(config),
         cap=spec.cap,
         embedding_VD=embedding_VD,
         head_VD=checkpoint.mapped(f"{head}.weight", shape),
-        head_bias_V=checkpoint.read(f"{head}.bias", (spec.vocab,)) if spec.head_bias else None,
+        head_bias_V=checkpoint.read(f"{head}.bias", (spec.shape.vocab,)) if spec.shape.head_bias else None,
         norm_D=_final_norm(spec, checkpoint),
     )
 
@@ -90,7 +90,8 @@ def _theta(config: dict[str, Any]) -> float:
 
 
 def _final_norm(spec: ModelSpec, checkpoint: Checkpoint) -> Tensor:
-    weight_D = checkpoint.read(FINAL_NORM, (spec.hidden,)) if spec.norms_weighed else torch.ones(spec.hidden)
+    hidden = spec.shape.hidden
+    weight_D = checkpoint.read(FINAL_NORM, (hidden,)) if spec.norms_weighed else torch.ones(hidden)
     return (weight_D + spec.adds_one(FINAL_NORM)) * spec.final_scale
 
 
