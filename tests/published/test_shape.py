@@ -536,7 +536,7 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
         (
             "llama4_text",
             {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 2},
-            "attention_chunk_size is None; should be 1 or more",
+            "attention_chunk_size is missing; should be a whole number above 0",
         ),
         (
             "llama4_text",

@@ -50,8 +50,6 @@ class Architecture:
     qk_norm: bool | str = False
     plain_norm: bool | str = False
     v_norm: bool = False
-    # "all" layers share config.sliding_window, or "layer_types" says which layers do, or have "chunks" instead.
-    window: str | None = None
     score_scale: str | float | None = None  # what scores are divided by the root of, if not head_dim; or the factor
     sharpened: str | None = None  # a number that scores are multiplied by besides
     value_scale: str | None = None  # a number that values are multiplied by, or null

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
 from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
-from tpspec.published.windows import CHUNKED, CONV, FULL, KEYS, SLIDING
+from tpspec.published.windows import CHUNKED, CONV, FULL, SLIDES, kinds_of, windows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.model.architecture import Architecture
-    from tpspec.published.global_heads import GlobalHeads
-    from tpspec.published.sharing import Sharing
+    from tpspec.published.reads import Reads
+    from tpspec.published.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +43,23 @@ class LayerSpec:
 
 def layers_of(
     config: Any,
+    said: Reads,
     arch: Architecture,
     orders: dict[str | None, tuple[int, ...] | None],
     usual: LayerSpec,
-    wide: GlobalHeads | None,
-    sharing: Sharing | None,
-    where: str,
+    shape: ModelShape,
 ) -> tuple[LayerSpec, ...]:
-    """orders: of heads, for each of the ropes, by the types of layers that it is for, or its theta; of None alone: of
-    all. usual: a layer without window, and its rope where it is not turned. wide: heads of layers that have others.
-    sharing: of layers that keep nothing."""
-    num_layers, windowed = config.num_hidden_layers, CHUNKED if arch.window == "chunks" else SLIDING
-    kinds = getattr(config, "layer_types", None) if arch.window in ("layer_types", "chunks") else None
-    if arch.window == "all":
-        kinds = [SLIDING if config.sliding_window else FULL] * num_layers
-    kinds = kinds or [FULL] * num_layers
+    """said: the config. orders: of heads, for each of the ropes, by the types of layers that it is for, or its theta;
+    of None alone: of all. usual: a layer without window, and its rope where it is not turned."""
+    model_type, num_layers, wide = shape.model_type, shape.num_layers, shape.global_heads
+    kinds = kinds_of(said, model_type, num_layers) if model_type in SLIDES else (FULL,) * num_layers
     nope = THETAS if arch.nope == ONE_THETA else arch.nope
     rope = _turned(config, nope, kinds)
-    unknown = set(kinds) - {FULL, windowed, nope}
-    if unknown or len(kinds) < num_layers:
-        raise UserError(f"{where}: layer_types {sorted(unknown) or len(kinds)} not supported for {num_layers} layers")
     if len(rope) < num_layers:
-        raise UserError(f"{where}: {nope} has {len(rope)} entries; should have one for each of {num_layers} layers")
-    size = _window(config, windowed, where) if windowed in kinds else None
-    layers = [replace(usual, window=size if kind == windowed else None, chunked=kind == CHUNKED) for kind in kinds]
+        right = f"should have one for each of {num_layers} layers"
+        raise UserError(f"{said.where}: {nope} has {len(rope)} entries; {right}")
+    sees = zip(kinds, windows_of(said, model_type, num_layers), strict=True)
+    layers = [replace(usual, window=window, chunked=kind == CHUNKED) for kind, window in sees]
     for i, kind in enumerate(kinds):
         if rope[i] and orders:
             name = theta_of(rope[i]) if arch.nope == THETAS else kind
@@ -78,17 +71,9 @@ def layers_of(
                 layers[i], num_heads=wide.num, num_kv_heads=wide.num_kv, head_dim=wide.dim, is_global=True,
                 reuses_keys=wide.reuse_keys,
             )  # fmt: skip
-    for i, kept_by in () if sharing is None else enumerate(sharing.kept_by, sharing.first):
+    for i, kept_by in () if shape.sharing is None else enumerate(shape.sharing.kept_by, shape.sharing.first):
         layers[i] = replace(layers[i], kept_by=kept_by)
     return tuple(layers)
-
-
-def _window(config: Any, kind: str, where: str) -> int | None:
-    """Of layers of that kind."""
-    size: int | None = getattr(config, KEYS[kind])
-    if (kind == CHUNKED) if size is None else size < 1:
-        raise UserError(f"{where}: {KEYS[kind]} is {size}; should be 1 or more" + ", or null" * (kind == SLIDING))
-    return size
 
 
 def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[float]:

@@ -175,7 +175,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         norms = replace(norms, attention_out=None, mlp_out=None)
     return ModelSpec(
         shape=replace(shape, stored=stored),
-        layers=layers_of(config, arch, orders, usual, wide, shape.sharing, where),
+        layers=layers_of(config, said, arch, orders, usual, shape),
         value_scale=value_scale(config, arch, where),
         plain_norm=flag(config, arch.plain_norm),
         v_norm=arch.v_norm,

@@ -125,6 +125,8 @@ def windows_of(read: Reads, model_type: str, num_layers: int) -> tuple[int | Non
     if slides is None or (slides.switch is not None and not read.flag(slides.switch, False)):
         return (None,) * num_layers
     if (key := KEYS[slides.kind]) in read.config and read.config[key] is None:
+        if CHUNKED in read.texts("layer_types"):
+            raise read.refusal(key, "a whole number above 0")
         return (None,) * num_layers
     kinds = (slides.kind,) * num_layers if slides.has_one is None else kinds_of(read, model_type, num_layers)
     # Not read where no layer has one: it may be 0 there, as Laguna M.1 has it.
