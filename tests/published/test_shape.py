@@ -250,9 +250,9 @@ BIASED = {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}
 def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_type: str, said: dict[str, Any]) -> None:
     """Stands against caches and shards of another size: 4 KV heads of smollm3, heads of 128 in qwen3, tied heads, and
     biases that nobody counts."""
-    arch = ARCHITECTURES[model_type]
-    refused = {"attention_bias": arch.qkv_bias not in (True, "attention_bias"), "mlp_bias": arch.mlp_bias != "mlp_bias"}
-    refused |= {"head_dim": model_type in LATENTS}
+    usual, has_latent = MODEL_TYPES[model_type], model_type in LATENTS
+    refused = {"attention_bias": usual.bias_key != "attention_bias" or has_latent, "head_dim": has_latent}
+    refused |= {"mlp_bias": usual.mlp_biased not in (True, "usually")}
     said = {key: value for key, value in said.items() if not refused.get(key)}
     config = {**CONFIG, "hidden_size": 1024, "num_attention_heads": 32, "model_type": model_type, **said}
     config |= {"num_experts_per_tok": 2} if model_type in LATENTS else {}
@@ -444,7 +444,7 @@ def test_a_bias_that_a_type_always_has_may_be_named() -> None:
         config = {**CONFIG, "model_type": "qwen2_moe", "num_key_value_heads": 4, "qkv_bias": said}
         assert resolve(AutoConfig.for_model(**config), "there").shape.qkv_bias is said
         assert ModelShape.from_config(config, "here").qkv_bias is said
-    with pytest.raises(UserError, match="attention_bias: true is not supported for mistral"):
+    with pytest.raises(UserError, match="attention_bias is True; should be null: it is not supported"):
         resolve(AutoConfig.for_model(**{**CONFIG, "model_type": "mistral", "attention_bias": True}), "there")
 
 

@@ -1,4 +1,5 @@
 """What a family of checkpoints may do, and what it calls its norms. Knows no family: architectures.py declares them.
+Sizes, biases, windows and norms of heads are its shape's (published/).
 
 Where a field of an Architecture may be a text, that is the key of the config that says it, unless said otherwise.
 """
@@ -40,14 +41,7 @@ class NormNames:
 class Architecture:
     """See above. What is None or false is not there, or not supported."""
 
-    # Biases
-    qkv_bias: bool | str = False
-    o_bias: bool | str | None = None
-    mlp_bias: bool | str | None = None
-
-    # Attention: RMSNorm over each query and key head, or over all of them (joint_norm.py); over each, without a weight;
-    # the same over each value head.
-    qk_norm: bool | str = False
+    # Attention: a norm of each query and key head without a weight, the same of each value head.
     plain_norm: bool | str = False
     v_norm: bool = False
     score_scale: str | float | None = None  # what scores are divided by the root of, if not head_dim; or the factor

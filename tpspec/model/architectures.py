@@ -16,19 +16,11 @@ from tpspec.published.windows import CONV, FULL
 if TYPE_CHECKING:
     from tpspec.model.layers import Gate
 
-HYBRID = Architecture(  # Qwen's, of linear attention and attention
-    qkv_bias="attention_bias",
-    o_bias="attention_bias",
-    qk_norm=True,
-    partial_rope=True,
-    one_more=True,
-)
+HYBRID = Architecture(partial_rope=True, one_more=True)  # Qwen's, of linear attention and attention
 GEMMA_NORMS = NormNames(
     attention_out="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm"
 )
 COHERE = Architecture(
-    qkv_bias="attention_bias",
-    o_bias="attention_bias",
     alternate_rope=True,
     norms=NormNames(mlp=None),
     centred=True,
@@ -37,15 +29,10 @@ COHERE = Architecture(
     apart={"use_qk_norm": ()},
 )
 OLMO2 = Architecture(
-    qkv_bias="attention_bias",
-    o_bias="attention_bias",
-    qk_norm=True,
     norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
     apart={"clip_qkv": ()},
 )
 GEMMA2 = Architecture(
-    qkv_bias="attention_bias",
-    o_bias="attention_bias",
     norms=GEMMA_NORMS,
     one_more=True,
     gate=("hidden_activation", "gelu_pytorch_tanh"),
@@ -56,9 +43,6 @@ GEMMA2 = Architecture(
     apart={"use_bidirectional_attention": ()},
 )
 GEMMA4 = Architecture(
-    qkv_bias="attention_bias",
-    o_bias="attention_bias",
-    qk_norm=True,
     v_norm=True,
     norms=GEMMA_NORMS,
     gate=("hidden_activation", "gelu_pytorch_tanh"),
@@ -68,17 +52,9 @@ GEMMA4 = Architecture(
     capped=True,
     apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
 )
-LLAMA = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias")
-GRANITE_MOE = Architecture(qkv_bias="attention_bias", o_bias="attention_bias", multiplied=True)
-HUNYUAN = Architecture(
-    qkv_bias="attention_bias",
-    o_bias="attention_bias",
-    qk_norm=True,
-    stretched=True,
-    norms=NormNames(queries="query_layernorm", keys="key_layernorm"),
-)
+GRANITE_MOE = Architecture(multiplied=True)
+HUNYUAN = Architecture(stretched=True, norms=NormNames(queries="query_layernorm", keys="key_layernorm"))
 LFM2 = Architecture(
-    qk_norm=True,
     norms=NormNames("operator_norm", mlp="ffn_norm", queries="q_layernorm", keys="k_layernorm"),
     eps="norm_eps",
     gate=(None, "silu"),
@@ -86,9 +62,6 @@ LFM2 = Architecture(
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
     "afmoe": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
         nope=FULL,
         norms=NormNames(
             attention_out="post_attention_layernorm", mlp="pre_mlp_layernorm", mlp_out="post_mlp_layernorm"
@@ -96,13 +69,10 @@ ARCHITECTURES = {
         scaled_embeddings="mup_enabled",
     ),
     "apertus": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
         norms=NormNames("attention_layernorm", mlp="feedforward_layernorm"),
         gate=("hidden_act", "xielu"),
     ),
-    "arcee": replace(LLAMA, gate=("hidden_act", "relu2")),
+    "arcee": Architecture(gate=("hidden_act", "relu2")),
     "axk1": Architecture(alternate_rope="rope_interleave", norms=NormNames(mixture_out="post_mlp_layernorm")),
     "cohere": COHERE,
     "cohere2": replace(COHERE, nope=FULL),
@@ -110,77 +80,63 @@ ARCHITECTURES = {
     "cwm": Architecture(),
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
-    "dots1": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "dots1": Architecture(),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
-    "exaone": replace(LLAMA, norms=NormNames("ln_1", mlp="ln_2")),
-    "exaone4": Architecture(qk_norm=True, nope=NOPE_BESIDE, norms=OLMO2.norms),
-    "exaone_moe": Architecture(qk_norm=True, nope=NOPE_BESIDE),
+    "exaone": Architecture(norms=NormNames("ln_1", mlp="ln_2")),
+    "exaone4": Architecture(nope=NOPE_BESIDE, norms=OLMO2.norms),
+    "exaone_moe": Architecture(nope=NOPE_BESIDE),
     "falcon_h1": Architecture(norms=NormNames(mlp="pre_ff_layernorm"), scaled=True),
     "flex_olmo": OLMO2,
-    "flint": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True, nope=FULL),
+    "flint": Architecture(nope=FULL),
     "gemma": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
         one_more=True,
         gate=("hidden_act", "gelu_pytorch_tanh"),
         scaled_embeddings=True,
         apart={"use_bidirectional_attention": ()},
     ),
     "gemma2": GEMMA2,
-    "gemma3_text": replace(
-        GEMMA2,
-        qk_norm=True,
-        scores_capped=False,
-        apart={**GEMMA2.apart, "attn_logit_softcapping": ()},
-    ),
+    "gemma3_text": replace(GEMMA2, scores_capped=False, apart={**GEMMA2.apart, "attn_logit_softcapping": ()}),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
-    "glm": Architecture(qkv_bias="attention_bias", partial_rope=True, alternate_rope=True),
+    "glm": Architecture(partial_rope=True, alternate_rope=True),
     "glm4": Architecture(
-        qkv_bias="attention_bias",
         partial_rope=True,
         alternate_rope=True,
         norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
     ),
-    "glm4_moe": Architecture(qkv_bias="attention_bias", qk_norm="use_qk_norm", partial_rope=True),
+    "glm4_moe": Architecture(partial_rope=True),
     "glm4_moe_lite": Architecture(alternate_rope="rope_interleave"),
-    "glm4v_moe_text": Architecture(qkv_bias="attention_bias", partial_rope=True),
+    "glm4v_moe_text": Architecture(partial_rope=True),
     "glm4v_text": Architecture(
-        qkv_bias=True,
         partial_rope=True,
         alternate_rope=True,
         norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
     ),
-    "gpt_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", clamped=True),
-    "granite": replace(LLAMA, multiplied=True),
-    "granite_swa": replace(LLAMA, multiplied=True, nope=THETAS),
+    "gpt_oss": Architecture(clamped=True),
+    "granite": Architecture(multiplied=True),
+    "granite_swa": Architecture(multiplied=True, nope=THETAS),
     "granitemoe": GRANITE_MOE,
     "granitemoe_swa": replace(GRANITE_MOE, nope=THETAS),
     "granitemoehybrid": replace(GRANITE_MOE, turned="position_embedding_type"),
     "granitemoeshared": GRANITE_MOE,
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN,
-    "hy_v3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
-    "hyperclovax": replace(
-        LLAMA,
+    "hy_v3": Architecture(),
+    "hyperclovax": Architecture(
         norms=NormNames(attention_out="post_norm1", mlp_out="post_norm2"),
         out_norms="use_post_norm",
         multiplied="logits",
     ),
-    "internlm3": LLAMA,
-    "iquestcoder": LLAMA,
-    "jais2": replace(LLAMA, centred=True, eps="layer_norm_eps", gate=("hidden_act", "relu2")),
+    "internlm3": Architecture(),
+    "iquestcoder": Architecture(),
+    "jais2": Architecture(centred=True, eps="layer_norm_eps", gate=("hidden_act", "relu2")),
     "kimi_linear": Architecture(turned=False),
     "kolibri1": Architecture(
-        qk_norm=True,
         nope=NOPE_BESIDE,
         norms=NormNames(attention_out="post_attn_norm", mlp_out="post_ffn_norm"),
     ),
     "laguna": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
         partial_rope=True,
         ropes_by_kind=True,
         apart={"moe_apply_router_weight_on_input": (), "swa_attention_sink_enabled": (), "swa_rope_parameters": ()},
@@ -188,9 +144,6 @@ ARCHITECTURES = {
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
     "lfm3": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
         ropes_by_kind=True,
         nope=CONV,
         norms=NormNames("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
@@ -198,26 +151,17 @@ ARCHITECTURES = {
         eps="norm_eps",
         gate=(None, "silu"),
     ),
-    "llama": LLAMA,
-    "llama4_text": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        plain_norm="use_qk_norm",
-        alternate_rope=True,
-        tuned=True,
-        nope="no_rope_layers",
-    ),
-    "mellum": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "llama": Architecture(),
+    "llama4_text": Architecture(plain_norm="use_qk_norm", alternate_rope=True, tuned=True, nope="no_rope_layers"),
+    "mellum": Architecture(),
     "mimo_v2_flash": Architecture(partial_rope=True, ropes_by_kind=True, value_scale="attention_value_scale"),
-    "minimax_m2": Architecture(qk_norm=True, partial_rope=True, apart={"qk_norm_type": ("per_layer",)}),
+    "minimax_m2": Architecture(partial_rope=True, apart={"qk_norm_type": ("per_layer",)}),
     "ministral": Architecture(),
     "ministral3": Architecture(),
     "mistral": Architecture(),
     "mistral4": Architecture(partial_rope=True, alternate_rope="rope_interleave"),
     "mixtral": Architecture(),
     "muse_glimmer_text": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
         plain_norm=True,
         nope=ONE_THETA,
         norms=GEMMA_NORMS,
@@ -230,30 +174,24 @@ ARCHITECTURES = {
         capped=True,
     ),
     "nanochat": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        qk_norm=True,
         backwards=True,
         weighed=False,
         gate=("hidden_act", "relu2"),
         normed_embeddings=True,
         capped=True,
     ),
-    "nemotron": replace(
-        LLAMA, partial_rope=True, one_more=True, centred=True, eps="norm_eps", gate=("hidden_act", "relu2")
+    "nemotron": Architecture(
+        partial_rope=True, one_more=True, centred=True, eps="norm_eps", gate=("hidden_act", "relu2")
     ),
     "nemotron_h": Architecture(
         turned=False, norms=NormNames("norm", mlp="norm"), eps="layer_norm_epsilon", gate=("mlp_hidden_act", "relu2")
     ),
-    "olmo": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", weighed=False, centred=True, eps=1e-5),
+    "olmo": Architecture(weighed=False, centred=True, eps=1e-5),
     "olmo2": OLMO2,
-    "olmo3": replace(OLMO2),
+    "olmo3": OLMO2,
     "olmo_hybrid": replace(OLMO2, turned=THETA, linear_norms=NormNames()),
     "olmoe": replace(OLMO2, norms=NormNames()),
     "phi": Architecture(
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
         partial_rope=True,
         norms=NormNames(mlp=None),
         centred=True,
@@ -261,41 +199,26 @@ ARCHITECTURES = {
         gate=("hidden_act", "gelu_new"),
     ),
     "phi3": Architecture(partial_rope=True),
-    "phimoe": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", own_scales=True, centred=True),
-    "qwen2": Architecture(qkv_bias=True),
-    "qwen2_5_vl_text": Architecture(qkv_bias=True),
-    "qwen2_moe": Architecture(qkv_bias="qkv_bias"),
-    "qwen2_vl_text": Architecture(qkv_bias=True),
-    "qwen3": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "phimoe": Architecture(own_scales=True, centred=True),
+    "qwen2": Architecture(),
+    "qwen2_5_vl_text": Architecture(),
+    "qwen2_moe": Architecture(),
+    "qwen2_vl_text": Architecture(),
+    "qwen3": Architecture(),
     "qwen3_5_moe_text": HYBRID,
     "qwen3_5_text": HYBRID,
-    "qwen3_moe": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "qwen3_moe": Architecture(),
     "qwen3_next": HYBRID,
-    "qwen3_vl_moe_text": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
-    "qwen3_vl_text": Architecture(qkv_bias="attention_bias", o_bias="attention_bias", qk_norm=True),
+    "qwen3_vl_moe_text": Architecture(),
+    "qwen3_vl_text": Architecture(),
     "sarvam_mla": Architecture(alternate_rope="rope_interleave"),
-    "sarvam_moe": Architecture(
-        qkv_bias="attention_bias", qk_norm=True, norms=NormNames(queries="query_layernorm", keys="key_layernorm")
-    ),
-    "seed_oss": Architecture(qkv_bias="attention_bias", o_bias="attention_out_bias", mlp_bias="mlp_bias"),
-    "smollm3": Architecture(
-        qkv_bias="attention_bias",
-        o_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        nope="no_rope_layers",
-    ),
-    "solar_open": Architecture(qkv_bias="attention_bias", partial_rope=True),
-    "stablelm": Architecture(qkv_bias="use_qkv_bias", partial_rope=True, centred=True, eps="layer_norm_eps"),
-    "starcoder2": Architecture(
-        qkv_bias="use_bias",
-        o_bias="use_bias",
-        mlp_bias="use_bias",
-        centred=True,
-        eps="norm_epsilon",
-        gate=("hidden_act", "gelu_pytorch_tanh"),
-    ),
+    "sarvam_moe": Architecture(norms=NormNames(queries="query_layernorm", keys="key_layernorm")),
+    "seed_oss": Architecture(),
+    "smollm3": Architecture(nope="no_rope_layers"),
+    "solar_open": Architecture(partial_rope=True),
+    "stablelm": Architecture(partial_rope=True, centred=True, eps="layer_norm_eps"),
+    "starcoder2": Architecture(centred=True, eps="norm_epsilon", gate=("hidden_act", "gelu_pytorch_tanh")),
     "step3p5": Architecture(
-        qk_norm=True,
         partial_rope=True,
         ropes_by_kind=True,
         one_more=True,

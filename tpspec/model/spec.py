@@ -222,10 +222,6 @@ def _declaration(config: Any, where: str) -> Architecture:
     for option, fine in arch.apart.items():
         if (value := getattr(config, option, None)) and value not in fine:
             raise UserError(f"{where}: {option}: {value} is not supported for {config.model_type}")
-    for option in ("attention_bias", "mlp_bias"):
-        covered = (arch.qkv_bias, arch.o_bias, arch.mlp_bias, "attention_bias" if arch.qkv_bias is True else None)
-        if getattr(config, option, False) and option not in covered:
-            raise UserError(f"{where}: {option}: true is not supported for {config.model_type}")
     if arch.rms_eps is not None and getattr(config, arch.rms_eps) is not None:
         return replace(arch, centred=False, eps=arch.rms_eps)
     return arch

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+BIAS_KEY = "attention_bias"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
@@ -31,7 +33,7 @@ class Defaults:
     qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     out: str = "o_proj"
     biased: bool | Literal["always"] = False  # whether qkv are, where bias_key is left out; or whatever it says
-    bias_key: str = "attention_bias"
+    bias_key: str | None = BIAS_KEY  # None: they never are
     o_biased: bool | str = True  # whether `out` is where those are, or the key that says it
     sinks: str | None = None  # what those of query heads are called (model/attention.py)
     sinks_everywhere: bool = True  # layers without a window have them, too

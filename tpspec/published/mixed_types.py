@@ -68,6 +68,7 @@ MIXED_TYPES = {
         num_kv_heads=4,
         vocab=103424,
         tied=True,
+        bias_key=None,
         intermediate=("moe_intermediate_size", 1536),
     ),
     "exaone_moe": Defaults(
@@ -77,6 +78,7 @@ MIXED_TYPES = {
         num_kv_heads=32,
         vocab=102400,
         normed=True,
+        bias_key=None,
         intermediate=("moe_intermediate_size", 1024),
     ),
     "flex_olmo": Defaults(
@@ -167,6 +169,7 @@ MIXED_TYPES = {
         vocab=128000,
         normed=True,
         layer_norms=4,
+        bias_key=None,
         intermediate=("moe_intermediate_size", 512),
     ),
     "kimi_linear": Defaults(
@@ -197,6 +200,7 @@ MIXED_TYPES = {
         tied=True,
         out="out_proj",
         normed=True,
+        bias_key=None,
         intermediate=("moe_intermediate_size", 1792),
         always=("use_pos_enc",),
     ),
@@ -230,9 +234,10 @@ MIXED_TYPES = {
         vocab=152576,
         sinks="attention_sink_bias",
         sinks_everywhere=False,
+        bias_key=None,
         intermediate=("moe_intermediate_size", 2048),
         always=("add_swa_attention_sink_bias",),
-        never=("add_full_attention_sink_bias", "attention_bias", "hybrid_block_size"),
+        never=("add_full_attention_sink_bias", "hybrid_block_size"),
     ),
     "minimax_m2": Defaults(
         hidden=3072,
@@ -243,6 +248,7 @@ MIXED_TYPES = {
         vocab=200064,
         normed=True,
         jointly=True,
+        bias_key=None,
         intermediate=("intermediate_size", 1536),
         always=("use_qk_norm",),
     ),
@@ -253,7 +259,7 @@ MIXED_TYPES = {
         vocab=131072,
         intermediate=("moe_intermediate_size", 2048),
     ),
-    "mixtral": Defaults(num_kv_heads=8),
+    "mixtral": Defaults(num_kv_heads=8, bias_key=None),
     "nemotron_h": Defaults(
         hidden=4096,
         num_heads=32,
@@ -262,6 +268,7 @@ MIXED_TYPES = {
         vocab=131072,
         attention="mixer",
         layer_norms=1,
+        bias_key=None,
         intermediate=("intermediate_size", 21504),
     ),
     "olmoe": Defaults(
@@ -368,6 +375,7 @@ MIXED_TYPES = {
         head_dim=128,
         vocab=128815,
         normed=True,
+        bias_key=None,
         intermediate=("moe_intermediate_size", 1280),
     ),
 }

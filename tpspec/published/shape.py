@@ -16,6 +16,7 @@ from tpspec.errors import UserError
 from tpspec.published import checkpoint, kimi_linear, mimo, step
 from tpspec.published import keys as published_keys
 from tpspec.published.blocks import MIXTURE, MLP, blocks_of
+from tpspec.published.defaults import BIAS_KEY
 from tpspec.published.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
 from tpspec.published.experts import Experts, experts_of
 from tpspec.published.formats import Stored, plain_modules
@@ -114,7 +115,7 @@ class ModelShape:
         for key in usual.always:
             read.one_of(key, (True,), True)
         read.refuse(*usual.never)
-        biased = read.flag(usual.bias_key, usual.biased is not False) or usual.biased == "always"
+        biased = _qkv_bias(read, usual)
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
         head_dim = (None if "head_dim" in config else usual.head_dim) or hidden // heads
@@ -253,10 +254,19 @@ def values_of(read: Reads, usual: Defaults, head_dim: int) -> int:
     return size
 
 
+def _qkv_bias(read: Reads, usual: Defaults) -> bool:
+    if usual.bias_key != BIAS_KEY:
+        read.refuse(BIAS_KEY)
+    if usual.bias_key is None:
+        return False
+    return read.flag(usual.bias_key, usual.biased is not False) or usual.biased == "always"
+
+
 def _mlp_bias(read: Reads, usual: Defaults, *, biased: bool) -> bool:
-    if usual.mlp_biased == "likewise":
-        return biased
-    return bool(usual.mlp_biased) and read.flag("mlp_bias", usual.mlp_biased == "usually")
+    if usual.mlp_biased in (True, "usually"):
+        return read.flag("mlp_bias", usual.mlp_biased == "usually")
+    read.refuse("mlp_bias")
+    return biased and usual.mlp_biased == "likewise"
 
 
 @cache
