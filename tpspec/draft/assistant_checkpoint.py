@@ -20,7 +20,7 @@ from tpspec.model.spec import resolved
 from tpspec.model.weights import Checkpoint
 from tpspec.published.assistants import check_assistant, text_fields
 from tpspec.published.shape import ModelShape
-from tpspec.topology.shards import split
+from tpspec.topology.shards import whole_shard
 
 if TYPE_CHECKING:
     from tpspec.draft.protocol import Given
@@ -35,8 +35,7 @@ def load_assistant(given: Given) -> Assistant:
     assert given.folder is not None, "the rules of a topology ask for it"
     where, target_shape = f"{given.folder}/config.json", ModelShape.of(given.target)
     check_assistant(target_shape, given.folder)
-    (whole,) = split(target_shape, (1.0,))
-    target = Loader.open(given.target, whole, given.dtype, given.device, given.quantize)
+    target = Loader.open(given.target, whole_shard(target_shape), given.dtype, given.device, given.quantize)
     fields = text_fields(given.folder)
     shape, spec = ModelShape.from_config(fields, where), resolved(fields, where)
     # By whether it has a window, the last layer of the target that keeps something.
@@ -44,9 +43,8 @@ def load_assistant(given: Given) -> Assistant:
     layers = tuple(replace(layer, kept_by=_at(spec, layer)) for layer in spec.layers)
     for layer in layers:
         _check_rope(spec, layer, target.spec, target.spec.layers[kept[layer.window is not None]], where)
-    (alone,) = split(shape, (1.0,))
     own = Matrices(Checkpoint(given.folder), None, given.dtype, given.device, given.quantize, adds_biases=True)
-    loader = Loader(replace(spec, layers=layers), alone, own)
+    loader = Loader(replace(spec, layers=layers), whole_shard(shape), own)
     return Assistant(
         taps=(*kept.values(), FINAL),
         keepers={_at(spec, target.spec.layers[index]): target.attentions.keeper(index) for index in kept.values()},

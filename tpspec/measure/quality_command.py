@@ -30,7 +30,7 @@ from tpspec.published.tokenizers import check_same_tokenizer, difference
 from tpspec.roles.door import guarded, positive
 from tpspec.text import Text
 from tpspec.topology.report import table
-from tpspec.topology.shards import split
+from tpspec.topology.shards import whole_shard
 from tpspec.topology.sizes import weight_bytes
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ def _decoder(kind: Kind, dtype: str, num_slots: int) -> Decoder:
 
 def _num_bytes(kind: Kind, dtype: str) -> int:
     shape = ModelShape.of(find(kind.model))
-    (whole,) = split(shape, (1.0,))
-    return weight_bytes(shape, whole, dtype, kind.quantize)
+    return weight_bytes(shape, whole_shard(shape), dtype, kind.quantize)
 
 
 def _said(decoder: Decoder, prompts: Sequence[Ids], answers: Sequence[Ids]) -> list[list[bool]]:

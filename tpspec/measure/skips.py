@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.topology.cost import tokens_per_round
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round
-from tpspec.topology.shards import split
+from tpspec.topology.shards import whole_shard
 from tpspec.topology.sizes import attention_params
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
@@ -70,8 +70,7 @@ class Price:
     @property
     def _attention(self) -> int:
         """Weights of one layer's."""
-        (whole,) = split(self.shape, (1.0,))
-        return attention_params(self.shape, whole)
+        return attention_params(self.shape, whole_shard(self.shape))
 
     def _mlp(self, num_rows: int) -> float:
         """Weights that so many rows read of one layer's, or of its router and experts; of unlike layers the mean."""

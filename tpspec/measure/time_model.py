@@ -19,7 +19,7 @@ from tpspec.topology.caches import kv_bytes_read, num_attended, target_cache
 from tpspec.topology.calibration import Sample, fit
 from tpspec.topology.cost import Load, RankCost, StepCost, step_cost, thin_step
 from tpspec.topology.links import LinkTable
-from tpspec.topology.shards import split
+from tpspec.topology.shards import split, whole_shard
 from tpspec.topology.sizes import expert_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES
 from tpspec.topology.target_shape import target_shape
@@ -89,9 +89,8 @@ def _whole_models(topology: Topology, gpus: Sequence[Card], context: int) -> Ite
     if topology.draft.own_model is None:
         return
     shape = shape_of(topology.draft.own_model)
-    (whole,) = split(shape, (1.0,))
     dtype = topology.draft.dtype or topology.target.dtype
-    load = _load(shape, whole, dtype, topology.draft.quantize, dtype, context)
+    load = _load(shape, whole_shard(shape), dtype, topology.draft.quantize, dtype, context)
     for rank, gpu in enumerate(gpus):
         if topology.drafts_on(rank):
             yield step_cost([load], [gpu], shape, 0, None)

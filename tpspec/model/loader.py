@@ -34,7 +34,7 @@ from tpspec.published import per_layer
 from tpspec.published.blocks import MIXTURE, MLP
 from tpspec.published.formats import check_unquantized
 from tpspec.published.shape import check_dtype
-from tpspec.topology.shards import split
+from tpspec.topology.shards import whole_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -343,6 +343,5 @@ def load_whole(
 ) -> Decoder:
     """A model that is not sharded, with an empty cache of num_slots tokens. num_states: texts that it may keep a state
     of, if it does. num_positions: see Loader.decoder."""
-    (whole,) = split(shape, (1.0,))
-    loader = Loader.open(folder, whole, dtype, device, quantize)
+    loader = Loader.open(folder, whole_shard(shape), dtype, device, quantize)
     return loader.alone(num_slots, small_cache, num_states, num_positions)

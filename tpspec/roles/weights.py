@@ -21,7 +21,7 @@ from tpspec.topology.caches import target_cache
 from tpspec.topology.cards import card
 from tpspec.topology.held import shard_memory
 from tpspec.topology.rounds import NORM_BYTES, all_reduces
-from tpspec.topology.shards import split
+from tpspec.topology.shards import split, whole_shard
 from tpspec.topology.sizes import expert_bytes, weight_bytes
 from tpspec.topology.target_shape import found_target
 
@@ -55,7 +55,7 @@ def capacity(topology: Topology, rank: int, device: torch.device, on_device: Seq
 def with_weights(topology: Topology, capacities: Sequence[Capacity]) -> Topology:
     """The topology with a number for each target rank. Raises OutOfMemory where nothing would fit."""
     shape, target = found_target(topology), topology.target
-    (whole,) = split(shape, (1.0,))
+    whole = whole_shard(shape)
     cached = target_cache(topology, shape, whole)
     held = weight_bytes(shape, whole, target.dtype, target.quantize) + cached
     parts = balanced(held, capacities, 1 - _idle(topology, shape, whole) / held)

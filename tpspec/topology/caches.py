@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.published.fused import DTYPE_BYTES
 from tpspec.published.head_files import is_assistant, layer_shape
-from tpspec.topology.shards import by_heads, split
+from tpspec.topology.shards import by_heads, whole_shard
 from tpspec.topology.sizes import WIDE_BYTES
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ def target_cache(topology: Topology, shape: ModelShape, shard: Shard) -> int:
     return kept + state_bytes(shape, shard, topology.target.dtype, num_states(topology, shape))
 
 
-def draft_cache(topology: Topology, shape: ModelShape, whole: Shard, dtype: str) -> int:
+def draft_cache(topology: Topology, shape: ModelShape, dtype: str) -> int:
     """Bytes that a draft model, which is held in that dtype, keeps of texts."""
+    whole = whole_shard(shape)
     states = state_bytes(shape, whole, dtype, draft_states(topology.serve, shape))
     return kv_bytes(shape, whole, dtype, draft_slots(topology)) + states
 
@@ -101,8 +102,7 @@ def head_cache(topology: Topology, shape: ModelShape, folder: Path) -> int:
         return 0  # of a text the others keep its last token
     if not is_assistant(folder):
         return layer_cache(topology, layer_shape(folder))
-    (whole,) = split(shape, (1.0,))
-    kept = [layers.shape for layers in by_heads(shape, whole) if layers.keep]
+    kept = [layers.shape for layers in by_heads(shape, whole_shard(shape)) if layers.keep]
     heads = [(one.num_kv_heads * one.head_dim, one.num_made - 1) for one in kept]
     # It makes keys and values of two layers once more, of what enters those.
     cached = sum(numbers * (2 * draft_slots(topology) + made * shape.hidden) for numbers, made in heads)
@@ -111,10 +111,9 @@ def head_cache(topology: Topology, shape: ModelShape, folder: Path) -> int:
 
 def layer_cache(topology: Topology, layer: ModelShape) -> int:
     """Bytes that a layer which goes on from the target's own keeps of texts: a model of that layer."""
-    (whole,) = split(layer, (1.0,))
     dtype = _draft_dtype(topology)
     features = DTYPE_BYTES[dtype] * layer.hidden * _told(topology)
-    return kv_bytes(layer, whole, dtype, draft_slots(topology)) + features
+    return kv_bytes(layer, whole_shard(layer), dtype, draft_slots(topology)) + features
 
 
 def num_told(serve: ServeConfig, num_tokens: int) -> int:

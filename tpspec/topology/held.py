@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.published.head_files import head_bytes, is_assistant, layer_shape
 from tpspec.topology.caches import draft_cache, draft_slots, head_cache, layer_cache, target_cache, target_slots
-from tpspec.topology.shards import split
+from tpspec.topology.shards import whole_shard
 from tpspec.topology.sizes import last_layer, layer_bytes, weight_bytes
 from tpspec.topology.working import ROW_COUNTS, fixed_bytes, most_verified, recorded_bytes, working_bytes
 
@@ -64,13 +64,11 @@ def drafter_memory(topology: Topology, target: ModelShape, own: ModelShape | Non
     held = Memory()
 
     def rounds(shape: ModelShape) -> int:
-        (whole,) = split(shape, (1.0,))
-        return working_bytes(shape, whole, dtype, draft_slots(topology), ROW_COUNTS[-1])
+        return working_bytes(shape, whole_shard(shape), dtype, draft_slots(topology), ROW_COUNTS[-1])
 
     if own is not None:
-        (whole,) = split(own, (1.0,))
-        kept = draft_cache(topology, own, whole, dtype)
-        held += Memory(weight_bytes(own, whole, dtype, quantize), kept, rounds(own))
+        kept = draft_cache(topology, own, dtype)
+        held += Memory(weight_bytes(own, whole_shard(own), dtype, quantize), kept, rounds(own))
     if head is not None:
         is_eagle = "eagle" in topology.draft.sources
         one_layer = is_eagle and not is_assistant(head)

@@ -38,7 +38,7 @@ from tpspec.topology.cost import (
     tokens_per_round,
 )
 from tpspec.topology.layout import Layout, Plan, Ranking, Refusal, Wish
-from tpspec.topology.shards import split
+from tpspec.topology.shards import split, whole_shard
 from tpspec.topology.sizes import expert_bytes, last_layer, layer_bytes, num_params, weight_bytes
 from tpspec.topology.sources import SOURCES, check_behind
 
@@ -187,17 +187,18 @@ class _Planner:
         """Seconds of one drafted token by a model, on the card that drafts it. Looking it up in the text is free."""
         if self.draft is None or layout.placement == "none":
             return 0.0
-        (whole,) = split(self.draft, (1.0,))
-        load = replace(self._load(self.draft, whole, 16, self._dtype(layout)), weights=self._draft_weights(layout))
+        load = self._load(self.draft, whole_shard(self.draft), 16, self._dtype(layout))
+        load = replace(load, weights=self._draft_weights(layout))
         on = [self.wish.gpus[layout.drafts_at]]
         return step_cost([load], on, self.draft, 0, None).seconds(1)
 
     def _draft_weights(self, layout: Layout) -> int:
         """Bytes of what drafts with weights of its own, in 16 bits or more."""
         assert self.draft is not None, "of what is looked up there are none"
-        (whole,) = split(self.draft, (1.0,))
         dtype = self._dtype(layout)
-        return layer_bytes(self.target, dtype) if self.wish.behind else weight_bytes(self.draft, whole, dtype)
+        if self.wish.behind:
+            return layer_bytes(self.target, dtype)
+        return weight_bytes(self.draft, whole_shard(self.draft), dtype)
 
     def _dtype(self, layout: Layout) -> str:
         """As the cards have 16 bits; float32 where a model's numbers are too large for theirs."""
@@ -260,10 +261,8 @@ class _Planner:
         """Bytes of what drafts with a model of its own."""
         if self.draft is None or layout.placement == "none":
             return 0
-        (whole,) = split(self.draft, (1.0,))
-        states = draft_states(ServeConfig(), self.draft)
-        dtype = self._dtype(layout)
-        own = self._draft_weights(layout) + self._cached(self.draft, whole, dtype, states)
+        states, dtype = draft_states(ServeConfig(), self.draft), self._dtype(layout)
+        own = self._draft_weights(layout) + self._cached(self.draft, whole_shard(self.draft), dtype, states)
         if self.wish.behind:
             own += DTYPE_BYTES[dtype] * self.draft.hidden * num_told(ServeConfig(), self.wish.page_context)
         return own

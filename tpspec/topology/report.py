@@ -17,7 +17,7 @@ from tpspec.topology.caches import draft_states, each_state, num_states
 from tpspec.topology.config import Topology
 from tpspec.topology.held import Memory, drafter_memory, shard_memory
 from tpspec.topology.rounds import FEW_ROWS, collectives_per_draft, collectives_per_round, round_bytes
-from tpspec.topology.shards import Shard, split
+from tpspec.topology.shards import Shard, split, whole_shard
 from tpspec.topology.sources import check_behind
 from tpspec.topology.target_shape import target_shape
 
@@ -114,9 +114,8 @@ def _states(topology: Topology, shape: ModelShape) -> Iterator[str]:
         texts = f"{count.running} texts that run, {text} each, and of {count.kept} beginnings, {beginning} each"
         yield f"kv caches hold states, too: of {texts}"
     if draft.own_model is not None and (own := shape_of(draft.own_model)).stateful:
-        (whole,) = split(own, (1.0,))
         running = draft_states(topology.serve, own).running
-        size = _size(each_state(own, whole, draft.dtype or target.dtype).running)
+        size = _size(each_state(own, whole_shard(own), draft.dtype or target.dtype).running)
         yield f"the draft model's holds states, too: of {running} texts, {size} each"
 
 

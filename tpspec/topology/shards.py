@@ -71,6 +71,12 @@ def split(shape: ModelShape, weights: Sequence[float]) -> tuple[Shard, ...]:
     return tuple(Shard(index, *part) for index, part in enumerate(parts))
 
 
+def whole_shard(shape: ModelShape) -> Shard:
+    """All of a model that is not sharded."""
+    (one,) = split(shape, (1.0,))
+    return one
+
+
 class Layers(NamedTuple):
     """Layers whose attention has the same sizes, as a model of those alone and its shard. which: they are in theirs."""
 

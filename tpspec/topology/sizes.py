@@ -16,7 +16,7 @@ from tpspec.published.formats import HEAD
 from tpspec.published.fused import DTYPE_BYTES, Fused, Held, alike
 from tpspec.published.groups import HEAD_BITS
 from tpspec.topology import mixing
-from tpspec.topology.shards import by_heads, split
+from tpspec.topology.shards import by_heads, whole_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,9 +57,8 @@ def last_layer(shape: ModelShape) -> ModelShape:
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
     """Of that layer, whole: with a head, and what joins a token's embedding with the feature before it."""
     one = last_layer(shape)
-    (whole,) = split(one, (1.0,))
     joins = [Fused((("fc", shape.hidden),), range(2 * shape.hidden), 2 * shape.hidden)]
-    return weight_bytes(one, whole, dtype, quantize) + Held.of(one, dtype, quantize).bytes_of(joins)
+    return weight_bytes(one, whole_shard(one), dtype, quantize) + Held.of(one, dtype, quantize).bytes_of(joins)
 
 
 def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
