@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tpspec.errors import UserError
 from tpspec.published.blocks import MIXTURE, MLP
-from tpspec.published.mixtures import MIXTURES
+from tpspec.published.mixtures import MIXTURES, channels_key
 from tpspec.published.reads import shown
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
         return replace(experts, shared=channels)
     if usual.gated is not None:
         return replace(experts, shared=read.size("shared_expert_intermediate_size", usual.gated), shared_gated=True)
-    return experts if usual.beside is None else _as_deepseek(experts, read, usual.beside, blocks)
+    if usual.beside is None:
+        return experts
+    return _as_deepseek(experts, read, usual.beside, channels_key(model_type), has_mlps=not blocks or MLP in blocks)
 
 
 def _has_some(read: Reads, usual: Mixing) -> bool:
@@ -147,7 +149,11 @@ def _weighed(experts: Experts, *, by_sigmoids: bool) -> Experts:
     return replace(experts, sigmoid=True, corrected="sigmoids") if by_sigmoids else experts
 
 
-def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str, ...]) -> Experts:
+def _as_deepseek(
+    experts: Experts, read: Reads, usual: Beside, channels: tuple[str, int | None], *, has_mlps: bool
+) -> Experts:
+    """channels: the key for an expert's, and how many there are without it. has_mlps: whether there are layers without
+    experts."""
     read.one_of("moe_layer_freq", (1,), 1)
     scores = ("sigmoid", "noaux_tc") if usual.sigmoid and not usual.of_parts else ("softmax",)
     read.one_of("scoring_func", scores, scores[0])
@@ -158,7 +164,7 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str
         read.one_of("moe_norm_min", (LEAST_SUM,), LEAST_SUM)
     _, shared, scale = usual.keys
     groups, groups_chosen = _groups(read, usual, experts)
-    own = read.size(shared, usual.shared, least=0) * read.size("moe_intermediate_size", usual.channels)
+    own = read.size(shared, usual.shared, least=0) * read.size(*channels)
     corrected = usual.switch is None or read.flag(usual.switch, True)
     made = _weighed(experts, by_sigmoids=usual.sigmoid)
     return replace(
@@ -169,8 +175,8 @@ def _as_deepseek(experts: Experts, read: Reads, usual: Beside, blocks: tuple[str
         cap=read.number(CAP, 1.0) if read.config.get(CAP) else None,
         scale=read.number(scale, usual.scale),
         first_layer=_first_mixed(read, usual),
-        dense=read.size("intermediate_size", usual.dense) if not blocks or MLP in blocks else 0,
-        shared=own if usual.own is None else read.size(usual.own, usual.channels),
+        dense=read.size("intermediate_size", usual.dense) if has_mlps else 0,
+        shared=own if usual.own is None else read.size(usual.own, channels[1]),
         latent=read.size_if_given("moe_latent_size") or 0,
         groups=groups,
         groups_chosen=groups_chosen,

@@ -17,8 +17,7 @@ class Beside:
     """Of types that mix as DeepSeek's do, what is beside the experts. What has no comment is as in Experts."""
 
     dense: int
-    shared: int | None  # MLPs beside the experts, as wide as `channels` each
-    channels: int
+    shared: int | None  # MLPs beside the experts, each as wide as one of those
     first_layer: int = 1
     listed: bool = False  # mlp_layer_types says which layers have experts; if not, the key for the first does
     groups: tuple[int, int] | None = (1, 1)  # of experts, and how many are chosen; None: they are in one

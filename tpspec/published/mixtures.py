@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tpspec.published.mixture import Beside, ByLogits, Mixing
 from tpspec.published.mlp_names import DENSE, GRANITE, MLPS, TOGETHER, MlpNames
+from tpspec.published.model_types import MODEL_TYPES
 
 MIXTURES = {
     "afmoe": Mixing(
@@ -20,7 +21,6 @@ MIXTURES = {
         beside=Beside(
             dense=6144,
             shared=2,
-            channels=1408,
             groups=None,
             keys=("num_dense_layers", "num_shared_experts", "route_scale"),
         ),
@@ -30,7 +30,7 @@ MIXTURES = {
         count=192,
         chosen=8,
         norms=True,
-        beside=Beside(dense=18432, shared=1, channels=2048, groups=(8, 4), scale=2.5, listed=True),
+        beside=Beside(dense=18432, shared=1, groups=(8, 4), scale=2.5, listed=True),
     ),
     "cohere2_moe": Mixing(
         DENSE,
@@ -50,18 +50,16 @@ MIXTURES = {
         count=64,
         chosen=None,
         sums_to_one=False,
-        beside=Beside(dense=11008, shared=2, channels=1407, first_layer=0, sigmoid=False),
+        beside=Beside(dense=11008, shared=2, first_layer=0, sigmoid=False),
     ),
     "deepseek_v3": Mixing(
         DENSE,
         count=256,
         chosen=8,
         norms=True,
-        beside=Beside(dense=18432, shared=1, channels=2048, first_layer=3, groups=(8, 4), scale=2.5),
+        beside=Beside(dense=18432, shared=1, first_layer=3, groups=(8, 4), scale=2.5),
     ),
-    "dots1": Mixing(
-        DENSE, count=None, chosen=None, beside=Beside(dense=10944, shared=None, channels=1408, first_layer=0)
-    ),
+    "dots1": Mixing(DENSE, count=None, chosen=None, beside=Beside(dense=10944, shared=None, first_layer=0)),
     "ernie4_5_moe": Mixing(
         MlpNames("mlp", correction="mlp.moe_statics.e_score_correction_bias"),
         count=64,
@@ -71,7 +69,6 @@ MIXTURES = {
         beside=Beside(
             dense=12288,
             shared=2,
-            channels=1536,
             groups=None,
             of_parts=True,
             keys=("moe_layer_start_index", "moe_num_shared_experts", "routed_scaling_factor"),
@@ -85,7 +82,6 @@ MIXTURES = {
         beside=Beside(
             dense=16384,
             shared=1,
-            channels=1024,
             scale=2.5,
             listed=True,
             keys=("first_k_dense_replace", "num_shared_experts", "routed_scaling_factor"),
@@ -111,17 +107,15 @@ MIXTURES = {
         alone=DENSE,
         channels=("moe_intermediate_size", None),
     ),
-    "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)),
+    "glm4_moe": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1)),
     "glm4_moe_lite": Mixing(
         DENSE,
         count=64,
         chosen=4,
         norms=True,
-        beside=Beside(dense=10240, shared=1, channels=1536, scale=1.8, listed=True),
+        beside=Beside(dense=10240, shared=1, scale=1.8, listed=True),
     ),
-    "glm4v_moe_text": Mixing(
-        DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1, channels=1408)
-    ),
+    "glm4v_moe_text": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1)),
     "gpt_oss": Mixing(
         MlpNames("mlp", router="router", together=TOGETHER, alternate=True),
         count=128,
@@ -164,7 +158,6 @@ MIXTURES = {
         beside=Beside(
             dense=13312,
             shared=1,
-            channels=1536,
             groups=None,
             scale=2.826,
             listed=True,
@@ -185,7 +178,7 @@ MIXTURES = {
         count=256,
         chosen=8,
         norms=True,
-        beside=Beside(dense=9216, shared=1, channels=1024, scale=2.446, listed=True),
+        beside=Beside(dense=9216, shared=1, scale=2.446, listed=True),
     ),
     "kolibri1": Mixing(
         MlpNames("mlp", correction="moe.router.expert_bias"),
@@ -201,7 +194,6 @@ MIXTURES = {
         beside=Beside(
             dense=8192,
             shared=1,
-            channels=512,
             groups=None,
             listed=True,
             own="shared_expert_intermediate_size",
@@ -216,7 +208,6 @@ MIXTURES = {
         beside=Beside(
             dense=7168,
             shared=0,
-            channels=1792,
             first_layer=2,
             groups=None,
             switch="use_expert_bias",
@@ -237,9 +228,7 @@ MIXTURES = {
         ),
     ),
     "mellum": Mixing(DENSE, count=64, chosen=8, norms=True),
-    "mimo_v2_flash": Mixing(
-        DENSE, count=256, chosen=8, norms=True, beside=Beside(dense=16384, shared=0, channels=2048, listed=True)
-    ),
+    "mimo_v2_flash": Mixing(DENSE, count=256, chosen=8, norms=True, beside=Beside(dense=16384, shared=0, listed=True)),
     "minimax_m2": Mixing(
         MlpNames("block_sparse_moe", "w1", "w3", "w2", correction="block_sparse_moe.e_score_correction_bias"),
         count=256,
@@ -252,7 +241,7 @@ MIXTURES = {
         count=128,
         chosen=4,
         norms=True,
-        beside=Beside(dense=12288, shared=1, channels=2048, first_layer=0, groups=None, sigmoid=False),
+        beside=Beside(dense=12288, shared=1, first_layer=0, groups=None, sigmoid=False),
     ),
     "mixtral": Mixing(MlpNames("block_sparse_moe", "w1", "w3", "w2"), count=8, chosen=2, sums_to_one=True),
     "nemotron_h": Mixing(
@@ -260,7 +249,7 @@ MIXTURES = {
         count=8,
         chosen=2,
         norms=True,
-        beside=Beside(dense=21504, shared=1, channels=7688, first_layer=0, own="moe_shared_expert_intermediate_size"),
+        beside=Beside(dense=21504, shared=1, first_layer=0, own="moe_shared_expert_intermediate_size"),
         channels=("moe_intermediate_size", 7688),
     ),
     "olmoe": Mixing(DENSE, count=64, chosen=8),
@@ -282,22 +271,20 @@ MIXTURES = {
     "qwen3_moe": Mixing(DENSE, count=128, chosen=8),
     "qwen3_vl_moe_text": Mixing(MlpNames("mlp", together=TOGETHER), count=60, chosen=4, sums_to_one=True),
     "qwen3_next": Mixing(MlpNames("mlp", shared="mlp.shared_expert"), count=512, chosen=10, norms=True, gated=512),
-    "sarvam_mla": Mixing(
-        DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=16384, shared=1, channels=2048, scale=2.5)
-    ),
+    "sarvam_mla": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=16384, shared=1, scale=2.5)),
     "sarvam_moe": Mixing(
         MlpNames("mlp", correction="mlp.gate.expert_bias"),
         count=128,
         chosen=6,
         norms=True,
-        beside=Beside(dense=8192, shared=1, channels=1024, scale=2.5),
+        beside=Beside(dense=8192, shared=1, scale=2.5),
     ),
     "solar_open": Mixing(
         DENSE,
         count=128,
         chosen=8,
         norms=True,
-        beside=Beside(dense=10944, shared=1, channels=1280, first_layer=0),
+        beside=Beside(dense=10944, shared=1, first_layer=0),
     ),
     "step3p5": Mixing(
         MlpNames(
@@ -314,7 +301,6 @@ MIXTURES = {
         beside=Beside(
             dense=11264,
             shared=1,
-            channels=1280,
             first_layer=3,
             groups=None,
             listed=True,
@@ -327,9 +313,9 @@ NAMES = {mixing.names for mixing in MIXTURES.values()}
 TOGETHER_DOWN = tuple(f".{names.within('')}{names.together[-1]}" for names in NAMES if names.together)
 
 
-def channels_key(model_type: str) -> tuple[str, int | None] | None:
-    """The key for an expert's channels, and how many there are without it; None where it is that of an MLP's."""
-    return MIXTURES[model_type].channels
+def channels_key(model_type: str) -> tuple[str, int | None]:
+    """The key for an expert's channels, and how many there are without it."""
+    return MIXTURES[model_type].channels or MODEL_TYPES[model_type].intermediate
 
 
 def has_narrow_columns(name: str) -> bool:

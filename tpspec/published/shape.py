@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from tpspec.published.defaults import Defaults
 
 
-def intermediate_key(model_type: str, experts: Experts | None) -> tuple[str, int | None]:
-    """As Defaults has it, or for experts a key of their own."""
-    return (experts and channels_key(model_type)) or MODEL_TYPES[model_type].intermediate
-
-
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """num_heads query heads share num_kv_heads KV heads evenly, as they are cached: of a latent there is one, of
@@ -128,7 +123,8 @@ class ModelShape:
         heads = query_heads(read, model_type, num_layers, heads)
         windows = [window for window in windows_of(read, model_type, num_layers) if window is not None]
         experts = experts_of(read, model_type, blocks)
-        intermediate = adjusted(read, model_type, read.size(*intermediate_key(model_type, experts)))
+        channels = read.size(*(usual.intermediate if experts is None else channels_key(model_type)))
+        intermediate = adjusted(read, model_type, channels)
         vocab = read.size("vocab_size", usual.vocab)
         per_layer = per_layer_of(read, model_type, vocab)
         head_bias, tied = read.said(usual.head_biased), read.flag("tie_word_embeddings", usual.tied)
