@@ -14,8 +14,7 @@ from tests.draft.kits import KITS, draft_section
 from tests.draft.table import ask
 from tests.worlds import topology
 from tpspec.draft.protocol import Drafter
-from tpspec.draft.sources import SOURCES, source
-from tpspec.errors import UserError
+from tpspec.draft.sources import SOURCES
 from tpspec.model.loader import load_whole
 from tpspec.model.target import ShardedTarget
 from tpspec.published.shape import ModelShape, shape_of
@@ -69,8 +68,6 @@ def test_every_source_keeps_the_protocol(name: str, accept: str, target: Path, t
 def test_every_source_is_in_both_tables_and_has_a_kit() -> None:
     """A source that a topology cannot name, or that the law test does not know, would be found by users."""
     assert list(SOURCES) == list(sources.SOURCES)
-    for name, made in SOURCES.items():
-        assert made.options == {option: known.usual for option, known in sources.SOURCES[name].options.items()}
     assert set(SOURCES) == set(KITS)
 
 
@@ -81,13 +78,7 @@ def test_only_the_rule_that_asks_is_told_from_what_was_drawn(target: Path, tmp_p
     assert made(section, target, "rejection").needs.gives_q
 
 
-def test_a_misspelt_source_is_answered_with_the_choices() -> None:
-    with pytest.raises(UserError, match=r"'ngrm' \(did you mean ngram\?\); there are none, ngram, model"):
-        source("ngrm")
-
-
 def test_options_reach_the_source_and_others_are_refused(target: Path) -> None:
-    assert source("ngram").options == {"min_match": 1, "floor": 10}
     silent = made({"source": "ngram", "options": {"min_match": 3}}, target)
     assert len(silent.propose([ask(0, [1, 2, 1, 2])])[0]) == 0
     with pytest.raises(ValueError, match=r"match is none of source ngram; did you mean min_match\?"):

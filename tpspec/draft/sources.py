@@ -5,9 +5,7 @@ To add a source: its file, one entry here and one there. Nobody outside this roo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from difflib import get_close_matches
-from inspect import Parameter, signature
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tpspec.cache.pages import Borrowed
@@ -26,7 +24,6 @@ from tpspec.draft.protocol import Modelled, Needs
 from tpspec.draft.run import load_run
 from tpspec.draft.suffix import Suffix
 from tpspec.draft.thin import ThinRun
-from tpspec.errors import UserError
 from tpspec.published.head_files import is_assistant
 from tpspec.published.shape import ModelShape
 from tpspec.tokens import NO_DRAFT, TokenTree
@@ -59,38 +56,19 @@ class Silent:
     def forget(self, seq: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A kind of drafter. maker: takes what the house gives every source, and the options of this one as keywords."""
-
-    name: str
-    about: str
-    maker: Callable[..., Drafter | Modelled]
-
-    @property
-    def options(self) -> dict[str, Value]:
-        """The options of this source and their defaults."""
-        keywords = signature(self.maker).parameters.values()
-        return {option.name: option.default for option in keywords if option.kind is Parameter.KEYWORD_ONLY}
-
-    def make(self, given: Given, **options: Value) -> Drafter | Modelled:
-        """What options are called and may be is a rule of topologies."""
-        return self.maker(given, **options)
-
-
 def _silent(given: Given) -> Drafter:
     return Silent()
 
 
-def _ngram(given: Given, *, min_match: int = 1, floor: int = 10) -> Drafter:
+def _ngram(given: Given, *, min_match: int, floor: int) -> Drafter:
     return Ngram(min_match=min_match, floor=floor)
 
 
-def _model(given: Given, *, support: int = 64) -> Modelled:
+def _model(given: Given, *, support: int) -> Modelled:
     return Modelled(coupled_or_sampled(given, support), load_run(given))
 
 
-def _eagle(given: Given, *, support: int = 64) -> Modelled:
+def _eagle(given: Given, *, support: int) -> Modelled:
     assert given.folder is not None, "the rules of a topology ask for it"
     if not is_assistant(given.folder):
         return _with_head(given, load_head(given), support)
@@ -100,7 +78,7 @@ def _eagle(given: Given, *, support: int = 64) -> Modelled:
     return Modelled(coupled_or_sampled(given, support, taps=assistant.taps), run)
 
 
-def _mtp(given: Given, *, support: int = 64) -> Modelled:
+def _mtp(given: Given, *, support: int) -> Modelled:
     return _with_head(given, load_mtp(given), support)
 
 
@@ -118,28 +96,20 @@ def _medusa(given: Given) -> Drafter:
     return Medusa(heads, given.vocab, given.noise, coupled=coupled, branches=given.branches, shape=shape)
 
 
-def _pard(given: Given, *, places: int = 12, support: int = 64) -> Drafter:
+def _pard(given: Given, *, places: int, support: int) -> Drafter:
     return pard(given, places, support, gives_q=given.accept == NEEDS_Q)
 
 
-def _lookahead(given: Given, *, window: int = 7, level: int = 5, guesses: int = 7) -> Drafter:
+def _lookahead(given: Given, *, window: int, level: int, guesses: int) -> Drafter:
     return Lookahead(window=window, level=level, guesses=guesses)
 
 
-def _suffix(given: Given, *, max_depth: int = 16, min_odds: int = 10, kept_tokens: int = 32_768) -> Drafter:
+def _suffix(given: Given, *, max_depth: int, min_odds: int, kept_tokens: int) -> Drafter:
     coupled = given.accept != NEEDS_Q
     return Suffix(given.branches, max_depth=max_depth, min_odds=min_odds, kept_tokens=kept_tokens, coupled=coupled)
 
 
-def _layer_skip(given: Given, *, skip: str = "", support: int = 64) -> Modelled:
-    return _thin(given, "layer_skip", {"skip": skip}, support)
-
-
-def _early_exit(given: Given, *, layer: int = 0, support: int = 64) -> Modelled:
-    return _thin(given, "early_exit", {"layer": layer}, support)
-
-
-def _thin(given: Given, name: str, options: Options, support: int) -> Modelled:
+def _thin(name: str, given: Given, *, support: int, **options: Value) -> Modelled:
     shape = ModelShape.of(given.target)
     without = KINDS[name].left_out(options, given.target, shape)
     assert without is not None, "it drafts with the target"
@@ -163,28 +133,23 @@ def coupled_or_sampled(
     return ModelDrafter(given.noise, drawing, given.vocab, support, taps=taps, ids=ids, rows=rows)
 
 
-SOURCES = {
-    source.name: source
-    for source in (
-        Source("none", "no drafts: plain decoding", _silent),
-        Source("ngram", "what followed these tokens earlier in prompt and output", _ngram),
-        Source("model", "a small model with the target's vocabulary", _model),
-        Source("layer_skip", "the target without the sublayers that a file names", _layer_skip),
-        Source("early_exit", "the target's first layers", _early_exit),
-        Source("eagle", "a head that goes on from the target's own layers, one token after another", _eagle),
-        Source("mtp", "the layer for multi-token prediction in the target's own checkpoint", _mtp),
-        Source("medusa", "heads on the target's last layer, each for a place of its own", _medusa),
-        Source("pard", "a small model that says several tokens at once", _pard),
-        Source("lookahead", "n-grams that the target makes in spare rows of its own rounds", _lookahead),
-        Source("suffix", "what followed wherever these tokens stood, in this text and in earlier answers", _suffix),
-    )
+# What makes each: of what the house gives every source, and of its own options, as keywords.
+SOURCES: dict[str, Callable[..., Drafter | Modelled]] = {
+    "none": _silent,  # plain decoding
+    "ngram": _ngram,  # what followed these tokens earlier in prompt and output
+    "model": _model,  # a small model with the target's vocabulary
+    "layer_skip": partial(_thin, "layer_skip"),  # the target without the sublayers that a file names
+    "early_exit": partial(_thin, "early_exit"),  # the target's first layers
+    "eagle": _eagle,  # a head that goes on from the target's own layers, one token after another
+    "mtp": _mtp,  # the layer for multi-token prediction in the target's own checkpoint
+    "medusa": _medusa,  # heads on the target's last layer, each for a place of its own
+    "pard": _pard,  # a small model that says several tokens at once
+    "lookahead": _lookahead,  # n-grams that the target makes in spare rows of its own rounds
+    "suffix": _suffix,  # what followed wherever these tokens stood, in this text and in earlier answers
 }
 
 
-def source(name: str) -> Source:
-    """The source called `name`. Raises UserError with the choices."""
-    if name in SOURCES:
-        return SOURCES[name]
-    near = get_close_matches(name, SOURCES, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise UserError(f"no draft source is called {name!r}{hint}; there are {', '.join(SOURCES)}")
+def make(name: str, given: Given, options: Options) -> Drafter | Modelled:
+    """The source of that name. options: of any; those that are its own count, and are what a topology's rules allow."""
+    own = {key: options.get(key, option.usual) for key, option in KINDS[name].options.items()}
+    return SOURCES[name](given, **own)

@@ -15,7 +15,7 @@ from tpspec.draft.ahead import Ahead, Grown, Policy
 from tpspec.draft.cascade import Cascade
 from tpspec.draft.protocol import Given, Modelled
 from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
-from tpspec.draft.sources import source
+from tpspec.draft.sources import make
 from tpspec.engine.remote import Way
 from tpspec.published.checkpoint import find
 from tpspec.published.fused import DTYPE_BYTES
@@ -119,13 +119,8 @@ def _inline(topology: Topology, made: Drafter | Modelled) -> Drafter:
 
 
 def _made(topology: Topology, given: Given) -> list[Drafter | Modelled]:
-    """Of each source, in order, with those options that are its own."""
-    options = {name: value for name, value in topology.draft.options.items() if name != CHOICES}
-    sources = [source(name) for name in topology.draft.sources]
-    return [
-        one.make(given, **{option: value for option, value in options.items() if option in one.options})
-        for one in sources
-    ]
+    """Of each source, in order."""
+    return [make(name, given, topology.draft.options) for name in topology.draft.sources]
 
 
 def _given(
