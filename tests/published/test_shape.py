@@ -421,7 +421,7 @@ def test_what_a_type_may_not_have_otherwise_is_refused(model_type: str, key: str
 def test_norms_that_a_config_says_are_missing_are_not_looked_for(has: bool) -> None:
     """Stands against a HyperCLOVA X without them that is called incomplete, and memory of twice as many."""
     config = {**CONFIG, "model_type": "hyperclovax", "use_post_norm": has}
-    norms = resolve(AutoConfig.for_model(**config), "there").norms
+    norms = resolve(AutoConfig.for_model(**config), "there").shape.norms
     assert [norms.attention_out, norms.mlp_out] == (["post_norm1", "post_norm2"] if has else [None, None])
     assert ModelShape.from_config(config, "here").layer_norms == (4 if has else 2)
 

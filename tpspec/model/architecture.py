@@ -1,5 +1,5 @@
-"""What a family of checkpoints may do, and what it calls its norms. Knows no family: architectures.py declares them.
-Sizes, biases, windows and norms of heads are its shape's (published/).
+"""What a family of checkpoints may do. Knows no family: architectures.py declares them. Sizes, biases, windows and the
+norms that there are belong to its shape (published/).
 
 Where a field of an Architecture may be a text, that is the key of the config that says it, unless said otherwise.
 """
@@ -20,21 +20,6 @@ NOPE_WITH_EXPERTS = "full_attention with experts"  # and in those without, unles
 THETAS = "layer_rope_theta"  # of each layer's own rope; 0: it has none
 ONE_THETA = "layer_rope_theta beside rope_theta"  # in models whose ropes are all the same: 0 or not is what counts
 THETA = "rope_theta"  # of rope, where a model may have none: null says so
-
-
-@dataclass(frozen=True, slots=True)
-class NormNames:
-    """Of a layer: of what attention and the MLP read, and of what they give before it is added; None where that is not
-    normed, or the MLP reads what attention does. mixture_out: in place of mlp_out in layers with experts. queries,
-    keys: within attention, where those have some."""
-
-    attention: str | None = "input_layernorm"
-    attention_out: str | None = None
-    mlp: str | None = "post_attention_layernorm"
-    mlp_out: str | None = None
-    mixture_out: str | None = None
-    queries: str = "q_norm"
-    keys: str = "k_norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +45,7 @@ class Architecture:
     tuned: bool = False  # whether queries that it does not turn may grow, as attn_temperature_tuning says
     ropes_by_kind: bool = False  # each kind of layers says of its own
 
-    # Norms of rows: their names, and those in layers of linear attention, if they are others.
-    norms: NormNames = NormNames()
-    linear_norms: NormNames | None = None
-    out_norms: str | None = None  # whether there are those of what a layer gives
+    # Norms of rows
     weighed: bool = True  # whether they have weights
     one_more: bool | Literal["layers"] = False  # they multiply by 1 + weight; of "layers": but the final one does not
     centred: bool = False  # the mean of a row is taken off before, as LayerNorm does

@@ -10,30 +10,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
-from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETA, THETAS, Architecture, NormNames
+from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETA, THETAS, Architecture
 from tpspec.published.windows import CONV, FULL
 
 if TYPE_CHECKING:
     from tpspec.model.layers import Gate
 
 HYBRID = Architecture(partial_rope=True, one_more=True)  # Qwen's, of linear attention and attention
-GEMMA_NORMS = NormNames(
-    attention_out="post_attention_layernorm", mlp="pre_feedforward_layernorm", mlp_out="post_feedforward_layernorm"
-)
 COHERE = Architecture(
     alternate_rope=True,
-    norms=NormNames(mlp=None),
     centred=True,
     eps="layer_norm_eps",
     logit_scale="logit_scale",
     apart={"use_qk_norm": ()},
 )
-OLMO2 = Architecture(
-    norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
-    apart={"clip_qkv": ()},
-)
+OLMO2 = Architecture(apart={"clip_qkv": ()})
 GEMMA2 = Architecture(
-    norms=GEMMA_NORMS,
     one_more=True,
     gate=("hidden_activation", "gelu_pytorch_tanh"),
     scaled_embeddings=True,
@@ -44,7 +36,6 @@ GEMMA2 = Architecture(
 )
 GEMMA4 = Architecture(
     v_norm=True,
-    norms=GEMMA_NORMS,
     gate=("hidden_activation", "gelu_pytorch_tanh"),
     scaled_embeddings=True,
     scaled_layers=True,
@@ -53,27 +44,14 @@ GEMMA4 = Architecture(
     apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
 )
 GRANITE_MOE = Architecture(multiplied=True)
-HUNYUAN = Architecture(stretched=True, norms=NormNames(queries="query_layernorm", keys="key_layernorm"))
-LFM2 = Architecture(
-    norms=NormNames("operator_norm", mlp="ffn_norm", queries="q_layernorm", keys="k_layernorm"),
-    eps="norm_eps",
-    gate=(None, "silu"),
-)
+HUNYUAN = Architecture(stretched=True)
+LFM2 = Architecture(eps="norm_eps", gate=(None, "silu"))
 ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
-    "afmoe": Architecture(
-        nope=FULL,
-        norms=NormNames(
-            attention_out="post_attention_layernorm", mlp="pre_mlp_layernorm", mlp_out="post_mlp_layernorm"
-        ),
-        scaled_embeddings="mup_enabled",
-    ),
-    "apertus": Architecture(
-        norms=NormNames("attention_layernorm", mlp="feedforward_layernorm"),
-        gate=("hidden_act", "xielu"),
-    ),
+    "afmoe": Architecture(nope=FULL, scaled_embeddings="mup_enabled"),
+    "apertus": Architecture(gate=("hidden_act", "xielu")),
     "arcee": Architecture(gate=("hidden_act", "relu2")),
-    "axk1": Architecture(alternate_rope="rope_interleave", norms=NormNames(mixture_out="post_mlp_layernorm")),
+    "axk1": Architecture(alternate_rope="rope_interleave"),
     "cohere": COHERE,
     "cohere2": replace(COHERE, nope=FULL),
     "cohere2_moe": replace(COHERE, nope=NOPE_WITH_EXPERTS, rms_eps="rms_norm_eps"),
@@ -83,10 +61,10 @@ ARCHITECTURES = {
     "dots1": Architecture(),
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
-    "exaone": Architecture(norms=NormNames("ln_1", mlp="ln_2")),
-    "exaone4": Architecture(nope=NOPE_BESIDE, norms=OLMO2.norms),
+    "exaone": Architecture(),
+    "exaone4": Architecture(nope=NOPE_BESIDE),
     "exaone_moe": Architecture(nope=NOPE_BESIDE),
-    "falcon_h1": Architecture(norms=NormNames(mlp="pre_ff_layernorm"), scaled=True),
+    "falcon_h1": Architecture(scaled=True),
     "flex_olmo": OLMO2,
     "flint": Architecture(nope=FULL),
     "gemma": Architecture(
@@ -100,19 +78,11 @@ ARCHITECTURES = {
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "glm": Architecture(partial_rope=True, alternate_rope=True),
-    "glm4": Architecture(
-        partial_rope=True,
-        alternate_rope=True,
-        norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
-    ),
+    "glm4": Architecture(partial_rope=True, alternate_rope=True),
     "glm4_moe": Architecture(partial_rope=True),
     "glm4_moe_lite": Architecture(alternate_rope="rope_interleave"),
     "glm4v_moe_text": Architecture(partial_rope=True),
-    "glm4v_text": Architecture(
-        partial_rope=True,
-        alternate_rope=True,
-        norms=NormNames(attention_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"),
-    ),
+    "glm4v_text": Architecture(partial_rope=True, alternate_rope=True),
     "gpt_oss": Architecture(clamped=True),
     "granite": Architecture(multiplied=True),
     "granite_swa": Architecture(multiplied=True, nope=THETAS),
@@ -123,19 +93,12 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN,
     "hy_v3": Architecture(),
-    "hyperclovax": Architecture(
-        norms=NormNames(attention_out="post_norm1", mlp_out="post_norm2"),
-        out_norms="use_post_norm",
-        multiplied="logits",
-    ),
+    "hyperclovax": Architecture(multiplied="logits"),
     "internlm3": Architecture(),
     "iquestcoder": Architecture(),
     "jais2": Architecture(centred=True, eps="layer_norm_eps", gate=("hidden_act", "relu2")),
     "kimi_linear": Architecture(turned=False),
-    "kolibri1": Architecture(
-        nope=NOPE_BESIDE,
-        norms=NormNames(attention_out="post_attn_norm", mlp_out="post_ffn_norm"),
-    ),
+    "kolibri1": Architecture(nope=NOPE_BESIDE),
     "laguna": Architecture(
         partial_rope=True,
         ropes_by_kind=True,
@@ -143,14 +106,7 @@ ARCHITECTURES = {
     ),
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
-    "lfm3": Architecture(
-        ropes_by_kind=True,
-        nope=CONV,
-        norms=NormNames("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
-        out_norms="use_sandwich_norm",
-        eps="norm_eps",
-        gate=(None, "silu"),
-    ),
+    "lfm3": Architecture(ropes_by_kind=True, nope=CONV, eps="norm_eps", gate=(None, "silu")),
     "llama": Architecture(),
     "llama4_text": Architecture(plain_norm="use_qk_norm", alternate_rope=True, tuned=True, nope="no_rope_layers"),
     "mellum": Architecture(),
@@ -164,7 +120,6 @@ ARCHITECTURES = {
     "muse_glimmer_text": Architecture(
         plain_norm=True,
         nope=ONE_THETA,
-        norms=GEMMA_NORMS,
         one_more="layers",
         out_eps="post_norm_eps",
         gate=("hidden_activation", "silu"),
@@ -183,21 +138,13 @@ ARCHITECTURES = {
     "nemotron": Architecture(
         partial_rope=True, one_more=True, centred=True, eps="norm_eps", gate=("hidden_act", "relu2")
     ),
-    "nemotron_h": Architecture(
-        turned=False, norms=NormNames("norm", mlp="norm"), eps="layer_norm_epsilon", gate=("mlp_hidden_act", "relu2")
-    ),
+    "nemotron_h": Architecture(turned=False, eps="layer_norm_epsilon", gate=("mlp_hidden_act", "relu2")),
     "olmo": Architecture(weighed=False, centred=True, eps=1e-5),
     "olmo2": OLMO2,
     "olmo3": OLMO2,
-    "olmo_hybrid": replace(OLMO2, turned=THETA, linear_norms=NormNames()),
-    "olmoe": replace(OLMO2, norms=NormNames()),
-    "phi": Architecture(
-        partial_rope=True,
-        norms=NormNames(mlp=None),
-        centred=True,
-        eps="layer_norm_eps",
-        gate=("hidden_act", "gelu_new"),
-    ),
+    "olmo_hybrid": replace(OLMO2, turned=THETA),
+    "olmoe": replace(OLMO2),
+    "phi": Architecture(partial_rope=True, centred=True, eps="layer_norm_eps", gate=("hidden_act", "gelu_new")),
     "phi3": Architecture(partial_rope=True),
     "phimoe": Architecture(own_scales=True, centred=True),
     "qwen2": Architecture(),
@@ -212,7 +159,7 @@ ARCHITECTURES = {
     "qwen3_vl_moe_text": Architecture(),
     "qwen3_vl_text": Architecture(),
     "sarvam_mla": Architecture(alternate_rope="rope_interleave"),
-    "sarvam_moe": Architecture(norms=NormNames(queries="query_layernorm", keys="key_layernorm")),
+    "sarvam_moe": Architecture(),
     "seed_oss": Architecture(),
     "smollm3": Architecture(nope="no_rope_layers"),
     "solar_open": Architecture(partial_rope=True),
@@ -225,7 +172,7 @@ ARCHITECTURES = {
         limited=True,
         score_scale="query_pre_attn_scalar",
     ),
-    "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
+    "vaultgemma": replace(GEMMA2),
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}

@@ -149,8 +149,8 @@ class Attentions:
         """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""
         spec, norms, keeps = self.spec, self.norms, layer.kept_by is None
         has = spec.shape.qk_norm and not spec.shape.joint_norm
-        queries = norms.of_heads(f"{at}{spec.norms.queries}.weight", layer) if has else None
-        keys = norms.of_heads(f"{at}{spec.norms.keys}.weight", layer) if has and keeps else None
+        queries = norms.of_heads(f"{at}{spec.shape.norms.queries}.weight", layer) if has else None
+        keys = norms.of_heads(f"{at}{spec.shape.norms.keys}.weight", layer) if has and keeps else None
         plain = norms.without_weight(layer.head_dim)
         if spec.plain_norm and (not spec.shape.usual.turns_first or self._is_turned(layer)):
             queries, keys = plain, plain if keeps else None
@@ -186,7 +186,7 @@ class Attentions:
         _, k_norm, v_norm = self.head_norms(at, layer)
         return Keeper(
             sight=self.sight(layer),
-            norm=self.norms.of_rows(f"{before}{spec.norms.attention}.weight"),
+            norm=self.norms.of_rows(f"{before}{spec.shape.norms.attention}.weight"),
             kv=self.matrices.column_parallel(parts, biased=spec.shape.qkv_bias),
             k_norm=k_norm,
             v_norm=v_norm,

@@ -191,7 +191,7 @@ class Loader:
     def _any_layer(self, index: int, layer: LayerSpec, *, whole: bool) -> AnyLayer:
         """whole: see Mixture."""
         mixers, at = self._mixers, f"model.layers.{index}."
-        norms, linear = self.spec.norms, self.spec.linear_norms
+        norms, linear = self.shape.norms, self.shape.usual.linear_norms or self.shape.norms
         kind, mlp = self.shape.blocks[index] if self.shape.blocks else None, None
         if kind in (None, MLP, MIXTURE):
             mlp = Mlps(self.spec, self.shard, self.matrices).of_layer(index, at, whole=whole)
@@ -217,7 +217,7 @@ class Loader:
         return LinearLayer(index=index, attention_norm=norm, mixer=mixers.mixer(at), mlp_norm=mlp_norm, mlp=mlp)
 
     def _layer(self, index: int, layer: LayerSpec, mlp: Mlp | None) -> Layer:
-        spec, shape, names, at = self.spec, self.shape, self.spec.norms, f"model.layers.{index}."
+        spec, shape, names, at = self.spec, self.shape, self.shape.norms, f"model.layers.{index}."
 
         def norm(name: str) -> Norm:
             return self.norms.of_rows(f"{at}{name}.weight")

@@ -67,7 +67,7 @@ class Mlps:
         beside = self._mlp(f"{layer}{names.shared}.", names.plain, shard.shared, experts.shared)
         shared = replace(beside, numbers=limits.shared)
         if experts.apart:
-            return Apart(shared, mixture, self._plain_norm(f"{at}{spec.norms.mlp}.weight"))
+            return Apart(shared, mixture, self._plain_norm(f"{at}{spec.shape.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
         gate_1D = self.matrices.wide(gate, (1, shape.hidden)) if experts.shared_gated else None
         return Shared(mixture, shared, gate_1D, experts.shared_scale)

@@ -55,8 +55,8 @@ class Norms:
         num_heads, group, dim = layer.num_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
         first, end = -(-heads.start // group), -(-heads.stop // group)  # key heads whose first query head is here
         behind = len(heads) - kept.start  # key heads stand behind the queries
-        queries = self._of_some(f"{at}{spec.norms.queries}.weight", num_heads, heads, layer)
-        keys = self._of_some(f"{at}{spec.norms.keys}.weight", layer.num_kv_heads, kept, layer)
+        queries = self._of_some(f"{at}{spec.shape.norms.queries}.weight", num_heads, heads, layer)
+        keys = self._of_some(f"{at}{spec.shape.norms.keys}.weight", layer.num_kv_heads, kept, layer)
         return JointNorm(
             weight_N=torch.cat([queries, keys]),
             eps=spec.eps,

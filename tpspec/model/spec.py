@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tpspec.model.architecture import Architecture, NormNames
+    from tpspec.model.architecture import Architecture
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.layers import Gate
     from tpspec.published.formats import Stored
@@ -76,8 +76,6 @@ class ModelSpec:
     alternate_rope: bool  # see model/latent.py
 
     # Norms of rows
-    norms: NormNames
-    linear_norms: NormNames
     norms_weighed: bool
     one_more: bool | Literal["layers"]
     centred: bool
@@ -170,9 +168,6 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         _check_turned(config, arch, latent, list(ropes.values()), where)
     numbers = multipliers_of(config, arch, where) if arch.multiplied else Multipliers()
     scales = scales_of(config, where) if arch.scaled else NO_SCALES
-    norms = arch.norms
-    if arch.out_norms is not None and not flag(config, arch.out_norms):
-        norms = replace(norms, attention_out=None, mlp_out=None)
     return ModelSpec(
         shape=replace(shape, stored=stored),
         layers=layers_of(config, said, arch, orders, usual, shape),
@@ -191,8 +186,6 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
             *([] if growth is None else [still(shape.head_dim, growth)]),
         ),
         alternate_rope=flag(config, arch.alternate_rope),
-        norms=norms,
-        linear_norms=arch.linear_norms or norms,
         norms_weighed=arch.weighed,
         one_more=arch.one_more,
         centred=arch.centred,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tpspec.published.norm_names import USUAL, NormNames
+
 BIAS_KEY = "attention_bias"
 
 
@@ -40,17 +42,15 @@ class Defaults:
     normed: bool | str = False  # queries and keys have norms, always or where that key says so
     jointly: bool = False  # those are of all heads together (model/joint_norm.py)
     turns_first: bool = False  # of heads that rope has turned
-    parallel: bool = False  # attention and MLP of a layer read the same, and are summed at once
 
     # MLPs: whether mlp_bias counts (where it is left out, "usually" means that they have biases), or bias_key.
     mlp_biased: bool | Literal["likewise", "usually"] = False
 
-    # Norms of the hidden state, in each layer
-    layer_norms: int = 2
-    mixture_normed: bool = False  # there is one more, of what a mixture of experts gives
-    norms_biased: bool = False
-    out_normed: str | None = None  # the key that may say that two are missing
-    behind: bool = False  # they are of what layers give, and of nothing else
+    # Norms: their names, and those in layers of linear attention, if they are others
+    norms: NormNames = USUAL
+    linear_norms: NormNames | None = None
+    norms_biased: bool = False  # those of the hidden state
+    out_normed: str | None = None  # the key that may say that those of what layers give are missing
 
     head_biased: bool | str = False  # the output head is, always or where that key says so
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tpspec.published import norm_names
 from tpspec.published.defaults import Defaults
+from tpspec.published.norm_names import NormNames
 
 GEMMA2 = Defaults(
     hidden=2304,
@@ -14,7 +16,7 @@ GEMMA2 = Defaults(
     head_dim=256,
     vocab=256000,
     tied=True,
-    layer_norms=4,
+    norms=norm_names.GEMMA,
     float16=False,
     intermediate=("intermediate_size", 9216),
 )
@@ -36,8 +38,7 @@ COHERE = Defaults(
     num_heads=64,
     vocab=256000,
     tied=True,
-    parallel=True,
-    layer_norms=1,
+    norms=norm_names.PARALLEL,
     intermediate=("intermediate_size", 22528),
     always=("use_parallel_block", "use_gated_activation"),
 )
@@ -48,6 +49,7 @@ HUNYUAN = Defaults(
     vocab=290943,
     normed=True,
     turns_first=True,
+    norms=norm_names.HUNYUAN,
     intermediate=("intermediate_size", 11008),
     always=("use_qk_norm", "use_rotary_pos_emb"),
     never=("position_embedding_xdrope", "use_cla", "use_mla"),
@@ -68,7 +70,7 @@ OLMO2 = Defaults(
     vocab=50304,
     normed=True,
     jointly=True,
-    behind=True,
+    norms=norm_names.OLMO2,
     intermediate=("intermediate_size", 11008),
 )
 QWEN2_VL = Defaults(
@@ -88,6 +90,7 @@ DENSE_TYPES = {
         num_heads=32,
         vocab=131072,
         normed=True,
+        norms=NormNames("attention_layernorm", mlp="feedforward_layernorm"),
         intermediate=("intermediate_size", 14336),
         always=("qk_norm",),
         never=("post_norm",),
@@ -130,6 +133,7 @@ DENSE_TYPES = {
         num_kv_heads=8,
         vocab=128000,
         bias_key=None,
+        norms=NormNames(mlp="pre_ff_layernorm"),
         intermediate=("intermediate_size", 14336),
         always=("mamba_use_mlp",),
         never=("attn_layer_indices", "projectors_bias"),
@@ -143,6 +147,7 @@ DENSE_TYPES = {
         mlp_biased=True,
         attention="attn.attention",
         out="out_proj",
+        norms=NormNames("ln_1", mlp="ln_2"),
         intermediate=("intermediate_size", 14336),
     ),
     "exaone4": Defaults(
@@ -152,7 +157,7 @@ DENSE_TYPES = {
         num_kv_heads=32,
         vocab=102400,
         normed=True,
-        behind=True,
+        norms=norm_names.OLMO2,
         bias_key=None,
         intermediate=("intermediate_size", 16384),
     ),
@@ -171,8 +176,8 @@ DENSE_TYPES = {
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "glm": GLM,
-    "glm4": replace(GLM, layer_norms=4),
-    "glm4v_text": replace(GLM, head_dim=None, biased="always", layer_norms=4),
+    "glm4": replace(GLM, norms=norm_names.GLM4),
+    "glm4v_text": replace(GLM, head_dim=None, biased="always", norms=norm_names.GLM4),
     "granite": Defaults(mlp_biased=True, float16=False),
     "granite_swa": Defaults(
         hidden=2560,
@@ -187,7 +192,11 @@ DENSE_TYPES = {
         intermediate=("intermediate_size", 8192),
     ),
     "hunyuan_v1_dense": HUNYUAN,
-    "hyperclovax": Defaults(mlp_biased=True, layer_norms=4, out_normed="use_post_norm"),
+    "hyperclovax": Defaults(
+        mlp_biased=True,
+        norms=NormNames(attention_out="post_norm1", mlp_out="post_norm2"),
+        out_normed="use_post_norm",
+    ),
     "iquestcoder": Defaults(
         hidden=5120,
         num_layers=80,
@@ -228,6 +237,7 @@ DENSE_TYPES = {
         out="out_proj",
         normed=True,
         bias_key=None,
+        norms=norm_names.LFM2,
         intermediate=("intermediate_size", 12288),
         always=("block_use_swiglu", "use_pos_enc"),
     ),
@@ -240,7 +250,7 @@ DENSE_TYPES = {
         vocab=128000,
         tied=True,
         normed=True,
-        layer_norms=4,
+        norms=NormNames("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
         out_normed="use_sandwich_norm",
         intermediate=("intermediate_size", 7680),
     ),
@@ -255,7 +265,7 @@ DENSE_TYPES = {
         num_kv_heads=2,
         head_dim=128,
         vocab=202048,
-        layer_norms=4,
+        norms=norm_names.GEMMA,
         intermediate=("intermediate_size", 19968),
     ),
     "nanochat": Defaults(
@@ -286,7 +296,7 @@ DENSE_TYPES = {
     ),
     "olmo2": OLMO2,
     "olmo3": OLMO2,
-    "olmo_hybrid": replace(OLMO2, hidden=3840, num_heads=30, vocab=100352),
+    "olmo_hybrid": replace(OLMO2, hidden=3840, num_heads=30, vocab=100352, linear_norms=NormNames()),
     "phi": Defaults(
         hidden=2048,
         num_layers=24,
@@ -295,8 +305,7 @@ DENSE_TYPES = {
         biased="always",
         mlp_biased="likewise",
         out="dense",
-        parallel=True,
-        layer_norms=1,
+        norms=norm_names.PARALLEL,
         norms_biased=True,
         head_biased=True,
         intermediate=("intermediate_size", 8192),
@@ -373,7 +382,7 @@ DENSE_TYPES = {
         norms_biased=True,
         intermediate=("intermediate_size", 12288),
     ),
-    "vaultgemma": replace(GEMMA2, layer_norms=2),
+    "vaultgemma": replace(GEMMA2, norms=NormNames(mlp="pre_feedforward_layernorm")),
     "youtu": Defaults(
         hidden=2048,
         num_layers=32,

@@ -12,6 +12,7 @@ from tpspec.published.checkpoint import read_config, tensors
 from tpspec.published.defaults import Defaults
 from tpspec.published.fused import DTYPE_BYTES
 from tpspec.published.multimodal import STORAGE
+from tpspec.published.norm_names import USUAL as USUAL_NORMS
 from tpspec.published.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -137,14 +138,14 @@ def layer_shape(folder: Path) -> ModelShape:
     usual = shape.usual
     attends_so = (
         (usual.attention, usual.out) != (Defaults().attention, Defaults().out)
-        or usual.behind
+        or shape.norms.attention is None
         or usual.turns_first
         or shape.joint_norm
         or shape.parallel
         or shape.blocks
     )
     acts_so = shape.experts or shape.stateful or shape.mlp_names.bends or shape.usual.norms_biased
-    if attends_so or acts_so or shape.layer_norms != Defaults().layer_norms:
+    if attends_so or acts_so or shape.layer_norms != USUAL_NORMS.num:
         raise UserError(f"{where}: model_type is {shape.model_type}; heads of such layers are not supported")
     return shape
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tpspec.published import norm_names
 from tpspec.published.defaults import Defaults
 from tpspec.published.dense_types import COHERE, HUNYUAN
+from tpspec.published.norm_names import NormNames
 
 GRANITE_MOE = Defaults(
     hidden=4096,
@@ -23,7 +25,9 @@ MIXED_TYPES = {
         head_dim=128,
         vocab=200192,
         normed=True,
-        layer_norms=4,
+        norms=NormNames(
+            attention_out="post_attention_layernorm", mlp="pre_mlp_layernorm", mlp_out="post_mlp_layernorm"
+        ),
         intermediate=("moe_intermediate_size", 1408),
     ),
     "axk1": Defaults(
@@ -31,7 +35,7 @@ MIXED_TYPES = {
         num_layers=61,
         num_heads=64,
         vocab=163840,
-        mixture_normed=True,
+        norms=NormNames(mixture_out="post_mlp_layernorm"),
         float16=False,
         intermediate=("moe_intermediate_size", 2048),
     ),
@@ -88,7 +92,7 @@ MIXED_TYPES = {
         vocab=100352,
         normed=True,
         jointly=True,
-        behind=True,
+        norms=norm_names.OLMO2,
         intermediate=("intermediate_size", 11008),
     ),
     "flint": Defaults(
@@ -168,8 +172,8 @@ MIXED_TYPES = {
         head_dim=128,
         vocab=128000,
         normed=True,
-        layer_norms=4,
         bias_key=None,
+        norms=NormNames(attention_out="post_attn_norm", mlp_out="post_ffn_norm"),
         intermediate=("moe_intermediate_size", 512),
     ),
     "kimi_linear": Defaults(
@@ -201,6 +205,7 @@ MIXED_TYPES = {
         out="out_proj",
         normed=True,
         bias_key=None,
+        norms=norm_names.LFM2,
         intermediate=("moe_intermediate_size", 1792),
         always=("use_pos_enc",),
     ),
@@ -267,8 +272,8 @@ MIXED_TYPES = {
         head_dim=128,
         vocab=131072,
         attention="mixer",
-        layer_norms=1,
         bias_key=None,
+        norms=NormNames("norm", mlp="norm"),
         intermediate=("intermediate_size", 21504),
     ),
     "olmoe": Defaults(
@@ -353,6 +358,7 @@ MIXED_TYPES = {
         normed=True,
         attention="attention",
         out="dense",
+        norms=norm_names.HUNYUAN,
         intermediate=("moe_intermediate_size", 1024),
         always=("moe_router_enable_expert_bias", "use_qk_norm", "use_rmsnorm"),
         never=("use_bias",),

@@ -27,6 +27,8 @@ from tpspec.published.mixtures import channels_key, mlp_names
 from tpspec.published.mlp_names import MlpNames
 from tpspec.published.model_types import MODEL_TYPES
 from tpspec.published.multimodal import text_config
+from tpspec.published.norm_names import USUAL as USUAL_NORMS
+from tpspec.published.norm_names import NormNames
 from tpspec.published.per_layer import per_layer_of
 from tpspec.published.quantizers import stored_as
 from tpspec.published.reads import Reads
@@ -49,7 +51,7 @@ class ModelShape:
     tied: the head is the embedding table. values: numbers of a head's value, which is filled up to as many as its key
     has where it is cached; 0: as many. sinks: see Defaults. qk_norm: a norm on queries and on keys in every layer, of
     head_dim; joint_norm: of all heads together; replicates_norm: for which every rank makes all of them, as its
-    topology has it (model/joint_norm.py). parallel: see Defaults. layer_norms: of the hidden state, in each layer.
+    topology has it (model/joint_norm.py).
     intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
     where a token sees `window` last positions, its own among them. global_heads: of some of the others, if not like
     those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for each layer besides
@@ -77,7 +79,7 @@ class ModelShape:
     qk_norm: bool = False
     joint_norm: bool = False
     replicates_norm: bool = False
-    layer_norms: int = 2
+    norms: NormNames = USUAL_NORMS
     window: int | None = None
     num_windowed: int = 0
     max_positions: int | None = None
@@ -85,7 +87,6 @@ class ModelShape:
     experts: Experts | None = None
     latent: Latent | None = None
     gating: Gating | None = None
-    parallel: bool = False
     delta_net: DeltaNet | None = None
     short_conv: ShortConv | None = None
     global_heads: GlobalHeads | None = None
@@ -130,7 +131,9 @@ class ModelShape:
         head_bias, tied = read.said(usual.head_biased), read.flag("tie_word_embeddings", usual.tied)
         if head_bias and tied:
             raise read.refusal("tie_word_embeddings", "false, as the head has a bias")
-        norms = usual.layer_norms - (0 if usual.out_normed is None or read.flag(usual.out_normed, True) else 2)
+        norms = usual.norms
+        if usual.out_normed is not None and not read.flag(usual.out_normed, True):
+            norms = replace(norms, attention_out=None, mlp_out=None)
         num_kv_heads = 1 if latent else read.divisor("num_key_value_heads", heads, usual.num_kv_heads)
         num_kv_heads = key_heads(read, model_type, num_layers, heads, num_kv_heads)
         return cls(
@@ -151,7 +154,7 @@ class ModelShape:
             head_bias=head_bias,
             qk_norm=read.said(usual.normed),
             joint_norm=usual.jointly,
-            layer_norms=norms + bool(per_layer) + (3 if experts and experts.apart else 0),
+            norms=norms,
             window=max(windows, default=None),
             num_windowed=len(windows),
             max_positions=read.size_if_given("max_position_embeddings"),
@@ -159,7 +162,6 @@ class ModelShape:
             experts=experts,
             latent=latent,
             gating=gating_of(read, model_type),
-            parallel=usual.parallel,
             delta_net=delta_net_of(read, model_type, num_layers, hidden, blocks),
             short_conv=short_conv_of(read, model_type, num_layers, hidden),
             global_heads=global_heads_of(read, model_type, num_layers, heads, num_kv_heads, head_dim),
@@ -197,6 +199,16 @@ class ModelShape:
         """Each has a query head of every layer, and what it holds whole of linear attention."""
         most = self.num_heads if self.global_heads is None else min(self.num_heads, self.global_heads.num)
         return most if self.delta_net is None else min(most, self.delta_net.whole[0])
+
+    @property
+    def layer_norms(self) -> int:
+        """Of the hidden state, in each layer."""
+        return self.norms.num + bool(self.per_layer) + (3 if self.experts and self.experts.apart else 0)
+
+    @property
+    def parallel(self) -> bool:
+        """Attention and MLP of a layer read the same, and are summed at once."""
+        return self.norms.attention is not None and self.norms.mlp is None
 
     @property
     def attention_names(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     """
     held = Held.of(shape, dtype, quantize)
     num_norms = shape.num_layers * shape.layer_norms + 1
-    if shape.usual.mixture_normed:
+    if shape.norms.mixture_out is not None:
         num_norms += len(_with_experts(shape))
     norms = num_norms * shape.hidden * (2 if shape.usual.norms_biased else 1)
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
