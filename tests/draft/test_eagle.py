@@ -189,7 +189,7 @@ REFUSED = {
     "norm in 1": (first, _have("layers.0.input_layernorm.weight", torch.ones(72)), "have: layers.0.input_layernorm"),
     "misshapen": (third, _have("fc.weight", torch.ones(72, 144)), r"has shape \[72, 144\]; .* be \[72, 216\]"),
     "no bias": (first, _lose("fc.bias"), "tensor fc.bias is missing"),
-    "bias unsaid": (first, _say(bias=False), "does not have: fc.bias"),
+    "bias unsaid": (first, _say(bias=False), "tensor fc.bias is not nothing, and the architecture has no such bias"),
     "d2t of ids": (third, _have("d2t", torch.arange(101) * 2 + 1), "d2t does not lead to 101 ids of the target's 263"),
     "layers": (third, _say(**{IDS: [2, 5, 10]}), r"is \[2, 5, 10\]; should be of the 9 layers of the target"),
     "experts": (third, _say(model_type="qwen3_moe"), "model_type is qwen3_moe; heads of such layers are not supported"),

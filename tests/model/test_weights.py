@@ -19,8 +19,8 @@ BYTES = 4 * ROWS * COLUMNS
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Of the files that were opened, as often as they were."""
     found: list[Path] = []
-    given = weights._open_file
-    monkeypatch.setattr(weights, "_open_file", lambda path: (found.append(path), given(path))[1])
+    given = weights.open_file
+    monkeypatch.setattr(weights, "open_file", lambda path: (found.append(path), given(path))[1])
     return found
 
 

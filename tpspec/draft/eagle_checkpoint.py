@@ -79,7 +79,7 @@ def _form(config: dict[str, Any], files: HeadFiles, target: ModelShape, where: s
         return _third(config, layer, target, where)
     if layer is config.get("model"):
         return _wrapped(config, layer, where)
-    if is_third(config, layer, files.shapes):
+    if is_third(config, layer, files.names):
         return _third(layer, layer, target, where)
     return Form(layer, third=False, taps=(FINAL,), fc_bias=layer.get("bias", True))
 
@@ -163,7 +163,7 @@ class _Loader:
         width = parts.target.hidden
         together = parts.norm("input_norm.weight", num * width) if self.form.norms_together else None
         apart = [parts.norm(f"fc_norm.{i}.weight", width) for i in range(num)] if self.form.norms_apart else None
-        fc = parts.matrix(["fc"], [parts.spec.shape.hidden], num * width)
+        fc = parts.matrix("fc", num * width)
 
         def project(taps_TW: Tensor) -> Tensor:
             if together is not None:
@@ -176,8 +176,7 @@ class _Loader:
         return project
 
     def _fused(self) -> Fused:
-        hidden = self.parts.spec.shape.hidden
-        return Fused(self.parts.matrix(["fc"], [hidden], 2 * hidden, biased=self.form.fc_bias))
+        return Fused(self.parts.matrix("fc", 2 * self.parts.spec.shape.hidden, biased=self.form.fc_bias))
 
     def _side_by_side(self) -> SideBySide:
         norms = self.parts.norm("layers.0.input_layernorm.weight"), self.parts.norm("layers.0.hidden_norm.weight")

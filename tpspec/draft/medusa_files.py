@@ -50,7 +50,7 @@ def read_heads(folder: Path, target: Path) -> MedusaWeights:
     # In a whole model the names of the heads have a prefix, and all others are no matter of ours.
     in_model = HeadFiles(folder, lambda name: name.removeprefix(IN_MODEL) if name.startswith(IN_MODEL) else None)
     files, shape = in_model or HeadFiles(folder, lambda name: name.removeprefix(IN_VLLM)), ModelShape.of(target)
-    if any(name.startswith("blocks.") for name in files.shapes):
+    if any(name.startswith("blocks.") for name in files.names):
         weights = _vllm(files, read_config(folder), shape, target)
     else:
         weights = _original(files, shape)
@@ -81,7 +81,7 @@ def _vllm(files: HeadFiles, config: dict[str, object], shape: ModelShape, target
     num_heads = 1 + _highest(files, r"blocks\.(\d+)\..*")
     num_layers = 1 + _highest(files, r"blocks\.\d+\.layers\.(\d+)\..*")
     names = [[f"blocks.{head}.layers.{layer}" for layer in range(num_layers)] for head in range(num_heads)]
-    biased = bool(config.get("medusa_fc_bias")) or any(name.endswith(".bias") for name in files.shapes)
+    biased = bool(config.get("medusa_fc_bias")) or any(name.endswith(".bias") for name in files.names)
     weights, biases = _blocks(files, names, shape.hidden, biased=biased)
     ids = _token_map(files, config, shape.vocab)
     outputs = _outputs(files, config, shape, target, num_heads, shape.vocab if ids is None else len(ids))
@@ -125,11 +125,11 @@ def _outputs(
         checkpoint, whole = Checkpoint(target), (shape.vocab, shape.hidden)
         return [checkpoint.read(f"{head_of(checkpoint, whole, tied=shape.tied)}.weight", whole)]
     # Rows that no id leads to may have been left where they were.
-    sizes = [shape.vocab if files.shapes.get(name, ())[:1] == (shape.vocab,) else num_ids for name in names]
+    sizes = [shape.vocab if name in files and files.shape(name)[0] == shape.vocab else num_ids for name in names]
     return [files.take(name, size, shape.hidden) for name, size in zip(names, sizes, strict=True)]
 
 
 def _highest(files: HeadFiles, pattern: str) -> int:
     """The highest number where `pattern` has its group, over all names; -1 where it matches none."""
-    found = (re.fullmatch(pattern, name) for name in files.shapes)
+    found = (re.fullmatch(pattern, name) for name in files.names)
     return max((int(match[1]) for match in found if match), default=-1)

@@ -16,7 +16,6 @@ from tpspec.draft.head_parts import Parts
 from tpspec.draft.texts import as_it_is
 from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
-from tpspec.model.places import whole_place
 from tpspec.model.spec import read_spec
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Given
+    from tpspec.model.places import Place
     from tpspec.published.formats import Stored
 
 # What the layouts call the same things; the rest of a layer has a whole model's names.
@@ -52,23 +52,22 @@ def load_mtp(given: Given) -> Head:
     check_behind(target)
     spec = read_spec(given.target)
     mtp, behind = behind_last(target.num_layers)
+    plain = None
+    if target.stored is not None:
+        plain = partial(_plain, StoredMatrices(Checkpoint(given.target)), target.stored, given.dtype)
     for at, layer_at, names in ((mtp, f"{mtp}layers.0.", QWEN), (behind, behind, DEEPSEEK)):
-        files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names))
+        files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names), plain)
         if files:
-            if target.stored is not None:
-                files.in_floats(partial(_plain, StoredMatrices(Checkpoint(given.target)), target.stored, given.dtype))
             return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
     raise no_layer(given.target, target.num_layers)
 
 
-def _plain(
-    matrices: StoredMatrices, stored: Stored, dtype: torch.dtype, module: str, size: tuple[int, int]
-) -> Tensor | None:
+def _plain(matrices: StoredMatrices, stored: Stored, dtype: torch.dtype, place: Place) -> Tensor | None:
     """Of floats of 8 bits alone."""
-    scheme = stored.scheme_of(module)
+    scheme = stored.scheme_of(place.name)
     if scheme is None or scheme.kind != "float8":
         return None
-    return matrices.plain(scheme, whole_place(module, *size), dtype)
+    return matrices.plain(scheme, place, dtype)
 
 
 def _renamed(at: str, layer_at: str, names: dict[str, str]) -> Callable[[str], str | None]:
@@ -96,7 +95,7 @@ def _head(parts: Parts, *, feeds_normed: bool) -> Head:
     if spec.shape.experts is None and (experts := files.like(EXPERTS)):
         raise UserError(f"{files.folder}: the layer for multi-token prediction has experts ({experts}); none run here")
     enter = Fused(
-        parts.matrix(["fc"], [hidden], 2 * hidden),
+        parts.matrix("fc", 2 * hidden),
         parts.norm("embedding_norm.weight"),
         parts.norm("feature_norm.weight"),
         parts.norm("layers.0.input_layernorm.weight"),

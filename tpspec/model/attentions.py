@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Attentions:
     """Of one shard of one checkpoint. at: what the names of a layer's attention begin with. replicates: what a norm of
-    all heads is of, which ranks tell each other otherwise."""
+    all heads is of, which ranks tell each other otherwise. width: numbers of what attention reads; 0: the hidden
+    state's."""
 
     spec: ModelSpec
     shard: Shard
     matrices: Matrices
     replicates: bool = False
+    width: int = 0
 
     @property
     def shape(self) -> ModelShape:
@@ -143,7 +145,7 @@ class Attentions:
         return self.matrices.row_parallel(place, biased=self.shape.o_bias)
 
     def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
-        return replace(rows_of(name, rows, size, self.shape.hidden), head_order=head_order)
+        return replace(rows_of(name, rows, size, self.width or self.shape.hidden), head_order=head_order)
 
     def head_norms(self, at: str, layer: LayerSpec) -> tuple[Norm | None, Norm | None, Norm | None]:
         """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""

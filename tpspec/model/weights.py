@@ -16,6 +16,8 @@ from tpspec.errors import UserError
 from tpspec.published.multimodal import text_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
@@ -32,24 +34,24 @@ def codes_in(numbers: Tensor) -> str | None:
 
 class Checkpoint:
     """The tensors of a Hugging Face folder, by name; of one that sees besides reading, as its text model alone names
-    them. Opening reads headers only.
+    them. Opening reads headers only. files: of each tensor its file, and its name there; None: as the folder says.
 
     A file serves many reads while it is open: its header takes as long to parse as it names tensors, and a file of
     quantized experts names ten thousands of small ones.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Mapping[str, tuple[Path, str]] | None = None) -> None:
         self.folder = folder
-        self._file_of, self._stored_as = _tensor_files(folder)
+        self._files = _tensor_files(folder) if files is None else files
         self._parts: dict[str, set[str]] = {}
-        for name in self._file_of:
+        for name in self._files:
             module, _, part = name.rpartition(".")
             self._parts.setdefault(module, set()).add(part)
         self._opened: dict[Path, Any] = {}
         self._num_mapped = 0
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._files
 
     def read(
         self, name: str, shape: tuple[int, ...], *, rows: range | None = None, columns: range | None = None
@@ -70,16 +72,15 @@ class Checkpoint:
 
     def one(self, name: str) -> Tensor:
         """The only number of tensor `name`, whatever its dimensions."""
-        with self._open(name) as file:
-            tensor: Tensor = file.get_tensor(self._stored_as[name])
+        tensor = self._whole(name)
         if tensor.numel() != 1:
             raise UserError(
-                f"{self._file_of[name]}: tensor {name} has shape {list(tensor.shape)}; should be one number"
+                f"{self._files[name][0]}: tensor {name} has shape {list(tensor.shape)}; should be one number"
             )
         return tensor.clone()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._shared(name).get_slice(self._stored_as[name]).get_shape())
+        return tuple(self._slice(name).get_shape())
 
     def has(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether there is a tensor of that name, and it has that shape."""
@@ -91,8 +92,7 @@ class Checkpoint:
 
     def mapped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The whole tensor, numbers and no codes, backed by the file: only rows that are looked at take memory."""
-        with self._open(name) as file:
-            tensor: Tensor = file.get_tensor(self._stored_as[name])
+        tensor = self._whole(name)
         self._check_shape(name, tuple(tensor.shape), shape)
         return self.checked(name, tensor)
 
@@ -107,19 +107,19 @@ class Checkpoint:
 
     def _taken(self, name: str, shape: tuple[int, ...], rows: tuple[range, ...], columns: range | None) -> Tensor:
         """Backed by the file. rows: of the first dimensions; columns: of the one behind them."""
-        part = self._shared(name).get_slice(self._stored_as[name])
+        part = self._slice(name)
         self._check_shape(name, tuple(part.get_shape()), shape)
         which = rows if columns is None else (*rows, columns)
         taken: Tensor = part[tuple(slice(some.start, some.stop) for some in which)]
         self._touched(prod(map(len, rows)) * prod(shape[len(rows) :]) * taken.itemsize)
         return taken
 
-    def _shared(self, name: str) -> Any:
-        """The file of a tensor, open for others too: of slices that are copied."""
-        path = self._path(name)
+    def _slice(self, name: str) -> Any:
+        """Of its file, open for others too: of what is copied."""
+        path, stored = self._found(name)
         if path not in self._opened:
-            self._opened[path] = _open_file(path)
-        return self._opened[path]
+            self._opened[path] = open_file(path)
+        return self._opened[path].get_slice(stored)
 
     def _touched(self, num_bytes: int) -> None:
         """Closing a file unmaps what was read of it, but for slices still in use."""
@@ -128,12 +128,15 @@ class Checkpoint:
             self._opened.clear()
             self._num_mapped = 0
 
-    def _open(self, name: str) -> safe_open:
-        """The file of a tensor, for it alone."""
-        return _open_file(self._path(name))
+    def _whole(self, name: str) -> Tensor:
+        """Of its file, open for it alone."""
+        path, stored = self._found(name)
+        with open_file(path) as file:
+            tensor: Tensor = file.get_tensor(stored)
+        return tensor
 
-    def _path(self, name: str) -> Path:
-        if name not in self._file_of:
+    def _found(self, name: str) -> tuple[Path, str]:
+        if name not in self._files:
             module, _, part = name.rpartition(".")
             others = ", ".join(sorted(self.under(module) - {"bias"}))
             if part == "weight" and others:
@@ -142,37 +145,32 @@ class Checkpoint:
                     "numbers: quantization_config of config.json should tell of codes"
                 )
             raise UserError(f"{self.folder}: tensor {name} is missing; the checkpoint is incomplete")
-        return self._file_of[name]
+        return self._files[name]
 
     def _check_shape(self, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if found != expected:
             raise UserError(
-                f"{self._file_of[name]}: tensor {name} has shape {list(found)}, config.json asks for {list(expected)}"
+                f"{self._files[name][0]}: tensor {name} has shape {list(found)}, config.json asks for {list(expected)}"
             )
 
 
-def _open_file(path: Path) -> safe_open:
+def open_file(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a whole safetensors file ({error}); fetch it again") from error
 
 
-def _tensor_files(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Tensor name -> file, and -> its name there. Every file is opened once, so that a truncated one is found before
-    anything else is done."""
+def _tensor_files(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Every file is opened once, so that a truncated one is found before anything else is done."""
     index = folder / INDEX
-    files = _indexed_files(index) if index.exists() else [folder / SINGLE]
-    file_of: dict[str, Path] = {}
-    stored_as: dict[str, str] = {}
-    for path in files:
+    found: dict[str, tuple[Path, str]] = {}
+    for path in _indexed_files(index) if index.exists() else [folder / SINGLE]:
         if not path.exists():
             raise UserError(f"{path}: file is missing; weights must be {SINGLE} or files listed in {INDEX}")
-        with _open_file(path) as file:
-            named = {text_name(name): name for name in file.keys()}  # noqa: SIM118 (a file is no mapping)
-        file_of |= dict.fromkeys(named, path)
-        stored_as |= named
-    return file_of, stored_as
+        with open_file(path) as file:
+            found |= {text_name(name): (path, name) for name in file.keys()}  # noqa: SIM118 (a file is no mapping)
+    return found
 
 
 def _indexed_files(index: Path) -> list[Path]:
