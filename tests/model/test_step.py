@@ -123,7 +123,7 @@ def test_limits_are_of_their_layers(tmp_path: Path) -> None:
         ({"swiglu_limits_shared": [0, 7]}, r"swiglu_limits_shared is \[0, 7\]; should be .* for each of 3 layers"),
         ({"swiglu_limits_shared": [2, 0, 0]}, "should be 0 or null for the first 1 layers, which have no experts"),
         ({"attention_bias": True}, "attention_bias is True; should be null"),
-        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be above 0"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be a number above 0"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "rope_type 'mrope' is not supported"),
     ],
 )

@@ -482,12 +482,18 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; should be above 0, or null"),
+        ({"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; should be a number above 0"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
-        ({"model_type": "gemma2", "attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0; should be above 0"),
+        (
+            {"model_type": "gemma2", "attn_logit_softcapping": 0.0},
+            "attn_logit_softcapping is 0.0; should be a number",
+        ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
-        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be above 0"),
-        ({"model_type": "granite", "residual_multiplier": 0.0}, "residual_multiplier is 0.0; should be above 0"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be a number above 0"),
+        (
+            {"model_type": "granite", "residual_multiplier": 0.0},
+            "residual_multiplier is 0.0; should be a number",
+        ),
         (GRANITE | {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'; should be rope or nope"),
         (GRANITE | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
         (
@@ -545,7 +551,7 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
         ),
         ("muse_glimmer_text", {"layer_rope_theta": [1e4, 1e5]}, "has 100000.0; should have rope_theta, 10000.0, or 0"),
         ("muse_glimmer_text", {"layer_rope_theta": [0]}, "layer_rope_theta has 1 entries; should have one for each"),
-        ("muse_glimmer_text", {"qk_scale_factor": 0.0}, "qk_scale_factor is 0.0; should be above 0"),
+        ("muse_glimmer_text", {"qk_scale_factor": 0.0}, "qk_scale_factor is 0.0; should be a number above 0"),
         ("muse_glimmer_text", {"output_multiplier": 0.0}, "output_multiplier is 0.0; should be a number, and not 0"),
         ("muse_glimmer_text", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'silu'"),
         (

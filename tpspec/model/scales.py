@@ -6,18 +6,12 @@ Knows keys; must not know layers or tensors.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from tpspec.errors import UserError
-from tpspec.model.frequencies import head_dim_of
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tpspec.model.architecture import Architecture
     from tpspec.published.latent import Latent
-
-
-def flag(config: Any, flag: bool | str | None) -> bool:
-    return bool(getattr(config, flag)) if isinstance(flag, str) else bool(flag)
+    from tpspec.published.reads import Reads
 
 
 class Multipliers(NamedTuple):
@@ -34,65 +28,41 @@ class Multipliers(NamedTuple):
     logits: float = 1.0
 
 
-def multipliers_of(config: Any, arch: Architecture, where: str) -> Multipliers:
-    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
-    for key in keys:
-        if not (number := getattr(config, key)) > 0:
-            raise UserError(f"{where}: {key} is {number}; should be above 0")
-    embedding, residual, logits = (float(getattr(config, key)) for key in keys[:3])
+def multipliers_of(read: Reads, arch: Architecture) -> Multipliers:
+    if not arch.multiplied:
+        return Multipliers()
+    keys = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    embedding, residual, logits = (read.number(key) for key in keys)
     return Multipliers(embedding, residual, 1 / logits if arch.multiplied == "logits" else logits)
 
 
-def logit_scale(config: Any, arch: Architecture, numbers: Multipliers, where: str) -> float:
+def logit_scale(read: Reads, arch: Architecture, numbers: Multipliers) -> float:
+    """Which may be below 0."""
     if arch.logit_scale is None:
         return 1 / numbers.logits
-    if not (number := getattr(config, arch.logit_scale)):
-        raise UserError(f"{where}: {arch.logit_scale} is {number}; should be a number, and not 0")
+    number = read.config.get(arch.logit_scale)
+    if not isinstance(number, int | float) or not number:
+        raise read.refusal(arch.logit_scale, "a number, and not 0")
     return float(number)
 
 
-def embedding_scale(config: Any, arch: Architecture, numbers: Multipliers) -> float | None:
+def embedding_scale(read: Reads, arch: Architecture, numbers: Multipliers, hidden: int) -> float | None:
     if arch.multiplied:
         return numbers.embedding / numbers.residual
-    return float(config.hidden_size**0.5) if flag(config, arch.scaled_embeddings) else None
+    return float(hidden**0.5) if read.said(arch.scaled_embeddings) else None
 
 
-def score_scale(config: Any, arch: Architecture, where: str) -> float:
+def score_scale(read: Reads, arch: Architecture, head_dim: int) -> float:
     if arch.multiplied:
-        return float(config.attention_multiplier)
+        return read.number("attention_multiplier")
     if arch.score_scale is None:
-        return float(head_dim_of(config) ** -0.5) * _sharpness(config, arch, where)
-    if isinstance(arch.score_scale, float):
-        return arch.score_scale
-    if not (number := getattr(config, arch.score_scale)) > 0:
-        raise UserError(f"{where}: {arch.score_scale} is {number}; should be above 0")
-    return float(number**-0.5)
+        return float(head_dim**-0.5) * (1.0 if arch.sharpened is None else read.number(arch.sharpened))
+    return arch.score_scale if isinstance(arch.score_scale, float) else float(read.number(arch.score_scale) ** -0.5)
 
 
-def _sharpness(config: Any, arch: Architecture, where: str) -> float:
-    if arch.sharpened is None:
-        return 1.0
-    if not (number := getattr(config, arch.sharpened)) > 0:
-        raise UserError(f"{where}: {arch.sharpened} is {number}; should be above 0")
-    return float(number)
-
-
-def value_scale(config: Any, arch: Architecture, where: str) -> float:
-    number = 1.0 if arch.value_scale is None else getattr(config, arch.value_scale)
-    if number is not None and not number > 0:
-        raise UserError(f"{where}: {arch.value_scale} is {number}; should be above 0, or null")
-    return 1.0 if number is None else float(number)
-
-
-def cap(config: Any, key: str, where: str) -> float | None:
-    if (cap := getattr(config, key)) is not None and not cap > 0:
-        raise UserError(f"{where}: {key} is {cap}; should be above 0, or null")
-    return None if cap is None else float(cap)
-
-
-def latent_scale(config: Any, latent: Latent) -> float:
+def latent_scale(read: Reads, latent: Latent) -> float:
     """DeepSeek's yarn scales products of queries and keys, not their cosines and sines."""
-    rope, sharper = getattr(config, "rope_parameters", None) or {}, 1.0
-    if rope.get("rope_type", "default") != "default" and (more := rope.get("mscale_all_dim")):
-        sharper = 1 + 0.1 * more * max(0.0, math.log(rope["factor"]))
+    rope, sharper = read.section("rope_parameters"), 1.0
+    if rope.config.get("rope_type", "default") != "default" and rope.config.get("mscale_all_dim"):
+        sharper = 1 + 0.1 * rope.number("mscale_all_dim") * max(0.0, math.log(rope.number("factor")))
     return float(latent.head_dim**-0.5 * sharper**2)

@@ -28,17 +28,7 @@ from tpspec.model.layer_spec import LayerSpec, head_order, layers_of
 from tpspec.model.limits import Limits, limits_of
 from tpspec.model.mlp import GAIN, MOST
 from tpspec.model.product_scales import NO_SCALES, Scales, scales_of
-from tpspec.model.scales import (
-    Multipliers,
-    cap,
-    embedding_scale,
-    flag,
-    latent_scale,
-    logit_scale,
-    multipliers_of,
-    score_scale,
-    value_scale,
-)
+from tpspec.model.scales import embedding_scale, latent_scale, logit_scale, multipliers_of, score_scale
 from tpspec.published.checkpoint import read_config
 from tpspec.published.mixtures import mlp_names
 from tpspec.published.multimodal import STORAGE, text_config
@@ -166,18 +156,18 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     orders = {kinds: None if latent else head_order(config, arch, rope, where) for kinds, rope in ropes.items()}
     if latent is not None and ropes:
         _check_turned(config, arch, latent, list(ropes.values()), where)
-    numbers = multipliers_of(config, arch, where) if arch.multiplied else Multipliers()
+    numbers = multipliers_of(said, arch)
     scales = scales_of(config, where) if arch.scaled else NO_SCALES
     return ModelSpec(
         shape=replace(shape, stored=stored),
         layers=layers_of(config, said, arch, orders, usual, shape),
-        value_scale=value_scale(config, arch, where),
-        plain_norm=flag(config, arch.plain_norm),
+        value_scale=(said.number_if_given(arch.value_scale) if arch.value_scale else None) or 1.0,
+        plain_norm=said.said(arch.plain_norm),
         v_norm=arch.v_norm,
-        score_scale=score_scale(config, arch, where) * scales.scores
+        score_scale=score_scale(said, arch, shape.head_dim) * scales.scores
         if latent is None
-        else latent_scale(config, latent),
-        score_cap=cap(config, "attn_logit_softcapping", where) if arch.scores_capped else None,
+        else latent_scale(said, latent),
+        score_cap=said.number_if_given("attn_logit_softcapping") if arch.scores_capped else None,
         ropes=(
             *(
                 frequencies_of(config, whole, layers, rope, dims.get(layers, shape.head_dim), where)
@@ -185,7 +175,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
             ),
             *([] if growth is None else [still(shape.head_dim, growth)]),
         ),
-        alternate_rope=flag(config, arch.alternate_rope),
+        alternate_rope=said.said(arch.alternate_rope),
         norms_weighed=arch.weighed,
         one_more=arch.one_more,
         centred=arch.centred,
@@ -193,13 +183,13 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         out_eps=_eps(config, arch) if arch.out_eps is None else getattr(config, arch.out_eps),
         gate=_gate(arch, shape.model_type),
         limits=limits_of(said, num_layers, shape.experts.first_layer) if arch.limited and shape.experts else (),
-        embedding_scale=scales.embedding if arch.scaled else embedding_scale(config, arch, numbers),
+        embedding_scale=scales.embedding if arch.scaled else embedding_scale(said, arch, numbers, shape.hidden),
         embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
         num_per_layer_ids=num_ids_of(said) if shape.per_layer else 0,
         scaled_layers=arch.scaled_layers,
-        cap=cap(config, "final_logit_softcapping", where) if arch.capped else None,
+        cap=said.number_if_given("final_logit_softcapping") if arch.capped else None,
         hidden_scale=numbers.residual,
-        final_scale=logit_scale(config, arch, numbers, where) * scales.logits,
+        final_scale=logit_scale(said, arch, numbers) * scales.logits,
         scales=scales,
     )
 

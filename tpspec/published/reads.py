@@ -51,6 +51,9 @@ class Reads:
     def size_if_given(self, key: str) -> int | None:
         return None if self.config.get(key) is None else self.size(key)
 
+    def number_if_given(self, key: str) -> float | None:
+        return None if self.config.get(key) is None else self.number(key)
+
     def divisor(self, key: str, of: int, default: int | None = None) -> int:
         """default: where the key is left out; null means `of` itself."""
         value = self.size(key, of if default is None or key in self.config else default)
