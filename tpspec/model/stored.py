@@ -3,7 +3,7 @@ here, floats in stored_floats.py, bitsandbytes in stored_blocks.py.
 
 A slice may begin and end anywhere: what is packed in words is read in whole words and trimmed. Codes of 2 and 3 bits
 become the highest of 4, of 5 to 7 those of 8, and scales as many times smaller, which changes no weight. Knows tensors'
-names and layouts (formats.py says which); must not know shards, layers or what is computed.
+names and layouts (published/formats.py says which); must not know shards, layers or what is computed.
 
 Shapes: O outputs and I inputs of the slice, G groups of the whole matrix.
 """
@@ -169,7 +169,7 @@ class StoredMatrices:
 
     def _mxfp4(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, None]:
         """Of an expert: codes in blocks of a group, [N, O, G, bytes], and exponents, [N, O, G]."""
-        assert place.expert is not None, "formats.py refuses other models"
+        assert place.expert is not None, "published/quantizers.py refuses other models"
         assert scheme.group is not None, "always 32"
         if place.num_inputs % scheme.group:
             what = f"have {place.num_inputs} inputs; should be whole groups of {scheme.group}"

@@ -50,7 +50,7 @@ class StoredBlocks:
 
     def fours(self, scheme: Scheme, place: Place) -> tuple[Tensor, Tensor, None]:
         """Codes [O, I] and scales [O, G]."""
-        assert scheme.group is not None, "formats.py says how many"
+        assert scheme.group is not None, "published/formats.py says how many"
         self._parts.check_names(scheme, place.name)
         if place.num_inputs % scheme.group:
             what = f"{place.num_inputs} inputs; should be whole blocks of {scheme.group}"

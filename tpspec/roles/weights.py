@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Ranks on the CPUs of a box count as equals; what one of them reads alone, of a server's memory. Estimated.
 CPU_BYTES_PER_S = 4e10
-UNKNOWN_BYTES_PER_S = 4e11  # of a card that cards.yaml does not list; estimated
+UNKNOWN_BYTES_PER_S = 4e11  # of a card that topology/cards.yaml does not list; estimated
 USUAL_DRAFT = 4  # tokens of a round where the topology leaves their number open
 
 

@@ -32,7 +32,7 @@ KEYS = 64  # of a block at most
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gated(x: tl.tensor, up: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """act(x) * up, in float32. See rows.inc for kinds of act."""
+    """act(x) * up, in float32. See model/rows.inc for kinds of act."""
     z = x
     if kind == "gelu":
         z = 1.5957691216 * (x + 0.044715 * x * x * x)
