@@ -95,28 +95,8 @@ def experts_of(read: Reads, model_type: str, blocks: tuple[str, ...] = ()) -> Ex
     read = read.alike(usual.by_layer)
     if usual.alone is not None and not _has_some(read, usual):
         return None
-    read.one_of("decoder_sparse_step", (1,), 1)
-    listed = None if usual.by_logits is None else usual.by_logits.listed
-    if listed != "mlp_only_layers" and not (usual.beside is not None and usual.beside.listed):
-        read.refuse("mlp_only_layers")
-    if usual.beside is None and listed != "mlp_layer_types" and set(read.texts("mlp_layer_types")) - {SPARSE}:
-        raise read.refusal("mlp_layer_types", f"{SPARSE} for all layers")
-    given = [key for key in COUNTS if key in read.config]
-    if len({shown(read.config[key]) for key in given}) > 1:
-        said = " and ".join(f"{key} is {shown(read.config[key])}" for key in given)
-        raise UserError(f"{read.where}: {said}; should be the same")
-    key = given[0] if given else "num_experts"
-    count, chosen = read.size(key, usual.count), read.size(usual.chosen_key, usual.chosen)
-    if chosen > count:
-        raise read.refusal(usual.chosen_key, f"at most {key} ({count})")
-    sums_to_one = read.flag("norm_topk_prob", usual.norms) if usual.sums_to_one is None else usual.sums_to_one
-    if usual.sums_to_one is False:
-        read.refuse("norm_topk_prob")
-    if usual.sigmoid:
-        read.one_of("scoring_func", ("sigmoid",), "sigmoid")
-        read.one_of("use_routing_bias", (True,), True)
-        read.refuse("shared_intermediate_size")
-    experts = _weighed(Experts(count, chosen, sums_to_one, biased=usual.biased), by_sigmoids=usual.sigmoid)
+    _check_layers(read, usual)
+    experts = _chosen(read, usual)
     if usual.margin is not None:
         read.one_of(usual.chosen_key, (2,), usual.chosen)
         return replace(experts, margin=2 * read.number(*usual.margin))
@@ -144,9 +124,36 @@ def _has_some(read: Reads, usual: Mixing) -> bool:
     return read.size(COUNTS[0], usual.count, least=0) > 0
 
 
-def _weighed(experts: Experts, *, by_sigmoids: bool) -> Experts:
-    """by_sigmoids: which a bias corrects where experts are chosen."""
-    return replace(experts, sigmoid=True, corrected="sigmoids") if by_sigmoids else experts
+def _check_layers(read: Reads, usual: Mixing) -> None:
+    """UserError where a config says which layers have experts by a list that its type does not go by."""
+    read.one_of("decoder_sparse_step", (1,), 1)
+    listed = None if usual.by_logits is None else usual.by_logits.listed
+    if listed != "mlp_only_layers" and not (usual.beside is not None and usual.beside.listed):
+        read.refuse("mlp_only_layers")
+    if usual.beside is None and listed != "mlp_layer_types" and set(read.texts("mlp_layer_types")) - {SPARSE}:
+        raise read.refusal("mlp_layer_types", f"{SPARSE} for all layers")
+
+
+def _chosen(read: Reads, usual: Mixing) -> Experts:
+    """How many there are, and how they are chosen and weighed."""
+    given = [key for key in COUNTS if key in read.config]
+    if len({shown(read.config[key]) for key in given}) > 1:
+        said = " and ".join(f"{key} is {shown(read.config[key])}" for key in given)
+        raise UserError(f"{read.where}: {said}; should be the same")
+    key = given[0] if given else "num_experts"
+    count, chosen = read.size(key, usual.count), read.size(usual.chosen_key, usual.chosen)
+    if chosen > count:
+        raise read.refusal(usual.chosen_key, f"at most {key} ({count})")
+    sums_to_one = read.flag("norm_topk_prob", usual.norms) if usual.sums_to_one is None else usual.sums_to_one
+    if usual.sums_to_one is False:
+        read.refuse("norm_topk_prob")
+    if usual.sigmoid:
+        read.one_of("scoring_func", ("sigmoid",), "sigmoid")
+        read.one_of("use_routing_bias", (True,), True)
+        read.refuse("shared_intermediate_size")
+    by_sigmoids = usual.sigmoid or (usual.beside is not None and usual.beside.sigmoid)
+    corrected: Literal["sigmoids"] | None = "sigmoids" if by_sigmoids else None
+    return Experts(count, chosen, sums_to_one, sigmoid=by_sigmoids, corrected=corrected, biased=usual.biased)
 
 
 def _as_deepseek(
@@ -165,11 +172,10 @@ def _as_deepseek(
     _, shared, scale = usual.keys
     groups, groups_chosen = _groups(read, usual, experts)
     own = read.size(shared, usual.shared, least=0) * read.size(*channels)
-    corrected = usual.switch is None or read.flag(usual.switch, True)
-    made = _weighed(experts, by_sigmoids=usual.sigmoid)
+    is_corrected = usual.switch is None or read.flag(usual.switch, True)
     return replace(
-        made,
-        corrected=made.corrected if corrected else None,
+        experts,
+        corrected=experts.corrected if is_corrected else None,
         added=usual.added,
         of_parts=usual.of_parts,
         cap=read.number(CAP, 1.0) if read.config.get(CAP) else None,
