@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETA, THETAS, Architecture
 from tpspec.published.windows import CONV, FULL
 
@@ -181,11 +180,3 @@ ACTS: dict[str, Gate] = {  # of no gate
     "relu2": "relu2",
     "xielu": "xielu",
 }
-
-
-def declared(model_type: object, where: str) -> Architecture:
-    """The declaration of an architecture. Raises UserError with the choices."""
-    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UserError(f"{where}: architecture {model_type!r} is not supported; supported are {known}")
-    return ARCHITECTURES[model_type]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tpspec.errors import UserError
 from tpspec.model.architecture import FINAL_NORM, ONE_THETA, THETA, THETAS
-from tpspec.model.architectures import ACTS, GATES, declared
+from tpspec.model.architectures import ACTS, ARCHITECTURES, GATES
 from tpspec.model.frequencies import (
     check_one_theta,
     frequencies_of,
@@ -30,7 +30,6 @@ from tpspec.model.mlp import GAIN, MOST
 from tpspec.model.product_scales import NO_SCALES, Scales, scales_of
 from tpspec.model.scales import embedding_scale, latent_scale, logit_scale, multipliers_of, score_scale
 from tpspec.published.checkpoint import read_config
-from tpspec.published.mixtures import mlp_names
 from tpspec.published.multimodal import STORAGE, text_config
 from tpspec.published.per_layer import num_ids_of
 from tpspec.published.reads import Reads
@@ -145,8 +144,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     said, whole = Reads(text_config(config.to_dict()), where), config
     if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
         config = SimpleNamespace(**said.config)
-    arch = _declaration(config, where)
     shape = ModelShape.from_config({key: said.config[key] for key in said.config if key not in STORAGE}, where)
+    arch = _declaration(config, shape.model_type, where)
     latent, wide, num_layers = shape.latent, shape.global_heads, shape.num_layers
     ropes = _ropes(config, said, arch, where)
     growth = growth_alone(config, where) if arch.tuned else None
@@ -181,7 +180,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         centred=arch.centred,
         eps=_eps(config, arch) / numbers.residual**2,
         out_eps=_eps(config, arch) if arch.out_eps is None else getattr(config, arch.out_eps),
-        gate=_gate(arch, shape.model_type),
+        gate=_gate(arch, shape),
         limits=limits_of(said, num_layers, shape.experts.first_layer) if arch.limited and shape.experts else (),
         embedding_scale=scales.embedding if arch.scaled else embedding_scale(said, arch, numbers, shape.hidden),
         embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
@@ -194,8 +193,8 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     )
 
 
-def _declaration(config: Any, where: str) -> Architecture:
-    arch = declared(config.model_type, where)
+def _declaration(config: Any, model_type: str, where: str) -> Architecture:
+    arch = ARCHITECTURES[model_type]
     key, act = arch.gate
     if key is not None and getattr(config, key) != act:
         raise UserError(f"{where}: {key} {getattr(config, key)!r} is not supported; only {act!r} is")
@@ -204,16 +203,16 @@ def _declaration(config: Any, where: str) -> Architecture:
             raise UserError(f"{where}: {option} {getattr(config, option)} is not supported; only {number} is")
     for option, fine in arch.apart.items():
         if (value := getattr(config, option, None)) and value not in fine:
-            raise UserError(f"{where}: {option}: {value} is not supported for {config.model_type}")
+            raise UserError(f"{where}: {option}: {value} is not supported for {model_type}")
     if arch.rms_eps is not None and getattr(config, arch.rms_eps) is not None:
         return replace(arch, centred=False, eps=arch.rms_eps)
     return arch
 
 
-def _gate(arch: Architecture, model_type: str) -> Gate:
+def _gate(arch: Architecture, shape: ModelShape) -> Gate:
     if arch.clamped:
         return "clamped"
-    return (ACTS if mlp_names(model_type).gate is None else GATES)[arch.gate[1]]
+    return (ACTS if shape.mlp_names.gate is None else GATES)[arch.gate[1]]
 
 
 def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str | None, dict[str, Any]]:

@@ -149,7 +149,7 @@ class ModelShape:
             model_type=model_type,
             o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
             mlp_bias=_mlp_bias(read, usual, biased=biased),
-            values=values_of(read, usual, head_dim),
+            values=_values_of(read, usual, head_dim),
             sinks=usual.sinks,
             head_bias=head_bias,
             qk_norm=read.said(usual.normed),
@@ -252,7 +252,7 @@ class ModelShape:
         return self.hidden + (self.hidden // 2 if self.experts and self.experts.apart else 0)
 
 
-def values_of(read: Reads, usual: Defaults, head_dim: int) -> int:
+def _values_of(read: Reads, usual: Defaults, head_dim: int) -> int:
     """See ModelShape."""
     if usual.values is None:
         return 0
