@@ -115,7 +115,7 @@ def test_attention_to_both_sides_is_refused_and_that_of_images_is_not(tmp_path: 
         if said == "vision":
             read_spec(tmp_path)
             continue
-        with pytest.raises(UserError, match="use_bidirectional_attention: all is not supported for gemma4_text"):
+        with pytest.raises(UserError, match="use_bidirectional_attention is 'all'; should be vision or False"):
             read_spec(tmp_path)
 
 

@@ -483,12 +483,12 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
     ("said", "why"),
     [
         ({"final_logit_softcapping": -30.0}, "final_logit_softcapping is -30.0; should be a number above 0"),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not supported"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; should be null"),
         (
             {"model_type": "gemma2", "attn_logit_softcapping": 0.0},
             "attn_logit_softcapping is 0.0; should be a number",
         ),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: True is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True; should be null"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; should be a number above 0"),
         (
             {"model_type": "granite", "residual_multiplier": 0.0},
@@ -500,7 +500,7 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
             {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
             "partial_rotary_factor is not supported for gemma3_text",
         ),
-        ({"model_type": "ernie4_5", "use_bias": True}, "use_bias: True is not supported for ernie4_5"),
+        ({"model_type": "ernie4_5", "use_bias": True}, "use_bias is True; should be null"),
         ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'gelu_pytorch_tanh' is"),
     ],
 )

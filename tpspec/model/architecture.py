@@ -6,12 +6,8 @@ Where a field of an Architecture may be a text, that is the key of the config th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 FINAL_NORM = "model.norm.weight"
 # Layers without rope, where their type alone does not say it.
@@ -68,6 +64,3 @@ class Architecture:
     scaled: bool = False  # embeddings, scores, products and logits are by numbers of their own (product_scales.py)
     logit_scale: str | None = None  # what logits alone are multiplied by
     capped: bool = False  # whether the config may say so of logits
-
-    # Options that would change what is computed, and are not supported; with values that would not.
-    apart: Mapping[str, tuple[object, ...]] = field(default_factory=lambda: MappingProxyType({}))

@@ -1,7 +1,7 @@
 """Architectures as data: what differs between the decoder-only models we run, and nothing else.
 
-To add one, add a declaration. Options of a checkpoint that its declaration does not cover are refused by name, which
-spec.py does. Must not know shards, ranks or tensors' values.
+To add one, add a declaration, and what its config.json leaves out (published/model_types.py). Must not know shards, or
+tensors' values.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ if TYPE_CHECKING:
     from tpspec.model.layers import Gate
 
 HYBRID = Architecture(partial_rope=True, one_more=True)  # Qwen's, of linear attention and attention
-COHERE = Architecture(
-    alternate_rope=True,
-    centred=True,
-    eps="layer_norm_eps",
-    logit_scale="logit_scale",
-    apart={"use_qk_norm": ()},
-)
-OLMO2 = Architecture(apart={"clip_qkv": ()})
+COHERE = Architecture(alternate_rope=True, centred=True, eps="layer_norm_eps", logit_scale="logit_scale")
 GEMMA2 = Architecture(
     one_more=True,
     gate=("hidden_activation", "gelu_pytorch_tanh"),
@@ -31,7 +24,6 @@ GEMMA2 = Architecture(
     score_scale="query_pre_attn_scalar",
     capped=True,
     scores_capped=True,
-    apart={"use_bidirectional_attention": ()},
 )
 GEMMA4 = Architecture(
     v_norm=True,
@@ -40,12 +32,10 @@ GEMMA4 = Architecture(
     scaled_layers=True,
     score_scale=1.0,
     capped=True,
-    apart={"use_bidirectional_attention": ("vision",)},  # text looks back all the same
 )
 GRANITE_MOE = Architecture(multiplied=True)
 HUNYUAN = Architecture(stretched=True)
 LFM2 = Architecture(eps="norm_eps", gate=(None, "silu"))
-ERNIE = Architecture(alternate_rope=True, apart={"use_bias": ()})
 ARCHITECTURES = {
     "afmoe": Architecture(nope=FULL, scaled_embeddings="mup_enabled"),
     "apertus": Architecture(gate=("hidden_act", "xielu")),
@@ -58,22 +48,17 @@ ARCHITECTURES = {
     "deepseek_v2": Architecture(alternate_rope=True),
     "deepseek_v3": Architecture(alternate_rope="rope_interleave"),
     "dots1": Architecture(),
-    "ernie4_5": ERNIE,
-    "ernie4_5_moe": ERNIE,
+    "ernie4_5": Architecture(alternate_rope=True),
+    "ernie4_5_moe": Architecture(alternate_rope=True),
     "exaone": Architecture(),
     "exaone4": Architecture(nope=NOPE_BESIDE),
     "exaone_moe": Architecture(nope=NOPE_BESIDE),
     "falcon_h1": Architecture(scaled=True),
-    "flex_olmo": OLMO2,
+    "flex_olmo": Architecture(),
     "flint": Architecture(nope=FULL),
-    "gemma": Architecture(
-        one_more=True,
-        gate=("hidden_act", "gelu_pytorch_tanh"),
-        scaled_embeddings=True,
-        apart={"use_bidirectional_attention": ()},
-    ),
+    "gemma": Architecture(one_more=True, gate=("hidden_act", "gelu_pytorch_tanh"), scaled_embeddings=True),
     "gemma2": GEMMA2,
-    "gemma3_text": replace(GEMMA2, scores_capped=False, apart={**GEMMA2.apart, "attn_logit_softcapping": ()}),
+    "gemma3_text": replace(GEMMA2, scores_capped=False),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "glm": Architecture(partial_rope=True, alternate_rope=True),
@@ -98,11 +83,7 @@ ARCHITECTURES = {
     "jais2": Architecture(centred=True, eps="layer_norm_eps", gate=("hidden_act", "relu2")),
     "kimi_linear": Architecture(turned=False),
     "kolibri1": Architecture(nope=NOPE_BESIDE),
-    "laguna": Architecture(
-        partial_rope=True,
-        ropes_by_kind=True,
-        apart={"moe_apply_router_weight_on_input": (), "swa_attention_sink_enabled": (), "swa_rope_parameters": ()},
-    ),
+    "laguna": Architecture(partial_rope=True, ropes_by_kind=True),
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
     "lfm3": Architecture(ropes_by_kind=True, nope=CONV, eps="norm_eps", gate=(None, "silu")),
@@ -110,7 +91,7 @@ ARCHITECTURES = {
     "llama4_text": Architecture(plain_norm="use_qk_norm", alternate_rope=True, tuned=True, nope="no_rope_layers"),
     "mellum": Architecture(),
     "mimo_v2_flash": Architecture(partial_rope=True, ropes_by_kind=True, value_scale="attention_value_scale"),
-    "minimax_m2": Architecture(partial_rope=True, apart={"qk_norm_type": ("per_layer",)}),
+    "minimax_m2": Architecture(partial_rope=True),
     "ministral": Architecture(),
     "ministral3": Architecture(),
     "mistral": Architecture(),
@@ -139,10 +120,10 @@ ARCHITECTURES = {
     ),
     "nemotron_h": Architecture(turned=False, eps="layer_norm_epsilon", gate=("mlp_hidden_act", "relu2")),
     "olmo": Architecture(weighed=False, centred=True, eps=1e-5),
-    "olmo2": OLMO2,
-    "olmo3": OLMO2,
-    "olmo_hybrid": replace(OLMO2, turned=THETA),
-    "olmoe": replace(OLMO2),
+    "olmo2": Architecture(),
+    "olmo3": Architecture(),
+    "olmo_hybrid": Architecture(turned=THETA),
+    "olmoe": Architecture(),
     "phi": Architecture(partial_rope=True, centred=True, eps="layer_norm_eps", gate=("hidden_act", "gelu_new")),
     "phi3": Architecture(partial_rope=True),
     "phimoe": Architecture(own_scales=True, centred=True),

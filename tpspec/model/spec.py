@@ -201,9 +201,6 @@ def _declaration(config: Any, model_type: str, where: str) -> Architecture:
     for option, number in (("swiglu_alpha", GAIN), ("swiglu_limit", MOST)) if arch.clamped else ():
         if getattr(config, option, number) != number:
             raise UserError(f"{where}: {option} {getattr(config, option)} is not supported; only {number} is")
-    for option, fine in arch.apart.items():
-        if (value := getattr(config, option, None)) and value not in fine:
-            raise UserError(f"{where}: {option}: {value} is not supported for {model_type}")
     if arch.rms_eps is not None and getattr(config, arch.rms_eps) is not None:
         return replace(arch, centred=False, eps=arch.rms_eps)
     return arch

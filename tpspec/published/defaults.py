@@ -56,3 +56,4 @@ class Defaults:
 
     always: tuple[str, ...] = ()  # keys that must be true where they are said
     never: tuple[str, ...] = ()  # keys that must be null, false or empty
+    only: tuple[tuple[str, str], ...] = ()  # keys that may be this, null or false

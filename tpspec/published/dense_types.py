@@ -6,83 +6,9 @@ from dataclasses import replace
 
 from tpspec.published import norm_names
 from tpspec.published.defaults import Defaults
+from tpspec.published.families import COHERE, GEMMA2, GEMMA4, GLM, HUNYUAN, MINISTRAL, OLMO2, QWEN2_VL
 from tpspec.published.norm_names import NormNames
 
-GEMMA2 = Defaults(
-    hidden=2304,
-    num_layers=26,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=256,
-    vocab=256000,
-    tied=True,
-    norms=norm_names.GEMMA,
-    float16=False,
-    intermediate=("intermediate_size", 9216),
-)
-GEMMA4 = replace(GEMMA2, num_layers=30, vocab=262144, normed=True)
-GLM = Defaults(
-    hidden=4096,
-    num_layers=40,
-    num_heads=32,
-    num_kv_heads=2,
-    head_dim=128,
-    vocab=151552,
-    biased=True,
-    o_biased=False,
-    intermediate=("intermediate_size", 13696),
-)
-COHERE = Defaults(
-    hidden=8192,
-    num_layers=40,
-    num_heads=64,
-    vocab=256000,
-    tied=True,
-    norms=norm_names.PARALLEL,
-    intermediate=("intermediate_size", 22528),
-    always=("use_parallel_block", "use_gated_activation"),
-)
-HUNYUAN = Defaults(
-    hidden=4096,
-    num_layers=32,
-    num_heads=32,
-    vocab=290943,
-    normed=True,
-    turns_first=True,
-    norms=norm_names.HUNYUAN,
-    intermediate=("intermediate_size", 11008),
-    always=("use_qk_norm", "use_rotary_pos_emb"),
-    never=("position_embedding_xdrope", "use_cla", "use_mla"),
-)
-MINISTRAL = Defaults(
-    hidden=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    vocab=32000,
-    bias_key=None,
-    intermediate=("intermediate_size", 14336),
-)
-OLMO2 = Defaults(
-    hidden=4096,
-    num_layers=32,
-    num_heads=32,
-    vocab=50304,
-    normed=True,
-    jointly=True,
-    norms=norm_names.OLMO2,
-    intermediate=("intermediate_size", 11008),
-)
-QWEN2_VL = Defaults(
-    hidden=8192,
-    num_layers=80,
-    num_heads=64,
-    num_kv_heads=8,
-    vocab=152064,
-    biased="always",
-    o_biased=False,
-    intermediate=("intermediate_size", 29568),
-)
 DENSE_TYPES = {
     "apertus": Defaults(
         hidden=4096,
@@ -125,6 +51,7 @@ DENSE_TYPES = {
         tied=True,
         bias_key=None,
         intermediate=("intermediate_size", 3072),
+        never=("use_bias",),
     ),
     "falcon_h1": Defaults(
         hidden=4096,
@@ -170,9 +97,10 @@ DENSE_TYPES = {
         vocab=256000,
         tied=True,
         intermediate=("intermediate_size", 24576),
+        never=("use_bidirectional_attention",),
     ),
     "gemma2": GEMMA2,
-    "gemma3_text": replace(GEMMA2, vocab=262208, normed=True),
+    "gemma3_text": replace(GEMMA2, vocab=262208, normed=True, never=(*GEMMA2.never, "attn_logit_softcapping")),
     "gemma4_text": GEMMA4,
     "gemma4_unified_text": GEMMA4,
     "glm": GLM,

@@ -6,17 +6,9 @@ from dataclasses import replace
 
 from tpspec.published import norm_names
 from tpspec.published.defaults import Defaults
-from tpspec.published.dense_types import COHERE, HUNYUAN
+from tpspec.published.families import COHERE, GRANITE_MOE, HUNYUAN
 from tpspec.published.norm_names import NormNames
 
-GRANITE_MOE = Defaults(
-    hidden=4096,
-    num_layers=32,
-    num_heads=32,
-    vocab=32000,
-    float16=False,
-    intermediate=("intermediate_size", 11008),
-)
 MIXED_TYPES = {
     "afmoe": Defaults(
         hidden=2048,
@@ -74,6 +66,7 @@ MIXED_TYPES = {
         tied=True,
         bias_key=None,
         intermediate=("moe_intermediate_size", 1536),
+        never=("use_bias",),
     ),
     "exaone_moe": Defaults(
         hidden=4096,
@@ -94,6 +87,7 @@ MIXED_TYPES = {
         jointly=True,
         norms=norm_names.OLMO2,
         intermediate=("intermediate_size", 11008),
+        never=("clip_qkv",),
     ),
     "flint": Defaults(
         hidden=2048,
@@ -194,6 +188,7 @@ MIXED_TYPES = {
         vocab=100352,
         normed=True,
         intermediate=("moe_intermediate_size", 512),
+        never=("moe_apply_router_weight_on_input", "swa_attention_sink_enabled", "swa_rope_parameters"),
     ),
     "lfm2_moe": Defaults(
         hidden=2048,
@@ -256,6 +251,7 @@ MIXED_TYPES = {
         bias_key=None,
         intermediate=("intermediate_size", 1536),
         always=("use_qk_norm",),
+        only=(("qk_norm_type", "per_layer"),),
     ),
     "mistral4": Defaults(
         hidden=4096,
@@ -284,6 +280,7 @@ MIXED_TYPES = {
         normed=True,
         jointly=True,
         intermediate=("intermediate_size", 2048),
+        never=("clip_qkv",),
     ),
     "phimoe": Defaults(
         hidden=4096,

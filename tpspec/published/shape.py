@@ -111,6 +111,8 @@ class ModelShape:
         for key in usual.always:
             read.one_of(key, (True,), True)
         read.refuse(*usual.never)
+        for key, value in usual.only:
+            read.one_of(key, (value, False), False)
         biased = _qkv_bias(read, usual)
         hidden, heads = read.size("hidden_size", usual.hidden), read.size("num_attention_heads", usual.num_heads)
         # Null means that all together are as wide as the hidden state, left out what is usual.
