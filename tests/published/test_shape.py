@@ -265,8 +265,8 @@ def test_what_a_config_leaves_out_means_what_transformers_takes_it_for(model_typ
     except StrictDataclassError:
         pytest.skip("this null is refused when the model is loaded")
     shape = ModelShape.from_config(config, "here")
-    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "mlp_bias", "head_bias", "sinks",
-                       "qk_norm", "joint_norm", "parallel", "intermediate", "vocab", "latent", "experts")  # fmt: skip
+    sizes = attrgetter("num_kv_heads", "head_dim", "tied", "qkv_bias", "o_bias", "mlp_bias", "head_bias", "qk_norm",
+                       "norms", "intermediate", "vocab", "latent", "experts")  # fmt: skip
     assert sizes(shape) == sizes(spec.shape)
 
 

@@ -150,7 +150,7 @@ class Attentions:
     def head_norms(self, at: str, layer: LayerSpec) -> tuple[Norm | None, Norm | None, Norm | None]:
         """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""
         spec, norms, keeps = self.spec, self.norms, layer.kept_by is None
-        has = spec.shape.qk_norm and not spec.shape.joint_norm
+        has = spec.shape.qk_norm and not spec.shape.usual.joint_norm
         queries = norms.of_heads(f"{at}{spec.shape.norms.queries}.weight", layer) if has else None
         keys = norms.of_heads(f"{at}{spec.shape.norms.keys}.weight", layer) if has and keeps else None
         plain = norms.without_weight(layer.head_dim)
@@ -162,7 +162,7 @@ class Attentions:
         return layer.rope is not None and self.spec.ropes[layer.rope].turns
 
     def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
-        if not self.shape.joint_norm:
+        if not self.shape.usual.joint_norm:
             return None
         return self.norms.joint(at, layer, self.shard, self._others(at, layer) if self.replicates else None)
 

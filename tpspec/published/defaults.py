@@ -40,7 +40,7 @@ class Defaults:
     sinks: str | None = None  # what those of query heads are called (model/attention.py)
     sinks_everywhere: bool = True  # layers without a window have them, too
     normed: bool | str = False  # queries and keys have norms, always or where that key says so
-    jointly: bool = False  # those are of all heads together (model/joint_norm.py)
+    joint_norm: bool = False  # those are of all heads together (model/joint_norm.py)
     turns_first: bool = False  # of heads that rope has turned
 
     # MLPs: whether mlp_bias counts (where it is left out, "usually" means that they have biases), or bias_key.

@@ -140,7 +140,7 @@ def layer_shape(folder: Path) -> ModelShape:
         (usual.attention, usual.out) != (Defaults().attention, Defaults().out)
         or shape.norms.attention is None
         or usual.turns_first
-        or shape.joint_norm
+        or shape.usual.joint_norm
         or shape.parallel
         or shape.blocks
     )

@@ -49,16 +49,15 @@ class ModelShape:
     head_dim numbers, that stand for key and value. vocab: rows of the head and of the embedding table.
 
     tied: the head is the embedding table. values: numbers of a head's value, which is filled up to as many as its key
-    has where it is cached; 0: as many. sinks: see Defaults. qk_norm: a norm on queries and on keys in every layer, of
-    head_dim; joint_norm: of all heads together; replicates_norm: for which every rank makes all of them, as its
-    topology has it (model/joint_norm.py).
-    intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place. num_windowed: layers
-    where a token sees `window` last positions, its own among them. global_heads: of some of the others, if not like
-    those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for each layer besides
-    (model/per_layer.py). num_made: of queries, keys and values, how many have matrices of their own: of the models of
-    one sort of layers that `shards.by_heads` makes. max_positions: the longest text it was made for, however its rope
-    is scaled; None where the config does not say. stored: how a published quantized checkpoint holds its matrices; None
-    where they are plain. blocks: see blocks.py.
+    has where it is cached; 0: as many. qk_norm: a norm on queries and on keys in every layer, of head_dim, or of all
+    heads together (Defaults.joint_norm); replicates_norm: of which every rank makes all heads, as its topology says
+    (model/joint_norm.py). intermediate: channels of an MLP, or of each expert where a layer has a mixture in its place.
+    num_windowed: layers where a token sees `window` last positions, its own among them. global_heads: of some of the
+    others, if not like those. sharing: of layers that keep nothing of a token. per_layer: numbers that a token has for
+    each layer besides (model/per_layer.py). num_made: of queries, keys and values, how many have matrices of their own:
+    of the models of one sort of layers that `shards.by_heads` makes. max_positions: the longest text it was made for,
+    however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
+    its matrices; None where they are plain. blocks: see blocks.py.
     """
 
     num_layers: int
@@ -75,9 +74,7 @@ class ModelShape:
     mlp_bias: bool = False
     head_bias: bool = False
     values: int = 0
-    sinks: str | None = None
     qk_norm: bool = False
-    joint_norm: bool = False
     replicates_norm: bool = False
     norms: NormNames = USUAL_NORMS
     window: int | None = None
@@ -152,10 +149,8 @@ class ModelShape:
             o_bias=read.flag(usual.o_biased, False) if isinstance(usual.o_biased, str) else biased and usual.o_biased,
             mlp_bias=_mlp_bias(read, usual, biased=biased),
             values=_values_of(read, usual, head_dim),
-            sinks=usual.sinks,
             head_bias=head_bias,
             qk_norm=read.said(usual.normed),
-            joint_norm=usual.jointly,
             norms=norms,
             window=max(windows, default=None),
             num_windowed=len(windows),

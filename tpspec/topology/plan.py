@@ -115,7 +115,7 @@ class _Planner:
             for bits in widths(self.target):
                 for layout in self._placed(num_shards, bits):
                     yield layout
-                    if self.target.joint_norm and num_shards > 1:
+                    if self.target.usual.joint_norm and num_shards > 1:
                         yield replace(layout, replicates_norm=True)
 
     def _placed(self, num_shards: int, bits: int) -> Iterator[Layout]:

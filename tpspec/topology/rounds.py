@@ -39,7 +39,7 @@ def reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> dict[str, int]:
     attention, mlp = {*shape.mixing} - left_out.attention, {*shape.feeding} - left_out.mlp
     counts = {"attention": len(attention - mlp if shape.parallel else attention), "mlp": len(mlp)}
     normed = attention - (shape.delta_net.alone if shape.delta_net else frozenset())
-    return counts | ({"norm": len(normed)} if shape.joint_norm and not shape.replicates_norm else {})
+    return counts | ({"norm": len(normed)} if shape.usual.joint_norm and not shape.replicates_norm else {})
 
 
 def all_reduces(shape: ModelShape, left_out: Sublayers = NOTHING) -> AllReduces:

@@ -93,7 +93,7 @@ def _attention_bytes(layers: Layers, held: Held) -> int:
 
 def _has_sinks(shape: ModelShape) -> bool:
     """Of layers that all have a window, or none."""
-    return shape.sinks is not None and (shape.num_windowed > 0 or shape.usual.sinks_everywhere)
+    return shape.usual.sinks is not None and (shape.num_windowed > 0 or shape.usual.sinks_everywhere)
 
 
 def _linear_bytes(shard: Shard, held: Held) -> int:
@@ -286,7 +286,7 @@ def _inner_norms(shape: ModelShape, shard: Shard) -> int:
     """Numbers of those within a layer's attention."""
     if shape.latent is not None:
         return shape.latent.rank + (shape.latent.queries or 0)
-    if shape.joint_norm:
+    if shape.usual.joint_norm:
         return (len(shard.heads) + len(shard.kv_heads)) * shape.head_dim
     return min(2, shape.num_made) * shape.head_dim * shape.qk_norm
 

@@ -27,7 +27,7 @@ def found_target(topology: Topology) -> ModelShape:
 def _as_run(topology: Topology, shape: ModelShape) -> ModelShape:
     if topology.target.qk_norm == "reduce":
         return shape
-    if not shape.joint_norm:
+    if not shape.usual.joint_norm:
         raise UserError(
             f"target.qk_norm: replicate: {topology.target.model} has no norm over the queries of all heads, for which "
             "ranks would have to wait; should be reduce"
