@@ -17,6 +17,7 @@ from torch import Tensor
 from tests.checkpoints import tiny
 from tests.draft.heads.checked import Told, exercise, given
 from tests.draft.heads.eagle import Target, Written, first, third
+from tests.model.published import Format, gptq, publish
 from tests.worlds import serve, topology
 from tpspec.draft.eagle_checkpoint import load_head
 from tpspec.draft.protocol import Ask, Taps
@@ -158,6 +159,17 @@ def test_layers_are_counted_as_their_trainer_did(
 def test_an_eagle_1_head_taps_what_the_target_says_its_logits_of(folder: Path, target: Target, tmp_path: Path) -> None:
     first(target, tmp_path)
     assert load_head(given(folder, tmp_path)).taps == (FINAL,)
+
+
+def test_an_eagle_1_head_shares_a_target_head_that_is_in_codes(tmp_path: Path) -> None:
+    """Stands against a weight that is called missing, where config.json says how its codes lie."""
+    form = gptq(lm_head=True)
+    form = Format(form.config, form.write, ("lm_head",))
+    quantized, meant = publish(tiny("llama", tmp_path / "plain"), tmp_path, form)
+    first(Target.read(meant), tmp_path / "head")
+    x = torch.randn(5, 96)
+    wanted = x @ load_file(meant / "model.safetensors")["lm_head.weight"].T
+    assert torch.allclose(load_head(given(quantized, tmp_path / "head")).lm_head(x), wanted, rtol=0, atol=1e-4)
 
 
 def rewritten(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
@@ -40,11 +40,8 @@ class Parts:
 
     @property
     def matrices(self) -> Matrices:
-        return self._matrices(self.files)
-
-    def _matrices(self, checkpoint: Checkpoint) -> Matrices:
         given = self.given
-        return Matrices(checkpoint, None, given.dtype, given.device, given.quantize, adds_biases=True)
+        return Matrices(self.files, None, given.dtype, given.device, given.quantize, adds_biases=True)
 
     def layer(self, at: str, width: int) -> Layer:
         """The layer whose names begin with `at`; width: of what attention reads, which the head has normed."""
@@ -105,8 +102,8 @@ class Parts:
             return self.matrices.head(rows_of(HEAD, ids, num_ids, hidden), biased=False)
         checkpoint = Checkpoint(self.given.target)
         own = head_of(checkpoint, (num_ids, hidden), tied=self.target.tied)
-        biased = self.target.head_bias
-        return self._matrices(checkpoint).head(rows_of(own, ids, num_ids, hidden), biased=biased)
+        matrices = replace(self.matrices, checkpoint=checkpoint, stored=self.target.stored)
+        return matrices.head(rows_of(own, ids, num_ids, hidden), biased=self.target.head_bias)
 
     def matrix(self, name: str, width: int, *, biased: bool = False) -> Linear:
         """[width] -> [D]."""
