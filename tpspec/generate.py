@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpspec import grammar
 from tpspec.comm.messages import Stats, Stop, Submit, Tally
+from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.prompts import Prompt, read_prompts, room_for_answer
 from tpspec.request import Request, Sampling
@@ -33,8 +34,7 @@ MODULE = "tpspec.generate"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code. Every rank of the world calls it with the same arguments."""
-    options = _parser().parse_args(arguments)
-    return guarded(lambda: _run(options))
+    return guarded(lambda: _run(_parser().parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -188,8 +188,8 @@ def _print_table(report: dict[str, Any]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=MODULE,
+    parser = Parser(
+        prog=f"python -m {MODULE}",
         description="Generate text with a sharded model, and say what it cost in collective rounds.",
         epilog=f"Start it with torchrun: torchrun --nproc-per-node 2 -m {MODULE} topologies/cpu-2.yaml --prompt Hello",
     )
@@ -200,13 +200,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--chat", action="store_true", help="put --prompt through the model's chat template")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt instead of text")
-    parser.add_argument("--max-tokens", type=positive, default=128, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the likeliest token")
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--repetition-penalty", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="of an answer at most; 128")
+    add = parser.add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) takes the likeliest token")
+    add("--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0: among all")
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="among the likeliest that have P of the odds; 1: among all",
+    )
+    add(
+        "--min-p", type=float, default=0.0, metavar="P", help="among those with P of the likeliest's odds; 0: among all"
+    )
+    add(
+        "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, of tokens that were there; 1: none"
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of what is drawn; 0")
     parser.add_argument("--json-schema", type=_schema, metavar="FILE", help="answers are JSON that this schema accepts")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     return parser

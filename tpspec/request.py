@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 
 MAX_TEMPERATURE = 100.0
+COLDEST = 1e-6  # what is colder is argmax, which logits of 32 bits divided by it would overflow to say
+LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0  # beyond them logits overflow, too
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -46,11 +48,17 @@ class Sampling(msgspec.Struct, frozen=True):
     def fault(self) -> str | None:
         """What is wrong with the first field that is out of range, beginning with its name; None when all are right."""
         checks = {
-            "temperature": (0.0 <= self.temperature <= MAX_TEMPERATURE, f"from 0 to {MAX_TEMPERATURE:g}"),
+            "temperature": (
+                self.temperature == 0 or COLDEST <= self.temperature <= MAX_TEMPERATURE,
+                f"0, or from {COLDEST:g} to {MAX_TEMPERATURE:g}",
+            ),
             "top_k": (self.top_k >= 0, "0 (off) or more"),
             "top_p": (0.0 < self.top_p <= 1.0, "above 0, at most 1"),
             "min_p": (0.0 <= self.min_p <= 1.0, "from 0 to 1"),
-            "repetition_penalty": (0.0 < self.repetition_penalty < math.inf, "above 0"),
+            "repetition_penalty": (
+                LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY,
+                f"from {LEAST_PENALTY:g} to {MOST_PENALTY:g}",
+            ),
             "presence_penalty": (math.isfinite(self.presence_penalty), "a finite number"),
             "frequency_penalty": (math.isfinite(self.frequency_penalty), "a finite number"),
             "min_tokens": (self.min_tokens >= 0, "0 or more"),

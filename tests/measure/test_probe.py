@@ -213,6 +213,7 @@ def test_a_world_of_one_is_told_the_command(
         (["--sizes", "1024,1kb"], "'1kb' should be a multiple of 64 bytes"),
         (["--sizes", "1024,65536"], "no size between 1024 and 65536"),
         (["--sizes", ""], "'' should be a multiple"),
+        (["--rounds", "many"], "--rounds: invalid int value: 'many'"),
     ],
 )
 def test_a_wrong_request_is_refused_in_one_line(

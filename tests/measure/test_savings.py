@@ -180,7 +180,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
         (["savings", "--max-tokens", "many"], "many"),
         (["savings", "--draft", "ngram"], "--draft"),
         (["savings", "--temperature", "hot"], "hot is no number"),
-        (["savings", "--temperature", "-1"], "temperature is -1.0; it must be from 0"),
+        (["savings", "--temperature", "-1"], "temperature is -1.0; it must be 0, or from"),
     ],
 )
 def test_a_wrong_command_is_one_message(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:

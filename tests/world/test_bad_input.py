@@ -123,6 +123,21 @@ def test_a_key_that_is_wrong_is_named_with_what_would_be_right(
     assert all(words.lower() in message.lower() for words in said), message
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--top-q"], "unrecognized arguments: --top-q (see python -m tpspec.generate --help)"),
+        (["--top-k", "many"], "argument --top-k: invalid int value: 'many' (see python -m tpspec.generate --help)"),
+        (["--prom"], "unrecognized arguments: --prom (see python -m tpspec.generate --help)"),
+    ],
+)
+def test_an_option_that_there_is_not_is_one_message(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """Stands against the usage and the fault from every rank, and beginnings of options that are taken for them."""
+    assert refused(capsys, words) == said
+
+
 def test_a_topology_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "nowhere.yaml"
     assert str(path) in refused(capsys, [str(path), "--prompt", "a"])
@@ -221,14 +236,15 @@ def test_a_file_of_prompts_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--temperature", "-0.1", "from 0 to 100"),
-        ("--temperature", "nan", "from 0 to 100"),
-        ("--temperature", "1e9", "from 0 to 100"),
+        ("--temperature", "-0.1", "0, or from 1e-06 to 100"),
+        ("--temperature", "nan", "0, or from 1e-06 to 100"),
+        ("--temperature", "1e9", "0, or from 1e-06 to 100"),
         ("--top-p", "0", "above 0, at most 1"),
         ("--top-p", "1.5", "above 0, at most 1"),
         ("--top-k", "-1", "0 (off) or more"),
         ("--min-p", "2", "from 0 to 1"),
-        ("--repetition-penalty", "0", "above 0"),
+        ("--temperature", "1e-300", "0, or from 1e-06 to 100"),
+        ("--repetition-penalty", "0", "from 0.01 to 100"),
         ("--seed", str(2**63), "a 64-bit integer"),
     ],
 )

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from tpspec.command import Parser
 from tpspec.engine.engine import Supply
 from tpspec.engine.pace import MOST
 from tpspec.errors import UserError
@@ -211,15 +212,8 @@ def _write(path: Path | None, page: Callable[[], str]) -> None:
         raise UserError(f"--html {path}: cannot be written: {error.strerror}") from error
 
 
-class _Parser(argparse.ArgumentParser):
-    """A wrong command is said once, by the lead, and not by every rank."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see python -m {MODULE} --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=MODULE, description="Measure what speculation saves.")
+    parser = Parser(prog=f"python -m {MODULE}", description="Measure what speculation saves.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("links", help="what the collectives of this box cost, as a link table")
     commands.add_parser("simulate", help="a topology's rounds on paper, from a trace of savings; no torchrun, no card")

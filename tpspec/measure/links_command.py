@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, get_args
 import torch
 
 from tpspec.comm.distributed import Place, Transport
+from tpspec.command import Parser
 from tpspec.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ WIDEST_STEP = 16  # half of what a table may have: a gather's sizes are rounded 
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python {COMMAND}", description="Measures the collectives of this box.")
+    parser = Parser(prog=f"python {COMMAND}", description="Measures the collectives of this box.")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there; without it, it is printed")
     parser.add_argument("--name", default="this_box", help="of the box in the table (this_box)")
     parser.add_argument("--sizes", metavar="BYTES,BYTES,...", help="of the messages (1 KB to 4 MB, doubling)")

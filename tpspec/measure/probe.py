@@ -51,8 +51,7 @@ Verb = Literal["all_reduce", "all_gather"]
 
 def links(arguments: Sequence[str]) -> int:
     """The exit code. Every rank of the world calls it with the same arguments."""
-    options = parser().parse_args(arguments)
-    return guarded(lambda: _run(options, arguments))
+    return guarded(lambda: _run(parser().parse_args(arguments), arguments))
 
 
 def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:

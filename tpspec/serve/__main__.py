@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.comm.launcher import Launcher
 from tpspec.comm.watch import end_at_once
+from tpspec.command import Parser
 from tpspec.errors import UserError, WorldFailure
 from tpspec.published.checkpoint import find
 from tpspec.roles.door import add_topology_options, find_place, guarded, open_seat, warn_of_open_store
@@ -33,11 +34,10 @@ DRAIN_S = 25.0  # for requests in flight; torchrun kills what is left 30 s after
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code. Every rank of the world calls it with the same arguments."""
-    options = _parser().parse_args(arguments)
-    return guarded(lambda: _run(options))
+    return guarded(lambda: _run(arguments))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(arguments: Sequence[str] | None) -> int:
     launcher = Launcher.from_env(os.environ, os.getppid())
     frontends: list[Frontend] = []
     is_early = True
@@ -47,6 +47,7 @@ def _run(options: argparse.Namespace) -> int:
         frontends.append(Frontend(command, topology.engine.timeout_s, launcher, watch))
 
     try:
+        options = _parser().parse_args(arguments)
         with open_seat(options, MODULE, meet_frontend) as seat:
             is_early = False
             if not seat.leads:
@@ -81,6 +82,7 @@ def _give_up(error: Exception, is_early: bool, launcher: Launcher | None, fronte
 
 def _start_no_more(launcher: Launcher | None, code: int) -> None:
     if launcher is not None and launcher.restarts_left > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which it passes on; what is wrong has yet to be said
         launcher.stop(code)
 
 
@@ -115,8 +117,8 @@ def _command(topology: Topology, wanted: argparse.Namespace, launcher: Launcher 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=MODULE,
+    parser = Parser(
+        prog=f"python -m {MODULE}",
         description="Serve a sharded model over an OpenAI-compatible HTTP interface.",
         epilog=f"Start it with torchrun: torchrun --nproc-per-node 2 -m {MODULE} topologies/cpu-2.yaml",
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, T
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tpspec.request import Sampling
+from tpspec.request import COLDEST, LEAST_PENALTY, MOST_PENALTY, Sampling
 from tpspec.serve.constraints import Constraints, Shape
 from tpspec.serve.errors import ApiError, bad_request, unsupported
 
@@ -28,7 +28,6 @@ MAX_FAULTS = 8
 MAX_LOGPROBS = 20  # vLLM's and OpenAI's limit
 MAX_LOCATION_CHARS = 80
 SEED_SPAN = 1 << 63
-COLDEST = 1e-6  # what is colder is argmax, which logits of 32 bits divided by it would overflow to say
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # Fields of OpenAI or vLLM that change the output. A neutral value is let through, any other is refused by name.
@@ -84,7 +83,7 @@ class Body(Strict, Constraints):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, lt=1 << 31)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)  # nearer to 0 logits overflow
+    repetition_penalty: float = Field(1.0, ge=LEAST_PENALTY, le=MOST_PENALTY)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[BiasedId, Bias] = Field({}, max_length=4096)
