@@ -400,6 +400,7 @@ def test_whatever_runs_is_named_where_people_look() -> None:
         ("hunyuan_v1_dense", "use_cla", True),
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("nemotron_h", "time_step_limit", [0.0, 0.1]),
+        ("nemotron_h", "time_step_limit", 1),
         ("nemotron_h", "use_bias", True),
         ("phi", "qk_layernorm", True),
         ("phimoe", "num_experts_per_tok", 1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,25 @@ def test_every_end_of_text_the_folder_names_is_one(text: Text) -> None:
 def test_a_folder_without_a_tokenizer_is_one_readable_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the tokenizer in .*test_a_folder"):
         Text.load(tmp_path)
+
+
+def edited(model_folder: Path, to: Path, file: str, **keys: object) -> Path:
+    """A copy of the folder with other keys in one of its files."""
+    folder = shutil.copytree(model_folder, to)
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | keys))
+    return folder
+
+
+def test_a_tokenizer_of_a_kind_that_is_not_known_is_refused_in_words(model_folder: Path, tmp_path: Path) -> None:
+    """Stands against a traceback: of a newer file the library raises Exception itself, no kind of it."""
+    folder = edited(model_folder, tmp_path / "model", "tokenizer.json", pre_tokenizer={"type": "OfNextYear"})
+    with pytest.raises(UserError, match="cannot read the tokenizer in"):
+        Text.load(folder)
+
+
+@pytest.mark.parametrize(
+    "config", [{"text_config": None}, {"text_config": "none"}, {"eos_token_id": [2, -1, 320, True]}]
+)
+def test_only_ids_of_the_vocabulary_end_a_text(model_folder: Path, tmp_path: Path, config: dict[str, object]) -> None:
+    """Stands against a traceback at a section that is none, and ids withheld until min_tokens that have no logit."""
+    assert Text.load(edited(model_folder, tmp_path / "model", "config.json", **config)).eos_ids == {0, 2}

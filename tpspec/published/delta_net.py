@@ -251,7 +251,8 @@ def _mamba_of(read: Reads, usual: DeltaNet, hidden: int) -> DeltaNet:
     read.one_of("mamba_hidden_act", ("silu",), "silu")
     read.refuse("use_bias", "mamba_proj_bias")
     for key in ("time_step_limit", "mamba_dt_limit"):
-        if list(read.config.get(key) or UNLIMITED) != UNLIMITED:  # type: ignore[call-overload]
+        said = read.config.get(key) or UNLIMITED
+        if not isinstance(said, list | tuple) or list(said) != UNLIMITED:
             raise read.refusal(key, f"{UNLIMITED}: others are not supported")
     is_expanded, has_norm = usual.late or usual.beside, not usual.beside or read.flag("mamba_rms_norm", False)
     dim = _expanded(read, usual, hidden, heads) if is_expanded else read.size("mamba_head_dim", usual.value_dim)
