@@ -20,13 +20,14 @@ from tests.worlds import serve, topology
 from tpspec.cache.pages import PagePool
 from tpspec.draft.ahead import Ahead, Grown, Policy
 from tpspec.draft.model import ModelDrafter
-from tpspec.draft.shapes import PLAN_ROUNDS, Shape, closed, likeliest, read_choices
+from tpspec.draft.shapes import PLAN_ROUNDS, Shape, closed, likeliest
 from tpspec.engine.engine import Engine
 from tpspec.engine.hosts import Gathered
 from tpspec.errors import UserError
 from tpspec.request import Request, Sampling
 from tpspec.tokens import TokenTree
 from tpspec.topology.config import TopologyError, load
+from tpspec.topology.rank_paths import read_choices
 from tpspec.verify.noise import CounterNoise
 
 Path_ = tuple[int, ...]
@@ -176,15 +177,17 @@ def test_trees_of_a_fixed_shape_leave_texts_alone(name: str, listed: bool, targe
 
 
 def test_choices_that_are_none_are_refused(tmp_path: Path) -> None:
+    """Stands against tracebacks, and a rank of which as many candidates are wanted as no machine holds."""
     file = tmp_path / "choices.yaml"
-    for text in ("[]", "[[]]", "[[0], [-1]]", "[[0.5]]", "tree: yes", "[[0], 1]", "[[0]"):
+    for text in ("[]", "[[]]", "[[0], [-1]]", "[[0.5]]", "tree: yes", "[[0], 1]", "[[0]", "[[1000000000]]", 3000 * "["):
         file.write_text(text)
         with pytest.raises(UserError, match="choices"):
-            read_choices(file)
-    file.write_text("- [0]\n- [0, 1]\n")
-    assert read_choices(file) == [(0,), (0, 1)]
-    with pytest.raises(UserError, match="cannot be read"):
-        read_choices(tmp_path / "none.json")
+            read_choices(str(file))
+    file.write_text("- [0]\n- [0, 63]\n")
+    assert read_choices(str(file)) == [(0,), (0, 63)]
+    for name in (str(tmp_path / "none.json"), "~nobody-here/choices.json"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_choices(name)
 
 
 def test_choices_without_a_static_tree_are_refused(target: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from tpspec.errors import UserError
-from tpspec.published.checkpoint import cache_root, find, local, read_config
+from tpspec.published.checkpoint import HEADS, cache_root, find, local, read_config
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +63,7 @@ def test_a_missing_demo_model_says_how_to_make_it() -> None:
 )
 def test_another_name_is_told_the_three_forms(model: str) -> None:
     """Against a misspelt folder sent to the hub as a repository."""
-    with pytest.raises(
-        UserError, match=r"a folder that exists, a demo model \(smollm2-135m, smollm2-135m-eagle3\), or a hub id"
-    ):
+    with pytest.raises(UserError, match=r"a folder that exists, a demo model \(smollm2-135m\), or a hub id"):
         find(model)
 
 
@@ -139,3 +137,12 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, text: str | None,
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=why):
         read_config(tmp_path)
+
+
+def test_a_head_that_ships_is_found_as_a_head_alone() -> None:
+    """Stands against a head that is taken for a model of one layer, and checked clean as the target."""
+    assert find("smollm2-135m-eagle3", head=True) == HEADS / "smollm2-135m-eagle3"
+    with pytest.raises(UserError, match="is a draft head, not a model"):
+        find("smollm2-135m-eagle3")
+    with pytest.raises(UserError, match=r"\(smollm2-135m, smollm2-135m-eagle3\)"):
+        find("smollm2-135m-eagle4", head=True)

@@ -109,9 +109,18 @@ def test_what_states_take_is_said_beside_the_caches_that_they_are_counted_in(
         ("{source: model, model: smollm2-135m, options: {suport: 3}}", "suport is none of source model; did you mean"),
         ("{source: [ngram, eagle], model: smollm2-135m-eagle3, options: {floor: 3, depth: 3}}", "depth is none of"),
         ("{source: none, options: {min_match: 3}}", "should be one of choices"),
+        (
+            "{source: lookahead, options: {window: 1000000}}",
+            "window is 1000000; should be a whole number, from 1 to 256",
+        ),
         ("{source: eagle, model: ./no-such-head}", "no model './no-such-head': should be a folder that exists"),
         ("{source: medusa, model: nowhere}", "no model 'nowhere'"),
         ("{source: eagle, model: smollm2-135m}", "num_hidden_layers is 30; heads of 1 layer are supported; a whole"),
+        ("{source: medusa, model: smollm2-135m}", "smollm2-135m holds no Medusa heads"),
+        ("{source: medusa, model: smollm2-135m-eagle3}", "smollm2-135m-eagle3 holds no Medusa heads"),
+        ("{source: pard, model: smollm2-135m}", "config.json has pard_token None; source pard needs a model"),
+        ("{source: model, model: smollm2-135m-eagle3}", "is a draft head, not a model; should be draft.model, beside"),
+        ("{source: ngram, tree: static, options: {choices: nowhere.json}}", "choices nowhere.json: cannot be read"),
     ],
 )
 def test_what_a_run_would_refuse_of_its_draft_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tpspec.topology.config import (
     load,
     to_json,
 )
+from tpspec.topology.sources import SOURCES
 
 ROOT = Path(__file__).parents[2]
 SMALL = "name: small\ntarget: {model: smollm2-135m, ranks: [0, 1]}\n"
@@ -139,6 +141,11 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
         ("link: {emulate: true}", "has nothing to emulate"),
         ("link: {gbytes_per_s: .inf}", "gigabytes per second, above 0"),
         ("engine: {timeout_s: 0}", "should be a number of seconds above 0"),
+        ("engine: {timeout_s: 1.0e+30}", "should be a number of seconds above 0, up to 86400"),
+        ("engine: {hang_s: 86401}", "should be a number of seconds above 0, up to 86400"),
+        ("cache: {page: 16384}", "should be a power of two, 1 to 8192"),
+        ("serve: {max_running: 65537}", "should be a whole number of requests, 1 to 65536"),
+        ("serve: {max_queued: 1048577}", "should be a whole number of requests, 1 to 1048576"),
     ],
 )
 def test_a_topology_that_cannot_work_is_refused(write, line: str, fault: str) -> None:
@@ -225,6 +232,11 @@ def test_the_readme_lists_every_key() -> None:
         keys = getattr(info.annotation, "model_fields", None)
         for path in [f"{name}.{key}" for key in keys] if keys else [name]:
             assert f"| `{path}` |" in text, path
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    for name, kind in SOURCES.items():
+        for option, about in kind.options.items():
+            found = [row for row in rows if f"`{name}`" in row[0] and row[1] == f"`{option}`"]
+            assert [row[3] for row in found] == [f"`{json.dumps(about.usual)}`"], (name, option)
 
 
 @pytest.mark.parametrize(

@@ -283,9 +283,10 @@ def test_a_card_is_found_however_it_is_dressed(spelt: str) -> None:
     assert len(parse_gpus([f"3x{spelt}"])) == 3
 
 
-@pytest.mark.parametrize("context", ["0", "-1", "long"])
+@pytest.mark.parametrize("context", ["0", "-1", "long", "1" + 30 * "0"])
 def test_a_context_of_no_tokens_is_answered_in_words(context: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Stands against `invalid _positive value`: the name of a function of ours."""
+    """Stands against `invalid _positive value`, the name of a function of ours, and a traceback at a number that no
+    float holds."""
     assert main(["plan", "--gpus", "8x3090", "--link", "pcie4", "--model", LLAMA70, "--context", context]) == 2
     assert f"--context: {context} is not a whole number above 0" in capsys.readouterr().err
 

@@ -289,7 +289,7 @@ def test_weights_leave_a_cache_the_room_that_it_leaves(llama: Path) -> None:
 
 def test_a_page_is_the_least_that_a_cache_holds(llama: Path) -> None:
     """Stands against a number that the drafter's process refuses when it reads the topology."""
-    made = with_tokens(box(llama, cache={"page": 16384}), LEAST_TOKENS)
+    made = with_tokens(box(llama, cache={"page": 4096}), LEAST_TOKENS)
     assert from_json(to_json(made)) == made
 
 

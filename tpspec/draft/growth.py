@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from tpspec.cache.pages import Pages
     from tpspec.draft.protocol import Ask, Offer
-    from tpspec.draft.shapes import RankPath, Shape
+    from tpspec.draft.shapes import Shape
     from tpspec.tokens import Draws
+    from tpspec.topology.rank_paths import RankPath
 
 
 class Node:

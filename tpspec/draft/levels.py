@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tpspec.draft.protocol import Ask
-    from tpspec.draft.shapes import RankPath, Shape
+    from tpspec.draft.shapes import Shape
+    from tpspec.topology.rank_paths import RankPath
 
     Candidates = Sequence[tuple[tuple[int, ...], list[float]]]
 

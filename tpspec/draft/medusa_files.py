@@ -19,16 +19,13 @@ from tpspec.errors import UserError
 from tpspec.model.embedding import head_of
 from tpspec.model.weights import Checkpoint
 from tpspec.published.checkpoint import read_config
-from tpspec.published.head_files import IN_MODEL
+from tpspec.published.head_files import IN_MODEL, IN_VLLM, no_heads
 from tpspec.published.shape import ModelShape
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-
-
-IN_VLLM = "medusa_heads."  # prefix of a head's tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ def _original(files: HeadFiles, shape: ModelShape) -> MedusaWeights:
     """FasterDecoding's: of head i block j is `i.j.linear`, and behind the last block stands the output."""
     num_heads = 1 + _highest(files, r"(\d+)\..*")
     if num_heads == 0:
-        raise UserError(f"{files.folder} holds no Medusa heads; their tensors are called 0.0.linear.weight and so on")
+        raise no_heads(files.folder)
     num_layers = max(_highest(files, r"\d+\.(\d+)\.weight"), 1 + _highest(files, r"\d+\.(\d+)\.linear\.\w+"))
     names = [_block_names(files, head, num_layers) for head in range(num_heads)]
     weights, biases = _blocks(files, names, shape.hidden, biased=True)

@@ -16,9 +16,8 @@ from tpspec.draft.outlook import Outlook
 from tpspec.draft.protocol import Needs
 from tpspec.draft.record import Record
 from tpspec.draft.run import load_run
-from tpspec.errors import UserError
 from tpspec.model.batch import Span
-from tpspec.published.checkpoint import read_config
+from tpspec.published.parallel import mask_of
 from tpspec.published.shape import ModelShape
 from tpspec.tokens import NO_DRAFT, NO_TOKEN, TokenTree
 from tpspec.topology.sources import SOURCES
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 PAGE = 16
 MAX_ROWS = 256  # of one forward; a longer text is read in pieces
-KEY = "pard_token"
 BELIEF, BELIEF_WEIGHT = 0.7, 8.0  # that what was drafted of a place is right, if the places before it were
 
 
@@ -161,14 +159,8 @@ class Pard:
 def pard(given: Given, places: int, support: int, *, gives_q: bool) -> Pard:
     """The drafter of the model in `given.folder`. UserError for one that has no mask token."""
     assert given.folder is not None, "the rules of a topology ask for it"
-    config = read_config(given.folder)
     SOURCES["pard"].check_model(ModelShape.of(given.folder), given.folder)
-    mask, vocab = config.get(KEY), config.get("vocab_size")
-    if not isinstance(mask, int) or not isinstance(vocab, int) or not 0 <= mask < vocab:
-        raise UserError(
-            f"{given.folder}: config.json has {KEY} {mask!r}; source pard needs a model that was trained as a parallel "
-            f"drafter, whose config names an id of its vocabulary there"
-        )
+    mask = mask_of(given.folder)
     return Pard(
         load_run(given), given.num_slots, given.vocab, given.noise, mask,
         most=places, support=support, gives_q=gives_q, branches=given.branches,

@@ -12,16 +12,12 @@ from heapq import heappop, heappush
 from math import prod
 from typing import TYPE_CHECKING
 
-import yaml
-
 from tpspec.draft.record import Record
-from tpspec.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    RankPath = tuple[int, ...]
+    from tpspec.topology.rank_paths import RankPath
 
 MOST_DEPTH = 16
 MOST_NODES = 64
@@ -102,18 +98,3 @@ def rank_of(token: int, candidates: Sequence[int]) -> int | None:
 def closed(paths: Sequence[RankPath]) -> list[RankPath]:
     """These paths and all that lead to them, once each, none before its parent."""
     return list(dict.fromkeys(path[:stop] for path in paths for stop in range(1, len(path) + 1)))
-
-
-def read_choices(path: Path) -> list[RankPath]:
-    """Rank paths from a JSON or YAML file that lists them, as [[0], [0, 0], [1]]."""
-    try:
-        listed = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as JSON or YAML: {error}") from error
-    if not isinstance(listed, list) or not listed or not all(map(_is_rank_path, listed)):
-        raise UserError(f"{path} should be a list of rank paths, such as [[0], [0, 0], [1]], with ranks from 0")
-    return [tuple(ranks) for ranks in listed]
-
-
-def _is_rank_path(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(type(rank) is int and rank >= 0 for rank in value)

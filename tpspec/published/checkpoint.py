@@ -46,18 +46,20 @@ def find(model: str, *, head: bool = False) -> Path:
     folder = local(model, head=head)
     if folder is not None:
         return folder
-    check_name(model)
+    check_name(model, head=head)
     return _download(model, _HEAD_FILES if head else _FILES)
 
 
-def check_name(model: str) -> None:
-    """UserError where what is not on this machine cannot be a hub id either."""
+def check_name(model: str, *, head: bool = False) -> None:
+    """UserError where what is not on this machine cannot be a hub id either. head: whether a draft head is named."""
+    if model in DEMO_HEADS:
+        raise UserError(f"{model} is a draft head, not a model; should be draft.model, beside draft.source: eagle")
     if model in DEMO_MODELS:
         raise UserError(
             f"demo model {model} is not in {_demo_folder(model)}; make it with: python -m tpspec.model.demo {model}"
         )
     if not _HUB_ID.fullmatch(model):
-        demos = ", ".join(sorted(DEMO_MODELS | DEMO_HEADS))
+        demos = ", ".join(sorted(DEMO_MODELS | DEMO_HEADS if head else DEMO_MODELS))
         raise UserError(
             f"no model {model!r}: should be a folder that exists, a demo model ({demos}), or a hub id such as org/name"
         )
@@ -67,7 +69,7 @@ def local(model: str, *, head: bool = False) -> Path | None:
     """The folder of a model when it is on this machine already, without any network."""
     if folder := _folder(model):
         return folder
-    if model in DEMO_HEADS:
+    if head and model in DEMO_HEADS:
         return HEADS / model
     if model in DEMO_MODELS:
         folder = _demo_folder(model)

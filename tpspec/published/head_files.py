@@ -27,6 +27,8 @@ LAYER: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 1}
 # Of transformers' Llama; and what does not matter to what a layer keeps.
 USUAL: dict[str, Any] = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 1, "vocab_size": 1}
 IN_MODEL = "medusa_head."  # prefix of the tensors of heads in a whole model's files
+IN_VLLM = "medusa_heads."  # prefix of a head's tensors
+MEDUSA = re.compile(rf"{re.escape(IN_MODEL)}|({re.escape(IN_VLLM)})?blocks\.|\d+\.\d+\.")  # tensors of its heads
 OUTPUT = re.compile(r"\blm_heads?\.|^(medusa_head\.)?\d+\.\d+\.weight$")  # of EAGLE's heads and Medusa's
 HEAD_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pt")  # the first that finds any
 
@@ -115,6 +117,17 @@ def check_eagle(folder: Path, hidden: int) -> None:
     layer, own = layer_of(config, f"{folder}/config.json"), layer_shape(folder).hidden
     if names and own != hidden and not is_third(config, layer, names):
         raise other_width(folder, own, hidden)
+
+
+def check_medusa(folder: Path) -> None:
+    """UserError where no tensor is of Medusa's heads. As of EAGLE's, in torch's files nobody looks."""
+    if (names := tensors(folder)) and not any(map(MEDUSA.match, names)):
+        raise no_heads(folder)
+
+
+def no_heads(folder: Path) -> UserError:
+    """What there is to say where a folder holds none of Medusa's."""
+    return UserError(f"{folder} holds no Medusa heads; their tensors are called 0.0.linear.weight and so on")
 
 
 def other_width(folder: Path, own: int, hidden: int) -> UserError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from tpspec.comm.messages import Reach
 from tpspec.draft.ahead import Ahead, Grown, Policy
 from tpspec.draft.cascade import Cascade
 from tpspec.draft.protocol import Given, Modelled
-from tpspec.draft.shapes import MOST_DEPTH, Shape, read_choices
+from tpspec.draft.shapes import MOST_DEPTH, Shape
 from tpspec.draft.sources import make
 from tpspec.engine.remote import Way
 from tpspec.published.checkpoint import find
@@ -23,6 +22,7 @@ from tpspec.published.shape import ModelShape
 from tpspec.published.tokenizers import check_same_tokenizer
 from tpspec.roles.fit import draft_pool
 from tpspec.topology.caches import draft_slots, num_positions
+from tpspec.topology.rank_paths import CHOICES, read_choices
 from tpspec.verify.noise import CounterNoise
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 ROWS_AHEAD = 16  # futures that are read at a time
 BRANCHES = 4  # children of a node of a tree that are proposed at most
-CHOICES = "choices"  # the one option that is the tree's and no source's
 
 
 def ways_of(topology: Topology) -> tuple[Way, ...]:
@@ -71,7 +70,7 @@ def _shaping(topology: Topology) -> Callable[[int], Shape] | None:
     if topology.draft.tree != "static":
         return None
     choices = topology.draft.options.get(CHOICES)
-    return partial(Shape, BRANCHES, () if choices is None else read_choices(Path(str(choices)).expanduser()))
+    return partial(Shape, BRANCHES, () if choices is None else read_choices(str(choices)))
 
 
 def build_inline(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,14 +117,14 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         help="the drafter's model, or a source without one: ngram, mtp, early_exit, none",
     )
     parser.add_argument("--acceptance", type=float, default=0.75, help="of a draft token (default 0.75)")
-    parser.add_argument("--context", type=_positive, default=4096, help="tokens cached and read (default 4096)")
+    parser.add_argument("--context", type=_num_tokens, default=4096, help="tokens cached and read (default 4096)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the topology goes; default: printed")
     parser.set_defaults(lines=_plan)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+def _num_tokens(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,12}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0, of up to 12 digits")
     return int(text)
 
 

@@ -45,6 +45,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Quantize = Literal["int8", "int4"]
 Role = Literal["target", "drafter"]
 USUAL_TOKENS = 8192  # that a cache holds
+MOST_ROWS = 1 << 16  # of a round
+DAY_S = 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,10 @@ class CacheConfig(Section):
     tokens: Annotated[int, Field(ge=1, lt=1 << 48)] | Literal["auto"] = Field(
         default="auto", description="auto, or a whole number of tokens, 1 or more"
     )
-    page: Annotated[int, AfterValidator(_power_of_two)] = Field(default=16, ge=1, description="a power of two")
+    # What `auto` is on the CPU is whole pages.
+    page: Annotated[int, AfterValidator(_power_of_two)] = Field(
+        default=16, ge=1, le=USUAL_TOKENS, description=f"a power of two, 1 to {USUAL_TOKENS}"
+    )
     prefix: bool = Field(default=True, description="true or false")
     states: int = Field(default=16, ge=0, lt=1 << 16, description="a whole number of states from 0 to 65535")
     dtype: Literal["int8"] | None = Field(default=None, description="null (as the target) or int8")
@@ -233,16 +238,18 @@ class CacheConfig(Section):
 class ServeConfig(Section):
     host: Text = Field(default="127.0.0.1", description="a host name or address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="a port number from 0 (any free one) to 65535")
-    max_running: int = Field(default=16, ge=1, description="a whole number of requests, 1 or more")
-    max_queued: int = Field(default=256, ge=1, description="a whole number of requests, 1 or more")
+    max_running: int = Field(
+        default=16, ge=1, le=MOST_ROWS, description=f"a whole number of requests, 1 to {MOST_ROWS}"
+    )
+    max_queued: int = Field(default=256, ge=1, le=1 << 20, description=f"a whole number of requests, 1 to {1 << 20}")
 
 
 class EngineConfig(Section):
     # A card counts the tiles of a mixture's rows up to 65,535; so many rows, each sent to 15 experts, have fewer.
-    max_rows: int = Field(default=256, ge=1, le=65536, description="a whole number of rows, 1 to 65536")
+    max_rows: int = Field(default=256, ge=1, le=MOST_ROWS, description=f"a whole number of rows, 1 to {MOST_ROWS}")
     fixed_rows: int = Field(default=16, ge=1, description="a whole number of rows, 1 or more")
-    timeout_s: Positive = Field(default=60.0, description="a number of seconds above 0")
-    hang_s: Positive = Field(default=10.0, description="a number of seconds above 0")
+    timeout_s: Positive = Field(default=60.0, le=DAY_S, description=f"a number of seconds above 0, up to {DAY_S}")
+    hang_s: Positive = Field(default=10.0, le=DAY_S, description=f"a number of seconds above 0, up to {DAY_S}")
 
 
 class Topology(Section):

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from tpspec.published.assistants import check_assistant
 from tpspec.published.checkpoint import check_name, local
 from tpspec.published.fused import DTYPE_BYTES
-from tpspec.published.head_files import check_eagle, check_layer, is_assistant
+from tpspec.published.head_files import check_eagle, check_layer, check_medusa, is_assistant
+from tpspec.published.parallel import mask_of
 from tpspec.published.shape import ModelShape, shape_of
 from tpspec.published.tokenizers import FILE, check_same_tokenizer
 from tpspec.topology.caches import draft_states, each_state, num_states
 from tpspec.topology.config import Topology
 from tpspec.topology.held import Memory, drafter_memory, shard_memory
+from tpspec.topology.rank_paths import CHOICES, read_choices
 from tpspec.topology.rounds import FEW_ROWS, collectives_per_draft, collectives_per_round, round_bytes
 from tpspec.topology.shards import Shard, split, whole_shard
 from tpspec.topology.sources import check_behind
@@ -73,6 +75,8 @@ def _shards(topology: Topology, shape: ModelShape) -> tuple[Shard, ...]:
 def _drafter_memory(topology: Topology) -> Memory:
     """A head that is not here counts 0. UserError where what is named cannot draft."""
     draft, target, head, own = topology.draft, target_shape(topology), None, None
+    if draft.tree == "static" and (choices := draft.options.get(CHOICES)) is not None:
+        read_choices(str(choices))
     if draft.has_own_layer and (folder := local(topology.target.model)) is not None:
         check_behind(target)
         check_layer(folder, target.num_layers)
@@ -81,11 +85,15 @@ def _drafter_memory(topology: Topology) -> Memory:
             check_assistant(target, head)
         elif "eagle" in draft.sources:
             check_eagle(head, target.hidden)
+        else:
+            check_medusa(head)
     if draft.own_model is not None:
         own = shape_of(draft.own_model)
         for kind in draft.kinds:
             if kind.loads == "model":
                 kind.check_model(own, draft.own_model)
+        if "pard" in draft.sources and (folder := local(draft.own_model)) is not None:
+            mask_of(folder)
         _check_tokenizers(topology.target.model, draft.own_model)
     return drafter_memory(topology, target, own, head)
 
@@ -175,7 +183,7 @@ def _notes(topology: Topology, shape: ModelShape) -> Iterator[str]:
         yield f"kv caches above are of {topology.cache.num_tokens} tokens; auto is on cards what they have room for"
     head = topology.draft.head
     if head is not None and local(head, head=True) is None:
-        check_name(head)
+        check_name(head, head=True)
         yield f"head {head} is not here, so its memory is not counted; a run looks for it on the hub"
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from tpspec.errors import UserError
 from tpspec.published.shape import ModelShape
 from tpspec.published.sharing import Sharing
+from tpspec.topology.rank_paths import CHOICES
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
 Value = int | float | str
@@ -132,7 +133,7 @@ def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayer
     return skipped(str(options.get("skip", "")), folder, num_layers)
 
 
-_SUPPORT = {"support": Option(64, least=1)}
+_SUPPORT = {"support": Option(64, least=1, most=65536)}
 SOURCES = {
     "none": Kind(),
     "ngram": Kind(options={"min_match": Option(1, least=1, most=8), "floor": Option(10, most=100)}),
@@ -142,14 +143,20 @@ SOURCES = {
     "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "mtp": Kind(behind=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
     "medusa": Kind(loads="head", computes=True),
-    "pard": Kind(loads="model", computes=True, quantizes=True, options={"places": Option(12, least=1), **_SUPPORT}),
+    "pard": Kind(
+        loads="model", computes=True, quantizes=True, options={"places": Option(12, least=1, most=64), **_SUPPORT}
+    ),
     "lookahead": Kind(
         whole=True,
         learns=True,
-        options={"window": Option(7, least=1), "level": Option(5, least=2), "guesses": Option(7, least=1)},
+        options={
+            "window": Option(7, least=1, most=256),
+            "level": Option(5, least=2, most=64),
+            "guesses": Option(7, least=1, most=256),
+        },
     ),
     "suffix": Kind(
         options={"max_depth": Option(16, least=8), "min_odds": Option(10, most=100), "kept_tokens": Option(32_768)}
     ),
 }
-OF_ANY_SOURCE = {"choices": Option("")}  # a file with the shape of a static tree
+OF_ANY_SOURCE = {CHOICES: Option("")}  # a file with the shape of a static tree
