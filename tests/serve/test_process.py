@@ -138,6 +138,18 @@ def test_it_ends_when_its_parent_does_and_says_so_to_its_readers(make_engine, mo
     assert not folder.exists()
 
 
+def test_who_started_it_may_be_gone_before_it_listens(model_folder: Path) -> None:
+    """Stands against a traceback where a server is stopped while it starts."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(_command(model_folder), stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writes)
+    assert done.stderr.startswith("tpspec: listening on ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_server_runs_without_torch(model_folder: Path) -> None:
     """It never sees a tensor; torch would cost it 200 MB and seconds before the first answer."""
     script = (

@@ -255,7 +255,7 @@ def test_a_stop_ends_everything_whatever_else_is_going_on(start: Callable[..., W
         until(lambda: {p.pid for p in world._children()} - old, RESTART_S, "new ranks")
         time.sleep(2)
     world.died()
-    world.launcher.terminate()
+    world.launcher.send_signal(signal.SIGINT if when == "loading" else signal.SIGTERM)  # as Ctrl-C does
     if when == "draining":
         time.sleep(0.5)
         world.rank(1).kill()

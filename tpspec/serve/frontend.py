@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.comm.link import FrontendLink, endpoint, frontend_at
 from tpspec.comm.messages import Hello, Ready, Report, Stop
-from tpspec.comm.process import is_alive
+from tpspec.comm.process import clear_after, is_alive
 from tpspec.errors import UserError, WorldFailure
 
 if TYPE_CHECKING:
@@ -134,6 +134,16 @@ class Frontend:
             rmtree(self._launcher.folder, ignore_errors=True)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """The HTTP process drains and then tells us to stop; not when torchrun only clears up after a rank it lost."""
-        if not self._watch.lost:
+        """The HTTP process drains and then tells us to stop; not when torchrun only clears up after a rank it lost.
+
+        While there is nothing to serve with yet, the others end by the same signal; who went on would miss them.
+        """
+        is_over = not self._watch.lost
+        if is_over:
             self._process.signal(number)
+        if not self._serves:
+            if is_over and not self._is_found:
+                self._process.end()
+                self._clear()
+            clear_after(os.getpid())
+            os._exit(0)

@@ -27,6 +27,7 @@ from tpspec.comm.link import LeadLink
 from tpspec.comm.messages import Hello, Ready, Stop
 from tpspec.comm.process import settle
 from tpspec.errors import UserError, WorldFailure
+from tpspec.output import output_in_words
 from tpspec.serve.api import Api
 from tpspec.serve.connection import Connection
 from tpspec.serve.grammars import Grammars
@@ -252,8 +253,8 @@ def main() -> int:
 
 async def _run(options: argparse.Namespace, listener: socket.socket) -> int:
     process = Process(options)  # made inside the loop, to which its sockets belong
-    sys.stdout.write(json.dumps({"url": url(listener), "endpoint": process.endpoint}) + "\n")
-    sys.stdout.flush()
+    with output_in_words():
+        sys.stdout.write(json.dumps({"url": url(listener), "endpoint": process.endpoint}) + "\n")
     code = await process.run(listener)
     if process.is_loading:
         os._exit(code)  # the thread that imports transformers cannot be stopped, and nothing else is left to do
@@ -267,7 +268,8 @@ def _blame(error: BaseException) -> int:
         first = first.exceptions[0]
     if not isinstance(first, UserError):
         raise error
-    say(str(first))
+    if str(first):  # else whoever started it has gone, and wants to know nothing
+        say(str(first))
     return first.exit_code
 
 
