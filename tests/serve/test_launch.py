@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,17 @@ def test_worlds_are_started_without_a_store_that_listens() -> None:
     """tests/world/test_listeners.py reads the sockets of a world with these flags."""
     assert "exec python -m tpspec.launch --rdzv-backend tpspec " in (LAUNCH / "serve").read_text()
     assert '"--rdzv-backend", "tpspec"' in (LAUNCH / "ray_serve.py").read_text()
+
+
+def test_serve_asks_a_topology_for_its_ranks_and_its_models(tmp_path: Path) -> None:
+    """Its few lines of Python named a module that had moved: the first command of the README ended in a traceback."""
+    (lines,) = re.findall(r"<<'PYTHON'\n(.*?)\nPYTHON\n", (LAUNCH / "serve").read_text(), re.DOTALL)
+    words = [str(ROOT / "topologies" / "cpu-3.yaml"), "--log-requests", "--set", "draft.tokens=4"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TPSPEC_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-", *words], input=lines, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("3 smollm2-135m\n", "")
 
 
 @pytest.mark.skipif(SYSTEMD is None, reason="no systemd-analyze is installed")
