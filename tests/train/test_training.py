@@ -122,6 +122,15 @@ def test_prompts_that_leave_no_room_are_told(model: Path, tmp_path: Path, capsys
     assert [told.number for told in read_texts(tmp_path)] == [2]
 
 
+def test_texts_longer_than_the_model_was_made_for_are_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stands against heads that learn what a model says beyond its positions, and a traceback for want of memory."""
+    most = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    assert main(["generate", str(model), "--out", str(tmp_path / "texts"), "--longest", str(most + 1)]) == 2
+    assert f"--longest {most + 1}: should be at most {most}, for which" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["mistral", "gemma3", "qwen3_vl_text"])
 def test_a_target_that_sees_is_run_as_its_text_model(kind: str, tmp_path: Path) -> None:
     """transformers has no class for causal models that loads it: that was a traceback, once the texts were there."""
@@ -338,7 +347,9 @@ def spoilt_checkpoint(out: Path) -> None:
         (None, ["--minutes", "nan"], "--minutes: nan is not a number above 0"),
         (None, ["--rate", "nan"], "--rate: nan is not a number above 0"),
         (None, ["--rate", "-1"], "--rate: -1 is not a number above 0"),
-        (None, ["--rate", "fast"], "--rate: invalid amount value: 'fast'"),
+        (None, ["--rate", "fast"], "--rate: fast is not a number above 0"),
+        (None, ["--seed", "1" + 20 * "0"], "0 is not a whole number of up to 18 digits"),
+        (None, ["--rows", "many"], "--rows: many is not 1 or more"),
         (lambda out: out.write_text("a"), [], "should be a folder, and cannot be made one: File exists"),
         (lambda out: out.symlink_to("/proc/nothing/there"), [], "should be a folder, and cannot be made one"),
         (spoilt_checkpoint, [], "checkpoint.pt: not a whole checkpoint; delete it"),

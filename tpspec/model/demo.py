@@ -6,7 +6,6 @@ appears whole or not at all, however many processes ask for it at once. Must not
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import os
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from safetensors import SafetensorError
 
+from tpspec.command import Parser
 from tpspec.errors import UserError
 from tpspec.published.checkpoint import cache_root
 
@@ -187,13 +187,13 @@ def _bar(progress: Progress, description: str) -> Step:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tpspec.model.demo", description="Fetch the demo models.")
+    parser = Parser(prog="python -m tpspec.model.demo", description="Fetch the demo models.")
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
     parser.add_argument("--to", type=Path, metavar="DIR", help="make DIR/MODEL (default: the cache of tpspec)")
-    options = parser.parse_args()
-    if unknown := set(options.models) - set(MODELS):
-        parser.error(f"no such demo model: {', '.join(sorted(unknown))} (there is {', '.join(MODELS)})")
     try:
+        options = parser.parse_args()
+        if unknown := set(options.models) - set(MODELS):
+            parser.error(f"no such demo model: {', '.join(sorted(unknown))}; there is {', '.join(MODELS)}")
         for name in options.models or MODELS:
             _fetch_and_say(name, options.to)
     except UserError as error:

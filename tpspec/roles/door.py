@@ -48,9 +48,12 @@ def add_topology_options(parser: argparse.ArgumentParser) -> None:
 
 def positive(text: str) -> int:
     """An option that counts something."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return number
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,10 +112,19 @@ def _train(options: argparse.Namespace, make: Make, beside: tuple[str, ...] = ()
 
 def amount(text: str) -> float:
     """An option that measures something."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return number
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of up to 18 digits")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     medusa.add_argument("--layers", type=positive, default=1, metavar="N", help="residual blocks of each; 1")
     model = _training_parser(commands.add_parser("model", help="a draft model of its own"), _model)
     model.set_defaults(ids=None)
-    model.add_argument("--layers", type=positive, required=True, metavar="N")
+    model.add_argument("--layers", type=positive, required=True, metavar="N", help="of the draft model")
     start = model.add_mutually_exclusive_group(required=True)
     start.add_argument("--hidden", type=positive, metavar="N", help="begin at random, so wide")
     start.add_argument(
@@ -173,7 +183,7 @@ def _training_parser(
     parser.add_argument("--rows", type=positive, default=2048, metavar="N", help="positions of a batch; 2048")
     parser.add_argument("--every", type=positive, default=100, metavar="N", help="steps between checkpoints; 100")
     parser.add_argument("--precision", choices=PRECISIONS, default="auto", help="auto: the faster one here")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=_seed, default=0, help="of the order of texts, and of what begins at random; 0")
     return parser
 
 

@@ -14,9 +14,12 @@ import torch
 
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.messages import News
+from tpspec.errors import UserError
 from tpspec.published.checkpoint import find, read_config
+from tpspec.published.shape import shape_of
 from tpspec.request import Request, Sampling
 from tpspec.roles.build import build_engine
+from tpspec.roles.fit import check_fits
 from tpspec.topology.config import automatic
 from tpspec.train.prompts import INVENTING
 from tpspec.train.texts import Told
@@ -106,8 +109,14 @@ class Author:
 
 
 def open_engine(model: str, longest: int, *, cuda: bool) -> Engine:
-    """A whole model, as precise as its checkpoint, for NUM_RUNNING texts of `longest` tokens at most."""
+    """A whole model, as precise as its checkpoint, for NUM_RUNNING texts of `longest` tokens at most.
+
+    UserError where it was not made for texts of that length; OutOfMemory where there is no room for them.
+    """
     config = read_config(find(model))
+    most = shape_of(model).max_positions
+    if most is not None and longest > most:
+        raise UserError(f"--longest {longest}: should be at most {most}, for which {model} was made")
     settings = {
         "target.dtype": config.get("dtype") or config.get("torch_dtype") or "bfloat16",
         "draft.source": "none",
@@ -115,6 +124,8 @@ def open_engine(model: str, longest: int, *, cuda: bool) -> Engine:
         "serve.max_running": NUM_RUNNING,
     }
     topology = automatic(1, model, cuda=cuda, overrides=[f"{key}={value}" for key, value in settings.items()])
-    built = build_engine(topology, OneRank(), torch.device("cuda" if cuda else "cpu"))
+    device = torch.device("cuda" if cuda else "cpu")
+    check_fits(topology, 0, device, [0])
+    built = build_engine(topology, OneRank(), device)
     built.own.prepare()
     return built.engine
