@@ -62,6 +62,20 @@ def test_a_stop_while_loading_waits_for_nobody(start_front) -> None:
     assert "Traceback" not in front.close()
 
 
+def test_what_is_no_http_leaves_no_line_in_the_log(start_front) -> None:
+    """Stands against a log that strangers fill, and against the advice to install a library for WebSockets."""
+    front = start_front()
+    wanted = "GET /health HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+    for words in ("GARBAGE\r\n\r\n", wanted):
+        with socket.create_connection(("127.0.0.1", httpx.URL(front.url).port)) as stranger:
+            stranger.sendall(words.encode())
+            assert stranger.recv(100).startswith(b"HTTP/1.1 ")
+    said = front.close()
+    assert said.startswith("tpspec: listening on ")
+    assert "Invalid" not in said
+    assert "WebSocket" not in said
+
+
 def test_from_loading_to_stalled_to_a_drained_stop(start_front) -> None:
     """Health means progress: an engine that hangs was answered with 200 for hours. SIGTERM finishes what is open."""
     front = start_front("--stall-s", "0.3")

@@ -77,7 +77,7 @@ class Process:
             loop="asyncio",
             ws="none",
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # anybody may send what uvicorn warns of
             access_log=False,
             server_header=False,
             timeout_keep_alive=30,
