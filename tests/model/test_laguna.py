@@ -147,4 +147,4 @@ def test_a_gate_is_for_a_head_or_for_each_of_its_numbers(kind: str, by_head: boo
 def test_a_number_for_a_head_gates_all_that_it_gives() -> None:
     made_TH = torch.tensor([[0.0, 100.0], [-3.0, 1.0]])
     wide = HeadGate(lambda _: made_TH, Gating("g_proj", "softplus", by_head=True), 3)(torch.zeros(2, 4))
-    assert torch.equal(wide, torch.nn.functional.softplus(made_TH).repeat_interleave(3, 1))
+    assert torch.allclose(wide, torch.nn.functional.softplus(made_TH).repeat_interleave(3, 1))

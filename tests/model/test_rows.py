@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from tests.checkpoints import tiny
 from tpspec.comm.communicator import OneRank
 from tpspec.model.batch import Carried, Span
 from tpspec.model.compiled import compiled_rows
+from tpspec.model.curves import gelu, sigmoid, silu, softplus
 from tpspec.model.decoder import Decoder
-from tpspec.model.linear import PackedLinear, PlainLinear, can_pack
+from tpspec.model.linear import PackedLinear, PlainLinear, can_pack, linear
 from tpspec.model.loader import Loader
 from tpspec.model.products import TiledLinear, compiled_products
 from tpspec.published import checkpoint
@@ -133,6 +135,53 @@ def test_a_row_has_the_bits_of_its_own_path_whatever_it_sees(kind: str, ways: bo
         forward(model, at, (token,), None)
     made = forward(model, 62, (ids[62], 7, ids[63], 9, ids[64]), (-1, 0, 0, 1, 2))
     assert torch.equal(made[[0, 2, 4]], alone[62:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "compiled"),
+    [("qwen3_5", 5, True), ("phi", 37, True), ("gpt_oss", 5, False), ("qwen2_moe", 41, True)],
+)
+def test_a_row_has_the_same_bits_behind_others_as_before_them(
+    kind: str, rows: int, compiled: bool, tmp_path: Path
+) -> None:
+    """In rounds of so many rows, as they do not fill vectors. Stands against gates of attention, of MLPs and of what is
+    beside experts that torch computes otherwise at the end of a tensor."""
+    folder = tiny(kind, tmp_path)
+    (whole,) = split(ModelShape.of(folder), (1.0,))
+    loader = Loader.open(folder, whole, torch.float32, CPU)
+    model = loader.decoder(OneRank(), 128, fixed_rows=rows, compiled=compiled, num_states=2)
+
+    def span(seq: int, count: int) -> Span:
+        return Span(seq, 0, text(seq, count), ((64 * seq, count),), count, carried=Carried(seq, (), count))
+
+    for count in (1, 3):
+        alone = model.forward([span(0, count)])
+        for num_before in range(1, rows - count + 1):
+            assert torch.equal(model.forward([span(1, num_before), span(0, count)])[-count:], alone)
+
+
+@pytest.mark.parametrize("num_rows", [3, 8, 33])
+def test_what_becomes_of_a_number_does_not_depend_on_its_place(num_rows: int) -> None:
+    """It is what torch makes of it, but for the last bits, which torch makes others of at the end of a tensor."""
+    row = 30 * torch.randn(1, 263, generator=torch.Generator().manual_seed(0))
+    by_tanh = partial(F.gelu, approximate="tanh")
+    for curve, usual in ((sigmoid, torch.sigmoid), (softplus, F.softplus), (silu, F.silu), (gelu, by_tanh)):
+        for dtype in DTYPES:
+            made = curve(row.to(dtype))
+            assert torch.equal(curve(row.to(dtype).repeat(num_rows, 1)), made.expand(num_rows, -1))
+            assert torch.allclose(made, usual(row.to(dtype)), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_rows", [5, 8, 13])
+def test_a_product_of_few_outputs_adds_every_row_up_alike(num_outputs: int, num_rows: int) -> None:
+    """As of a shard whose heads have a gate each. Stands against kernels of torch that take two rows at a time."""
+    noise = torch.Generator().manual_seed(0)
+    weight, bias, row = (torch.randn(*size, generator=noise) for size in ((num_outputs, 96), (num_outputs,), (1, 96)))
+    for biased in (bias, None):
+        y = linear(weight, biased)(row.repeat(num_rows, 1))
+        assert torch.equal(y, y[:1].expand(num_rows, -1))
+        assert torch.allclose(y, F.linear(row, weight, biased), atol=1e-5)
 
 
 def test_the_packed_product_is_the_plain_one() -> None:

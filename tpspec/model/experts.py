@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from tpspec.model.curves import sigmoid
 from tpspec.published.experts import GROUP_SCORES
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Shared:
     def __call__(self, x_TD: Tensor, steps: Steps) -> Tensor:
         made_TD = self.shared(x_TD, steps)
         if self.gate_1D is not None:
-            made_TD = made_TD * (x_TD.float() * self.gate_1D).sum(1, keepdim=True).sigmoid().to(x_TD.dtype)
+            made_TD = made_TD * sigmoid((x_TD.float() * self.gate_1D).sum(1, keepdim=True)).to(x_TD.dtype)
         return torch.add(self.mixture(x_TD, steps), made_TD, alpha=self.scale)
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
+from tpspec.model.curves import sigmoid, softplus
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,4 +33,4 @@ class HeadGate:
         made = self.product(x_TD)
         if self.gating.by_head:
             made = made[..., None].expand(-1, -1, self.head_dim).flatten(1)
-        return torch.sigmoid(made) if self.gating.act == "sigmoid" else F.softplus(made.float()).to(made.dtype)
+        return sigmoid(made) if self.gating.act == "sigmoid" else softplus(made)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tpspec.model.quantized import Matrix
     from tpspec.published.groups import Bits, Grid
 
+LEAST_OUTPUTS = 4
 PACK_ROWS = 8  # row count the blocked layout is tuned for: a root and a draft of seven
 # Not float32: its blocked product adds in longer chains. SmolLM2's logits then are 1.1e-4 from those of float64, and
 # 0.6e-4 with the plain one, which is also what transformers' own attention variants differ by.
@@ -45,6 +46,18 @@ class PlainLinear:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         return F.linear(x_TI, self.weight_OI, self.bias_O)
+
+
+class ThinLinear:
+    """Of fewer outputs than LEAST_OUTPUTS, in float32: of so few torch adds some rows up in another order than others,
+    and a row's result would depend on the rows beside it."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> None:
+        self.weight_OI, self.bias_O = weight_OI, bias_O
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        y_TO = torch.stack([(x_TI * weight_I).sum(1) for weight_I in self.weight_OI], 1)
+        return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
 
 
 class PackedLinear:
@@ -144,6 +157,8 @@ def linear(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         return TiledLinear(loaded, weight_OI, bias_O)
     if on_cpu and can_pack(dtype):
         return PackedLinear(weight_OI, bias_O)
+    if on_cpu and dtype == torch.float32 and 0 < len(weight_OI) < LEAST_OUTPUTS:
+        return ThinLinear(weight_OI, bias_O)
     return PlainLinear(weight_OI, bias_O)
 
 

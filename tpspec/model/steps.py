@@ -10,12 +10,14 @@ Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from tpspec.cache.store import as_slots
+from tpspec.model import curves
 from tpspec.model.attention import Branches, Folding, Layout, View, fused, stable
 from tpspec.model.delta_net import Round as StateRound
 from tpspec.model.late_norm import beside
@@ -306,18 +308,20 @@ class TorchSteps(WithoutKernels):
     def gate(self, gate_up_TC: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         if self._shape.gate == "relu2":
             return F.relu(gate_up_TC).square()
+        silu, sigmoid = (curves.silu, curves.sigmoid) if self._whole else (F.silu, torch.sigmoid)
+        gelu = curves.gelu if self._whole else partial(F.gelu, approximate="tanh")
         if self._shape.gate == "gelu_alone":
-            return F.gelu(gate_up_TC, approximate="tanh")
+            return gelu(gate_up_TC)
         if self._shape.gate == "xielu":
             return _xielu(gate_up_TC.float(), *numbers).to(gate_up_TC.dtype)
         gate_TC, up_TC = gate_up_TC.chunk(2, -1)
         if numbers:
             (limit,) = numbers
-            return F.silu(gate_TC).clamp(max=limit) * up_TC.clamp(-limit, limit)
+            return silu(gate_TC).clamp(max=limit) * up_TC.clamp(-limit, limit)
         if self._shape.gate == "clamped":
             gate_TC = gate_TC.clamp(max=MOST)
-            return gate_TC * torch.sigmoid(GAIN * gate_TC) * (up_TC.clamp(-MOST, MOST) + 1)
-        return (F.silu(gate_TC) if self._shape.gate == "silu" else F.gelu(gate_TC, approximate="tanh")) * up_TC
+            return gate_TC * sigmoid(GAIN * gate_TC) * (up_TC.clamp(-MOST, MOST) + 1)
+        return (silu if self._shape.gate == "silu" else gelu)(gate_TC) * up_TC
 
     def gated(self, gate_up: Linear, x_TD: Tensor, numbers: tuple[float, ...] = ()) -> Tensor:
         return self.gate(gate_up(x_TD), numbers)
