@@ -99,11 +99,15 @@ def test_options_reach_the_source_and_others_are_refused(target: Path) -> None:
         ("suffix", "max_depth", 7, "8 or more"),
         ("suffix", "min_odds", 101, "from 0 to 100"),
         ("suffix", "kept_tokens", -1, "0 or more"),
-        ("lookahead", "window", 0, "1 or more"),
-        ("lookahead", "level", 1, "2 or more"),
-        ("lookahead", "guesses", 0, "1 or more"),
-        ("pard", "places", 0, "1 or more"),
-        *((name, "support", 0, "1 or more") for name, kind in sources.SOURCES.items() if "support" in kind.options),
+        ("lookahead", "window", 0, "from 1 to 256"),
+        ("lookahead", "level", 1, "from 2 to 64"),
+        ("lookahead", "guesses", 257, "from 1 to 256"),
+        ("pard", "places", 0, "from 1 to 64"),
+        *(
+            (name, "support", 0, "from 1 to 65536")
+            for name, kind in sources.SOURCES.items()
+            if "support" in kind.options
+        ),
     ],
 )
 def test_what_an_option_cannot_be_is_refused_before_anything_starts(
