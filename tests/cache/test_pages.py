@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tpspec.cache.pages import BrokenPages, OutOfPages, PagePool
 from tpspec.cache.places import window_max

@@ -16,8 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tpspec.comm.link import FrontendLink, LeadLink, frontend_at
-from tpspec.comm.link import endpoint as place
+from tpspec.comm.link import FrontendLink, LeadLink, endpoint as place, frontend_at
 from tpspec.comm.messages import Cancel, Hello, Ready, Report, Stats, Stop, Submit, Tally, ToLead
 from tpspec.errors import WorldFailure
 from tpspec.request import Delta, Request

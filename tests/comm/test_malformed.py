@@ -9,8 +9,7 @@ from contextlib import closing, suppress
 import msgspec
 import pytest
 import zmq
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from tpspec.comm.channel import FollowerSocketChannel, LeadSocketChannel, endpoint
 from tpspec.comm.draft_link import DrafterDraftLink, LeadDraftLink

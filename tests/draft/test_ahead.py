@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.draft.table import VOCAB, StateTable, Table, ask, expected, logits_after, next_token, next_tokens
 from tpspec.cache.pages import PagePool

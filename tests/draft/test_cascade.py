@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.draft.table import ask
 from tpspec.comm.messages import Costs

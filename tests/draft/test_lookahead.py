@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.draft.table import ask, logits_after
 from tpspec.draft.lookahead import Lookahead

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from math import prod
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.draft.table import ask
 from tpspec.draft.suffix import Suffix

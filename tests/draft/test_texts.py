@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given as drawn
-from hypothesis import settings
+from hypothesis import given as drawn, settings
 from hypothesis.strategies import DataObject, data, integers, sampled_from
 
 from tests.checkpoints import tiny

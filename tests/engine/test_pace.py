@@ -7,8 +7,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.checkpoints import tiny
 from tests.draft.liar import Liar

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.engine.test_scheduler import STOP, Episode
 from tpspec.cache.pages import BrokenPages, PagePool

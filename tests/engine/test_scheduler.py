@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from tpspec.cache.pages import BrokenPages, PagePool

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.comm.messages import Rows
 from tpspec.engine.tapped import Tapped, tensor_of

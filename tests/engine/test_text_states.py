@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.engine.test_reuse import SharingEpisode, finish, rows_read, step
 from tests.engine.test_scheduler import chain, text_states

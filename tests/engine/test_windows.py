@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.engine.test_reuse import SharingEpisode, Text
 from tests.engine.test_scheduler import text_states

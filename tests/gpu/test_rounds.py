@@ -35,9 +35,7 @@ from tpspec.staged import Fetched
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model.card import norms as card_norms
-from tpspec.model.card import overlap as card_overlap
-from tpspec.model.card import products as card_products
+from tpspec.model.card import norms as card_norms, overlap as card_overlap, products as card_products
 from tpspec.model.card.attention import attend, join
 from tpspec.model.card.flash import Flash
 from tpspec.model.card.heads import place

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tpspec.request import Sampling
 from tpspec.verify.largest import SHORT

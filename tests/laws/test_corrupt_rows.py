@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.laws.test_shards_agree import EDGES, VOCAB, samplings, sharded, some_cases
 from tpspec.request import Sampling

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.laws.test_shards_agree import EDGES, PADDED, VOCAB, Meeting
 from tpspec.request import Sampling

@@ -10,8 +10,7 @@ from itertools import product
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.laws.exact import distance
 from tests.laws.letters import END, constraint

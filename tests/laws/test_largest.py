@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.emulated_card import emulated_card
 from tpspec.verify.largest import LONG, NUM_HEAPED, NUM_PARTS, largest, some_largest

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.laws.test_shards_agree import EDGES, PADDED, VOCAB, Meeting
 from tpspec.request import Logprob

@@ -12,8 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _mix, _mix_int, _signed
 

@@ -6,8 +6,7 @@ import time
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.verify.occurring import Occurring
 

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.request import Sampling
 from tpspec.verify.processors import num_kept, process

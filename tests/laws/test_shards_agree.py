@@ -12,8 +12,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tpspec.request import Sampling
 from tpspec.staged import Fetched

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from tpspec.comm.communicator import Communicator, Purpose, sum_in_order

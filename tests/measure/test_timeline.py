@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.comm.emulate import VirtualClock
 from tpspec.measure.timeline import Event, Timeline, chrome_trace

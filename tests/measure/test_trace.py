@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.comm.messages import Stats, Tally
 from tpspec.errors import UserError

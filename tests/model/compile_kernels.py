@@ -13,8 +13,7 @@ from itertools import chain, product
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from triton import compile as compiled
-from triton import knobs, next_power_of_2
+from triton import compile as compiled, knobs, next_power_of_2
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -22,65 +21,25 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from tpspec.comm import peer_kernel
 from tpspec.model.card import (
     attention as card_attention,
-)
-from tpspec.model.card import (
     coded as card_coded,
-)
-from tpspec.model.card import (
     conv as card_conv,
-)
-from tpspec.model.card import (
     delta as card_delta,
-)
-from tpspec.model.card import (
     experts as card_experts,
-)
-from tpspec.model.card import (
     fragments as card_fragments,
-)
-from tpspec.model.card import (
     gates as card_gates,
-)
-from tpspec.model.card import (
     groups as card_groups,
-)
-from tpspec.model.card import (
     heads as card_heads,
-)
-from tpspec.model.card import (
     joint as card_joint,
-)
-from tpspec.model.card import (
     late as card_late,
-)
-from tpspec.model.card import (
     many as card_many,
-)
-from tpspec.model.card import (
     norms as card_norms,
-)
-from tpspec.model.card import (
     products as card_products,
-)
-from tpspec.model.card import (
     router as card_router,
-)
-from tpspec.model.card import (
     rows as card_rows,
-)
-from tpspec.model.card import (
     shares as card_shares,
-)
-from tpspec.model.card import (
     states as card_states,
-)
-from tpspec.model.card import (
     steps as card_steps,
-)
-from tpspec.model.card import (
     sums as card_sums,
-)
-from tpspec.model.card import (
     tiles as card_tiles,
 )
 from tpspec.model.card.norms import norm_warps

@@ -10,12 +10,14 @@ import torch
 from triton.runtime import driver
 
 from tests.compiling_card import Absent
-from tpspec.model.card import coded as card_coded
-from tpspec.model.card import fragments as card_fragments
-from tpspec.model.card import groups as card_groups
-from tpspec.model.card import products as card_products
-from tpspec.model.card import shares as card_shares
-from tpspec.model.card import tiles as card_tiles
+from tpspec.model.card import (
+    coded as card_coded,
+    fragments as card_fragments,
+    groups as card_groups,
+    products as card_products,
+    shares as card_shares,
+    tiles as card_tiles,
+)
 
 SIZE, SHARES, tile = 4096, card_shares.Shares(4, 4), card_tiles.USUAL
 

@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.slow import slowly
 from tpspec.cache.store import Kept, KVStore
@@ -26,8 +25,7 @@ from tpspec.published.formats import Table
 from tpspec.published.groups import Grid, grid_of
 
 pytest.importorskip("triton")
-from tpspec.model.card import experts as card_experts
-from tpspec.model.card import router as card_router
+from tpspec.model.card import experts as card_experts, router as card_router
 from tpspec.model.card.experts import CardMixture, Stack
 from tpspec.model.card.overlap import IN_TURN
 from tpspec.model.card.router import Tiles

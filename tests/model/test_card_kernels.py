@@ -16,9 +16,7 @@ import torch
 from scripts.serving import environment
 
 pytest.importorskip("triton")
-from tpspec.model.card import experts as card_experts
-from tpspec.model.card import groups as card_groups
-from tpspec.model.card import tiles as card_tiles
+from tpspec.model.card import experts as card_experts, groups as card_groups, tiles as card_tiles
 
 HERE = Path(__file__).parent
 # What a program may share (CUDA C++ programming guide, table of technical specifications), by compute capability.
@@ -97,10 +95,9 @@ def without_interpreter(script: str, *words: str) -> list[str]:
     return told.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(COMPILES_S + 60)
-@pytest.mark.parametrize(
-    "words", [FEW, pytest.param(CASES + HEADS, marks=pytest.mark.slow)], ids=["in few tiles", "in all"]
-)
+@pytest.mark.parametrize("words", [FEW, CASES + HEADS], ids=["in few tiles", "in all"])
 def test_every_kernel_compiles_and_fits_every_card(words: list[str]) -> None:
     """Stands against what the interpreter lets pass (a name of Python's in an annotation, a type that changes in a
     loop), tiles that a small card has no room for, sums that do not fit into registers (of heads of 576, a thread kept

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.checkpoints import tiny
 from tests.model.test_card_steps import CAPABILITY, DEVICE, IDS, NUMBER_BYTES
@@ -28,10 +27,7 @@ from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 
 pytest.importorskip("triton")
-from tpspec.model.card import many as card_many
-from tpspec.model.card import rows as card_rows
-from tpspec.model.card import tables as card_tables
-from tpspec.model.card import tilings as card_tilings
+from tpspec.model.card import many as card_many, rows as card_rows, tables as card_tables, tilings as card_tilings
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 LONG = card_rows.MOST_ROWS + 10  # rows, and keys of more than one block

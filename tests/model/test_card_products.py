@@ -20,10 +20,7 @@ from tpspec.published.groups import Grid, grid_of
 pytest.importorskip("triton")
 from triton import knobs
 
-from tpspec.model.card import coded as card_coded
-from tpspec.model.card import codes as card_codes
-from tpspec.model.card import rows as card_rows
-from tpspec.model.card import tiles as card_tiles
+from tpspec.model.card import coded as card_coded, codes as card_codes, rows as card_rows, tiles as card_tiles
 from tpspec.model.card.coded import CodedLinear
 from tpspec.model.card.fragments import FragmentLinear, product_of
 from tpspec.model.card.overlap import IN_TURN

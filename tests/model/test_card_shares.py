@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.model.test_card_products import KINDS
 from tpspec.model.quantized import Quantized, Ready
@@ -17,9 +16,7 @@ from tpspec.published.groups import Grid
 pytest.importorskip("triton")
 from triton.runtime import interpreter
 
-from tpspec.model.card import coded as card_coded
-from tpspec.model.card import rows as card_rows
-from tpspec.model.card import shares as card_shares
+from tpspec.model.card import coded as card_coded, rows as card_rows, shares as card_shares
 from tpspec.model.card.coded import CodedLinear, CodedProduct
 from tpspec.model.card.fragments import FragmentLinear, product_of
 from tpspec.model.card.overlap import IN_TURN

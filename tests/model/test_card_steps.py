@@ -12,8 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.checkpoints import KINDS, tiny
 from tests.recent import told, whole_and_windowed
@@ -33,11 +32,13 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tpspec.model.card import attention as card_attention
-from tpspec.model.card import rows as card_rows
-from tpspec.model.card import steps as card_steps
-from tpspec.model.card import tables as card_tables
-from tpspec.model.card import tilings as card_tilings
+from tpspec.model.card import (
+    attention as card_attention,
+    rows as card_rows,
+    steps as card_steps,
+    tables as card_tables,
+    tilings as card_tilings,
+)
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

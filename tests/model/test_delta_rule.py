@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from tpspec.model.delta_rule import CHUNK, Rows, looked_at, one_by_one, taken_in

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.checkpoints import tiny
 from tests.worlds import serve, topology

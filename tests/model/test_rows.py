@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.checkpoints import tiny
 from tpspec.comm.communicator import OneRank

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tpspec.model.attention import KEY_BLOCK, Attend, fused, stable
 from tpspec.model.chunks import compiled_attend

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 

@@ -7,8 +7,7 @@ from itertools import combinations, product
 from math import comb
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import AutoConfig
 
 from tpspec.errors import UserError

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import Tokenizer
 
 from tests.serve import test_response_items as response_items
-from tests.serve.conftest import HARMONY_TEMPLATE, THINK_TEMPLATE, reasoning_folder
-from tests.serve.conftest import TEMPLATE as PLAIN_TEMPLATE
+from tests.serve.conftest import HARMONY_TEMPLATE, TEMPLATE as PLAIN_TEMPLATE, THINK_TEMPLATE, reasoning_folder
 from tests.serve.test_response_items import merged
 from tests.serve.written_calls import FORMS, add_marks, written
 from tpspec.grammar import Vocabulary

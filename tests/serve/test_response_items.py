@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.serve.test_call_reader import FUNCTIONS, HERMES, LLAMA, PARTS
 from tpspec.serve.answers import Piece

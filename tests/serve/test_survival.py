@@ -17,8 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer
 
 from tests.serve.conftest import command_line, wait_until

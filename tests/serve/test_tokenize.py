@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 HELLO = [{"role": "user", "content": "hello"}]
 

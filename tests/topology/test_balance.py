@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.errors import OutOfMemory
 from tpspec.topology.balance import LEAST, Capacity, balanced

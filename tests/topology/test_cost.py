@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.published.experts import Experts
 from tpspec.published.shape import ModelShape, shape_of

@@ -6,8 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tpspec.errors import UserError
 from tpspec.topology.config import LinkConfig, TopologyError, load

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import loaded, tiny
-from tests.model.test_multimodal import IDS as SEEN
-from tests.model.test_multimodal import seeing
+from tests.model.test_multimodal import IDS as SEEN, seeing
 from tpspec.comm.communicator import OneRank
 from tpspec.errors import UserError
 from tpspec.model.batch import Span

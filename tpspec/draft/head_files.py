@@ -11,8 +11,7 @@ import torch
 from tpspec.errors import UserError
 from tpspec.model.places import Place
 from tpspec.model.weights import Checkpoint, codes_in, open_file
-from tpspec.published.head_files import HEAD_FILES as PATTERNS
-from tpspec.published.head_files import head_files
+from tpspec.published.head_files import HEAD_FILES as PATTERNS, head_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

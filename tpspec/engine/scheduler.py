@@ -25,8 +25,7 @@ from tpspec.tokens import NO_DRAFT, NO_TOKEN, ROOT, TokenTree, Verdict
 from tpspec.verify.rows import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-    from collections.abc import Sequence as Many
+    from collections.abc import Collection, Iterable, Mapping, Sequence as Many
 
     from tpspec.model.batch import StateCopy
     from tpspec.verify.allowed import Constraint

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from tpspec.model.batch import Carried, StateCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Sequence as Many
+    from collections.abc import Iterable, Sequence as Many
 
     from tpspec.cache.pages import PagePool
     from tpspec.cache.seats import KeptStates, Seats

@@ -5,8 +5,7 @@ Knows keys and names; must not know what they mean.
 
 from __future__ import annotations
 
-from tpspec.published import keys as published_keys
-from tpspec.published import kimi_linear, mimo, short_conv, step
+from tpspec.published import keys as published_keys, kimi_linear, mimo, short_conv, step
 
 TEXT_TYPES = {
     "cohere2_vision": "cohere2",

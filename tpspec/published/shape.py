@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tpspec.errors import UserError
-from tpspec.published import checkpoint, kimi_linear, mimo, step
-from tpspec.published import keys as published_keys
+from tpspec.published import checkpoint, keys as published_keys, kimi_linear, mimo, step
 from tpspec.published.blocks import MIXTURE, MLP, blocks_of
 from tpspec.published.defaults import BIAS_KEY
 from tpspec.published.delta_net import FULL, LINEAR, DeltaNet, delta_net_of
@@ -27,8 +26,7 @@ from tpspec.published.mixtures import channels_key, mlp_names
 from tpspec.published.mlp_names import MlpNames
 from tpspec.published.model_types import MODEL_TYPES
 from tpspec.published.multimodal import text_config
-from tpspec.published.norm_names import USUAL as USUAL_NORMS
-from tpspec.published.norm_names import NormNames
+from tpspec.published.norm_names import USUAL as USUAL_NORMS, NormNames
 from tpspec.published.per_layer import per_layer_of
 from tpspec.published.quantizers import stored_as
 from tpspec.published.reads import Reads

@@ -21,8 +21,7 @@ from tpspec.errors import UserError
 from tpspec.model.spec import resolve, transformers_config
 from tpspec.model.weights import Checkpoint
 from tpspec.published.defaults import Defaults
-from tpspec.published.global_heads import OVERRIDES
-from tpspec.published.global_heads import TYPES as GEMMA4
+from tpspec.published.global_heads import OVERRIDES, TYPES as GEMMA4
 from tpspec.published.model_types import MODEL_TYPES
 from tpspec.published.per_layer import KEY as PER_LAYER_SIZE
 from tpspec.published.windows import SLIDING
