@@ -216,9 +216,8 @@ def test_a_schema_that_cannot_be_read_is_named(
 ) -> None:
     path = tmp_path / "schema.json"
     path.write_text(text)
-    with pytest.raises(SystemExit):
-        main([topology_file(), "--prompt", "a", "--json-schema", str(path)])
-    assert f"argument --json-schema: {path}: " in capsys.readouterr().err
+    message = refused(capsys, [topology_file(), "--prompt", "a", "--json-schema", str(path)])
+    assert f"argument --json-schema: {path}: " in message
 
 
 @pytest.mark.parametrize("what", ["missing", "folder", "latin-1"])
