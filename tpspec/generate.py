@@ -201,23 +201,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chat", action="store_true", help="put --prompt through the model's chat template")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt instead of text")
     parser.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="of an answer at most; 128")
-    add = parser.add_argument
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) takes the likeliest token")
-    add("--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0: among all")
-    add(
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 (default) takes the likeliest token"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0: among all"
+    )
+    parser.add_argument(
         "--top-p",
         type=float,
         default=1.0,
         metavar="P",
         help="among the likeliest that have P of the odds; 1: among all",
     )
-    add(
+    parser.add_argument(
         "--min-p", type=float, default=0.0, metavar="P", help="among those with P of the likeliest's odds; 0: among all"
     )
-    add(
+    parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1, of tokens that were there; 1: none"
     )
-    add("--seed", type=int, default=0, metavar="N", help="of what is drawn; 0")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn; 0")
     parser.add_argument("--json-schema", type=_schema, metavar="FILE", help="answers are JSON that this schema accepts")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens")
     return parser

@@ -192,7 +192,8 @@ class PagePool:
         """
         if dropped:
             self._owned[seq] = _Owned(dropped, dropped)
-        for page in [self._kept[key] for key in keys]:
+        for key in keys:
+            page = self._kept[key]
             if self._idle.pop(page, None) is not None:
                 self._mark(page, page + 1, free=False)
             self._num_owners[page] += 1

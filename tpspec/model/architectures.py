@@ -152,7 +152,7 @@ ARCHITECTURES = {
         limited=True,
         score_scale="query_pre_attn_scalar",
     ),
-    "vaultgemma": replace(GEMMA2),
+    "vaultgemma": GEMMA2,
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}

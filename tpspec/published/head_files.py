@@ -153,11 +153,11 @@ def layer_shape(folder: Path) -> ModelShape:
         (usual.attention, usual.out) != (Defaults().attention, Defaults().out)
         or shape.norms.attention is None
         or usual.turns_first
-        or shape.usual.joint_norm
+        or usual.joint_norm
         or shape.parallel
         or shape.blocks
     )
-    acts_so = shape.experts or shape.stateful or shape.mlp_names.bends or shape.usual.norms_biased
+    acts_so = shape.experts or shape.stateful or shape.mlp_names.bends or usual.norms_biased
     if attends_so or acts_so or shape.layer_norms != USUAL_NORMS.num:
         raise UserError(f"{where}: model_type is {shape.model_type}; heads of such layers are not supported")
     return shape
