@@ -390,7 +390,8 @@ def joined_to_apart(num_rows: int, hidden: int) -> float:
     from tpspec.comm.peer import PeerMemory, memory_bytes
     from tpspec.comm.replay_time import seconds_in_graph
     from tpspec.model.card.steps import card_steps
-    from tpspec.model.layers import Heads, Norm, Shape, Sight
+    from tpspec.model.norm import Norm
+    from tpspec.model.sight import Heads, Shape, Sight
     from tpspec.model.steps import AddNorm
 
     device, size = torch.device("cuda", 0), (num_rows, hidden)

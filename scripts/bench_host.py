@@ -40,8 +40,8 @@ from tpspec.model.card.steps import CardSteps
 from tpspec.model.card.tilings import Tiling
 from tpspec.model.graphs import Forward
 from tpspec.model.loader import load_whole
-from tpspec.model.steps import TorchSteps
 from tpspec.model.target import ShardedTarget
+from tpspec.model.torch_steps import TorchSteps
 from tpspec.published.checkpoint import find
 from tpspec.published.shape import ModelShape
 from tpspec.request import Delta, Request, Sampling
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.decoder import Decoder
-    from tpspec.model.layers import Heads
+    from tpspec.model.sight import Heads
 
 CPU, CARD = torch.device("cpu"), (8, 6)  # compute capability
 NUM_SLOTS, PAGE = 32768, 16

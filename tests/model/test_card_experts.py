@@ -15,11 +15,11 @@ from tests.slow import slowly
 from tpspec.cache.store import Kept, KVStore
 from tpspec.errors import UserError
 from tpspec.model.experts import Mixture, Router
-from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
-from tpspec.model.steps import TorchSteps
+from tpspec.model.sight import Heads, Shape, Sight
+from tpspec.model.torch_steps import TorchSteps
 from tpspec.published.experts import Experts
 from tpspec.published.formats import Table
 from tpspec.published.groups import Grid, grid_of

@@ -21,8 +21,8 @@ from tpspec.comm.communicator import OneRank
 from tpspec.model.attention import _visible
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
-from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.loader import Loader
+from tpspec.model.sight import Heads, Shape, Sight
 from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split
 

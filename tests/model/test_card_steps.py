@@ -21,8 +21,8 @@ from tpspec.model import compiled, steps
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.gates import HeadGate
-from tpspec.model.layers import Heads, Sight
 from tpspec.model.loader import Loader
+from tpspec.model.sight import Heads, Sight
 from tpspec.published.gating import Gating
 from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import split

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from tpspec.model.chunks import CompiledAttend, compiled_attend
-from tpspec.model.layers import Heads, Shape, Sight
+from tpspec.model.sight import Heads, Shape, Sight
 
 CPU = torch.device("cpu")
 ROUNDING = {torch.bfloat16: 2**-8, torch.float32: 1e-5}  # of the largest number

@@ -16,10 +16,10 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.experts import Mixture, Router
-from tpspec.model.layers import Heads, Shape, Sight
 from tpspec.model.linear import PlainLinear
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.steps import TorchSteps
+from tpspec.model.sight import Heads, Shape, Sight
+from tpspec.model.torch_steps import TorchSteps
 from tpspec.published.experts import Experts, experts_of
 from tpspec.published.reads import Reads
 

@@ -22,7 +22,7 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.joint_norm import JointNorm
 from tpspec.model.loader import Loader
-from tpspec.model.steps import WithoutKernels
+from tpspec.model.torch_steps import WithoutKernels
 from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.topology.config import Quantize

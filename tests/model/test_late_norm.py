@@ -16,8 +16,9 @@ from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank, Purpose
 from tpspec.comm.threads import ThreadWorld
 from tpspec.model.late_norm import LateNorm, beside
-from tpspec.model.layers import Heads, Shape, Sight
-from tpspec.model.steps import AddNorm, TorchSteps, WithoutKernels
+from tpspec.model.sight import Heads, Shape, Sight
+from tpspec.model.steps import AddNorm
+from tpspec.model.torch_steps import TorchSteps, WithoutKernels
 from tpspec.request import Request, Sampling
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []

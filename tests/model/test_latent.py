@@ -15,9 +15,9 @@ from tpspec.model.batch import Span
 from tpspec.model.compiled import CompiledSteps, compiled_rows
 from tpspec.model.decoder import Decoder
 from tpspec.model.latent import EPS, Reduced, around, turned_last
-from tpspec.model.layers import Norm
 from tpspec.model.linear import PlainLinear
 from tpspec.model.loader import Loader
+from tpspec.model.norm import Norm
 from tpspec.published.latent import Latent
 from tpspec.published.shape import ModelShape
 from tpspec.topology.caches import kv_bytes

@@ -16,8 +16,11 @@ from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Carried, Span
 from tpspec.model.compiled import CompiledSteps, compiled_rows
 from tpspec.model.delta_net import Mixer
-from tpspec.model.layers import Heads, LinearLayer, Norm, Shape, Sight
-from tpspec.model.steps import Steps, TorchSteps
+from tpspec.model.layers import LinearLayer
+from tpspec.model.norm import Norm
+from tpspec.model.sight import Heads, Shape, Sight
+from tpspec.model.steps import Steps
+from tpspec.model.torch_steps import TorchSteps
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 CPU, CARD = torch.device("cpu"), torch.device("cuda" if torch.cuda.is_available() else "cpu")

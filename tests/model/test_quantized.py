@@ -21,9 +21,10 @@ from tpspec.comm.threads import ThreadWorld
 from tpspec.model.batch import Span
 from tpspec.model.experts import Mixture, Shared
 from tpspec.model.latent import LatentQkv
-from tpspec.model.layers import ConvLayer, Layer, LinearLayer, Norm
+from tpspec.model.layers import ConvLayer, Layer, LinearLayer
 from tpspec.model.linear import Capped, Chained, Stacked
 from tpspec.model.loader import Loader, load_whole
+from tpspec.model.norm import Norm
 from tpspec.model.products import CompiledLinear, TiledLinear, compiled_products
 from tpspec.model.quantized import DequantizedLinear, Rounded, quantize
 from tpspec.model.short_values import Filled

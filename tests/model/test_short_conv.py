@@ -19,8 +19,10 @@ from tests.model.test_linear_attention import CARD, CPU, FEW, IDS, TEXTS, WAYS, 
 from tpspec.cache.states import StateSizes, StateStore
 from tpspec.errors import UserError
 from tpspec.model.batch import Carried, Span
-from tpspec.model.layers import ConvLayer, Heads, Norm, Shape, Sight
+from tpspec.model.layers import ConvLayer
+from tpspec.model.norm import Norm
 from tpspec.model.short_conv import GatedConv
+from tpspec.model.sight import Heads, Shape, Sight
 from tpspec.model.spec import read_spec, resolve
 from tpspec.published.reads import Reads
 from tpspec.published.shape import ModelShape

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from tpspec.model.attention import KEY_BLOCK, Attend, fused, stable
 from tpspec.model.chunks import compiled_attend
-from tpspec.model.layers import Heads, Shape, Sight
+from tpspec.model.sight import Heads, Shape, Sight
 
 SHAPE = Shape(frozenset({Sight(Heads((0,), 16), None)}), torch.float32, torch.device("cpu"), 0.25, "silu")
 WAYS: dict[str, Attend | None] = {"fused": fused, "stable": stable, "compiled": compiled_attend(SHAPE)}

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from tpspec.model.embedding import Embedding
     from tpspec.model.frequencies import Frequencies
     from tpspec.model.graphs import Graphs
-    from tpspec.model.layers import Layer, Norm, Shape
+    from tpspec.model.layers import Layer
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
+    from tpspec.model.sight import Shape
     from tpspec.model.steps import Steps
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from tpspec.errors import UserError
 from tpspec.model.attentions import Attentions
 from tpspec.model.embedding import TABLE, Embedding, head_of
-from tpspec.model.layers import Layer, Shape
+from tpspec.model.layers import Layer
 from tpspec.model.matrices import Matrices
 from tpspec.model.mlps import Mlps
 from tpspec.model.norms import Norms
 from tpspec.model.places import rows_of, whole_place
+from tpspec.model.sight import Shape
 from tpspec.model.weights import Checkpoint
 from tpspec.published.formats import HEAD
 from tpspec.topology.shards import whole_shard
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from tpspec.draft.head_files import HeadFiles
     from tpspec.draft.protocol import Given
     from tpspec.model.layer_spec import LayerSpec
-    from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
     from tpspec.model.spec import ModelSpec
     from tpspec.published.shape import ModelShape
 

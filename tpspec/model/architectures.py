@@ -13,7 +13,7 @@ from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA,
 from tpspec.published.windows import CONV, FULL
 
 if TYPE_CHECKING:
-    from tpspec.model.layers import Gate
+    from tpspec.model.curves import Curve
 
 HYBRID = Architecture(partial_rope=True, one_more=True)  # Qwen's, of linear attention and attention
 COHERE = Architecture(alternate_rope=True, centred=True, eps="layer_norm_eps", logit_scale="logit_scale")
@@ -155,8 +155,8 @@ ARCHITECTURES = {
     "vaultgemma": GEMMA2,
     "youtu": Architecture(alternate_rope="rope_interleave"),
 }
-GATES: dict[str, Gate] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
-ACTS: dict[str, Gate] = {  # of no gate
+GATES: dict[str, Curve] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+ACTS: dict[str, Curve] = {  # of no gate
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gelu_alone"),
     "relu2": "relu2",
     "xielu": "xielu",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tpspec.cache.store import Cells, Slots
     from tpspec.model.batch import Runs, Span
-    from tpspec.model.layers import Sight
+    from tpspec.model.sight import Sight
 
 MORE_NUMBERS = 8  # of a head that has a sink; kernels like multiples of 8
 KEY_BLOCK = 64  # `stable` reads whole blocks of keys, so that sums are split the same way at every length

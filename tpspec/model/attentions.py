@@ -12,10 +12,10 @@ from tpspec.model.gates import HeadGate
 from tpspec.model.joint_norm import Columns, Others
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
-from tpspec.model.layers import Heads, Sight
 from tpspec.model.norms import Norms
 from tpspec.model.places import Place, below, numbers_of, rows_of
 from tpspec.model.short_values import Cut, Filled
+from tpspec.model.sight import Heads, Sight
 from tpspec.published.latent import LATENT, MADE, REDUCED
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from tpspec.model.joint_norm import JointNorm
     from tpspec.model.layer_spec import LayerSpec
-    from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
     from tpspec.model.matrices import Matrices
+    from tpspec.model.norm import Norm
     from tpspec.model.spec import ModelSpec
     from tpspec.published.latent import Latent
     from tpspec.published.shape import ModelShape

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.attention import Attend
-    from tpspec.model.layers import Shape
+    from tpspec.model.sight import Shape
 
 LIBRARY = "tpspec.model._chunks"
 VERSION = 4  # of chunks.c

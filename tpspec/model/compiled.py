@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tpspec.model.compiled_states import FLOAT, INT, MOST_SIGHT, POINTER, CompiledStates
-from tpspec.model.layers import ALONE
-from tpspec.model.steps import WithoutKernels
+from tpspec.model.curves import ALONE
+from tpspec.model.torch_steps import WithoutKernels
 from tpspec.native import library
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
-    from tpspec.model.layers import ConvLayer, Heads, Layer, LinearLayer, Norm, Shape
+    from tpspec.model.layers import ConvLayer, Layer, LinearLayer
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
     from tpspec.model.rope import Rope
+    from tpspec.model.sight import Heads, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
 VERSION = 21  # of rows.c

@@ -7,13 +7,17 @@ once, as torch does. On a card a number's place is nothing to torch, and one lau
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# gelu as tanh approximates it; the others: see rows.inc.
+Curve = Literal["silu", "gelu", "clamped", "gelu_alone", "relu2", "xielu"]
+ALONE: tuple[Curve, ...] = ("gelu_alone", "relu2", "xielu")  # of MLPs without a gate: of what comes up
 
 CUBIC, TWICE = 0.044715, 1.5957691216057308  # of gelu as tanh approximates it; 2 sqrt(2 / pi)
 

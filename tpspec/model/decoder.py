@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Graphs, Recorder, Taps
-    from tpspec.model.layers import AnyLayer, Norm, Shape
+    from tpspec.model.layers import AnyLayer
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
+    from tpspec.model.norm import Norm
     from tpspec.model.per_layer import TokenInputs
     from tpspec.model.rope import Rope
+    from tpspec.model.sight import Shape
     from tpspec.model.steps import RecordedSteps, Steps
 
 FINAL = -1  # as a layer: what leaves the final norm

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.courses import Course
     from tpspec.model.late_norm import LateNorm
-    from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
 
 LEAST = 1e-6  # in the length of a query or key, as transformers
 LEFT, ABSENT = -1, -2  # rows of a group that are not the round's: of an earlier one, and none

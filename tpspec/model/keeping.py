@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.store import KVStore, Slots
-    from tpspec.model.layers import Norm, Sight
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
     from tpspec.model.rope import Rope
+    from tpspec.model.sight import Sight
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
     from tpspec.published.latent import Latent
 
 QUERY_NORM, KEY_NORM = "q_a_layernorm.weight", "kv_a_layernorm.weight"  # as checkpoints call them

@@ -1,4 +1,4 @@
-"""What a layer of a shard is made of: its norms, products and heads, and how rows see each other there. Data.
+"""What a layer of a shard is made of: its norms, products and heads. Data.
 
 What happens between the products is steps.py's matter. Must not know ranks, or which architecture it is.
 
@@ -8,10 +8,9 @@ Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,69 +22,11 @@ if TYPE_CHECKING:
     from tpspec.model.late_norm import LateNorm
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
+    from tpspec.model.norm import Norm
     from tpspec.model.per_layer import LayerInputs
     from tpspec.model.short_conv import GatedConv
+    from tpspec.model.sight import Sight
     from tpspec.model.steps import Steps
-
-# gelu as tanh approximates it; the others: see rows.inc.
-Gate = Literal["silu", "gelu", "clamped", "gelu_alone", "relu2", "xielu"]
-ALONE: tuple[Gate, ...] = ("gelu_alone", "relu2", "xielu")  # of MLPs without a gate: of what comes up
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """RMSNorm over the last dimension; centred: LayerNorm, which alone may have a bias. weight, bias: float32, for some
-    weights are 1 + w and would lose most of w."""
-
-    weight: Tensor
-    eps: float
-    centred: bool = False
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        shape, numbers = self.weight.shape, x.float()
-        if self.centred:
-            return F.layer_norm(numbers, shape, self.weight, self.bias, self.eps).to(x.dtype)
-        return F.rms_norm(numbers, shape, self.weight, self.eps).to(x.dtype)
-
-
-class Heads(NamedTuple):
-    """Of one layer and shard. kv_of: the local kv head each local query head reads, ascending. dim: numbers of one."""
-
-    kv_of: tuple[int, ...]
-    dim: int
-
-    @classmethod
-    def of(cls, heads: range, group: int, dim: int) -> Heads:
-        """heads: of all query heads those of the shard, so many of which share a kv head."""
-        return cls(tuple(head // group - heads.start // group for head in heads), dim)
-
-    @property
-    def num(self) -> int:
-        return len(self.kv_of)
-
-    @property
-    def num_kv(self) -> int:
-        return self.kv_of[-1] + 1
-
-
-class Sight(NamedTuple):
-    """How rows of a layer see each other. window: how many last positions a row sees, or None. chunked: those of its
-    chunk of so many, up to it."""
-
-    heads: Heads
-    window: int | None
-    chunked: bool = False
-
-    @property
-    def is_windowed(self) -> bool:
-        return self.window is not None
-
-    def first_seen(self, position: int) -> int:
-        """By a row at that position."""
-        if self.window is None:
-            return 0
-        return position - position % self.window if self.chunked else max(0, position - self.window + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,23 +138,3 @@ class ConvLayer(MixingLayer):
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
         return self.mixer.out(steps.convolved(self, self.mixer.made(x_TD), round))
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the steps must know of a shard. sights: of its layers, each once. score_scale: of the products of queries
-    and keys. gate: what the gate of an MLP goes through, or what comes up where it has none. keys_alone: keys are their
-    own values, and cached once. score_cap: see attention.py; or None.
-    """
-
-    sights: frozenset[Sight]
-    dtype: torch.dtype
-    device: torch.device
-    score_scale: float
-    gate: Gate
-    keys_alone: bool = False
-    score_cap: float | None = None
-
-    @property
-    def heads(self) -> frozenset[Heads]:
-        return frozenset(sight.heads for sight in self.sights)

@@ -19,7 +19,7 @@ from tpspec.model.attentions import Attentions
 from tpspec.model.convolutions import Convolutions
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
-from tpspec.model.layers import ConvLayer, Layer, LinearLayer, MlpLayer, Shape
+from tpspec.model.layers import ConvLayer, Layer, LinearLayer, MlpLayer
 from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
@@ -28,6 +28,7 @@ from tpspec.model.norms import Norms
 from tpspec.model.per_layer import LayerInputs, TokenInputs
 from tpspec.model.places import rows_of, whole_place
 from tpspec.model.rope import Rope
+from tpspec.model.sight import Shape
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
 from tpspec.published import per_layer
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from tpspec.comm.communicator import Communicator
     from tpspec.comm.ledger import Ledger
     from tpspec.model.layer_spec import LayerSpec
-    from tpspec.model.layers import AnyLayer, Norm, Sight
+    from tpspec.model.layers import AnyLayer
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import Mlp
+    from tpspec.model.norm import Norm
+    from tpspec.model.sight import Sight
     from tpspec.model.spec import ModelSpec
     from tpspec.published.shape import ModelShape
     from tpspec.topology.config import Quantize

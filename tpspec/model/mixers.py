@@ -14,8 +14,8 @@ from tpspec.cache.states import StateSizes, StateStore
 from tpspec.errors import UserError
 from tpspec.model.delta_net import Mixer
 from tpspec.model.late_norm import LateNorm
-from tpspec.model.layers import Norm
 from tpspec.model.linear import Chained, Stacked
+from tpspec.model.norm import Norm
 from tpspec.model.places import Place, numbers_of, rows_of, whole_place
 from tpspec.model.product_scales import NO_SCALES
 from tpspec.topology.caches import KEPT_LEFT, NUM_LEFT

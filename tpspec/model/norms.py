@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.model.joint_norm import Columns, JointNorm
-from tpspec.model.layers import Norm
+from tpspec.model.norm import Norm
 from tpspec.model.places import numbers_of
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from tpspec.staged import copied
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.layers import Norm
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
     from tpspec.model.steps import Steps
 
 

@@ -1,7 +1,7 @@
 /* What a few rows do between two matrix products, on a CPU: norm, rope and cache write, attention, linear attention, short
  * convolution, gate.
  *
- * The same mathematics as steps.py in torch, which is the reference; here each row is computed alone and in one order,
+ * The same mathematics as torch_steps.py, which is the reference; here each row is computed alone and in one order,
  * so its bits never depend on the rows beside it, and nothing is dispatched a dozen times for a few thousand numbers.
  * C11 with GCC's vector types; no threads. Knows no sequences and no drafts: rows, slots and who sees whom.
  * rows_wide.c is the same for CPUs with longer vectors.

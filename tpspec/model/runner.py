@@ -18,7 +18,7 @@ from tpspec.model.attention import fused
 from tpspec.model.chunks import compiled_attend
 from tpspec.model.compiled import compiled_steps
 from tpspec.model.graphs import CardRecorder, Graphs
-from tpspec.model.steps import TorchSteps
+from tpspec.model.torch_steps import TorchSteps
 from tpspec.topology.working import ROW_COUNTS, wide_counts
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tpspec.model.card.many import ManySteps
     from tpspec.model.embedding import Tables
     from tpspec.model.graphs import Gate, Recorder, Run, Taps
-    from tpspec.model.layers import Shape
     from tpspec.model.rope import Rope
+    from tpspec.model.sight import Shape
     from tpspec.model.steps import MadeSteps, RecordedSteps, Steps
 
 

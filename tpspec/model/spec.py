@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tpspec.model.architecture import Architecture
+    from tpspec.model.curves import Curve
     from tpspec.model.frequencies import Frequencies
-    from tpspec.model.layers import Gate
     from tpspec.published.formats import Stored
     from tpspec.published.latent import Latent
 
@@ -72,7 +72,7 @@ class ModelSpec:
     out_eps: float  # of what layers give
 
     # MLPs
-    gate: Gate
+    gate: Curve
     limits: tuple[Limits, ...]  # of each layer; or none
 
     # Embeddings and logits
@@ -206,7 +206,7 @@ def _declaration(config: Any, model_type: str, where: str) -> Architecture:
     return arch
 
 
-def _gate(arch: Architecture, shape: ModelShape) -> Gate:
+def _gate(arch: Architecture, shape: ModelShape) -> Curve:
     if arch.clamped:
         return "clamped"
     return (ACTS if shape.mlp_names.gate is None else GATES)[arch.gate[1]]

@@ -24,7 +24,8 @@ from tpspec.comm.peer_kernel import CAPACITY
 from tpspec.errors import WorldFailure
 from tpspec.model.card.steps import CardSteps
 from tpspec.model.card.tilings import Tiling
-from tpspec.model.layers import Heads, Norm, Shape, Sight
+from tpspec.model.norm import Norm
+from tpspec.model.sight import Heads, Shape, Sight
 from tpspec.model.steps import AddNorm
 
 CPU = torch.device("cpu")

@@ -20,7 +20,8 @@ from tpspec.comm.peer import PeerMemory
 from tpspec.comm.peer_cards import share_cards
 from tpspec.comm.through_host import ThroughHost
 from tpspec.model.card.steps import card_steps
-from tpspec.model.layers import Heads, Norm, Shape, Sight
+from tpspec.model.norm import Norm
+from tpspec.model.sight import Heads, Shape, Sight
 from tpspec.model.steps import AddNorm
 from tpspec.request import Request
 from tpspec.roles.build import build_engine

@@ -1,7 +1,8 @@
 """Kernels of steps.py, in Triton: attention of a round's rows to the keys and values that a cache keeps.
 
-model/steps.py and model/attention.py are the reference; the table is rows.py's. Must not know drafts, spans or ranks.
-Imported on cards only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
+torch_steps.py and model/attention.py are the reference; the table is rows.py's. Must not know drafts, spans or
+ranks. Imported on cards only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand
+there.
 
 Shapes: T rows, H query heads, E head dim, S slots, N splits; R rows of a tile, each row standing there once for each of
 the F query heads that read a kv head.

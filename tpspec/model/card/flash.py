@@ -21,7 +21,7 @@ import torch
 
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Span
-from tpspec.model.layers import Heads
+from tpspec.model.sight import Heads
 from tpspec.staged import sent
 from tpspec.switches import OFF, switch
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells
     from tpspec.model.batch import Runs
     from tpspec.model.card.steps import CardSteps
-    from tpspec.model.layers import Shape, Sight
+    from tpspec.model.sight import Shape, Sight
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Kernels of steps.py, in Triton: the heads of a round's rows, normed and turned, and where a cache keeps them.
 
-model/steps.py is the reference; the table is rows.py's. Must not know drafts, spans or ranks. Imported on cards only:
-needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
+torch_steps.py is the reference; the table is rows.py's. Must not know drafts, spans or ranks. Imported on cards
+only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
 
 Shapes: T rows, H query heads, G kv heads, E head dim, P positions; R of some rows, one head of each, W the next power
 of two of E.

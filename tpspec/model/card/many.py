@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.card.tables import Table
     from tpspec.model.card.tilings import Folds
-    from tpspec.model.layers import Heads, Shape, Sight
     from tpspec.model.rope import Rope
+    from tpspec.model.sight import Heads, Shape, Sight
 
 MOST_SPLITS = 8  # of a tile's keys, where tiles are few
 MOST_NUMBERS = (1 << 31) - 1  # of a layer's keys for FlashInfer: its trial has too few to tell how it counts more

@@ -1,7 +1,7 @@
 """Kernels of steps.py, in Triton: norms of a round's rows on a card, and what is added before them.
 
-model/steps.py is the reference. Must not know ranks: a sum over those with a norm behind it is sums.py's. Imported on
-cards only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
+torch_steps.py is the reference. Must not know ranks: a sum over those with a norm behind it is sums.py's. Imported
+on cards only: needs Triton. Annotations are Triton's, which reads them: no name of Python's may stand there.
 
 Shapes: T rows, D hidden.
 """

@@ -29,7 +29,7 @@ from tpspec.model.card.states import CardStates
 from tpspec.model.card.sums import sum_add_norm
 from tpspec.model.card.tables import Seen, Table
 from tpspec.model.card.tilings import LEAST_SIDE, Folds, Tiling, splits_of, tilings_of, wanted_programs
-from tpspec.model.layers import ALONE
+from tpspec.model.curves import ALONE
 from tpspec.topology.rounds import LATE_COLUMNS
 
 if TYPE_CHECKING:
@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
-    from tpspec.model.layers import ConvLayer, Heads, Layer, LinearLayer, Norm, Shape, Sight
+    from tpspec.model.layers import ConvLayer, Layer, LinearLayer
     from tpspec.model.linear import Linear
+    from tpspec.model.norm import Norm
     from tpspec.model.rope import Rope
+    from tpspec.model.sight import Heads, Shape, Sight
 
 MOST_ROWS = kernels.MOST_ROWS
 GATE_WIDTH = 1024  # channels of a program

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.batch import Runs, Span
-    from tpspec.model.layers import Sight
+    from tpspec.model.sight import Sight
 
 MOST_ROWS = kernels.MOST_ROWS
 USUAL_BLOCKS = 512  # whose part of the table always goes to the card: 12 KB, of 32,000 keys in few runs

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.card.tables import Table
     from tpspec.model.card.tilings import Folds
-    from tpspec.model.layers import Heads, Shape
     from tpspec.model.rope import Rope
+    from tpspec.model.sight import Heads, Shape
 
 MOST_SPLITS = 8  # of a text's keys
 
