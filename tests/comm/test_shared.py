@@ -20,6 +20,7 @@ import torch
 
 from scripts.serving import free_port
 from tests.comm.test_distributed import ENV, WORLDS, torchrun
+from tests.slow import slowly
 from tpspec.comm import shared
 from tpspec.comm.communicator import Communicator, Purpose, sum_in_order
 from tpspec.comm.ledger import Ledger, counted
@@ -245,7 +246,7 @@ def test_several_hosts_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- processes ----
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, *slowly(4)])
 def test_a_world_gets_the_bits_of_gloo(num_ranks: int) -> None:
     before = segments()
     ended = torchrun(num_ranks, "shared.py", "compare")
@@ -254,7 +255,9 @@ def test_a_world_gets_the_bits_of_gloo(num_ranks: int) -> None:
     assert segments() == before
 
 
-@pytest.mark.parametrize(("transport", "told"), [("auto", "fell back"), ("shared", "refused"), ("gloo", "silent")])
+@pytest.mark.parametrize(
+    ("transport", "told"), [("auto", "fell back"), *slowly(("shared", "refused"), ("gloo", "silent"))]
+)
 def test_a_missing_library_is_told_once(transport: str, told: str) -> None:
     ended = torchrun(2, "shared.py", "missing", transport)
     why = "shared.c was not compiled: install a C compiler, then tpspec again"

@@ -121,7 +121,7 @@ class Bush(Poisoner):
         return [TokenTree((POISON, 5, POISON, 9), (-1, -1, 1, 1)) for _ in asks]
 
 
-@pytest.mark.parametrize("begin", [as_built, in_torch])
+@pytest.mark.parametrize("begin", [as_built, *slowly(in_torch)])
 @pytest.mark.parametrize("drafter", [Poisoner, Bush])
 @pytest.mark.parametrize("accept", ["match", "rejection"])
 def test_drafts_that_make_nan_cost_speed_only(

@@ -148,7 +148,7 @@ def on_the_card(folder: Path, messages: dict[int, list[ToLead]], **keys: Any) ->
     return told, card
 
 
-@pytest.mark.parametrize("accept", ["match", "rejection"])
+@pytest.mark.parametrize("accept", ["match", *slowly("rejection")])
 def test_the_host_waits_for_the_verdict_alone(accept: str, folder: Path, few: None) -> None:
     """However a token is chosen, one way after another, and in rounds of prompts too."""
     asks = {1 + 10 * i: requests(ways, 10 * i) for i, ways in enumerate(SAMPLINGS)}
@@ -218,7 +218,7 @@ def test_a_round_of_many_rows_is_told_of_what_was_before_it(
     assert events[:8] == ["many", "few", "told", "few", "told", "told", "many", "few"]
 
 
-@pytest.mark.parametrize("kind", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("kind", ["gemma3", *slowly("smollm2")])
 def test_plain_rounds_are_launched_before_the_verdicts_of_the_one_before_them(
     kind: str, few: None, tmp_path: Path, released: list[Sequence[Span]]
 ) -> None:
@@ -421,11 +421,10 @@ def test_drafts_of_a_part_of_the_layers_are_recorded_of_few_rows_alone(folder: P
 @pytest.mark.parametrize(
     "source",
     [
-        "ngram",
         "medusa",
         "eagle",
         "layer_skip",
-        *slowly("none", "suffix", "lookahead", "pard", "model", "mtp", "early_exit"),
+        *slowly("none", "ngram", "suffix", "lookahead", "pard", "model", "mtp", "early_exit"),
     ],
 )
 def test_a_source_waits_for_the_tokens_it_drafts(source: str, folder: Path, few: None, tmp_path: Path) -> None:
@@ -508,14 +507,14 @@ def test_texts_are_those_of_the_cpu(kind: str, folder: Path, few: None, tmp_path
         ("glm4_moe_lite", {}),
         ("gemma3", {}),
         ("gemma4_small", {}),
-        ("gpt_oss", {}),
         ("olmo3", {}),
-        ("nemotron_h", {}),
         ("kimi_linear", {}),
-        ("llama4", {"quantize": "int8"}),
         ("lfm3", {"quantize": "int4"}),
-        ("step3p5", {"quantize": "int8"}),
         *slowly(
+            ("gpt_oss", {}),
+            ("nemotron_h", {}),
+            ("llama4", {"quantize": "int8"}),
+            ("step3p5", {"quantize": "int8"}),
             ("qwen3_moe", {}),
             ("mixtral", {"quantize": "int8"}),
             ("glm4_moe", {}),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.checkpoints import tiny, tiny_draft
 from tests.draft.liar import Liar
+from tests.slow import slowly
 from tests.worlds import CPU, Script, Told, serve, topology
 from tpspec.comm.channel import thread_channels
 from tpspec.comm.communicator import Communicator, OneRank
@@ -97,7 +98,7 @@ def plain(target: Path, sampling: Sampling) -> list[list[int]]:
     return serve(topology(target), requests(sampling)).texts()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 3, *slowly(2)])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, PICKY], ids=["greedy", "warm", "picky"])
 @pytest.mark.parametrize("source", ["none", "ngram", "model", "liar", "bushy"])
 def test_match_gives_the_text_of_plain_decoding(

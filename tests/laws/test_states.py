@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,6 +40,7 @@ KINDS = (
     "qwen3_5", "qwen3_next", "nemotron_h", "granite_hybrid", "olmo_hybrid", "kimi_linear", "falcon_h1", "lfm2",
     "lfm2_moe", "lfm3",
 )  # fmt: skip
+SEVERAL = ("qwen3_5", "granite_hybrid", "kimi_linear", "lfm2")  # one of each way
 WARM = Sampling(temperature=0.8, seed=5)
 ASKS = [
     Request(0, (5, 6, 7, 8) * 3, 40),
@@ -101,9 +103,14 @@ def test_a_plain_text_is_that_of_transformers(targets: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "num_ranks"), [(ROOM, 1), ("deterministic", 3), *slowly(("as it comes", 1), ("prompts in pieces", 3))]
+    ("kind", "world", "num_ranks"),
+    [
+        *((kind, ROOM, 1) for kind in KINDS),
+        *((kind, "deterministic", 3) for kind in SEVERAL),
+        *slowly(*((kind, "deterministic", 3) for kind in KINDS if kind not in SEVERAL)),
+        *slowly(*((kind, *world) for kind in KINDS for world in (("as it comes", 1), ("prompts in pieces", 3)))),
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_trees_that_are_right_and_wrong_leave_the_text_as_it_is(
     kind: str, world: str, num_ranks: int, targets: dict[str, Path]
 ) -> None:
@@ -118,9 +125,16 @@ def test_trees_that_are_right_and_wrong_leave_the_text_as_it_is(
     assert told.stats[-1].rounds < plain.stats[-1].rounds
 
 
-@pytest.mark.parametrize("accept", ["match", "rejection"])
-@pytest.mark.parametrize("tree", ["chain", "dynamic"])
-@pytest.mark.parametrize("source", ["ngram", "suffix", "mtp"])
+@pytest.mark.parametrize(
+    ("source", "tree", "accept"),
+    [
+        ("ngram", "chain", "match"),
+        ("suffix", "dynamic", "rejection"),
+        *product(["mtp"], ["chain", "dynamic"], ["match", "rejection"]),
+        *slowly(("ngram", "chain", "rejection"), *product(["ngram"], ["dynamic"], ["match", "rejection"])),
+        *slowly(("suffix", "dynamic", "match"), *product(["suffix"], ["chain"], ["match", "rejection"])),
+    ],
+)
 def test_sources_leave_the_text_as_it_is(source: str, tree: str, accept: str, tmp_path: Path) -> None:
     """Greedy ones by either rule. The layer for multi-token prediction is one with attention, whatever the target's."""
     folder = tiny("qwen3_5", tmp_path / "target")

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+from tests.slow import slowly
 from tpspec.comm.communicator import Communicator, Purpose, sum_in_order
 from tpspec.comm.distributed import Place, World
 from tpspec.comm.threads import ThreadWorld
@@ -38,7 +39,7 @@ def probe(num_ranks: int, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("transport", ["auto", "gloo"])
+@pytest.mark.parametrize("transport", ["auto", *slowly("gloo")])
 def test_a_topology_can_name_what_a_world_measured(tmp_path: Path, transport: str) -> None:
     out = tmp_path / "mylink.yaml"
     request = ["--out", str(out), "--sizes", "1024,16384,262144", "--rounds", "20", "--transport", transport]

@@ -1,6 +1,6 @@
 """What rounds of every kind of model take of our kernels, as they ask for them, compiled for a card that is not here.
 Run by test_card_kernels.py, in a process without Triton's interpreter. argv: a folder for checkpoints, compute
-capability. Tells a line a kernel."""
+capability, kinds of models (none: all). Tells a line a kernel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rounds(folder: Path, quantize: str | None = None, comm: Communicator | None 
 
 
 major, minor = map(int, sys.argv[2].split("."))
-folders = {kind: tiny(kind, Path(sys.argv[1], kind)) for kind in KINDS}
+folders = {kind: tiny(kind, Path(sys.argv[1], kind)) for kind in sys.argv[3:] or KINDS}
 with compiling_card((major, minor)) as names:
     for folder in folders.values():
         rounds(folder)

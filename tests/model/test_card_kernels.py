@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from scripts.serving import environment
+from tests.slow import slowly
 
 pytest.importorskip("triton")
 from tpspec.model.card import experts as card_experts, groups as card_groups, tiles as card_tiles
@@ -40,6 +41,17 @@ HEADS += [f"90:*bf16:{dim}:heads" for dim in (16, 32, 256, 512)]
 # memory; and the heads that most was wrong with.
 FEW = [f"{case}:few" for case in CASES]
 FEW += ["86:*bf16:64:heads", "86:*bf16:576:heads", "90:*bf16:16:heads", "90:*bf16:256:heads"]
+OF_ALL_KERNELS = [
+    "llama",
+    "granite_hybrid",
+    "gemma4_small",
+    "gpt_oss",
+    "olmo3",
+    "laguna",
+    "llama4",
+    "lfm3",
+    "starcoder2",
+]
 WIDEST_PLACED = 256  # heads that attention places itself
 
 
@@ -210,10 +222,11 @@ def test_rows_take_the_same_kernel_however_many_they_are() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card: tests/gpu")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to tell torch of a card")
-def test_what_rounds_of_every_kind_of_model_ask_for_compiles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [OF_ALL_KERNELS, *slowly([])], ids=["of all kernels", "all"])
+def test_what_rounds_of_every_kind_of_model_ask_for_compiles(kinds: list[str], tmp_path: Path) -> None:
     """Stands against arguments that no list of kernels has: a layer with a norm of its queries and none of its keys
     (Gemma 4 E2B) gave a pointer of another type in 16 bits, and Triton took none of it."""
-    kernels = set(without_interpreter("compile_rounds.py", str(tmp_path), "9.0"))
+    kernels = set(without_interpreter("compile_rounds.py", str(tmp_path), "9.0", *kinds))
     few = {"add_norm", "place", "attend", "join", "gate", "act", "squares", "jointly_normed", "weighed", "_few_rows"}
     few |= {"few_coded", "few_fragments", "coded", "linger"}  # with codes; and what bench_gpu.py measures gaps with
     states = {"convolve", "take_in", "look_at", "gated", "beside", "normed_late", "convolved"}

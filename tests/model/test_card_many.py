@@ -73,10 +73,9 @@ CASES = [
     ("smollm2", True),
     ("gpt_oss", True),
     ("flint", True),
-    ("gpt_oss", False),
     ("deepseek_v3", False),
     ("qwen3_5", False),
-    *slowly(("smollm2", False), ("gemma3", False), ("gemma2", False), ("flint", False)),
+    *slowly(("gpt_oss", False), ("smollm2", False), ("gemma3", False), ("gemma2", False), ("flint", False)),
 ]
 
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tests.checkpoints import tiny
+from tests.slow import slowly
 from tests.worlds import serve, topology
 from tpspec.comm.communicator import OneRank
 from tpspec.comm.threads import ThreadWorld
@@ -186,7 +187,7 @@ def test_sharded_logits_equal_those_of_one_rank(folder: Path, kind: Any) -> None
     assert (whole - plain).abs().max() > 1e-3, "nothing was quantized"
 
 
-@pytest.mark.parametrize(("kind", "num_ranks"), [("int8", 2), ("int4", 3)])
+@pytest.mark.parametrize(("kind", "num_ranks"), [("int4", 3), *slowly(("int8", 2))])
 def test_texts_depend_on_neither_drafts_nor_ranks(folder: Path, kind: str, num_ranks: int) -> None:
     """The law, with small weights in float32: draft and target each quantized their own way."""
     asks = [Request(i, (5, 6, 7, 8) * 3 + (i,), 24, Sampling(temperature=0.8 * i, seed=i)) for i in range(3)]
@@ -300,7 +301,7 @@ print(peak() - before)
 
 
 @pytest.mark.real
-@KINDS
+@pytest.mark.parametrize("kind", ["int4", *slowly("int8")])
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
 def test_a_rank_peaks_at_its_small_weights_and_one_slice(kind: str) -> None:
     """Stands against a matrix that is widened to float32 in one piece, and plain weights kept beside the small ones."""

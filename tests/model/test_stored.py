@@ -118,7 +118,9 @@ MIXTURES = (
     "step3p5",
     "lfm2_moe",
 )
+LIKE_OTHERS = ("glm4_moe", "deepseek_v2", "cohere2_moe", "kolibri1", "sarvam_moe")  # by how experts are stored
 OF_EXPERTS = ("gptq of 3 bits", "gptq in the order of activations", "awq", "packed", "fp8", "nvfp4")
+IN_PARTS = ("phi3", "glm4", "granite_hybrid", "falcon_h1", "lfm2", "qwen3_5_moe")
 RENAMED = ("exaone", "phi", "starcoder2")  # whose matrices have other names than most
 WIDER = {"intermediate_size": 104}  # words of 88 do not tell in which of two ways codes of 3 bits lie there
 WIDE = {"hidden_size": 192, "head_dim": 32, "intermediate_size": 256}  # of whole blocks of 64
@@ -202,8 +204,14 @@ def test_biases_and_tied_embeddings_stay_as_they_are(written: Any, name: str) ->
     assert (logits(quantized, (3, 1, 2)) - logits(meant, (1,))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["phi3", "glm4", "granite_hybrid", "falcon_h1", "lfm2", "qwen3_5_moe"])
-@pytest.mark.parametrize("name", ["gptq", "gptq of 3 bits", "awq", "fp8 with static scales"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *product(["gptq", "awq"], IN_PARTS),
+        *product(["gptq of 3 bits", STATIC], ["phi3", "qwen3_5_moe"]),
+        *slowly(*product(["gptq of 3 bits", STATIC], IN_PARTS[1:-1])),
+    ],
+)
 def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, name: str, kind: str) -> None:
     """Stands against keys taken for queries, ups for gates, and heads of codes that are put in no other order; gates of
     heads among queries, of which they are another product; and Granite's experts, which are plain in one tensor, taken
@@ -231,8 +239,9 @@ def test_matrices_of_other_names_are_codes_too(written: Any, name: str, kind: st
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *(("gptq", kind) for kind in MIXTURES),
+        *(("gptq", kind) for kind in MIXTURES if kind not in LIKE_OTHERS),
         *((name, kind) for name in OF_EXPERTS for kind in ("mixtral", "deepseek_v3")),
+        *slowly(*(("gptq", kind) for kind in LIKE_OTHERS)),
         *slowly(*product(OF_EXPERTS, [kind for kind in MIXTURES if kind not in ("mixtral", "deepseek_v3")])),
     ],
 )

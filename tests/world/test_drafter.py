@@ -76,7 +76,7 @@ def batches() -> list[list[Request]]:
     prompts = [(5, 6, 7, 8), tuple(range(20, 60)), (9,) * 11, tuple(range(100, 103))]
     asks = [(t, some) for t in TEMPERATURES for some in (prompts[:1], prompts)]
     return [
-        [Request(10 * number + i, prompt, 24, Sampling(temperature=t, seed=7 + i)) for i, prompt in enumerate(some)]
+        [Request(10 * number + i, prompt, 16, Sampling(temperature=t, seed=7 + i)) for i, prompt in enumerate(some)]
         for number, (t, some) in enumerate(asks)
     ]
 

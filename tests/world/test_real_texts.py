@@ -30,12 +30,10 @@ NUM_TOKENS = 16
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
-    "Once upon a time, in a village by the sea, there lived",
-    "Q: What is 17 + 25?\nA: 42\nQ: What is 31 + 12?\nA:",
     '{"name": "Ada", "age": 36}\n{"name": "Alan", "age": 41}\n{"name":',
     "Repeat after me: one, two, three, four. One, two, three, four. One, two,",
 ]
-READ = 4  # of the prompts, whose logits are compared
+READ = 2  # of the prompts, whose logits are compared
 pytestmark = pytest.mark.real
 
 
@@ -185,7 +183,7 @@ def test_deterministic_bfloat16_texts_do_not_depend_on_drafts_or_company(
 ) -> None:
     """Stands against kernels and sums that change with the row count: in bfloat16 one-row and six-row rounds used to
     disagree on about one greedy token in a hundred."""
-    asks = requests(ids[1:6], (0.0, 0.8), 14)
+    asks = requests(ids[1:], (0.0, 0.8), 14)
     fixed: dict[str, Any] = {"dtype": "bfloat16", "deterministic": True}
     jobs = [
         job(model, num_ranks, asks, **fixed, draft={"source": "none"}, alone=True),

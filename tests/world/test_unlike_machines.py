@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.checkpoints import tiny
+from tests.slow import slowly
 
 ROOT = Path(__file__).parents[2]
 WORLD = Path(__file__).parent / "worlds" / "unlike.py"
@@ -20,7 +21,7 @@ DRAWN = ["--temperature", "1.1", "--top-p", "0.9", "--min-p", "0.01", "--repetit
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this CPU is no newer than AVX2")
-@pytest.mark.parametrize("accept", ["match", "rejection"])
+@pytest.mark.parametrize("accept", ["match", *slowly("rejection")])
 def test_an_older_cpu_beside_a_newer_one_says_the_same(accept: str, tmp_path: Path) -> None:
     """Stands against `this rank diverged`: exp, log and sums of AVX2 and of AVX-512 differ in their last bits.
 
