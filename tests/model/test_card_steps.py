@@ -18,7 +18,7 @@ from tests.checkpoints import KINDS, tiny
 from tests.recent import told, whole_and_windowed
 from tests.slow import slowly
 from tpspec.comm.communicator import OneRank
-from tpspec.model import compiled, steps
+from tpspec.model import compiled, torch_steps
 from tpspec.model.batch import Carried, Span
 from tpspec.model.decoder import Decoder
 from tpspec.model.gates import HeadGate
@@ -216,7 +216,7 @@ def all_steps(folder: Path, dtype: torch.dtype) -> list[Any]:
     loader = Loader.open(folder, split(ModelShape.of(folder), (1.0,))[0], dtype, DEVICE)
     made = loader.decoder(OneRank(), 64)
     tilings = {heads: tiling(heads.dim, None) for heads in made.shape.heads}
-    torchs = steps.TorchSteps(made.shape, made.ropes, made.store, None)
+    torchs = torch_steps.TorchSteps(made.shape, made.ropes, made.store, None)
     kernels = card_steps.CardSteps(made.shape, made.ropes, made.store, tilings, None)
     compiled_ones = compiled.compiled_steps(made.shape, made.ropes, made.store)
     return [torchs, kernels] if compiled_ones is None else [torchs, kernels, compiled_ones]
